@@ -1,0 +1,233 @@
+"""The parameters of a training run: each one declared once, here.
+
+The command line, MLproject, the logged parameters and ``config.json`` all follow from the fields
+of :class:`TrainConfig`. A value arrives as text (MLflow hands over nothing else) and is parsed and
+checked by its field; ``auto`` takes the value that the dataset's recipe names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.strategies import strategy_names
+
+AUTO = "auto"
+NONE = "none"
+
+# The recipe of the CLEAR authors' own examples: ResNet-18 from scratch at 224 pixels.
+# Source: Avalanche's examples/clear.py and Renate's CLEAR benchmark.
+_CLEAR_RECIPE: Mapping[str, str] = {
+    "model": "resnet18",
+    "image_size": "224",
+    "epochs": "100",
+    "batch_size": "256",
+    "lr": "0.01",
+    "lr_step": "30",
+    "memory": "3300",
+    "device": AUTO,
+}
+
+# Chosen so that a run of the embedded dataset ends within a minute or so on two cores, and a naive
+# learner shows what CLEAR shows: in-domain > next-domain > forward transfer, and forgetting.
+_DIGITS_RECIPE: Mapping[str, str] = {
+    "model": "small_cnn",
+    "image_size": "32",
+    "epochs": "5",
+    "batch_size": "64",
+    "lr": "0.05",
+    "lr_step": "30",
+    "memory": "300",
+    "device": AUTO,
+}
+
+RECIPES: Mapping[str, Mapping[str, str]] = {
+    "digits": _DIGITS_RECIPE,
+    "clear10": _CLEAR_RECIPE,
+    "clear100": _CLEAR_RECIPE,
+}
+
+
+def _one_of(*known: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"expected one of {', '.join(known)}")
+        return text
+
+    return parse
+
+
+def _whole(*, least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise ValueError(f"expected a whole number of at least {least}")
+        return value
+
+    return parse
+
+
+def _number(*, above: float | None = None, least: float | None = None) -> Callable[[str], float]:
+    bound = f"above {above}" if above is not None else f"of at least {least}"
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if (
+            not math.isfinite(value)
+            or (above is not None and value <= above)
+            or (least is not None and value < least)
+        ):
+            raise ValueError(f"expected a finite number {bound}")
+        return value
+
+    return parse
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _path(text: str) -> str:
+    return text if text == AUTO else str(Path(text).expanduser().absolute())
+
+
+def _parameter(parse: Callable[[str], Any], *, help: str, default: str = AUTO) -> Any:  # noqa: A002
+    return field(metadata={"parse": parse, "help": help, "default": default})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides a training run's rows; all ``auto`` values but two are resolved.
+
+    ``data_root`` stays ``auto`` where the dataset is embedded, and ``device`` until the training
+    process has looked for a GPU.
+    """
+
+    dataset: str = _parameter(
+        _one_of(*RECIPES),
+        default="digits",
+        help="digits (embedded; nothing to download), clear10 or clear100.",
+    )
+    data_root: str = _parameter(
+        _path, help="Folder that holds train/ and test/; auto for the embedded dataset."
+    )
+    strategy: str = _parameter(
+        _one_of(*strategy_names()),
+        default="naive",
+        help=f"How to learn from the stream: {', '.join(strategy_names())}.",
+    )
+    memory: int = _parameter(
+        _whole(least=1), help="Images that the replay buffer holds; other strategies ignore it."
+    )
+    model: str = _parameter(
+        _text, help="small_cnn, or any torchvision classification model by name, as resnet18."
+    )
+    image_size: int = _parameter(_whole(least=8), help="Side of the model's square input, pixels.")
+    epochs: int = _parameter(_whole(least=1), help="Passes over each bucket's training data.")
+    batch_size: int = _parameter(_whole(least=1), help="Images in one optimiser step.")
+    lr: float = _parameter(_number(above=0), help="SGD's learning rate at the start of a bucket.")
+    momentum: float = _parameter(_number(least=0), default="0.9", help="SGD's momentum.")
+    weight_decay: float = _parameter(
+        _number(least=0), default="0.00001", help="SGD's weight decay."
+    )
+    lr_step: int = _parameter(
+        _whole(least=1), help="Epochs after which the learning rate is multiplied by lr_gamma."
+    )
+    lr_gamma: float = _parameter(
+        _number(above=0), default="0.1", help="Factor on the learning rate every lr_step epochs."
+    )
+    seed: int = _parameter(_whole(least=0), default="0", help="Seed of all that is random.")
+    device: str = _parameter(
+        _one_of(AUTO, "cpu", "cuda"), help="cpu, cuda, or auto: cuda where there is one."
+    )
+
+    @classmethod
+    def resolve(cls, asked: Mapping[str, str]) -> TrainConfig:
+        """Check and complete the parameters that a user asked for.
+
+        Args:
+            asked: parameter name to text; a missing name means its default.
+
+        Raises:
+            ConfigError: a name is unknown, or a text is not a value of its parameter.
+        """
+        unknown = sorted(set(asked) - set(parameter_defaults()))
+        if unknown:
+            raise ConfigError(
+                f"unknown parameter {unknown[0]!r}; known are {', '.join(parameter_defaults())}"
+            )
+        texts = {**parameter_defaults(), **asked}
+        dataset = _parse("dataset", texts["dataset"])
+        recipe = RECIPES[dataset]
+        values = {
+            name: _parse(name, recipe.get(name, text) if text == AUTO else text)
+            for name, text in texts.items()
+        }
+        config = cls(**values)
+        if config.data_root == AUTO and dataset != "digits":
+            raise ConfigError(
+                f"dataset {dataset} needs its folder; pass data_root=DIR, where DIR holds "
+                "train/ and test/ as CLEAR's authors released them"
+            )
+        if config.data_root != AUTO and dataset == "digits":
+            raise ConfigError(
+                f"data_root is {config.data_root}, but dataset digits is embedded and reads no "
+                "folder; pass dataset=clear10 or dataset=clear100 with it"
+            )
+        return config
+
+    def as_text(self) -> dict[str, str]:
+        """Every parameter as the text that :meth:`resolve` reads back to the same value."""
+        return {name: str(value) for name, value in asdict(self).items()}
+
+    def to_json(self) -> str:
+        """The configuration as ``config.json``, which ``--config`` reads back."""
+        return json.dumps(self.as_text(), indent=2) + "\n"
+
+
+_FIELDS = {f.name: f for f in fields(TrainConfig)}
+
+
+def parameter_defaults() -> dict[str, str]:
+    """Every parameter's name and the text it has when a user says nothing."""
+    return {name: f.metadata["default"] for name, f in _FIELDS.items()}
+
+
+def parameter_help(name: str) -> str:
+    """One line that says what a parameter is."""
+    return str(_FIELDS[name].metadata["help"])
+
+
+def read_config_file(path: Path) -> dict[str, str]:
+    """Read the parameters in a ``config.json`` that an earlier run logged.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a JSON object of texts.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(v, str) for v in content.values()):
+        raise ConfigError(
+            f"the configuration {path} is not a JSON object of texts, as config.json of a run is"
+        )
+    return content
+
+
+def _parse(name: str, text: str) -> Any:
+    try:
+        return _FIELDS[name].metadata["parse"](text)
+    except ValueError as error:
+        raise ConfigError(f"{name} is {text!r}; {error}") from None

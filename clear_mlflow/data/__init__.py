@@ -1,0 +1,1 @@
+"""Datasets: files on disk in, a stream of buckets out."""

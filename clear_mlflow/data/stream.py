@@ -1,0 +1,39 @@
+"""A stream of buckets: which image files belong to which bucket, split and class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Image files and their labels, in a fixed order; nothing is decoded."""
+
+    paths: tuple[Path, ...]
+    labels: NDArray[np.int64]  # (len(paths),), an index into the stream's class names; read-only
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+
+@dataclass(frozen=True, eq=False)
+class Bucket:
+    """One step of the stream: what is trained on, and the held-out images it is tested on."""
+
+    key: str
+    train: ImageSet
+    test: ImageSet
+
+
+@dataclass(frozen=True, eq=False)
+class BucketStream:
+    """A dataset as CLEAR has it: buckets in time order, over the same classes."""
+
+    name: str
+    class_names: tuple[str, ...]  # the index is the label
+    buckets: tuple[Bucket, ...]
+    digest: str  # of every image's content, class, bucket and split; not of where the files lie

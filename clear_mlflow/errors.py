@@ -1,0 +1,33 @@
+"""What can go wrong by a user's input: one base class, which the command line turns into one line.
+
+Every message says what arrived, what was expected, and what to do. Anything that is not a
+``ClearError`` is a bug of ours and shows its traceback.
+"""
+
+
+class ClearError(Exception):
+    """Base of all errors that a user can cause and mend. The command line exits with code 2."""
+
+
+class ConfigError(ClearError):
+    """A parameter has a value that it cannot have."""
+
+
+class DataError(ClearError):
+    """A dataset on disk is missing, damaged, or of another layout."""
+
+
+class RecordError(ClearError):
+    """A stored row, or a set of rows, is damaged or contradicts itself."""
+
+
+class TrackingError(ClearError):
+    """The MLflow store cannot be used as it is configured, or lacks what was asked for."""
+
+
+class TrainingError(ClearError):
+    """Training cannot go on: the model's loss is no longer a number, for example."""
+
+
+class UndefinedMetricError(ClearError):
+    """A metric has no value on this matrix; the message is the reason."""

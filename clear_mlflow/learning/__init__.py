@@ -1,0 +1,1 @@
+"""The learning loop: a stream of buckets in, rows of the accuracy matrix out. Knows no MLflow."""
