@@ -1,0 +1,168 @@
+"""The metrics of the CLEAR benchmark: plain means over regions of the accuracy matrix.
+
+R is (k, T), 0-based: k buckets trained, all T buckets tested after each. Every cell of the k rows
+counts, those of buckets that the run never reached included. Nothing is subtracted anywhere:
+CLEAR's "transfer" is an accuracy, and not comparable with Renate's or GEM's of the same name.
+
+Source: Lin et al., The CLEAR Benchmark, arXiv:2201.06289; Avalanche's ``CLEARMetric`` is the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from clear_mlflow.matrix import AccuracyMatrix
+from clear_mlflow.metrics._base import Metric, cells_where, need_future, need_trained
+
+
+def in_domain_accuracy(matrix: AccuracyMatrix) -> float:
+    """Mean accuracy on the bucket just trained: the diagonal.
+
+    Formula: mean of R[i, i] over i < k. Defined when k >= 1.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: no bucket was trained, or a cell was not measured.
+
+    Source:
+        Lin et al., The CLEAR Benchmark, arXiv:2201.06289.
+
+    >>> round(in_domain_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
+    0.85
+    """
+    need_trained(matrix, 1, "a trained bucket")
+    return float(cells_where(matrix, np.eye(*matrix.values.shape, dtype=np.bool_)).mean())
+
+
+def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
+    """Mean accuracy on the bucket that comes next: the superdiagonal.
+
+    Formula: mean of R[i, i + 1] over i < k with i + 1 < T. Defined when k >= 1 and T >= 2.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: there is no next bucket, or a cell was not measured.
+
+    Source:
+        Lin et al., The CLEAR Benchmark, arXiv:2201.06289.
+
+    A run that stopped after its first bucket has one already:
+
+    >>> next_domain_accuracy(AccuracyMatrix([[0.8, 0.7, 0.6]]))
+    0.7
+    """
+    need_future(matrix)
+    return float(cells_where(matrix, np.eye(*matrix.values.shape, k=1, dtype=np.bool_)).mean())
+
+
+def backward_transfer(matrix: AccuracyMatrix) -> float:
+    """Mean accuracy on past buckets: the strict lower triangle. Nothing is subtracted.
+
+    Formula: mean of R[i, j] over j < i < k. Defined when k >= 2.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: there is no past bucket, or a cell was not measured.
+
+    Source:
+        Lin et al., The CLEAR Benchmark, arXiv:2201.06289.
+
+    >>> backward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
+    0.5
+    """
+    need_trained(matrix, 2, "a past bucket")
+    return float(cells_where(matrix, np.tri(*matrix.values.shape, k=-1, dtype=np.bool_)).mean())
+
+
+def forward_transfer(matrix: AccuracyMatrix) -> float:
+    """Mean accuracy on future buckets: the strict upper triangle. Nothing is subtracted.
+
+    Formula: mean of R[i, j] over i < k and i < j < T. Defined when k >= 1 and T >= 2.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: there is no future bucket, or a cell was not measured.
+
+    Source:
+        Lin et al., The CLEAR Benchmark, arXiv:2201.06289.
+
+    >>> forward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
+    0.1
+    """
+    need_future(matrix)
+    return float(cells_where(matrix, ~np.tri(*matrix.values.shape, dtype=np.bool_)).mean())
+
+
+def accuracy(matrix: AccuracyMatrix) -> float:
+    """Mean accuracy on all buckets seen so far: the lower triangle with its diagonal.
+
+    Formula: mean of R[i, j] over j <= i < k. Defined when k >= 1.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: no bucket was trained, or a cell was not measured.
+
+    Source:
+        Avalanche, ``CLEARMetric.accuracy``.
+
+    >>> round(accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.8]])), 6)
+    0.7
+    """
+    need_trained(matrix, 1, "a trained bucket")
+    return float(cells_where(matrix, np.tri(*matrix.values.shape, dtype=np.bool_)).mean())
+
+
+def challenge_score(matrix: AccuracyMatrix) -> float:
+    """Mean of in-domain, next-domain, backward and forward, with equal weights.
+
+    Defined when all four are: k >= 2.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: one of the four is not defined; the reason is that one's.
+
+    Source:
+        1st CLEAR challenge, CVPR 2022.
+    """
+    parts = (in_domain_accuracy, next_domain_accuracy, backward_transfer, forward_transfer)
+    return sum(part(matrix) for part in parts) / len(parts)
+
+
+METRICS = (
+    Metric(name="clear/in_domain_accuracy", function=in_domain_accuracy),
+    Metric(name="clear/next_domain_accuracy", function=next_domain_accuracy),
+    Metric(name="clear/backward_transfer", function=backward_transfer),
+    Metric(name="clear/forward_transfer", function=forward_transfer),
+    Metric(name="clear/accuracy", function=accuracy),
+    Metric(name="clear/challenge_score", function=challenge_score),
+)
