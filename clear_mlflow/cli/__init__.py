@@ -1,0 +1,41 @@
+"""The command line: one module per sub-command, each also an MLproject entry point."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from clear_mlflow.cli.evaluate import evaluate
+from clear_mlflow.cli.train import train
+from clear_mlflow.errors import ClearError
+from clear_mlflow.version import __version__
+
+
+class _Group(click.Group):
+    """Tells an error that a user can mend in one line; anything else is a bug, with traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ClearError as error:
+            click.echo(f"error: {' '.join(str(error).split())}", err=True)
+            sys.exit(2)
+
+
+# MLflow hands an undeclared parameter on as --some_name; options are written --some-name.
+_CONTEXT = {
+    "token_normalize_func": lambda name: name.replace("_", "-"),
+    "help_option_names": ["-h", "--help"],
+}
+
+
+@click.group(cls=_Group, context_settings=_CONTEXT)
+@click.version_option(__version__, prog_name="clear-mlflow")
+def main() -> None:
+    """Train on CLEAR's stream of buckets, keep every row in MLflow, and re-score from the rows."""
+
+
+main.add_command(train)
+main.add_command(evaluate)

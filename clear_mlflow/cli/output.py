@@ -1,0 +1,60 @@
+"""What the commands print: results on standard output, what went wrong on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from clear_mlflow.report.text import matrix_table, metrics_table
+from clear_mlflow.tracking.evaluate import Verdict
+from clear_mlflow.tracking.scoring import Scores
+from clear_mlflow.tracking.session import Outcome
+
+# A run's links and a verdict are read by programs, too: they are never wrapped when piped.
+_PIPED_WIDTH = 200
+
+
+def print_outcome(outcome: Outcome) -> None:
+    """The matrix and the metrics of a run that has ended, and where to look at it."""
+    out = _console()
+    if outcome.scores is not None and outcome.scores.record is not None:
+        print_scores(outcome.scores, out)
+    if outcome.run_id is not None:
+        out.print(f"\nrun {outcome.run_id} {outcome.status}", highlight=False)
+    for line in outcome.links:
+        out.print(Text(line), soft_wrap=True)
+    if outcome.error:
+        print(f"error: {' '.join(outcome.error.split())}", file=sys.stderr)
+
+
+def print_scores(scores: Scores, out: Console) -> None:
+    """A run's accuracy matrix and every metric that it defines."""
+    if scores.record is None:
+        return
+    out.print(matrix_table(scores.record.matrix.masked(scores.record.protocol)))
+    out.print(metrics_table(scores.summary, scores.reasons))
+
+
+def print_verdicts(verdicts: Sequence[Verdict], *, dry_run: bool) -> None:
+    """A line for each run, the scores where there is but one, and a count."""
+    out = _console()
+    if len(verdicts) == 1 and verdicts[0].scores is not None:
+        print_scores(verdicts[0].scores, out)
+    table = Table("run", "name", "verdict", "detail", box=None, pad_edge=False)
+    for verdict in verdicts:
+        table.add_row(
+            Text(verdict.run_id), Text(verdict.run_name), verdict.action, Text(verdict.detail)
+        )
+    out.print(table)
+    counts = Counter(verdict.action for verdict in verdicts)
+    told = ", ".join(f"{count} {action}" for action, count in sorted(counts.items())) or "no runs"
+    out.print(f"\n{told}" + ("; nothing was written (dry run)" if dry_run else ""))
+
+
+def _console() -> Console:
+    return Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)

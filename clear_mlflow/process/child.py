@@ -1,0 +1,91 @@
+"""The training process: ``python -m clear_mlflow.process.child``. Knows no MLflow.
+
+It reads the parameters and its cues from standard input and writes what it measures to the file
+descriptor named as its argument; its own standard error shows the progress.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import sys
+import threading
+from typing import Any, BinaryIO
+
+from clear_mlflow.errors import ClearError
+from clear_mlflow.process import messages
+
+
+def main() -> None:
+    """Train as told, one row for every cue."""
+    signal.signal(signal.SIGTERM, _stop)
+    # A Ctrl-C is the supervisor's to hand on; the child has a session of its own, but a debugger
+    # or a shell may still send it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with os.fdopen(int(sys.argv[1]), "wb", buffering=0) as up:
+        asked = json.loads(sys.stdin.buffer.readline())
+        cues = _cues(sys.stdin.buffer)
+
+        def say(message: dict[str, Any]) -> None:
+            up.write(messages.encode(message))
+
+        try:
+            _train(asked, cues, say)
+            last = messages.done()
+        except ClearError as error:
+            last = messages.refused(error)
+        # From here on the end of the supervisor's stream is what both sides expect.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        say(last)
+        sys.exit(0 if last["kind"] == "done" else 2)
+
+
+def _train(asked: dict[str, str], cues: queue.SimpleQueue[None], say: Any) -> None:
+    # Imported here: whatever is wrong with torch's installation is then told like any error.
+    from pathlib import Path
+
+    from clear_mlflow.config import TrainConfig
+    from clear_mlflow.learning.progress import progress_for
+    from clear_mlflow.learning.training import check, prepare
+
+    config = check(TrainConfig.resolve(asked))
+    say(messages.checked(config.to_json()))
+    cues.get()
+    progress = progress_for(sys.stderr)
+    training = prepare(config, Path(), progress)
+    say(messages.facts(training.facts))
+    rows = training.rows()
+    while True:
+        cues.get()
+        try:
+            row = next(rows)
+        except StopIteration:
+            break
+        say(messages.row(row))
+
+
+def _cues(stream: BinaryIO) -> queue.SimpleQueue[None]:
+    """The supervisor's cues, read by a thread that ends this process when the stream ends.
+
+    In the middle of a bucket the main thread is deep in arithmetic; without this, training would
+    go on for a supervisor that is no longer there to store its rows.
+    """
+    cues: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def read() -> None:
+        while stream.readline() == messages.NEXT:
+            cues.put(None)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=read, daemon=True).start()
+    return cues
+
+
+def _stop(signum: int, frame: object) -> None:
+    sys.exit(128 + signum)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""The supervisor's side of a training process: a :class:`~clear_mlflow.training.Training`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.matrix import AccuracyRow
+from clear_mlflow.process import messages
+from clear_mlflow.training import StreamFacts
+
+# How long a training process may take to end once it was told to.
+_GRACE_SECONDS = 10.0
+
+
+class TrainingDied(Exception):  # noqa: N818  (it tells what happened, not what is wrong)
+    """The training process ended before its last row; ``returncode`` as subprocess gives it."""
+
+    def __init__(self, returncode: int) -> None:
+        self.returncode = returncode
+        super().__init__(
+            f"the training process was ended by {signal.Signals(-returncode).name}"
+            if returncode < 0
+            else f"the training process ended with exit code {returncode}"
+        )
+
+
+class TrainingProcess:
+    """A training in a child process, which starts at once and checks its parameters.
+
+    The child is in a session of its own: a Ctrl-C or a signal to the process group reaches the
+    supervisor alone, which hands it on once (:meth:`stop`).
+    """
+
+    def __init__(self, asked: Mapping[str, str]) -> None:
+        up, child_up = os.pipe()
+        child_down, down = os.pipe()
+        self._process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "clear_mlflow.process.child", str(child_up)],
+            stdin=child_down,
+            pass_fds=[child_up],
+            start_new_session=True,
+        )
+        os.close(child_up)
+        os.close(child_down)
+        self._up = os.fdopen(up, "rb")
+        self._down = os.fdopen(down, "wb")
+        self._config: TrainConfig | None = None
+        self._facts: StreamFacts | None = None
+        self._say(json.dumps(dict(asked)).encode() + b"\n")
+
+    def __enter__(self) -> TrainingProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._process.poll() is None and error is not None:
+            self.stop()
+        with suppress(BrokenPipeError):
+            self._down.close()
+        self._process.wait()
+        self._up.close()
+
+    @property
+    def config(self) -> TrainConfig:
+        """The parameters in force; waits until the child has checked them."""
+        if self._config is None:
+            self._config = TrainConfig.resolve(self._hear("checked")["config"])
+        return self._config
+
+    @property
+    def facts(self) -> StreamFacts:
+        """The dataset; waits until the child has read it."""
+        if self._facts is None:
+            self._say(messages.NEXT)
+            self._facts = messages.to_facts(self._hear("facts"))
+        return self._facts
+
+    def rows(self) -> Iterator[AccuracyRow]:
+        """The rows, each asked for when the one before it was taken care of."""
+        while True:
+            self._say(messages.NEXT)
+            message = self._hear("row", "done")
+            if message["kind"] == "done":
+                return
+            yield messages.to_row(message)
+
+    def stop(self) -> None:
+        """End the child: gently, and after a while by force. Returns at once."""
+        self._process.terminate()
+        timer = threading.Timer(_GRACE_SECONDS, self._process.kill)
+        timer.daemon = True
+        timer.start()
+
+    def _hear(self, *expected: str) -> dict[str, Any]:
+        line = self._up.readline()
+        if not line.endswith(b"\n"):
+            raise TrainingDied(self._process.wait())
+        message = messages.decode(line)
+        if message["kind"] == "refused":
+            raise messages.to_error(message)
+        if message["kind"] not in expected:
+            raise RuntimeError(f"the training process said {message['kind']}, not {expected}")
+        return message
+
+    def _say(self, line: bytes) -> None:
+        # If it has died, what it said before that, and how it ended, is still to be heard.
+        with suppress(BrokenPipeError):
+            self._down.write(line)
+            self._down.flush()

@@ -1,0 +1,32 @@
+"""Names of the tags and artifacts that clear_mlflow writes into an MLflow run."""
+
+# What kind of run it is: "train" holds rows; "evaluate" re-scored other runs.
+KIND_TAG = "clear_mlflow.kind"
+KIND_TRAIN = "train"
+KIND_EVALUATE = "evaluate"
+
+# How much of the accuracy matrix is stored: "complete", "partial" or "none".
+ROWS_TAG = "clear_mlflow.rows"
+# Fingerprint of the scores that were written last: which values of which metric definitions.
+SCORED_TAG = "clear_mlflow.scored"
+# Fingerprint of the description that was written last, so that a person's own is left alone.
+NOTE_TAG = "clear_mlflow.note"
+# Why training ended early.
+ERROR_TAG = "clear_mlflow.error"
+# Who trains (host and process, as JSON), and when it last said that it lives.
+PROCESS_TAG = "clear_mlflow.process"
+HEARTBEAT_TAG = "clear_mlflow.heartbeat"
+# Runs that an evaluate run scored, as a count; the list is an artifact.
+EVALUATED_TAG = "clear_mlflow.evaluated_runs"
+
+MATRIX_FOLDER = "accuracy_matrix"
+MATRIX_JSON = f"{MATRIX_FOLDER}/matrix.json"
+MATRIX_CSV = f"{MATRIX_FOLDER}/matrix.csv"
+MATRIX_TABLE = f"{MATRIX_FOLDER}/table.json"
+HEATMAP_PNG = f"{MATRIX_FOLDER}/heatmap.png"
+CONFIG_JSON = "config.json"
+EVALUATED_JSON = "evaluated_runs.json"
+
+# Keys of the images that MLflow's chart view shows side by side, runs beside runs.
+IMAGE_PER_ROW = "accuracy_matrix_by_row"
+IMAGE_FINAL = "accuracy_matrix"

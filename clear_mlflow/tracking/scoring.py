@@ -1,0 +1,198 @@
+"""Scores from stored rows: read the rows back, rebuild the matrix, log what MLflow lacks.
+
+The post-run hook and ``evaluate`` are both this. Nothing here trusts what a training process
+remembers: the row artifacts are the record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Run, RunTag
+from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NOTE
+
+from clear_mlflow.metrics import explain, summarize
+from clear_mlflow.record import Record, assemble
+from clear_mlflow.report.files import matrix_csv, matrix_json
+from clear_mlflow.report.heatmap import heatmap_array, heatmap_png
+from clear_mlflow.report.markdown import description
+from clear_mlflow.tracking import names
+from clear_mlflow.tracking.preflight import explained
+from clear_mlflow.tracking.rows import read_rows
+from clear_mlflow.tracking.series import Series, all_series, as_metrics, fingerprint, milliseconds
+
+_BATCH = 1000  # metrics that MLflow takes in one call
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the stored rows of one run say."""
+
+    run_id: str
+    run_name: str
+    record: Record | None  # None: the run holds no row
+    summary: Mapping[str, float]
+    reasons: Mapping[str, str]  # metric name to why it is not defined
+    points: Series
+    lacking: tuple[Metric, ...]  # points that MLflow does not have, or has otherwise
+    rows_state: str  # "complete", "partial" or "none"
+    stale: bool  # the stored reports (matrix, heat map, description) are of other scores
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether MLflow holds all of this already."""
+        return not self.lacking and not self.stale
+
+
+def read_scores(client: MlflowClient, run: Run) -> Scores:
+    """Read a run's rows and compute every score that they define; nothing is written.
+
+    Raises:
+        RecordError: a row is damaged, or rows contradict each other.
+        TrackingError: the store does not answer.
+    """
+    records = read_rows(client, run)
+    run_id, run_name = run.info.run_id, run.info.run_name or run.info.run_id
+    if not records:
+        return Scores(
+            run_id=run_id,
+            run_name=run_name,
+            record=None,
+            summary={},
+            reasons={},
+            points={},
+            lacking=(),
+            rows_state="none",
+            stale=run.data.tags.get(names.ROWS_TAG) not in (None, "none"),
+        )
+    record = assemble(records)
+    points = all_series(record.matrix, record.protocol)
+    times = {r.row.row: milliseconds(r.written_at) for r in records.values()}
+    rows_state = "complete" if record.is_complete else "partial"
+    tags = run.data.tags
+    return Scores(
+        run_id=run_id,
+        run_name=run_name,
+        record=record,
+        summary=summarize(record.matrix, record.protocol),
+        reasons=explain(record.matrix, record.protocol),
+        points=points,
+        lacking=tuple(_lacking(client, run, points, times)),
+        rows_state=rows_state,
+        stale=(tags.get(names.ROWS_TAG), tags.get(names.SCORED_TAG))
+        != (rows_state, fingerprint(points)),
+    )
+
+
+def write_scores(client: MlflowClient, run: Run, scores: Scores) -> None:
+    """Log what :func:`read_scores` found lacking: metrics, reports, and the tags, in this order.
+
+    The tags come last: a run is called scored only when all the rest is stored.
+    """
+    run_id = scores.run_id
+    with explained(f"log the scores of run {run_id}"):
+        for start in range(0, len(scores.lacking), _BATCH):
+            client.log_batch(run_id, metrics=scores.lacking[start : start + _BATCH])
+        if scores.stale:
+            tags = {names.ROWS_TAG: scores.rows_state}
+            if scores.record is not None:
+                tags |= _log_reports(client, run, scores, scores.record)
+                tags[names.SCORED_TAG] = fingerprint(scores.points)
+            client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+
+
+def _lacking(
+    client: MlflowClient, run: Run, points: Series, times: Mapping[int, int]
+) -> list[Metric]:
+    """Points that the store has not, or whose value in force is another."""
+    if _all_latest_agree(run, points):
+        return []
+    found = []
+    for name, steps in points.items():
+        in_force: dict[int, Metric] = {}
+        if name in run.data.metrics:
+            for stored in client.get_metric_history(run.info.run_id, name):
+                before = in_force.get(stored.step)
+                if before is None or stored.timestamp >= before.timestamp:
+                    in_force[stored.step] = stored
+        for point in as_metrics({name: steps}, times):
+            stored = in_force.get(point.step)
+            if stored is None:
+                found.append(point)
+            elif stored.value != point.value:
+                # Of two values at one step MLflow shows the later one.
+                later = max(stored.timestamp + 1, point.timestamp)
+                found.append(Metric(name, point.value, later, point.step))
+    return found
+
+
+def _all_latest_agree(run: Run, points: Series) -> bool:
+    """Whether the run was scored with just these points, and still shows the last of each.
+
+    One look at what a listing of runs brings anyway, instead of one request per metric.
+    """
+    if run.data.tags.get(names.SCORED_TAG) != fingerprint(points):
+        return False
+    return all(run.data.metrics.get(name) == steps[max(steps)] for name, steps in points.items())
+
+
+def _log_reports(client: MlflowClient, run: Run, scores: Scores, record: Record) -> dict[str, str]:
+    """Store the matrix in the forms people look at; give the tags that belong to them."""
+    run_id, matrix = run.info.run_id, record.matrix.masked(record.protocol)
+    client.log_text(run_id, matrix_json(matrix), names.MATRIX_JSON)
+    client.log_text(run_id, matrix_csv(matrix), names.MATRIX_CSV)
+    _log_bytes(client, run_id, heatmap_png(matrix, scores.run_name), names.HEATMAP_PNG)
+    # Written as a file, not with log_table: that appends to the table of an earlier scoring.
+    client.log_text(run_id, _table(record), names.MATRIX_TABLE)
+    # MLflow's chart view sets images of one key side by side, runs beside runs; it starts at the
+    # first step, so the matrix as it stands has a key of its own with a single step.
+    client.log_image(run_id, heatmap_array(matrix, scores.run_name), key=names.IMAGE_FINAL, step=0)
+
+    tags = {}
+    tables = json.loads(run.data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+    this_table = {"path": names.MATRIX_TABLE, "type": "table"}
+    if this_table not in tables:
+        tags[MLFLOW_LOGGED_ARTIFACTS] = json.dumps([*tables, this_table])
+    return tags | _note_tags(run, scores, record)
+
+
+def _note_tags(run: Run, scores: Scores, record: Record) -> dict[str, str]:
+    """The run's description, unless a person has written another one there."""
+    current = run.data.tags.get(MLFLOW_RUN_NOTE)
+    if current and _short_hash(current) != run.data.tags.get(names.NOTE_TAG):
+        return {}
+    note = description(record, scores.summary, scores.reasons)
+    return {MLFLOW_RUN_NOTE: note, names.NOTE_TAG: _short_hash(note)}
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _table(record: Record) -> str:
+    """The measured cells as a table that MLflow's evaluation view compares across runs."""
+    matrix = record.matrix.masked(record.protocol)
+    rows = [*(matrix.values)] if matrix.initial is None else [matrix.initial, *matrix.values]
+    first = 1 if matrix.initial is None else 0
+    cells = [
+        [trained, matrix.buckets[j], float(accuracy)]
+        for trained, row in enumerate(rows, start=first)
+        for j, accuracy in enumerate(row)
+        if not math.isnan(accuracy)
+    ]
+    return json.dumps({"columns": ["buckets_trained", "tested_on", "accuracy"], "data": cells})
+
+
+def _log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
+    folder, name = artifact.rsplit("/", 1)
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+        file = Path(scratch, name)
+        file.write_bytes(content)
+        client.log_artifact(run_id, str(file), folder)

@@ -1,0 +1,262 @@
+"""An MLflow run while it trains: what is being run, then each row the moment it is measured."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from types import TracebackType
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+
+import clear_mlflow
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.errors import TrackingError
+from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.record import DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.report.heatmap import heatmap_array
+from clear_mlflow.tracking import names
+from clear_mlflow.tracking.liveness import heartbeat_tags, process_tags
+from clear_mlflow.tracking.preflight import explained
+from clear_mlflow.tracking.rows import stored_rows, write_row
+from clear_mlflow.tracking.series import all_series, as_metrics, milliseconds
+from clear_mlflow.training import StreamFacts, Training
+
+_HEARTBEAT_SECONDS = 30.0
+_LONGEST_DIGEST = 36  # characters that MLflow keeps of a dataset's digest
+
+
+class TrackedRun:
+    """Keeps the record of one training in one MLflow run.
+
+    A row's artifact is stored before :meth:`log_row` returns, so before the next bucket starts.
+    All that is derived from rows (metrics, images) is sent from a thread behind it: training does
+    not wait for it, and what is lost of it the post-run hook restores from the rows.
+    """
+
+    def __init__(
+        self, client: MlflowClient, run_id: str, config: TrainConfig, asked: Mapping[str, str]
+    ) -> None:
+        self.client = client
+        self.run_id = run_id
+        self.config = config
+        self.asked = asked
+        self._facts: StreamFacts | None = None
+        self._rows: list[AccuracyRow] = []
+        self._unsent: list[RowRecord] = []
+        self._behind = _Behind(self._beat)
+
+    def __enter__(self) -> TrackedRun:
+        with explained(f"log the configuration of run {self.run_id}"):
+            self._refuse_foreign_rows()
+            self._log_params()
+            self._set_tags()
+            # The first artifact: a store that takes no artifacts is found before any training.
+            self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
+        self._behind.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._behind.finish()
+        self._send_unsent()
+        if self._unsent:
+            raise TrackingError(self._keep_unsent()) from error
+
+    def log_facts(self, facts: StreamFacts) -> None:
+        """Log the dataset as an MLflow input, with its digest and its counts per bucket."""
+        self._facts = facts
+        profile = {
+            "num_classes": facts.num_classes,
+            "num_train": dict(zip(facts.buckets, facts.num_train, strict=True)),
+            "num_test": dict(zip(facts.buckets, facts.num_test, strict=True)),
+            "digest": facts.digest,
+        }
+        dataset = Dataset(
+            name=facts.name,
+            digest=facts.digest.removeprefix("sha256:")[:_LONGEST_DIGEST],
+            source_type="local",
+            source=json.dumps({"uri": facts.source}),
+            profile=json.dumps(profile),
+        )
+        tags = [InputTag(MLFLOW_DATASET_CONTEXT, "training")]
+        with explained(f"log the dataset of run {self.run_id}"):
+            self.client.log_inputs(self.run_id, datasets=[DatasetInput(dataset, tags)])
+            self.client.set_tag(self.run_id, "dataset_digest", facts.digest)
+
+    def log_row(self, row: AccuracyRow) -> None:
+        """Store a row as an artifact, now; its metrics and its picture follow by themselves.
+
+        A row that the store does not take is kept and sent again with the next one.
+        """
+        if self._facts is None:
+            raise RuntimeError("log_facts comes before the first row")
+        record = RowRecord(
+            row=row,
+            protocol="iid",
+            dataset=DatasetIdentity(self._facts.name, self._facts.digest),
+            seed=self.config.seed,
+            package_version=clear_mlflow.__version__,
+            written_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        )
+        self._unsent.append(record)
+        self._send_unsent()
+        self._rows.append(row)
+        matrix = AccuracyMatrix.from_rows(self._rows)
+        time = milliseconds(record.written_at)
+        self._behind.send(lambda: self._log_metrics(matrix, row.row, time))
+        self._behind.send(lambda: self._log_picture(matrix, row.row))
+
+    def _refuse_foreign_rows(self) -> None:
+        run = self.client.get_run(self.run_id)
+        if rows := stored_rows(self.client, run):
+            raise TrackingError(
+                f"run {self.run_id} already holds {len(rows)} rows ({rows[0]} to {rows[-1]}); "
+                "training into it again would contradict them: start a new run"
+            )
+
+    def _log_params(self) -> None:
+        """Log what was asked for and what it resolved to, leaving alone what is there.
+
+        ``mlflow run`` has logged the entry point's parameters already, as it got them (``auto``
+        among them); MLflow refuses any other text for those. What a run really used has names of
+        its own, the same however the run was started.
+        """
+        there = self.client.get_run(self.run_id).data.params
+        used = {f"used/{name}": text for name, text in self.config.as_text().items()}
+        params = {**self.asked, **used}
+        missing = [Param(name, text) for name, text in params.items() if name not in there]
+        self.client.log_batch(self.run_id, params=missing)
+
+    def _set_tags(self) -> None:
+        config = self.config
+        tags = {
+            names.KIND_TAG: names.KIND_TRAIN,
+            "strategy": config.strategy,
+            "dataset": config.dataset,
+            "protocol": "iid",
+            "seed": str(config.seed),
+            "model": config.model,
+            "clear_mlflow.version": clear_mlflow.__version__,
+            **process_tags(),
+            **heartbeat_tags(),
+        }
+        if commit := _git_commit():
+            tags["git_commit"] = commit
+        self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+
+    def _log_metrics(self, matrix: AccuracyMatrix, step: int, time: int) -> None:
+        points = {
+            name: {step: steps[step]}
+            for name, steps in all_series(matrix, "iid").items()
+            if step in steps
+        }
+        self.client.log_batch(self.run_id, metrics=as_metrics(points, {step: time}))
+
+    def _log_picture(self, matrix: AccuracyMatrix, step: int) -> None:
+        picture = heatmap_array(matrix, f"after {step} buckets")
+        self.client.log_image(self.run_id, picture, key=names.IMAGE_PER_ROW, step=step)
+
+    def _beat(self) -> None:
+        for key, value in heartbeat_tags().items():
+            self.client.set_tag(self.run_id, key, value)
+
+    def _send_unsent(self) -> None:
+        while self._unsent:
+            try:
+                write_row(self.client, self.run_id, self._unsent[0])
+            except TrackingError as error:
+                _warn(f"{error}; the row is kept and will be sent again")
+                return
+            del self._unsent[0]
+
+    def _keep_unsent(self) -> str:
+        """Put rows that no store would take into files; give the line that tells where."""
+        folder = Path("unsent_rows", self.run_id).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        for record in self._unsent:
+            Path(folder, row_file_name(record.row.row)).write_text(record.to_json())
+        return (
+            f"the tracking store did not take {len(self._unsent)} rows; they are in {folder}: send "
+            f"them with 'mlflow artifacts log-artifacts --run-id {self.run_id} --local-dir {folder}"
+            " --artifact-path accuracy_matrix/rows', then run evaluate on that run"
+        )
+
+
+def track(training: Training, run: TrackedRun) -> None:
+    """Train, and store each row before the next bucket starts."""
+    run.log_facts(training.facts)
+    for row in training.rows():
+        run.log_row(row)
+
+
+class _Behind:
+    """One thread that does what training need not wait for, in order."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
+        self._beat = beat
+        self._thread = threading.Thread(target=self._work, name="clear_mlflow tracking")
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def send(self, job: Callable[[], None]) -> None:
+        self._jobs.put(job)
+
+    def finish(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        failed = False
+        while True:
+            try:
+                job = self._jobs.get(timeout=_HEARTBEAT_SECONDS)
+            except queue.Empty:
+                job = self._beat
+            if job is None:
+                return
+            try:
+                job()
+            except Exception as error:  # the row itself is stored: see TrackedRun
+                if not failed:
+                    _warn(f"metrics are late and will be logged at the end: {error}")
+                failed = True
+
+
+def _git_commit() -> str | None:
+    """The commit of the code that runs, where it runs from a checkout; ``-dirty`` if changed."""
+    package = Path(__file__).resolve().parent.parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(  # noqa: S603
+            ["git", "-C", str(package), *arguments],  # noqa: S607
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        ).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # an installed copy is in no checkout
+        dirty = git("status", "--porcelain", "--untracked-files=no", ".")
+        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def _warn(message: str) -> None:
+    line = " ".join(message.split())
+    print(f"warning: {line}", file=sys.stderr, flush=True)

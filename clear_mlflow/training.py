@@ -1,0 +1,50 @@
+"""What a tracked run needs to know of a training: its facts, and its rows as they are measured.
+
+The learning loop in this process and the one in a supervised child process both look like this, so
+whoever keeps the record need not know which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.matrix import AccuracyRow
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamFacts:
+    """What the record and the tracking store say of a dataset."""
+
+    name: str
+    digest: str
+    source: str  # where it was read from, for people; never opened again
+    num_classes: int
+    buckets: tuple[str, ...]
+    num_train: tuple[int, ...]  # images per bucket
+    num_test: tuple[int, ...]  # images per bucket
+    warnings: tuple[str, ...] = ()
+
+
+class Training(Protocol):
+    """A training that is ready to begin."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """The parameters in force, all resolved."""
+        ...
+
+    @property
+    def facts(self) -> StreamFacts:
+        """The dataset that is trained on."""
+        ...
+
+    def rows(self) -> Iterator[AccuracyRow]:
+        """Train, and give each row as soon as it is measured.
+
+        The next bucket begins only when the next row is asked for: what a caller does with a row
+        (store it) is done before training goes on.
+        """
+        ...

@@ -1,0 +1,234 @@
+"""The commands as a user types them, in processes of their own, on a real store."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow.tracking import names
+
+# So that the fourth bucket is still training when the test has seen the third row.
+SLOW = ["-P", "epochs=40"]
+STATUS_OF_MLFLOW = ("KILLED", "FAILED")
+LONG = 180  # seconds: a bound, not a measurement
+
+
+def environment(**more):
+    python = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": f"{python}{os.pathsep}{os.environ['PATH']}", **more}
+
+
+def mlflow_run(project, *arguments, **options):
+    command = ["mlflow", "run", str(project), "--env-manager", "local", *arguments]
+    return subprocess.Popen(
+        [*command, "--experiment-name", "test"],
+        env=environment(),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        **options,
+    )
+
+
+def clear_mlflow(*arguments, **options):
+    return subprocess.run(
+        [sys.executable, "-m", "clear_mlflow", *arguments],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=LONG,
+        check=False,
+        **options,
+    )
+
+
+def only_run(store, experiment_id):
+    (run,) = store.search_runs([experiment_id])
+    return run
+
+
+def rows_folder(run):
+    return Path(run.info.artifact_uri.removeprefix("file://"), "accuracy_matrix", "rows")
+
+
+def stored_matrix(run):
+    """The matrix, rebuilt here from the row files by nothing but json."""
+    rows = [json.loads(path.read_text()) for path in sorted(rows_folder(run).iterdir())]
+    return AccuracyMatrix(
+        [[c / n for c, n in zip(r["correct"], r["num_instances"], strict=True)] for r in rows[1:]],
+        initial=[c / n for c, n in zip(rows[0]["correct"], rows[0]["num_instances"], strict=True)],
+        num_instances=rows[0]["num_instances"],
+    )
+
+
+def scores_of(run):
+    return {k: v for k, v in run.data.metrics.items() if k.startswith(("clear/", "renate/"))}
+
+
+def test_mlflow_run_and_evaluate(project, store, experiment_id):
+    """The README's run on the embedded dataset, then its rows alone re-scored in a new run."""
+    run_process = mlflow_run(project)
+    output, _ = run_process.communicate(timeout=LONG)
+    assert run_process.returncode == 0, output
+    run = only_run(store, experiment_id)
+    assert run.info.status == "FINISHED"
+    matrix = stored_matrix(run)
+    assert matrix.is_complete
+    assert matrix.num_buckets == 10
+    assert scores_of(run) == summarize(matrix)
+
+    # What the embedded dataset is there to show.
+    scores = scores_of(run)
+    assert (
+        scores["clear/in_domain_accuracy"]
+        > scores["clear/next_domain_accuracy"]
+        > scores["clear/forward_transfer"]
+    )
+    assert scores["renate/forgetting"] > 0.05
+
+    copy = store.create_run(experiment_id)
+    shutil.copytree(rows_folder(run), rows_folder(copy))
+    evaluator = mlflow_run(project, "-e", "evaluate", "-P", f"run_id={copy.info.run_id}")
+    output, _ = evaluator.communicate(timeout=LONG)
+    assert evaluator.returncode == 0, output
+    copied = store.get_run(copy.info.run_id)
+    assert scores_of(copied) == scores_of(run)
+    (record,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'evaluate'")
+    assert record.data.tags[names.EVALUATED_TAG] == "1"
+    assert not record.data.metrics
+
+
+def wait_for_row(store, experiment_id, row, process):
+    """Wait until a row is stored; give its run."""
+    until = time.monotonic() + LONG
+    while time.monotonic() < until:
+        runs = store.search_runs([experiment_id])
+        if runs and (rows_folder(runs[0]) / f"row_{row:03}.json").exists():
+            return runs[0]
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    raise AssertionError(f"row {row} was not stored within {LONG} s")
+
+
+def process_of(module):
+    """The process that runs a module of ours below this test."""
+    for child in psutil.Process().children(recursive=True):
+        if module in " ".join(child.cmdline()) and "bash" not in child.name():
+            return child
+    raise AssertionError(f"no process runs {module}")
+
+
+def wait_until_closed(store, run):
+    """The supervisor goes on for a moment when mlflow run itself is gone."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        closed = store.get_run(run.info.run_id)
+        if closed.info.status != "RUNNING":
+            return closed
+        time.sleep(0.2)
+    raise AssertionError("the run stayed RUNNING")
+
+
+def interrupt(process):
+    """Ctrl-C in a terminal: SIGINT to all of the foreground process group."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def terminate(process):
+    os.killpg(process.pid, signal.SIGTERM)
+
+
+def kill_training(process):
+    process_of("clear_mlflow.process.child").kill()
+
+
+@pytest.mark.parametrize("stop", [interrupt, terminate, kill_training])
+def test_stopped_run_is_scored_and_closed(project, store, experiment_id, stop):
+    """Rows 0 to 3 stay, with the metrics that they define; the run is never left RUNNING."""
+    process = mlflow_run(project, *SLOW, start_new_session=True)
+    run = wait_for_row(store, experiment_id, 3, process)
+    stop(process)
+    process.communicate(timeout=LONG)
+    assert process.returncode != 0
+    closed = wait_until_closed(store, run)
+    assert closed.info.status in STATUS_OF_MLFLOW
+    assert closed.data.tags[names.ROWS_TAG] == "partial"
+    assert closed.data.tags[names.ERROR_TAG]
+    matrix = stored_matrix(closed)
+    assert matrix.num_rows == 3
+    assert scores_of(closed) == summarize(matrix)
+
+
+def test_killed_supervisor_leaves_rows_that_evaluate_scores(project, store, experiment_id):
+    """Training stops by itself, and evaluate closes the run that nobody else will."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clear_mlflow", "train", "--epochs", "40"],
+        env=environment(),
+        text=True,
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    run = wait_for_row(store, experiment_id, 3, process)
+    child = process_of("clear_mlflow.process.child")
+    process.kill()
+    process.wait()
+    child.wait(timeout=30)
+    assert store.get_run(run.info.run_id).info.status == "RUNNING"
+    done = clear_mlflow("evaluate", "--run-id", run.info.run_id, cwd=project)
+    assert done.returncode == 0, done.stderr
+    closed = store.get_run(run.info.run_id)
+    assert closed.info.status == "KILLED"
+    matrix = stored_matrix(closed)
+    assert matrix.num_rows == 3
+    assert scores_of(closed) == summarize(matrix)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--strategy", "rehearse"], "expected one of"),
+        (["--model", "resnet181"], "resnet18"),
+        (["--dataset", "clear11"], "expected one of digits, clear10, clear100"),
+        (["--dataset", "clear10"], "needs its folder"),
+        (["--dataset", "clear10", "--data-root", "nowhere"], "nowhere"),
+        (["--epochs", "0"], "at least 1"),
+        (["--lr", "-0.1"], "above 0"),
+        (["--lr", "nan"], "finite"),
+        (["--config", "nowhere.json"], "nowhere.json"),
+        (["--memory", ""], "at least 1"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(project, store, experiment_id, arguments, told):
+    """It says what arrived and what was expected, and nothing has begun."""
+    done = clear_mlflow("train", *arguments, cwd=project)
+    assert done.returncode == 2
+    (line,) = [li for li in done.stderr.splitlines() if li.startswith("error: ")]
+    assert told in line
+    assert "Traceback" not in done.stderr
+    for run in store.search_runs([experiment_id]):
+        assert run.info.status == "FAILED"
+
+
+def test_unreachable_server_is_told_before_training(project, store):
+    """Within seconds, with the address, and before data is read."""
+    done = subprocess.run(
+        [sys.executable, "-m", "clear_mlflow", "train"],
+        env=environment(MLFLOW_TRACKING_URI="http://127.0.0.1:9"),
+        text=True,
+        capture_output=True,
+        timeout=60,
+        cwd=project,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "http://127.0.0.1:9" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,87 @@
+"""MLproject, conda.yaml, pyproject.toml and the command line say the same."""
+
+import sys
+from itertools import chain
+from pathlib import Path
+
+import click
+import pytest
+import yaml
+
+from clear_mlflow.cli import main
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ROOT = Path(__file__).parent.parent
+MLPROJECT = yaml.safe_load((ROOT / "MLproject").read_text())
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+ENTRY_POINTS = MLPROJECT["entry_points"]
+
+
+def command_of(entry_point: str) -> click.Command:
+    """The sub-command that an entry point's shell command calls."""
+    words = ENTRY_POINTS[entry_point]["command"].split()
+    assert words[:3] == ["python", "-m", "clear_mlflow"]
+    return main.commands[words[3]]
+
+
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+def test_parameters_are_the_options_of_the_command(entry_point):
+    """Every parameter is an option with the same default, and every option a parameter."""
+    declared = {
+        name: parameter["default"]
+        for name, parameter in ENTRY_POINTS[entry_point]["parameters"].items()
+    }
+    options = {
+        option.opts[0].removeprefix("--").replace("-", "_"): option.default
+        for option in command_of(entry_point).params
+    }
+    assert declared == options
+
+
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+def test_command_hands_each_parameter_to_its_option(entry_point):
+    """The shell command names each option once, with its own parameter behind it."""
+    words = ENTRY_POINTS[entry_point]["command"].split()[4:]
+    assert dict(zip(words[::2], words[1::2], strict=True)) == {
+        f"--{name.replace('_', '-')}": f"{{{name}}}"
+        for name in ENTRY_POINTS[entry_point]["parameters"]
+    }
+
+
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+def test_parameters_are_texts_and_never_empty(entry_point):
+    """MLflow quotes an empty text as two apostrophes, and mends numbers: 0.10 to 0.1."""
+    for parameter in ENTRY_POINTS[entry_point]["parameters"].values():
+        assert parameter["type"] == "string"
+        assert isinstance(parameter["default"], str)
+        assert parameter["default"]
+
+
+def test_every_command_is_an_entry_point():
+    """What the command line can do, ``mlflow run`` can do."""
+    assert {command_of(e).name for e in ENTRY_POINTS} == set(main.commands)
+
+
+def test_conda_environment_is_pyprojects_dependencies():
+    """The environment that MLproject names installs just what the package declares."""
+    conda = yaml.safe_load((ROOT / MLPROJECT["conda_env"]).read_text())
+    python, pip, packages = conda["dependencies"]
+    assert python.startswith("python=3.")
+    assert pip == "pip"
+    assert packages["pip"] == PYPROJECT["project"]["dependencies"]
+
+
+def test_constraints_name_a_version_of_every_dependency():
+    """The tested set is told whole."""
+    pinned = {
+        line.split("==")[0].lower().replace("-", "_")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    }
+    extras = PYPROJECT["project"]["optional-dependencies"].values()
+    for dependency in chain(PYPROJECT["project"]["dependencies"], *extras):
+        assert dependency.split(">=")[0].lower().replace("-", "_") in pinned

@@ -1,0 +1,282 @@
+"""Re-scoring: which runs, what is written, and what is said of those that cannot be scored."""
+
+import json
+import shutil
+from pathlib import Path
+
+import mlflow
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from trainings import FOUR_BUCKETS, KnownTraining
+
+from clear_mlflow.errors import TrackingError
+from clear_mlflow.tracking import names
+from clear_mlflow.tracking.evaluate import Selection, evaluate, select
+from clear_mlflow.tracking.session import train_in_process
+
+
+def local(run):
+    """A run's artifact folder."""
+    return Path(run.info.artifact_uri.removeprefix("file://"))
+
+
+def rows_of(run):
+    return local(run) / "accuracy_matrix" / "rows"
+
+
+def run_evaluate(store, *run_ids, dry_run=False):
+    chosen = select(store, Selection(run_ids=run_ids))
+    return evaluate(store, chosen, named=True, dry_run=dry_run)
+
+
+def everything(store, run_id):
+    """All that a store holds of a run: tags, params, each metric's whole history, artifacts."""
+    run = store.get_run(run_id)
+    histories = {
+        name: [(m.step, m.timestamp, m.value) for m in store.get_metric_history(run_id, name)]
+        for name in run.data.metrics
+    }
+    files = {
+        str(path): (path.stat().st_mtime_ns, path.read_bytes())
+        for path in local(run).rglob("*")
+        if path.is_file()
+    }
+    return run.data.tags, run.data.params, histories, files, run.info.status
+
+
+@pytest.fixture
+def trained(store, experiment_id):
+    """Makes finished runs."""
+
+    def make(correct=FOUR_BUCKETS, **options):
+        train_in_process(KnownTraining(correct, **options), {})
+        return store.search_runs([experiment_id], max_results=1)[0]
+
+    return make
+
+
+@pytest.fixture
+def copied(store, experiment_id):
+    """Makes runs that hold nothing but a copy of another run's row artifacts."""
+
+    def make(run):
+        copy = store.create_run(experiment_id)
+        shutil.copytree(rows_of(run), rows_of(copy))
+        return copy
+
+    return make
+
+
+def test_copy_of_the_artifacts_gets_the_same_numbers(store, trained, copied):
+    """Every metric at every step, to the last bit, and at the time it was measured."""
+    original = trained()
+    copy = copied(original)
+    (verdict,) = run_evaluate(store, copy.info.run_id)
+    assert verdict.action == "scored"
+    assert everything(store, copy.info.run_id)[2] == everything(store, original.info.run_id)[2]
+
+
+def test_evaluating_twice_changes_nothing(store, trained, copied):
+    """Not a tag, not a point of a series, not a file."""
+    copy = copied(trained())
+    run_evaluate(store, copy.info.run_id)
+    before = everything(store, copy.info.run_id)
+    (verdict,) = run_evaluate(store, copy.info.run_id)
+    assert verdict.action == "unchanged"
+    assert everything(store, copy.info.run_id) == before
+
+
+def test_a_finished_run_is_unchanged(store, trained):
+    """The post-run hook left nothing to do."""
+    run = trained()
+    before = everything(store, run.info.run_id)
+    assert [v.action for v in run_evaluate(store, run.info.run_id)] == ["unchanged"]
+    assert everything(store, run.info.run_id) == before
+
+
+def test_removed_metrics_come_back(store, trained, tmp_path):
+    """One series deleted from the database, another value changed: both are mended."""
+    import sqlite3
+
+    run = trained()
+    before = everything(store, run.info.run_id)[2]
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        for table in ("metrics", "latest_metrics"):
+            database.execute(f"DELETE FROM {table} WHERE key = 'renate/forgetting'")
+            database.execute(f"UPDATE {table} SET value = 0.5 WHERE key = 'clear/accuracy'")
+    (verdict,) = run_evaluate(store, run.info.run_id)
+    assert verdict.action == "scored"
+    after = everything(store, run.info.run_id)[2]
+    assert after["renate/forgetting"] == before["renate/forgetting"]
+    latest = store.get_run(run.info.run_id).data.metrics
+    assert latest["clear/accuracy"] == before["clear/accuracy"][-1][2]
+    assert [v.action for v in run_evaluate(store, run.info.run_id)] == ["unchanged"]
+
+
+def test_dry_run_writes_nothing(store, trained, copied):
+    """It says what it would do."""
+    copy = copied(trained())
+    before = everything(store, copy.info.run_id)
+    (verdict,) = run_evaluate(store, copy.info.run_id, dry_run=True)
+    assert verdict.action == "scored"
+    assert "4 of 4 rows" in verdict.detail
+    assert everything(store, copy.info.run_id) == before
+
+
+def change(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+DAMAGES = {
+    "truncated": lambda rows: (rows / "row_002.json").write_text(
+        (rows / "row_002.json").read_text()[:50]
+    ),
+    "empty": lambda rows: (rows / "row_002.json").write_text(""),
+    "binary": lambda rows: (rows / "row_002.json").write_bytes(b"\xff\xfe\x00"),
+    "too long": lambda rows: change(rows / "row_002.json", correct=[1, 2, 3, 4, 5]),
+    "more correct than there are": lambda rows: change(
+        rows / "row_002.json", correct=[1, 2, 3, 101]
+    ),
+    "of another dataset": lambda rows: change(
+        rows / "row_002.json", dataset={"name": "digits", "digest": "sha256:" + "cd" * 32}
+    ),
+    "of another row": lambda rows: change(rows / "row_002.json", row=3, trained_through="3"),
+    "of another seed": lambda rows: change(rows / "row_002.json", seed=8),
+    "newer": lambda rows: change(
+        rows / "row_002.json", schema={"name": "clear_mlflow/accuracy_row", "version": "2.0"}
+    ),
+    "enormous": lambda rows: (rows / "row_002.json").write_bytes(b" " * (2 << 20)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_run_is_named_and_the_rest_scored(store, trained, copied, damage):
+    """One line that names the file; nothing is written into the damaged run."""
+    original = trained()
+    broken, whole = copied(original), copied(original)
+    DAMAGES[damage](rows_of(broken))
+    before = everything(store, broken.info.run_id)
+    failed, scored = run_evaluate(store, broken.info.run_id, whole.info.run_id)
+    assert failed.action == "failed"
+    assert failed.is_problem
+    assert "row_002.json" in failed.detail
+    assert "\n" not in failed.detail
+    assert everything(store, broken.info.run_id) == before
+    assert scored.action == "scored"
+
+
+def test_missing_row_is_named_and_what_is_defined_is_logged(store, trained, copied):
+    """Metrics of the last row stand; a mean over cells that include the gap does not."""
+    copy = copied(trained())
+    (rows_of(copy) / "row_002.json").unlink()
+    (verdict,) = run_evaluate(store, copy.info.run_id)
+    assert verdict.is_problem
+    assert "missing row 2" in verdict.detail
+    metrics = store.get_run(copy.info.run_id).data.metrics
+    assert metrics["renate/average_accuracy"] == pytest.approx((0.70 + 0.81 + 0.90 + 0.95) / 4)
+    history = store.get_metric_history(copy.info.run_id, "clear/in_domain_accuracy")
+    assert [m.step for m in history] == [1]
+    assert store.get_run(copy.info.run_id).data.tags[names.ROWS_TAG] == "partial"
+
+
+def test_runs_that_cannot_be_scored_are_told_apart(store, trained, experiment_id):
+    """No such run, a deleted one, one without rows: each with its reason."""
+    deleted, empty, good = trained(), store.create_run(experiment_id), trained()
+    store.delete_run(deleted.info.run_id)
+    ids = ("0" * 32, deleted.info.run_id, empty.info.run_id, good.info.run_id)
+    verdicts = run_evaluate(store, *ids)
+    assert [v.action for v in verdicts] == ["failed", "failed", "failed", "unchanged"]
+    details = [v.detail for v in verdicts]
+    assert "no such run" in details[0]
+    assert "deleted" in details[1]
+    assert "holds no rows" in details[2]
+
+
+def test_search_passes_over_runs_of_other_programs(store, trained, experiment_id):
+    """Found by a search, a run without rows that is none of ours is no problem."""
+    trained()
+    store.create_run(experiment_id)
+    chosen = select(store, Selection(experiment="test"))
+    verdicts = evaluate(store, chosen, named=False, dry_run=False)
+    assert sorted(v.action for v in verdicts) == ["skipped", "unchanged"]
+    assert not any(v.is_problem for v in verdicts)
+
+
+def test_selection(store, trained, copied, experiment_id):
+    """By experiment, by filter, by lack of a score, and never a run that evaluates."""
+    original = trained()
+    copy = copied(original)
+    evaluator = store.create_run(experiment_id, tags={names.KIND_TAG: names.KIND_EVALUATE})
+
+    def ids(**selection):
+        return {run.info.run_id for run in select(store, Selection(**selection))}
+
+    both = {original.info.run_id, copy.info.run_id}
+    assert evaluator.info.run_id not in ids()
+    assert ids(experiment="test") == both
+    assert ids(experiment=experiment_id) == both
+    assert ids(filter="tags.strategy = 'naive'") == {original.info.run_id}
+    assert ids(unscored_only=True) == {copy.info.run_id}
+    with pytest.raises(TrackingError, match="no experiment has the name or id 'nowhere'"):
+        ids(experiment="nowhere")
+    with pytest.raises(TrackingError, match="cannot list the runs"):
+        ids(filter="this is no filter")
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_only_the_run_of_a_dead_process_is_closed(store, trained, copied, alive):
+    """A run that trains now is left alone; one whose process is gone is scored and closed."""
+    copy = copied(trained(FOUR_BUCKETS[:3]))
+    from clear_mlflow.tracking.liveness import heartbeat_tags, process_tags
+
+    tags = process_tags() | heartbeat_tags()
+    if not alive:
+        process = json.loads(tags[names.PROCESS_TAG])
+        tags[names.PROCESS_TAG] = json.dumps({**process, "started": process["started"] - 100})
+    for key, value in tags.items():
+        store.set_tag(copy.info.run_id, key, value)
+    (verdict,) = run_evaluate(store, copy.info.run_id)
+    run = store.get_run(copy.info.run_id)
+    if alive:
+        assert (verdict.action, run.info.status) == ("skipped", "RUNNING")
+        assert not run.data.metrics
+    else:
+        assert (verdict.action, run.info.status) == ("scored", "KILLED")
+        assert run.data.metrics["clear/in_domain_accuracy"] == pytest.approx((0.90 + 0.92) / 2)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=st.binary(max_size=200))
+def test_any_bytes_in_a_row_file_are_told_in_one_line(store, experiment_id, content):
+    """Whatever lies there, it is scored as written or named; no traceback."""
+    run = store.create_run(experiment_id)
+    rows_of(run).mkdir(parents=True)
+    (rows_of(run) / "row_001.json").write_bytes(content)
+    (verdict,) = run_evaluate(store, run.info.run_id)
+    assert verdict.action == "failed"
+    assert "row_001.json" in verdict.detail
+
+
+def test_description_that_a_person_wrote_is_kept(store, trained, tmp_path):
+    """Scoring again replaces our own description only."""
+    run = trained(FOUR_BUCKETS[:4])
+    store.set_tag(run.info.run_id, "mlflow.note.content", "my finding")
+    row = json.loads((rows_of(run) / "row_003.json").read_text())
+    row |= {"row": 4, "trained_through": "4", "correct": FOUR_BUCKETS[4]}
+    (rows_of(run) / "row_004.json").write_text(json.dumps(row))
+    (verdict,) = run_evaluate(store, run.info.run_id)
+    assert verdict.action == "scored"
+    tags = store.get_run(run.info.run_id).data.tags
+    assert tags["mlflow.note.content"] == "my finding"
+    assert tags[names.ROWS_TAG] == "complete"
+
+
+def test_active_mlflow_run_is_untouched(store, trained):
+    """Evaluating inside a run of the user's own logs nothing into that."""
+    run = trained()
+    with mlflow.start_run() as active:
+        run_evaluate(store, run.info.run_id)
+    mine = store.get_run(active.info.run_id)
+    assert not mine.data.metrics
+    assert not any(key.startswith("clear_mlflow") for key in mine.data.tags)

@@ -1,0 +1,150 @@
+"""A training in this process: what stands in MLflow afterwards, read back from the store."""
+
+import json
+
+import mlflow
+import pytest
+from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
+
+from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow.errors import TrackingError
+from clear_mlflow.tracking import names
+from clear_mlflow.tracking.session import train_in_process
+
+ASKED = {"seed": "7", "epochs": "auto"}
+
+
+def history(store, run_id, name):
+    return {m.step: m.value for m in store.get_metric_history(run_id, name)}
+
+
+def the_run(store, experiment_id):
+    (run,) = store.search_runs([experiment_id])
+    return run
+
+
+def text_artifact(store, run, path):
+    return mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{path}")
+
+
+@pytest.fixture
+def finished(store, experiment_id):
+    """A run of four buckets that went well."""
+    train_in_process(KnownTraining(FOUR_BUCKETS), ASKED)
+    return the_run(store, experiment_id)
+
+
+EXPECTED = AccuracyMatrix(
+    [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],
+    initial=[c / NUM_TEST for c in FOUR_BUCKETS[0]],
+    num_instances=[NUM_TEST] * 4,
+)
+
+
+def test_metrics_are_those_of_the_matrix(finished):
+    """The latest value of each summary metric is the whole matrix's, to the last bit."""
+    for name, value in summarize(EXPECTED).items():
+        assert finished.data.metrics[name] == value
+    assert finished.info.status == "FINISHED"
+
+
+def test_each_metric_is_a_series_over_buckets(store, finished):
+    """Its value at step k is that of the run cut off after k buckets."""
+    for name in summarize(EXPECTED):
+        assert history(store, finished.info.run_id, name) == {
+            k: summarize(EXPECTED.after(k))[name]
+            for k in range(1, 5)
+            if name in summarize(EXPECTED.after(k))
+        }
+
+
+def test_each_bucket_has_a_series_of_test_accuracies(store, finished):
+    """From the initialisation, step 0, to the last bucket."""
+    for j in range(4):
+        assert history(store, finished.info.run_id, f"accuracy/bucket_0{j + 1}") == {
+            step: row[j] / NUM_TEST for step, row in enumerate(FOUR_BUCKETS)
+        }
+
+
+def test_rows_are_artifacts(store, finished):
+    """One JSON file a row, the initialisation first."""
+    for i, correct in enumerate(FOUR_BUCKETS):
+        row = json.loads(text_artifact(store, finished, f"accuracy_matrix/rows/row_{i:03}.json"))
+        assert row["row"] == i
+        assert row["correct"] == correct
+        assert row["num_instances"] == [NUM_TEST] * 4
+        assert row["trained_through"] == (str(i) if i else None)
+        assert row["seed"] == 7
+
+
+def test_reports_are_artifacts(store, finished):
+    """The matrix as JSON, CSV, table and picture, and the configuration that repeats the run."""
+    matrix = json.loads(text_artifact(store, finished, names.MATRIX_JSON))
+    assert matrix["values"][3] == [0.70, 0.81, 0.90, 0.95]
+    assert "0.95" in text_artifact(store, finished, names.MATRIX_CSV)
+    assert json.loads(text_artifact(store, finished, names.CONFIG_JSON))["seed"] == "7"
+    table = json.loads(text_artifact(store, finished, names.MATRIX_TABLE))
+    assert len(table["data"]) == 20
+    assert json.loads(finished.data.tags["mlflow.loggedArtifacts"]) == [
+        {"path": names.MATRIX_TABLE, "type": "table"}
+    ]
+    listed = [f.path for f in store.list_artifacts(finished.info.run_id, "accuracy_matrix")]
+    assert names.HEATMAP_PNG in listed
+    images = [f.path for f in store.list_artifacts(finished.info.run_id, "images")]
+    assert sum(path.endswith(".png") for path in images) == 5 + 1
+
+
+def test_tags_params_and_dataset(finished):
+    """What a person filters and groups by."""
+    tags, params = finished.data.tags, finished.data.params
+    assert tags["strategy"] == "naive"
+    assert tags["dataset"] == "digits"
+    assert tags["protocol"] == "iid"
+    assert tags["seed"] == "7"
+    assert tags["model"] == "small_cnn"
+    assert tags[names.ROWS_TAG] == "complete"
+    assert params["epochs"] == "auto"
+    assert int(params["used/epochs"]) >= 1
+    (entry,) = finished.inputs.dataset_inputs
+    assert entry.dataset.name == "digits"
+    assert entry.dataset.digest == ("ab" * 32)[:36]
+    assert "| " in tags["mlflow.note.content"]
+
+
+def test_interrupted_training_is_scored_and_partial(store, experiment_id):
+    """Rows before an exception stay, and so does what they define."""
+    training = KnownTraining(FOUR_BUCKETS[:3], ends_with=RuntimeError("the model broke"))
+    with pytest.raises(RuntimeError, match="the model broke"):
+        train_in_process(training, ASKED)
+    run = the_run(store, experiment_id)
+    assert run.info.status == "FAILED"
+    assert run.data.tags[names.ROWS_TAG] == "partial"
+    cut = EXPECTED.after(2)
+    assert {n: v for n, v in run.data.metrics.items() if "bucket" not in n} == summarize(cut)
+
+
+def test_active_run_is_joined_and_left_open(store):
+    """Inside a user's own run nothing is opened, renamed or closed."""
+    with mlflow.start_run(run_name="mine", description="my own words") as active:
+        mlflow.log_param("epochs", "12 of mine")
+        train_in_process(KnownTraining(FOUR_BUCKETS), ASKED)
+        assert mlflow.active_run().info.run_id == active.info.run_id
+        mlflow.log_metric("after", 1.0)
+    run = store.get_run(active.info.run_id)
+    assert run.info.run_name == "mine"
+    assert run.data.params["epochs"] == "12 of mine"
+    assert run.data.tags["mlflow.note.content"] == "my own words"
+    assert (
+        run.data.metrics["clear/in_domain_accuracy"]
+        == summarize(EXPECTED)["clear/in_domain_accuracy"]
+    )
+
+
+def test_second_training_into_the_same_run_is_refused(store):
+    """Its rows would contradict those that are there; they stay as they are."""
+    with mlflow.start_run() as active:
+        train_in_process(KnownTraining(FOUR_BUCKETS), ASKED)
+        with pytest.raises(TrackingError, match="already holds 5 rows"):
+            train_in_process(KnownTraining(FOUR_BUCKETS[::-1]), ASKED)
+    run = store.get_run(active.info.run_id)
+    assert run.data.metrics["accuracy/bucket_04"] == 0.95

@@ -1,0 +1,53 @@
+"""Trainings whose rows are known beforehand, for tests of what is made of rows."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.matrix import AccuracyRow
+from clear_mlflow.training import StreamFacts
+
+NUM_TEST = 100
+
+
+@dataclass
+class KnownTraining:
+    """Gives the rows it was made with; raises what it was told to, after the last one."""
+
+    correct: Sequence[Sequence[int]]  # row by row, the initialisation first; of NUM_TEST images
+    ends_with: BaseException | None = None
+    digest: str = "sha256:" + "ab" * 32
+
+    @property
+    def config(self) -> TrainConfig:
+        return TrainConfig.resolve({"seed": "7"})
+
+    @property
+    def facts(self) -> StreamFacts:
+        buckets = tuple(str(j + 1) for j in range(len(self.correct[0])))
+        return StreamFacts(
+            name="digits",
+            digest=self.digest,
+            source="somewhere",
+            num_classes=10,
+            buckets=buckets,
+            num_train=(500,) * len(buckets),
+            num_test=(NUM_TEST,) * len(buckets),
+        )
+
+    def rows(self) -> Iterator[AccuracyRow]:
+        facts = self.facts
+        for i, correct in enumerate(self.correct):
+            yield AccuracyRow(i, facts.buckets, tuple(correct), facts.num_test)
+        if self.ends_with is not None:
+            raise self.ends_with
+
+
+# Four buckets: forgetting, and less accuracy the further ahead.
+FOUR_BUCKETS = [
+    [10, 11, 9, 10],
+    [90, 80, 70, 60],
+    [85, 92, 82, 71],
+    [80, 88, 94, 83],
+    [70, 81, 90, 95],
+]
