@@ -10,6 +10,7 @@ Source: Lin et al., The CLEAR Benchmark, arXiv:2201.06289; Avalanche's ``CLEARMe
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clear_mlflow.matrix import AccuracyMatrix
 from clear_mlflow.metrics._base import Metric, cells_where, need_future, need_trained
@@ -36,7 +37,7 @@ def in_domain_accuracy(matrix: AccuracyMatrix) -> float:
     0.85
     """
     need_trained(matrix, 1, "a trained bucket")
-    return float(cells_where(matrix, np.eye(*matrix.values.shape, dtype=np.bool_)).mean())
+    return float(cells_where(matrix, _steps_ahead(matrix) == 0).mean())
 
 
 def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
@@ -62,7 +63,7 @@ def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
     0.7
     """
     need_future(matrix)
-    return float(cells_where(matrix, np.eye(*matrix.values.shape, k=1, dtype=np.bool_)).mean())
+    return float(cells_where(matrix, _steps_ahead(matrix) == 1).mean())
 
 
 def backward_transfer(matrix: AccuracyMatrix) -> float:
@@ -86,7 +87,7 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     0.5
     """
     need_trained(matrix, 2, "a past bucket")
-    return float(cells_where(matrix, np.tri(*matrix.values.shape, k=-1, dtype=np.bool_)).mean())
+    return float(cells_where(matrix, _steps_ahead(matrix) < 0).mean())
 
 
 def forward_transfer(matrix: AccuracyMatrix) -> float:
@@ -110,7 +111,7 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
     0.1
     """
     need_future(matrix)
-    return float(cells_where(matrix, ~np.tri(*matrix.values.shape, dtype=np.bool_)).mean())
+    return float(cells_where(matrix, _steps_ahead(matrix) > 0).mean())
 
 
 def accuracy(matrix: AccuracyMatrix) -> float:
@@ -134,7 +135,7 @@ def accuracy(matrix: AccuracyMatrix) -> float:
     0.7
     """
     need_trained(matrix, 1, "a trained bucket")
-    return float(cells_where(matrix, np.tri(*matrix.values.shape, dtype=np.bool_)).mean())
+    return float(cells_where(matrix, _steps_ahead(matrix) <= 0).mean())
 
 
 def challenge_score(matrix: AccuracyMatrix) -> float:
@@ -156,6 +157,11 @@ def challenge_score(matrix: AccuracyMatrix) -> float:
     """
     parts = (in_domain_accuracy, next_domain_accuracy, backward_transfer, forward_transfer)
     return sum(part(matrix) for part in parts) / len(parts)
+
+
+def _steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
+    """(k, T): j - i, how far the bucket tested on lies ahead of the one trained through."""
+    return np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
 
 
 METRICS = (
