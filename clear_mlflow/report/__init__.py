@@ -1,0 +1,5 @@
+"""What people look at: the matrix and its metrics as tables, text, files and a picture.
+
+Nothing here computes a score. Bucket keys, dataset and run names come from outside and are treated
+as such, each form in its own way.
+"""

@@ -1,0 +1,111 @@
+"""The description of a run: what MLflow's page about it shows first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from clear_mlflow.matrix import AccuracyMatrix
+from clear_mlflow.metrics import METRICS
+from clear_mlflow.record import Record
+from clear_mlflow.report._rows import NOT_MEASURED, named_rows, percent, printable, shortened
+
+# MLflow cuts a longer description off, silently, and with it the end of a table. Counted in bytes,
+# because some of its stores do.
+_LARGEST = 7_900
+_LONGEST_KEY = 24
+
+
+def description(
+    record: Record,
+    summary: Mapping[str, float],
+    reasons: Mapping[str, str],
+    *,
+    title: str | None = None,
+    facts: Mapping[str, str] | None = None,
+) -> str:
+    """Matrix and metrics of a run as Markdown, always below MLflow's limit of 8,000 characters.
+
+    Where the matrix is too large for that, first its decimals go, then its cells; the metrics stay.
+
+    Args:
+        record: what the run has stored; under ``streaming`` only its evidence is shown.
+        summary: metric name to value, as from ``summarize``.
+        reasons: metric name to reason, as from ``explain``.
+        title: the heading; the dataset and the state of the run when not given.
+        facts: more of what a reader wants to know first, as strategy and model.
+    """
+    matrix = record.matrix.masked(record.protocol)
+    done = sum(row > 0 for row in record.rows)
+    state = f"{done} of {matrix.num_buckets} buckets"
+    heading = f"{record.dataset.name}, {state}" if title is None else title
+    told = {
+        "dataset": record.dataset.name,
+        "protocol": record.protocol,
+        "seed": "none" if record.seed is None else str(record.seed),
+        "buckets trained": state,
+        **(facts or {}),
+        "digest": record.dataset.digest,
+    }
+    if record.missing:
+        told["rows not stored"] = ", ".join(map(str, record.missing))
+    head = [f"### {_escaped(heading, 100)}", "", *_facts(told), ""]
+    tail = ["", *_metrics(summary, reasons)]
+    for decimals in (1, 0):
+        text = "\n".join([*head, *_matrix(matrix, decimals), *tail]) + "\n"
+        if _size(text) <= _LARGEST:
+            return text
+    note = f"The matrix of {matrix.num_buckets} buckets is too large for this page; see the "
+    lines = [*head, note + "artifacts in accuracy&#95;matrix.", *tail]
+    while _size("\n".join(lines)) > _LARGEST:  # only where a caller brings facts without end
+        lines.pop()
+    return "\n".join(lines) + "\n"
+
+
+def _facts(told: Mapping[str, str]) -> list[str]:
+    return [f"- {_escaped(name, 40)}: {_escaped(str(text), 80)}" for name, text in told.items()]
+
+
+def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
+    keys = [_escaped(key, _LONGEST_KEY) for key in matrix.buckets]
+    lines = [
+        "Accuracy in %; row: trained through, column: tested on.",
+        "",
+        f"| | {' | '.join(keys)} |",
+        f"|:--|{'--:|' * len(keys)}",
+    ]
+    for i, name, values in named_rows(matrix):
+        label = "initial" if i < 0 else f"after {_escaped(name, _LONGEST_KEY)}"
+        cells = [percent(value, decimals) for value in values]
+        if i >= 0 and cells[i] != NOT_MEASURED:
+            cells[i] = f"**{cells[i]}**"
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
+def _metrics(summary: Mapping[str, float], reasons: Mapping[str, str]) -> list[str]:
+    lines = ["| metric | value | |", "|:--|--:|:--|"]
+    known = {metric.name: metric for metric in METRICS}
+    for name in dict.fromkeys([*known, *summary, *reasons]):
+        if name in summary:
+            metric = known.get(name)
+            better = "lower is better" if metric and not metric.higher_is_better else ""
+            lines.append(f"| {_escaped(name, 60)} | {summary[name]:.4f} | {better} |")
+        elif name in reasons:
+            reason = _escaped(reasons[name], 100)
+            lines.append(f"| {_escaped(name, 60)} | {NOT_MEASURED} | {reason} |")
+    return lines
+
+
+def _escaped(text: str, limit: int) -> str:
+    """A text from outside as nothing but text.
+
+    All punctuation becomes character references: unlike backslashes, these mean the same to every
+    renderer, in tables too, and no link, tag or emphasis can come of them.
+    """
+    plain = shortened(printable(text), limit)
+    return re.sub(r"[!-,./:-@\[-`{-~]", lambda match: f"&#{ord(match[0])};", plain)
+
+
+def _size(text: str) -> int:
+    return len(text.encode("utf-8", "replace"))
