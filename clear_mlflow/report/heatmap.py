@@ -56,7 +56,8 @@ def heatmap_figure(matrix: AccuracyMatrix, title: str) -> Figure:
     body = _TOP + initial_height + _GAP
     width, height = _LEFT + side + _RIGHT, body + side + _BOTTOM
 
-    figure = Figure(figsize=(width, height), dpi=_DPI, facecolor="white", layout="none")
+    figure = Figure(figsize=(width, height), dpi=_DPI, facecolor="white")
+    figure.set_layout_engine("none")
     FigureCanvasAgg(figure)
     # One bare sheet in inches instead of an Axes per part: ticks and spines take half the time.
     sheet = figure.add_axes((0, 0, 1, 1))
@@ -84,32 +85,20 @@ def heatmap_figure(matrix: AccuracyMatrix, title: str) -> Figure:
 
 def heatmap_png(matrix: AccuracyMatrix, title: str) -> bytes:
     """The picture as a PNG file; the same matrix and title give the same bytes."""
-    # No name of the drawing software, whose version would change the bytes.
-    return _saved(heatmap_figure(matrix, title), format="png", metadata={"Software": None})
+    content = io.BytesIO()
+    # Asked of the canvas, not of savefig, which would follow a user's matplotlibrc. The name of the
+    # drawing software is left out: its version would change the bytes.
+    canvas: Any = heatmap_figure(matrix, title).canvas
+    canvas.print_png(content, metadata={"Software": None})
+    return content.getvalue()
 
 
 def heatmap_array(matrix: AccuracyMatrix, title: str) -> NDArray[np.uint8]:
     """The picture as pixels: (height, width, 3), red, green, blue."""
-    figure = heatmap_figure(matrix, title)
-    content = _saved(figure, format="rgba")
-    width, height = figure.canvas.get_width_height()
-    pixels: NDArray[np.uint8] = np.frombuffer(content, dtype=np.uint8)
-    colours: NDArray[np.uint8] = pixels.reshape((height, width, 4))[:, :, :3].copy()
+    canvas: Any = heatmap_figure(matrix, title).canvas
+    canvas.draw()
+    colours: NDArray[np.uint8] = np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
     return colours
-
-
-def _saved(figure: Figure, **how: Any) -> bytes:
-    content = io.BytesIO()
-    # All is said here that a user's matplotlibrc would otherwise decide, the size first of all.
-    figure.savefig(
-        content,
-        dpi=_DPI,
-        facecolor="white",
-        bbox_inches=figure.bbox_inches,
-        transparent=False,
-        **how,
-    )
-    return content.getvalue()
 
 
 def _draw_cells(
