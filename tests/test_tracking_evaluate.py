@@ -50,7 +50,7 @@ def trained(store, experiment_id):
     """Makes finished runs."""
 
     def make(correct=FOUR_BUCKETS, **options):
-        train_in_process(KnownTraining(correct, **options), {})
+        train_in_process(store, KnownTraining(correct, **options), {})
         return store.search_runs([experiment_id], max_results=1)[0]
 
     return make

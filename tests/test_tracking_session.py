@@ -30,7 +30,7 @@ def text_artifact(store, run, path):
 @pytest.fixture
 def finished(store, experiment_id):
     """A run of four buckets that went well."""
-    train_in_process(KnownTraining(FOUR_BUCKETS), ASKED)
+    train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
     return the_run(store, experiment_id)
 
 
@@ -115,7 +115,7 @@ def test_interrupted_training_is_scored_and_partial(store, experiment_id):
     """Rows before an exception stay, and so does what they define."""
     training = KnownTraining(FOUR_BUCKETS[:3], ends_with=RuntimeError("the model broke"))
     with pytest.raises(RuntimeError, match="the model broke"):
-        train_in_process(training, ASKED)
+        train_in_process(store, training, ASKED)
     run = the_run(store, experiment_id)
     assert run.info.status == "FAILED"
     assert run.data.tags[names.ROWS_TAG] == "partial"
@@ -127,7 +127,7 @@ def test_active_run_is_joined_and_left_open(store):
     """Inside a user's own run nothing is opened, renamed or closed."""
     with mlflow.start_run(run_name="mine", description="my own words") as active:
         mlflow.log_param("epochs", "12 of mine")
-        train_in_process(KnownTraining(FOUR_BUCKETS), ASKED)
+        train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
         assert mlflow.active_run().info.run_id == active.info.run_id
         mlflow.log_metric("after", 1.0)
     run = store.get_run(active.info.run_id)
@@ -143,8 +143,8 @@ def test_active_run_is_joined_and_left_open(store):
 def test_second_training_into_the_same_run_is_refused(store):
     """Its rows would contradict those that are there; they stay as they are."""
     with mlflow.start_run() as active:
-        train_in_process(KnownTraining(FOUR_BUCKETS), ASKED)
+        train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
         with pytest.raises(TrackingError, match="already holds 5 rows"):
-            train_in_process(KnownTraining(FOUR_BUCKETS[::-1]), ASKED)
+            train_in_process(store, KnownTraining(FOUR_BUCKETS[::-1]), ASKED)
     run = store.get_run(active.info.run_id)
     assert run.data.metrics["accuracy/bucket_04"] == 0.95

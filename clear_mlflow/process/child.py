@@ -12,8 +12,10 @@ import queue
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
+from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ClearError
 from clear_mlflow.process import messages
 
@@ -42,19 +44,20 @@ def main() -> None:
         sys.exit(0 if last["kind"] == "done" else 2)
 
 
-def _train(asked: dict[str, str], cues: queue.SimpleQueue[None], say: Any) -> None:
-    # Imported here: whatever is wrong with torch's installation is then told like any error.
-    from pathlib import Path
-
-    from clear_mlflow.config import TrainConfig
+def _train(
+    asked: dict[str, str],
+    cues: queue.SimpleQueue[None],
+    say: Callable[[dict[str, Any]], None],
+) -> None:
+    # Imported here: the supervisor is told what is wrong with a value before torch is loaded.
+    from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.progress import progress_for
-    from clear_mlflow.learning.training import check, prepare
+    from clear_mlflow.learning.training import check
 
     config = check(TrainConfig.resolve(asked))
     say(messages.checked(config.to_json()))
     cues.get()
-    progress = progress_for(sys.stderr)
-    training = prepare(config, Path(), progress)
+    training = prepare(config, progress_for(sys.stderr))
     say(messages.facts(training.facts))
     rows = training.rows()
     while True:

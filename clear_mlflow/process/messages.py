@@ -58,13 +58,12 @@ def decode(line: bytes) -> dict[str, Any]:
 
 def to_facts(message: dict[str, Any]) -> StreamFacts:
     """What :func:`facts` said."""
-    return StreamFacts(
-        **{
-            key: tuple(value) if isinstance(value, list) else value
-            for key, value in message.items()
-            if key != "kind"
-        }
-    )
+    fields: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value
+        for key, value in message.items()
+        if key != "kind"
+    }
+    return StreamFacts(**fields)
 
 
 def to_row(message: dict[str, Any]) -> AccuracyRow:

@@ -175,9 +175,10 @@ def _experiments(client: MlflowClient, wanted: str | None) -> list[str]:
     if wanted is None:
         return [e.experiment_id for e in listed]
     # A name goes before an id: an experiment may be called "3".
-    for matches in (lambda e: e.name == wanted, lambda e: e.experiment_id == wanted):
-        if found := [e.experiment_id for e in listed if matches(e)]:
-            return found
+    found = [e.experiment_id for e in listed if e.name == wanted]
+    found = found or [e.experiment_id for e in listed if e.experiment_id == wanted]
+    if found:
+        return found
     known = ", ".join(repr(e.name) for e in listed[:20])
     raise TrackingError(
         f"no experiment has the name or id {wanted!r} in {client.tracking_uri}; there are {known}"

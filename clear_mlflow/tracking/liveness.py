@@ -64,9 +64,8 @@ def _lives(pid: int, started: float) -> bool:
     try:
         process = psutil.Process(pid)
         # A number is given out again: only the start time tells that it is the same process.
-        return process.status() != psutil.STATUS_ZOMBIE and (
-            abs(process.create_time() - started) < 1.0
-        )
+        same = abs(process.create_time() - started) < 1.0
+        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from mlflow.entities import Metric, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NOTE
 
 from clear_mlflow.metrics import explain, summarize
-from clear_mlflow.record import Record, assemble
+from clear_mlflow.record import Record, RowRecord, assemble
 from clear_mlflow.report.files import matrix_csv, matrix_json
 from clear_mlflow.report.heatmap import heatmap_array, heatmap_png
 from clear_mlflow.report.markdown import description
@@ -74,7 +74,7 @@ def read_scores(client: MlflowClient, run: Run) -> Scores:
         )
     record = assemble(records)
     points = all_series(record.matrix, record.protocol)
-    times = {r.row.row: milliseconds(r.written_at) for r in records.values()}
+    times = _times(records.values(), record.matrix.num_rows)
     rows_state = "complete" if record.is_complete else "partial"
     tags = run.data.tags
     return Scores(
@@ -108,6 +108,19 @@ def write_scores(client: MlflowClient, run: Run, scores: Scores) -> None:
             client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
 
 
+def _times(records: Iterable[RowRecord], num_rows: int) -> dict[int, int]:
+    """When each step was measured, in milliseconds since the epoch.
+
+    A step whose own row is missing may still define a metric: it has the time of the row before.
+    """
+    written = {record.row.row: milliseconds(record.written_at) for record in records}
+    times = {}
+    time = min(written.values())
+    for step in range(num_rows + 1):
+        time = times[step] = written.get(step, time)
+    return times
+
+
 def _lacking(
     client: MlflowClient, run: Run, points: Series, times: Mapping[int, int]
 ) -> list[Metric]:
@@ -123,12 +136,11 @@ def _lacking(
                 if before is None or stored.timestamp >= before.timestamp:
                     in_force[stored.step] = stored
         for point in as_metrics({name: steps}, times):
-            stored = in_force.get(point.step)
-            if stored is None:
+            if point.step not in in_force:
                 found.append(point)
-            elif stored.value != point.value:
+            elif (other := in_force[point.step]).value != point.value:
                 # Of two values at one step MLflow shows the later one.
-                later = max(stored.timestamp + 1, point.timestamp)
+                later = max(other.timestamp + 1, point.timestamp)
                 found.append(Metric(name, point.value, later, point.step))
     return found
 
@@ -165,10 +177,13 @@ def _log_reports(client: MlflowClient, run: Run, scores: Scores, record: Record)
 
 def _note_tags(run: Run, scores: Scores, record: Record) -> dict[str, str]:
     """The run's description, unless a person has written another one there."""
-    current = run.data.tags.get(MLFLOW_RUN_NOTE)
-    if current and _short_hash(current) != run.data.tags.get(names.NOTE_TAG):
+    tags = run.data.tags
+    current = tags.get(MLFLOW_RUN_NOTE)
+    if current and _short_hash(current) != tags.get(names.NOTE_TAG):
         return {}
-    note = description(record, scores.summary, scores.reasons)
+    told = ("strategy", "model")
+    facts = {str(name): tags[name] for name in told if name in tags}
+    note = description(record, scores.summary, scores.reasons, facts=facts)
     return {MLFLOW_RUN_NOTE: note, names.NOTE_TAG: _short_hash(note)}
 
 

@@ -117,12 +117,16 @@ def score(client: MlflowClient, run_id: str) -> Scores:
     return scores
 
 
-def train_in_process(training: Training, asked: Mapping[str, str]) -> Scores:
+def train_in_process(client: MlflowClient, training: Training, asked: Mapping[str, str]) -> Scores:
     """Train in this process, into the active MLflow run or one of its own.
 
     An active run is joined and left open; a run that this opens is closed, whatever happens.
+
+    Args:
+        client: what :func:`~clear_mlflow.tracking.preflight.preflight` gave.
+        training: ready to begin.
+        asked: parameters as text, as the user gave them.
     """
-    client = preflight()
     joined = mlflow.active_run()
     run_id = joined.info.run_id if joined else _open_run(training.config)
     status = "FAILED"

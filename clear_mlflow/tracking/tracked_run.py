@@ -77,11 +77,14 @@ class TrackedRun:
     def log_facts(self, facts: StreamFacts) -> None:
         """Log the dataset as an MLflow input, with its digest and its counts per bucket."""
         self._facts = facts
+        for warning in facts.warnings:
+            _warn(f"dataset {facts.name}: {warning}")
         profile = {
             "num_classes": facts.num_classes,
             "num_train": dict(zip(facts.buckets, facts.num_train, strict=True)),
             "num_test": dict(zip(facts.buckets, facts.num_test, strict=True)),
             "digest": facts.digest,
+            "warnings": facts.warnings,
         }
         dataset = Dataset(
             name=facts.name,
