@@ -37,3 +37,4 @@ class BucketStream:
     class_names: tuple[str, ...]  # the index is the label
     buckets: tuple[Bucket, ...]
     digest: str  # of every image's content, class, bucket and split; not of where the files lie
+    warnings: tuple[str, ...] = ()  # what is odd but does not stop a run; one line each

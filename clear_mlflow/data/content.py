@@ -1,0 +1,187 @@
+"""What images are, apart from where they lie: content hashes, the digest, disjoint buckets.
+
+Every layout's reader ends in :func:`stream_of`, so that all data is proven the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from pathlib import Path
+from typing import NamedTuple
+
+from clear_mlflow.data.files import path_text, reason, regular_file_size
+from clear_mlflow.data.stream import Bucket, BucketStream
+from clear_mlflow.errors import DataError
+
+MAX_IMAGE_BYTES = 256 * 2**20
+_BLOCK_BYTES = 2**20
+_FILES_IN_A_TASK = 32
+
+
+class _Place(NamedTuple):
+    split: str
+    bucket: str
+
+    def __str__(self) -> str:
+        return f"bucket {self.bucket}'s {self.split} images"
+
+
+class _Image(NamedTuple):
+    place: _Place
+    class_name: str
+    path: Path
+    content: str  # SHA-256 of the file's bytes, hexadecimal
+
+
+def stream_of(
+    buckets: Sequence[Bucket], *, name: str, class_names: tuple[str, ...], root: Path
+) -> BucketStream:
+    """Hash every image, prove the buckets disjoint, and compute the stream's digest.
+
+    One photo in two buckets, or in a training and a test set, is a leak. Real collections have a
+    few (the same picture uploaded twice), so a few are told in ``warnings``. Where more than half
+    of a bucket's images are also in another one, the metadata lists the same images twice, and no
+    score of that stream would mean anything: that is an error. Copies within one bucket, split and
+    class are harmless and are not told.
+
+    Args:
+        buckets: in stream order; every image's folder is known to lie below *root*.
+        name: the dataset's name.
+        class_names: the index is the label.
+        root: the folder that holds all images, resolved.
+
+    Raises:
+        DataError: a file cannot be read, or two buckets or splits share over half their images.
+    """
+    images = _hashed(buckets, class_names, root)
+    return BucketStream(
+        name=name,
+        class_names=class_names,
+        buckets=tuple(buckets),
+        digest=_digest(images),
+        warnings=_shared_images(images),
+    )
+
+
+def _hashed(buckets: Sequence[Bucket], class_names: tuple[str, ...], root: Path) -> list[_Image]:
+    listed = [
+        (_Place(split, bucket.key), class_names[label], path)
+        for bucket in buckets
+        for split, images in (("train", bucket.train), ("test", bucket.test))
+        for path, label in zip(images.paths, images.labels.tolist(), strict=True)
+    ]
+    paths = [path for _, _, path in listed]
+    blocks = [paths[i : i + _FILES_IN_A_TASK] for i in range(0, len(paths), _FILES_IN_A_TASK)]
+    # More threads than cores: on a network file system most of the time is waiting for a reply.
+    with ThreadPoolExecutor(max_workers=4 * (os.cpu_count() or 1)) as pool:
+        contents = [
+            content
+            for block in pool.map(lambda block: [_hash(p, root) for p in block], blocks)
+            for content in block
+        ]
+    return [_Image(*entry, content) for entry, content in zip(listed, contents, strict=True)]
+
+
+def _hash(path: Path, root: Path) -> str:
+    size = regular_file_size(path, root=root)
+    if not 0 < size <= MAX_IMAGE_BYTES:
+        raise DataError(
+            f"{path_text(path)} has {size} bytes; expected an image of 1 to {MAX_IMAGE_BYTES}; "
+            "unpack the dataset again"
+        )
+    content = hashlib.sha256()
+    try:
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(_BLOCK_BYTES):
+                content.update(block)
+    except OSError as error:
+        raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
+    return content.hexdigest()
+
+
+def _digest(images: Sequence[_Image]) -> str:
+    """``sha256:`` and the hash of all (split, bucket, class, content), sorted.
+
+    Nothing in it depends on file names, folders or the order on disk. NUL separates the fields,
+    for no class name can hold it.
+    """
+    lines = sorted(
+        "\0".join((image.place.split, image.place.bucket, image.class_name, image.content))
+        for image in images
+    )
+    return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _shared_images(images: Sequence[_Image]) -> tuple[str, ...]:
+    """Warnings about images that are in two places; an error where two places are the same."""
+    by_content: defaultdict[str, list[_Image]] = defaultdict(list)
+    for image in images:
+        by_content[image.content].append(image)
+    sizes = Counter(place for place, _ in {(image.place, image.content) for image in images})
+    doubles = [copies for copies in by_content.values() if len(copies) > 1]
+
+    counts: Counter[tuple[_Place, _Place]] = Counter()
+    firsts: dict[tuple[_Place, _Place], tuple[_Image, _Image]] = {}
+    for copies in doubles:
+        for one, other in combinations(_first_by(copies, lambda image: image.place), 2):
+            counts[one.place, other.place] += 1
+            firsts.setdefault((one.place, other.place), (one, other))
+    for (place, other_place), count in counts.items():
+        smaller = min(sizes[place], sizes[other_place])
+        if 2 * count > smaller:
+            raise DataError(
+                f"{place} and {other_place} share {count} of {smaller} images, the first as "
+                f"{_both(*firsts[place, other_place])}; buckets and splits must be disjoint, so "
+                "the metadata lists one set of images twice: unpack the dataset again"
+            )
+    findings = (
+        ("in both a training and a test set", _across_splits),
+        ("in more than one bucket of one split", _across_buckets),
+        ("under more than one class", _across_classes),
+    )
+    return tuple(
+        f"{len(pairs)} {'image is' if len(pairs) == 1 else 'images are'} {finding}; the first is "
+        f"{_both(*pairs[0])}"
+        for finding, look in findings
+        if (pairs := [pair for copies in doubles if (pair := look(copies))])
+    )
+
+
+def _across_splits(copies: Sequence[_Image]) -> tuple[_Image, _Image] | None:
+    return _first_two(copies, lambda image: image.place.split)
+
+
+def _across_buckets(copies: Sequence[_Image]) -> tuple[_Image, _Image] | None:
+    train = [image for image in copies if image.place.split == "train"]
+    test = [image for image in copies if image.place.split == "test"]
+    return _first_two(train, lambda image: image.place.bucket) or _first_two(
+        test, lambda image: image.place.bucket
+    )
+
+
+def _across_classes(copies: Sequence[_Image]) -> tuple[_Image, _Image] | None:
+    return _first_two(copies, lambda image: image.class_name)
+
+
+def _first_two(
+    copies: Sequence[_Image], kind: Callable[[_Image], Hashable]
+) -> tuple[_Image, _Image] | None:
+    firsts = _first_by(copies, kind)
+    return (firsts[0], firsts[1]) if len(firsts) > 1 else None
+
+
+def _first_by(copies: Sequence[_Image], kind: Callable[[_Image], Hashable]) -> list[_Image]:
+    """The first image of each kind, in order."""
+    firsts: dict[Hashable, _Image] = {}
+    for image in copies:
+        firsts.setdefault(kind(image), image)
+    return list(firsts.values())
+
+
+def _both(one: _Image, other: _Image) -> str:
+    return f"{path_text(one.path)} and {path_text(other.path)}"

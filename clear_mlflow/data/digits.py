@@ -1,0 +1,274 @@
+"""The embedded dataset: handwritten digits whose look drifts from bucket to bucket.
+
+The images are the 1,797 scans that scikit-learn ships, 8 x 8 pixels of 17 grey levels. Of each
+class, three scans in ten are for testing, in every bucket; no scan is ever in a training set and
+in a test set. Each bucket takes a part of either and shows it at 32 x 32 pixels. Along the stream,
+
+* the digits turn, from 30 degrees to the left to 30 degrees to the right;
+* strokes grow bolder;
+* the contrast falls: the ink goes from white over yellow and orange to dark red, while the
+  background goes from black over blue and turquoise to sand;
+* a shade across the background grows stronger.
+
+A bucket's images lie up to one and a quarter buckets before and behind its own place on that way,
+so that neighbours overlap, as years do; and each is turned, moved and scaled a little by itself.
+
+All arithmetic on pixels is on integers and the files are BMP, whose bytes are the pixels' own: the
+digest is the same on every machine and under every version of zlib, libjpeg, numpy and Pillow.
+
+Source:
+    E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning
+    Repository, 1998, doi:10.24432/C50P49 (CC BY 4.0); its test set, as
+    ``sklearn.datasets.load_digits`` gives it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import tempfile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.data.files import path_text, reason
+from clear_mlflow.errors import DataError
+
+FOLDER = "digits-v1"  # another design needs another name, or old caches are read as the new data
+DIGEST = "sha256:bde5266a3077bf2368126945c01e8a1e352c0be85dc822266caa77764861fccf"
+
+BUCKETS = 10
+TRAIN_PER_CLASS = 50  # in each bucket
+TEST_PER_CLASS = 15
+
+_CLASSES = tuple("0123456789")
+_SIDE = 32
+_SCAN_SIDE = 8
+_SEED = 20220619
+_ONE = 1 << 16  # 1.0 in fixed point
+
+_UNIT = 64  # one bucket's step along the drift
+_END = (BUCKETS - 1) * _UNIT
+_SPREAD = 1.25  # how far images lie from their bucket's place, in buckets
+
+# Colours (red, green, blue) at the places of buckets 1, 4, 7 and 10; straight lines between.
+_INK = ((236, 236, 236), (244, 214, 120), (236, 140, 72), (140, 40, 64))
+_GROUND = ((12, 12, 24), (36, 56, 104), (84, 124, 136), (172, 176, 148))
+_DEGREES = (-30, 30)  # clockwise, at the first bucket's place and at the last one's
+_THRESHOLD = (7 * 256, 3 * 256)  # grey level, of 16 * 256, at which ink begins
+_RAMP = 4 * 256  # grey levels from no ink to full ink
+_SHADE = (0, 60)  # levels that the background changes by, from corner to corner
+
+
+def digits_root(cache_dir: Path) -> Path:
+    """The folder of the embedded dataset in CLEAR's released layout, written on first use.
+
+    Written to a temporary folder beside it and renamed when whole: two processes may do so at
+    once, and one that dies leaves nothing that is read later.
+
+    Args:
+        cache_dir: made where it is missing.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    root = cache_dir / FOLDER
+    try:
+        if root.is_dir():
+            return root
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        # Within a private folder, so that the dataset itself gets the user's ordinary permissions.
+        private = Path(tempfile.mkdtemp(prefix=f".{FOLDER}-", dir=cache_dir))
+        try:
+            _write(private / FOLDER)
+            try:
+                (private / FOLDER).rename(root)
+            except OSError:
+                if not root.is_dir():  # else another process was first, with the same files
+                    raise
+        finally:
+            shutil.rmtree(private, ignore_errors=True)
+    except OSError as error:
+        raise DataError(
+            f"cannot write the embedded dataset to {path_text(root)}: {reason(error)}; set "
+            "CLEAR_MLFLOW_CACHE to a folder that can be written"
+        ) from error
+    return root
+
+
+def default_cache_dir() -> Path:
+    """CLEAR_MLFLOW_CACHE, else clear_mlflow in XDG_CACHE_HOME, else ~/.cache/clear_mlflow.
+
+    Raises:
+        DataError: none of them is set and the user has no home folder.
+    """
+    try:
+        if named := os.environ.get("CLEAR_MLFLOW_CACHE"):
+            return Path(named).expanduser().absolute()
+        # The XDG specification says to ignore a relative path.
+        caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
+        return (caches if caches.is_absolute() else Path.home() / ".cache") / "clear_mlflow"
+    except RuntimeError as error:
+        raise DataError(
+            f"there is no cache folder: {reason(error)}; set CLEAR_MLFLOW_CACHE to one"
+        ) from None
+
+
+def _write(root: Path) -> None:
+    scans, labels = _scans()
+    by_class = [np.flatnonzero(labels == label) for label in range(len(_CLASSES))]
+    for split, tested, per_class in (
+        ("train", False, TRAIN_PER_CLASS),
+        ("test", True, TEST_PER_CLASS),
+    ):
+        folder = root / split
+        metadata: dict[str, dict[str, str]] = {}
+        for bucket in range(BUCKETS):
+            key = str(bucket + 1)
+            metadata[key] = {}
+            for label, class_name in enumerate(_CLASSES):
+                own = by_class[label]
+                pool = own[(np.arange(len(own)) % 10 < 3) == tested]
+                taken = pool[(bucket * per_class + np.arange(per_class)) % len(pool)]
+                pixels = _shown(scans[taken], taken, bucket)
+                metadata[key][class_name] = _write_class(folder, key, class_name, taken, pixels)
+        (folder / "class_names.txt").write_text("\n".join(_CLASSES) + "\n", encoding="utf-8")
+        _write_json(folder / "labeled_metadata.json", metadata)
+
+
+def _scans() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The scans, (1797, 8, 8), 0 to 16, and their labels, (1797,)."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    return digits.images.astype(np.int64), digits.target.astype(np.int64)
+
+
+def _shown(scans: NDArray[np.int64], numbers: NDArray[np.int64], bucket: int) -> NDArray[np.uint8]:
+    """Scans as a bucket shows them: (N, 8, 8), 0 to 16, to (N, 32, 32, 3), red first."""
+    draws = np.array([_own_draws(number, bucket) for number in numbers.tolist()])
+    # From here on whole numbers, but for the angle and the size of each scan, which are rounded
+    # before a pixel depends on them.
+    place = np.clip(
+        bucket * _UNIT + np.rint(draws[:, 0] * _SPREAD * _UNIT).astype(np.int64), 0, _END
+    )
+    grey = _warped(
+        scans,
+        degrees=_between(_DEGREES, place) + np.rint(draws[:, 1] * 6),
+        scale=_SIDE / _SCAN_SIDE * (0.92 + 0.08 * draws[:, 2]),
+        shift=np.rint(draws[:, 3:] * 3).astype(np.int64),
+    )
+    threshold = _between(_THRESHOLD, place)[:, np.newaxis, np.newaxis]
+    ink = np.clip((grey - threshold) * 255 // _RAMP, 0, 255)[..., np.newaxis]
+    steps = np.arange(_SIDE) - _SIDE // 2
+    corner_to_corner = (steps[:, np.newaxis] + steps)[..., np.newaxis]
+    shade = corner_to_corner * _between(_SHADE, place)[:, np.newaxis, np.newaxis, np.newaxis]
+    ground = _colour(_GROUND, place) + shade // (2 * _SIDE)
+    pixels: NDArray[np.int64] = (ground * (255 - ink) + _colour(_INK, place) * ink) // 255
+    return np.clip(pixels, 0, 255).astype(np.uint8)
+
+
+def _own_draws(number: int, bucket: int) -> list[float]:
+    """Five numbers in [-1, 1) for a scan in a bucket."""
+    # The raw words of a bit generator are what numpy promises never to change.
+    raw = np.random.PCG64([_SEED, bucket, number]).random_raw(5)
+    return [(word >> 11) / 2.0**52 - 1.0 for word in raw.tolist()]
+
+
+def _between(ends: tuple[int, int], place: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The value at each place of the drift: (N,) to (N,)."""
+    first, last = ends
+    value: NDArray[np.int64] = first + (last - first) * place // _END
+    return value
+
+
+def _colour(
+    colours: tuple[tuple[int, int, int], ...], place: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The colour at each place of the drift: (N,) to (N, 1, 1, 3)."""
+    span = _END // (len(colours) - 1)
+    start = np.minimum(place // span, len(colours) - 2)
+    step = (place - start * span)[:, np.newaxis]
+    table = np.array(colours)
+    mixed: NDArray[np.int64] = (table[start] * (span - step) + table[start + 1] * step) // span
+    return mixed[:, np.newaxis, np.newaxis, :]
+
+
+def _warped(
+    scans: NDArray[np.int64],
+    *,
+    degrees: NDArray[np.float64],
+    scale: NDArray[np.float64],
+    shift: NDArray[np.int64],
+) -> NDArray[np.int64]:
+    """Scans turned, enlarged and moved: (N, 8, 8), 0 to 16, to (N, 32, 32), 0 to 16 * 256.
+
+    Args:
+        scans: grey levels.
+        degrees: (N,), clockwise.
+        scale: (N,), pixels of the image for one of the scan.
+        shift: (N, 2), to the left and up, in half pixels.
+    """
+    angle = np.radians(degrees)
+    # The source's step, in fixed point, for half a pixel of the image.
+    along = np.rint(_ONE * np.cos(angle) / scale / 2).astype(np.int64)[:, np.newaxis, np.newaxis]
+    across = np.rint(_ONE * np.sin(angle) / scale / 2).astype(np.int64)[:, np.newaxis, np.newaxis]
+    half_pixels = 2 * np.arange(_SIDE) - (_SIDE - 1)
+    x = half_pixels + shift[:, :1, np.newaxis]
+    y = half_pixels[:, np.newaxis] + shift[:, 1:, np.newaxis]
+    centre = (_SCAN_SIDE - 1) * _ONE // 2
+    column = centre + along * x + across * y
+    row = centre - across * x + along * y
+
+    margin = _SCAN_SIDE
+    padded = np.pad(scans, ((0, 0), (margin, margin), (margin, margin)))
+    which = np.arange(len(scans))[:, np.newaxis, np.newaxis]
+    left, up = column // _ONE + margin, row // _ONE + margin
+    right, down = column % _ONE // 256, row % _ONE // 256  # the neighbours' weights, of 256
+    upper, lower = (
+        padded[which, r, left] * (256 - right) + padded[which, r, left + 1] * right
+        for r in (up, up + 1)
+    )
+    grey: NDArray[np.int64] = (upper * (256 - down) + lower * down) // 256
+    return grey
+
+
+def _write_class(
+    folder: Path, key: str, class_name: str, numbers: NDArray[np.int64], pixels: NDArray[np.uint8]
+) -> str:
+    """Write one class of one bucket; gives the path of its metadata, relative to *folder*."""
+    images = f"labeled_images/{key}/{class_name}"
+    (folder / images).mkdir(parents=True)
+    entries = {}
+    for number, image in zip(numbers.tolist(), pixels, strict=True):
+        path = f"{images}/{number}.bmp"
+        (folder / path).write_bytes(_bmp(image))
+        entries[str(number)] = {
+            "ID": str(number),
+            "EXT": "bmp",
+            "IMG_DIR": images,
+            "IMG_PATH": path,
+        }
+    metadata = f"labeled_metadata/{key}/{class_name}.json"
+    (folder / metadata).parent.mkdir(parents=True, exist_ok=True)
+    _write_json(folder / metadata, entries)
+    return metadata
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def _bmp(pixels: NDArray[np.uint8]) -> bytes:
+    """A Windows bitmap of 24 bits: (height, width, 3), red first; width a multiple of 4."""
+    height, width, _ = pixels.shape
+    body = pixels[::-1, :, ::-1].tobytes()  # from the bottom row up, blue first
+    header = struct.pack(
+        "<2sIHHIIiiHHIIiiII",
+        *(b"BM", 54 + len(body), 0, 0, 54),
+        *(40, width, height, 1, 24, 0, len(body), 2835, 2835, 0, 0),
+    )
+    return header + body

@@ -1,0 +1,197 @@
+"""Reading what others wrote: sizes bounded before reading, no path followed out of its folder."""
+
+from __future__ import annotations
+
+import json
+import stat
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from clear_mlflow.errors import DataError
+
+MAX_METADATA_BYTES = 256 * 2**20  # CLEAR-100's largest metadata file is far below a tenth of it
+_MAX_CLASS_LIST_BYTES = 2**20
+_MAX_SHOWN = 80
+
+
+def shown(value: object) -> str:
+    """A value from a file as part of a one-line message: escaped, and cut where it is long."""
+    text = ascii(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
+
+
+def path_text(path: Path) -> str:
+    """A path as part of a one-line message: whole, with unprintable characters escaped."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in str(path))
+
+
+def reason(error: BaseException) -> str:
+    """Why something failed, as part of a one-line message."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(str(text).split())
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; ``False`` too where one may not look."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
+
+
+def regular_file_size(path: Path, *, root: Path) -> int:
+    """The size of a plain file that lies below *root*, links followed only as long as they stay.
+
+    Args:
+        path: a file whose folder is known to lie below *root*.
+        root: a folder, resolved.
+
+    Raises:
+        DataError: nothing is there, it is no plain file, or a link leads out of *root*.
+    """
+    try:
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode):
+            if not path.resolve(strict=True).is_relative_to(root):
+                raise DataError(
+                    f"{path_text(path)} is a link that leads out of {path_text(root)}; put the "
+                    "file itself there"
+                )
+            status = path.stat()
+    except FileNotFoundError:
+        raise DataError(f"{path_text(path)} is missing; unpack the dataset again, whole") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: a loop of links, before Python 3.13
+        raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
+    if not stat.S_ISREG(status.st_mode):
+        raise DataError(f"{path_text(path)} is not a plain file; unpack the dataset again")
+    return status.st_size
+
+
+def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
+    """Read a class list: one name a line, sorted; a final newline may or may not be there.
+
+    Raises:
+        DataError: the file cannot be read, or is empty, unsorted, or has an empty or doubled name.
+    """
+    try:
+        text = _read_bytes(path, root=root, limit=_MAX_CLASS_LIST_BYTES).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path_text(path)} is not UTF-8 text: {reason(error)}") from None
+    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    if lines == [""]:
+        raise DataError(f"{path_text(path)} is empty; expected one class name a line")
+    for number, name in enumerate(lines, start=1):
+        if not name or name != name.strip() or not name.isprintable():
+            raise DataError(
+                f"{path_text(path)} line {number} is {shown(name)}; expected a class name and "
+                "nothing else on each line"
+            )
+    for number, (before, name) in enumerate(pairwise(lines), start=2):
+        if before >= name:
+            raise DataError(
+                f"{path_text(path)} line {number}: {shown(name)} after {shown(before)}; expected "
+                "names sorted and without doubles, for the line number is the label"
+            )
+    return tuple(lines)
+
+
+def read_json_object(path: Path, *, root: Path) -> dict[str, Any]:
+    """Read a JSON object, and let nothing in it pass in silence.
+
+    Raises:
+        DataError: the file cannot be read, is over 256 MiB, is no JSON object, is truncated,
+            names one key twice, or holds a number that JSON does not have.
+    """
+    content = _read_bytes(path, root=root, limit=MAX_METADATA_BYTES)
+    try:
+        value = json.loads(
+            content, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant
+        )
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path_text(path)} is not the JSON that it should be: {reason(error)}; unpack the "
+            "dataset again"
+        ) from None
+    return expect_object(value, what=path_text(path))
+
+
+def expect_object(value: object, *, what: str) -> dict[str, Any]:
+    """The value, if it is a JSON object that is not empty.
+
+    Raises:
+        DataError: it is something else.
+    """
+    if not isinstance(value, dict):
+        raise DataError(f"{what} holds {shown(value)}; expected a JSON object")
+    if not value:
+        raise DataError(f"{what} holds an empty object; unpack the dataset again")
+    return value
+
+
+def stored_path(stored: object, *, base: Path, below: str, named_in: Path) -> Path:
+    """A path that a file names, joined to *base*, if by its text it stays in ``base/below``.
+
+    Links are another matter: see :func:`resolve_folder` and :func:`regular_file_size`.
+
+    Raises:
+        DataError: it is no text, is absolute, climbs with ``..``, or starts in another folder.
+    """
+    if isinstance(stored, str) and stored.isprintable() and "\\" not in stored:
+        parts = PurePosixPath(stored).parts
+        if len(parts) > 1 and parts[0] == below and ".." not in parts:
+            return base.joinpath(*parts)
+    raise DataError(
+        f"{path_text(named_in)} names the path {shown(stored)}; expected a relative path that "
+        f"starts with {below}/ and has no '..'"
+    )
+
+
+def resolve_folder(folder: Path, *, root: Path) -> None:
+    """Make sure that a folder lies below *root* when its links are followed.
+
+    Raises:
+        DataError: it does not, or it is missing.
+    """
+    try:
+        real = folder.resolve(strict=True)
+    except FileNotFoundError:
+        raise DataError(
+            f"{path_text(folder)} is missing; unpack the dataset again, whole"
+        ) from None
+    except (OSError, RuntimeError) as error:
+        raise DataError(f"{path_text(folder)} cannot be read: {reason(error)}") from None
+    if not real.is_relative_to(root):
+        raise DataError(
+            f"{path_text(folder)} is a link that leads out of {path_text(root)}; put the folder "
+            "itself there"
+        )
+    if not real.is_dir():
+        raise DataError(f"{path_text(folder)} is not a folder; unpack the dataset again")
+
+
+def _read_bytes(path: Path, *, root: Path, limit: int) -> bytes:
+    resolve_folder(path.parent, root=root)
+    size = regular_file_size(path, root=root)
+    if size > limit:
+        raise DataError(
+            f"{path_text(path)} has {size} bytes; expected {limit} at most, so it is not what its "
+            "name says"
+        )
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = sorted(key for key, _ in pairs)
+        double = next(key for key, after in pairwise(keys) if key == after)
+        raise ValueError(f"key {shown(double)} is there twice in one object")
+    return value
+
+
+def _refuse_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON number")
