@@ -1,0 +1,76 @@
+"""Where the arithmetic runs, and where its randomness comes from."""
+
+from __future__ import annotations
+
+import enum
+import random
+
+import numpy as np
+import torch
+
+from clear_mlflow.config import AUTO
+from clear_mlflow.errors import ConfigError
+
+
+class Draw(enum.IntEnum):
+    """What a random stream is for; each purpose draws from a stream of its own."""
+
+    WEIGHTS = 0
+    ORDER = 1
+    AUGMENTATION = 2
+    MODEL = 3  # what layers draw by themselves while training: dropout, stochastic depth
+    BUFFER = 4
+
+
+def resolve_device(asked: str) -> str:
+    """Name the device to train on.
+
+    Args:
+        asked: ``cpu``, ``cuda``, or ``auto``: cuda where there is one.
+
+    Returns:
+        ``cpu`` or ``cuda``.
+
+    Raises:
+        ConfigError: cuda is asked for, and torch sees none.
+    """
+    present = torch.cuda.is_available()
+    if asked == AUTO:
+        return "cuda" if present else "cpu"
+    if asked == "cuda" and not present:
+        raise ConfigError(
+            "device is cuda, but torch finds no usable CUDA device here; pass device=auto or "
+            "device=cpu, or check the driver and CUDA_VISIBLE_DEVICES"
+        )
+    return asked
+
+
+def derive_seed(seed: int, purpose: Draw, *where: int) -> int:
+    """A seed for one purpose at one place of the stream, in [0, 2**63).
+
+    It follows from its arguments alone: what is drawn for epoch 2 of bucket 3 does not depend on
+    what was drawn before, so neither testing more often nor stopping and going on changes it.
+
+    Args:
+        seed: the run's seed.
+        purpose: what is drawn.
+        where: the bucket's position, then the epoch, as far as they apply.
+
+    Source:
+        numpy's SeedSequence: spawn keys give streams that are independent for all that is known.
+    """
+    sequence = np.random.SeedSequence(seed, spawn_key=(int(purpose), *where))
+    return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def generator(seed: int, purpose: Draw, *where: int) -> torch.Generator:
+    """A CPU generator of its own for one purpose; see :func:`derive_seed`."""
+    return torch.Generator().manual_seed(derive_seed(seed, purpose, *where))
+
+
+def seed_everything(seed: int, purpose: Draw, *where: int) -> None:
+    """Seed the process-wide generators, which layers and initialisers draw from."""
+    derived = derive_seed(seed, purpose, *where)
+    random.seed(derived)
+    np.random.seed(derived % 2**32)
+    torch.manual_seed(derived)

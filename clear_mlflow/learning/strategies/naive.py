@@ -1,0 +1,18 @@
+"""Naive: train on each new bucket and on nothing else."""
+
+from __future__ import annotations
+
+from clear_mlflow.learning.images import Samples
+from clear_mlflow.learning.strategies._base import Strategy
+
+
+class Naive(Strategy):
+    """Fine-tune the model on the new bucket; the baseline that shows how much is forgotten.
+
+    Source:
+        Lin et al., The CLEAR Benchmark, arXiv:2201.06289: "finetuning".
+    """
+
+    def training_set(self, position: int) -> Samples:
+        """The new bucket's images."""
+        return self.stream.train(position)

@@ -1,0 +1,92 @@
+"""A training in two steps, so that what is wrong shows in seconds: check it, then prepare it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.learning.device import resolve_device
+from clear_mlflow.learning.images import DecodedStream
+from clear_mlflow.learning.models import check_model
+from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.strategies._base import load_strategy
+from clear_mlflow.learning.train import train
+from clear_mlflow.matrix import AccuracyRow
+from clear_mlflow.training import StreamFacts
+
+
+def check(config: TrainConfig) -> TrainConfig:
+    """Check all that can be known without data: strategy, device, and model on made-up images.
+
+    Returns:
+        The configuration with its device resolved.
+
+    Raises:
+        ConfigError: one of them is unknown, absent, or does not fit the others.
+    """
+    load_strategy(config.strategy)
+    device = resolve_device(config.device)
+    check_model(
+        config.model, image_size=config.image_size, batch_size=_smallest_batch(config.batch_size)
+    )
+    return dataclasses.replace(config, device=device)
+
+
+@dataclass(frozen=True, eq=False)
+class StreamTraining:
+    """A training on a stream, in this process; ready to begin.
+
+    Args:
+        config: as :func:`check` returned it.
+        stream: the dataset; its images are decoded when they are needed.
+        source: where the dataset was read from, for people.
+        progress: who is told how far it is.
+    """
+
+    config: TrainConfig
+    stream: BucketStream
+    source: str
+    progress: TrainingProgress
+
+    def __post_init__(self) -> None:
+        fewest = min(len(bucket.train) for bucket in self.stream.buckets)
+        check_model(
+            self.config.model,
+            image_size=self.config.image_size,
+            batch_size=_smallest_batch(min(self.config.batch_size, fewest)),
+        )
+
+    @property
+    def facts(self) -> StreamFacts:
+        """The dataset that is trained on."""
+        return StreamFacts(
+            name=self.stream.name,
+            digest=self.stream.digest,
+            source=self.source,
+            num_classes=len(self.stream.class_names),
+            buckets=tuple(bucket.key for bucket in self.stream.buckets),
+            num_train=tuple(len(bucket.train) for bucket in self.stream.buckets),
+            num_test=tuple(len(bucket.test) for bucket in self.stream.buckets),
+            warnings=self.stream.warnings,
+        )
+
+    def rows(self) -> Iterator[AccuracyRow]:
+        """Train, and give each row as soon as it is measured; see :func:`train`."""
+        with self.progress as progress:
+            decoded = DecodedStream(
+                self.stream,
+                image_size=self.config.image_size,
+                device=torch.device(self.config.device),
+                on_image=progress.images_decoded,
+            )
+            yield from train(decoded, self.config, progress=progress)
+
+
+def _smallest_batch(batch_size: int) -> int:
+    """Images in the smallest batch of an epoch: a rest of one joins the batch before it."""
+    return min(batch_size, 2)
