@@ -42,4 +42,3 @@ def __getattr__(name: str) -> Any:
 
         return train
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-

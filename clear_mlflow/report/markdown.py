@@ -36,9 +36,8 @@ def description(
         facts: more of what a reader wants to know first, as strategy and model.
     """
     matrix = record.matrix.masked(record.protocol)
-    done = sum(row > 0 for row in record.rows)
-    state = f"{done} of {matrix.num_buckets} buckets"
-    heading = f"{record.dataset.name}, {state}" if title is None else title
+    state = f"{record.rows[-1]} of {matrix.num_buckets}"
+    heading = f"{record.dataset.name}, {state} buckets" if title is None else title
     told = {
         "dataset": record.dataset.name,
         "protocol": record.protocol,
@@ -87,13 +86,14 @@ def _metrics(summary: Mapping[str, float], reasons: Mapping[str, str]) -> list[s
     lines = ["| metric | value | |", "|:--|--:|:--|"]
     known = {metric.name: metric for metric in METRICS}
     for name in dict.fromkeys([*known, *summary, *reasons]):
+        metric = known.get(name)
+        shown = f"`{name}`" if metric else _escaped(name, 60)
         if name in summary:
-            metric = known.get(name)
             better = "lower is better" if metric and not metric.higher_is_better else ""
-            lines.append(f"| {_escaped(name, 60)} | {summary[name]:.4f} | {better} |")
+            lines.append(f"| {shown} | {summary[name]:.4f} | {better} |")
         elif name in reasons:
             reason = _escaped(reasons[name], 100)
-            lines.append(f"| {_escaped(name, 60)} | {NOT_MEASURED} | {reason} |")
+            lines.append(f"| {shown} | {NOT_MEASURED} | {reason} |")
     return lines
 
 

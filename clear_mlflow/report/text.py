@@ -32,15 +32,9 @@ def matrix_table(matrix: AccuracyMatrix) -> Table:
         columns = columns[:half] + columns[-half:]
     key_width = max(_CELL, (_WIDTH - _LABEL) // (len(columns) + elided) - 1)
 
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        padding=(0, 0, 0, 1),
-        pad_edge=False,
-        show_edge=False,
-        caption="accuracy in %; row: trained through, column: tested on",
-        caption_justify="left",
-    )
-    table.add_column("", no_wrap=True)
+    # The box's own column divider is the one space between columns.
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    table.add_column("% tested on →", no_wrap=True)
     for position, j in enumerate(columns):
         if elided and position == len(columns) // 2:
             table.add_column("…", no_wrap=True)

@@ -1,0 +1,38 @@
+"""What the pure core loads."""
+
+import subprocess
+import sys
+
+PURE = [
+    "clear_mlflow",
+    "clear_mlflow.matrix",
+    "clear_mlflow.metrics",
+    "clear_mlflow.record",
+    "clear_mlflow.report.text",
+    "clear_mlflow.report.markdown",
+    "clear_mlflow.report.files",
+    "clear_mlflow.report.heatmap",
+]
+
+
+def loaded_after(code: str) -> set[str]:
+    listing = f"{code}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
+    return set(subprocess.check_output([sys.executable, "-c", listing], text=True).split())
+
+
+def test_the_pure_core_is_pure():
+    """Scoring rows needs numpy alone: no torch, no mlflow, and matplotlib only to draw."""
+    loaded = loaded_after(f"import {', '.join(PURE)}")
+    assert "numpy" in loaded
+    assert loaded.isdisjoint(["torch", "torchvision", "mlflow", "matplotlib"])
+
+
+def test_drawing_uses_no_pyplot():
+    """A picture from a thread must not touch what a user's own session draws with."""
+    code = (
+        "import sys; from clear_mlflow import AccuracyMatrix\n"
+        "from clear_mlflow.report.heatmap import heatmap_png\n"
+        "heatmap_png(AccuracyMatrix([[0.5]]), 'x')\n"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    assert loaded_after(code).isdisjoint(["torch", "mlflow"])

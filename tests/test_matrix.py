@@ -1,0 +1,208 @@
+"""The accuracy matrix and its rows."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clear_mlflow.errors import ClearError, ConfigError, RecordError
+from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
+
+NAN = math.nan
+
+
+def row(number: int, *correct: int, buckets=None, total: int = 10) -> AccuracyRow:
+    keys = buckets or tuple(str(j + 1) for j in range(len(correct)))
+    return AccuracyRow(number, keys, correct, (total,) * len(correct))
+
+
+def test_row_derives_accuracy_and_the_bucket_trained_through():
+    """Counts are the record; the fraction and the key follow from them."""
+    measured = AccuracyRow(2, ("2004", "2005"), (1, 2), (3, 4))
+    assert measured.accuracy == (1 / 3, 0.5)
+    assert measured.trained_through == "2005"
+    assert row(0, 1, 2).trained_through is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ((-1, ("a",), (1,), (2,)), "row is -1"),
+        ((True, ("a",), (1,), (2,)), "row is True"),
+        ((2, ("a",), (1,), (2,)), "only 1 buckets"),
+        ((0, (), (), ()), "buckets is ()"),
+        ((0, "ab", (1, 1), (2, 2)), "buckets is 'ab'"),
+        ((0, ("a", "a"), (1, 1), (2, 2)), "stands twice"),
+        ((0, ("",), (1,), (2,)), "bucket key is ''"),
+        ((0, ("x" * 101,), (1,), (2,)), "1 to 100"),
+        ((0, ("a\x1b[2J",), (1,), (2,)), "printable"),
+        ((0, ("\ud800",), (1,), (2,)), "printable"),
+        ((0, (3,), (1,), (2,)), "bucket key is 3"),
+        ((0, ("a", "b"), (1,), (2, 2)), "correct has 1 entries for 2"),
+        ((0, ("a",), (1,), (2, 2)), "num_instances has 2 entries for 1"),
+        ((0, ("a",), (3,), (2,)), "correct of bucket 'a' is 3"),
+        ((0, ("a",), (-1,), (2,)), "correct of bucket 'a' is -1"),
+        ((0, ("a",), (0,), (0,)), "num_instances of bucket 'a' is 0"),
+        ((0, ("a",), (1,), (2**53 + 1,)), "2**53"),
+        ((0, ("a",), (1.0,), (2,)), "expected one integer"),
+        ((0, ("a",), (False,), (2,)), "expected one integer"),
+        ((0, ("a",), None, (2,)), "correct is None"),
+        ((0, ("a",), (10**5000,), (2,)), "too long to write out"),
+    ],
+)
+def test_impossible_rows_are_refused_in_one_line(arguments, part):
+    """Whatever does not fit is named, and the message stays a short line."""
+    with pytest.raises(RecordError) as caught:
+        AccuracyRow(*arguments)
+    message = str(caught.value)
+    assert part in message
+    assert "\n" not in message
+    assert len(message) < 300
+
+
+def test_trailing_rows_without_a_cell_are_dropped_and_inner_ones_kept():
+    """A run that stopped after three buckets has three rows, also where row 2 is missing."""
+    full = [[0.1] * 4, [NAN] * 4, [NAN, NAN, 0.3, NAN], [NAN] * 4]
+    matrix = AccuracyMatrix(full)
+    assert (matrix.num_rows, matrix.num_buckets) == (3, 4)
+    assert np.isnan(matrix.values[1]).all()
+    assert matrix.equals(AccuracyMatrix(full[:3]))
+    assert AccuracyMatrix(np.full((2, 3), NAN)).num_rows == 0
+
+
+def test_arrays_are_copies_and_read_only():
+    """Nobody changes a matrix afterwards, neither through it nor through what it came from."""
+    values, initial, counts = np.full((2, 2), 0.5), np.full(2, 0.1), np.array([3, 4])
+    matrix = AccuracyMatrix(values, initial, counts)
+    values[0, 0], initial[0], counts[0] = 0.9, 0.9, 9
+    assert matrix.values[0, 0] == 0.5
+    assert matrix.initial[0] == 0.1
+    assert matrix.num_instances[0] == 3
+    for array in (matrix.values, matrix.initial, matrix.num_instances, matrix.after(1).values):
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+
+
+def test_an_initial_row_without_a_cell_is_not_measured():
+    """NaN everywhere says the same as no initialisation row."""
+    assert AccuracyMatrix([[0.5]], initial=[NAN]).initial is None
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"values": [[1.1]]},
+        {"values": [[-0.1]]},
+        {"values": [[math.inf]]},
+        {"values": [[-math.inf]]},
+        {"values": [0.5]},
+        {"values": []},
+        {"values": np.empty((0, 0))},
+        {"values": [[0.5], [0.5]]},
+        {"values": [[[0.5]]]},
+        {"values": [[0.5, 0.5], [0.5]]},
+        {"values": [["high"]]},
+        {"values": [[0.5j]]},
+        {"values": [[0.5]], "initial": [0.5, 0.5]},
+        {"values": [[0.5]], "initial": [math.inf]},
+        {"values": [[0.5]], "initial": 0.5},
+        {"values": [[0.5]], "num_instances": [0]},
+        {"values": [[0.5]], "num_instances": [1.5]},
+        {"values": [[0.5]], "num_instances": [True]},
+        {"values": [[0.5]], "num_instances": [1, 2]},
+        {"values": [[0.5]], "num_instances": [2**60]},
+        {"values": [[0.5]], "num_instances": [10**30]},
+        {"values": [[0.5]], "buckets": ["a", "b"]},
+        {"values": [[0.5]], "buckets": "a"},
+        {"values": [[0.5, 0.5]], "buckets": ["a", "a"]},
+        {"values": [[0.5]], "buckets": []},
+    ],
+)
+def test_impossible_matrices_are_refused_in_one_line(arguments):
+    """Percentages, infinities and shapes that do not fit end in an error a user can act on."""
+    with pytest.raises(RecordError) as caught:
+        AccuracyMatrix(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+def test_rows_in_any_order_become_the_matrix():
+    """Row 0 is the initialisation, row i lies at i - 1, a missing row is NaN and never 0."""
+    matrix = AccuracyMatrix.from_rows([row(3, 7, 8, 9), row(0, 1, 2, 3), row(1, 4, 5, 6)])
+    expected = [[0.4, 0.5, 0.6], [NAN] * 3, [0.7, 0.8, 0.9]]
+    np.testing.assert_array_equal(matrix.values, expected)
+    np.testing.assert_array_equal(matrix.initial, [0.1, 0.2, 0.3])
+    np.testing.assert_array_equal(matrix.num_instances, [10, 10, 10])
+    assert not matrix.is_complete
+    assert AccuracyMatrix.from_rows([row(0, 1, 2)]).num_rows == 0
+
+
+@pytest.mark.parametrize(
+    ("rows", "part"),
+    [
+        ([], "no row"),
+        ([row(1, 1, 2), row(1, 1, 2)], "row 1 arrived twice"),
+        ([row(1, 1, 2), row(2, 1, 2, buckets=("1", "x"))], "rows 1 and 2 contradict"),
+        ([row(1, 1, 2), row(0, 1, 2, total=11)], "rows 0 and 1 contradict"),
+    ],
+)
+def test_rows_that_are_not_of_one_run_are_refused(rows, part):
+    """The message names the two rows."""
+    with pytest.raises(RecordError, match=part):
+        AccuracyMatrix.from_rows(rows)
+
+
+def test_cut_off_after_k_keeps_k_rows_also_unmeasured_ones():
+    """What the run would have scored after a missing row is not known, and not row 1's score."""
+    matrix = AccuracyMatrix.from_rows([row(1, 1, 2, 3), row(3, 1, 2, 3)])
+    assert [matrix.after(k).num_rows for k in range(4)] == [0, 1, 2, 3]
+    assert matrix.after(2).buckets == matrix.buckets
+    for k in (-1, 4):
+        with pytest.raises(RecordError, match="cut a matrix of 3 rows"):
+            matrix.after(k)
+
+
+def test_streaming_leaves_the_strict_upper_triangle_and_all_rows():
+    """Cells that score training images are no evidence; the shape is still the run's."""
+    matrix = AccuracyMatrix([[0.1, 0.2], [0.3, 0.4]], initial=[0.5, 0.6])
+    masked = matrix.masked("streaming")
+    np.testing.assert_array_equal(masked.values, [[NAN, 0.2], [NAN, NAN]])
+    np.testing.assert_array_equal(masked.initial, [0.5, 0.6])
+    assert matrix.masked("iid") is matrix
+    assert matrix.is_complete
+    with pytest.raises(ConfigError, match=r"'offline'.*iid, streaming"):
+        matrix.masked("offline")
+
+
+def test_equality_sees_every_part():
+    """NaN equals NaN; a changed cell, count or key does not go unnoticed."""
+    one = AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"])
+    assert one.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))
+    assert not one.equals(AccuracyMatrix([[0.2, NAN]], [0.2, NAN], [3, 4], ["a", "b"]))
+    assert not one.equals(AccuracyMatrix([[0.1, NAN]], None, [3, 4], ["a", "b"]))
+    assert not one.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 5], ["a", "b"]))
+    assert not one.equals(AccuracyMatrix([[0.1, NAN]], [0.2, NAN], [3, 4], ["a", "c"]))
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda width: st.tuples(
+            st.lists(
+                st.lists(st.floats(allow_nan=True), min_size=width, max_size=width), max_size=width
+            ),
+            st.just(width),
+        )
+    )
+)
+def test_any_numbers_make_a_canonical_matrix_or_an_error(case):
+    """Nothing but fractions and NaN gets in, and building again from the values changes nothing."""
+    rows, width = case
+    try:
+        matrix = AccuracyMatrix(np.array(rows, dtype=float).reshape(len(rows), width))
+    except ClearError:
+        assert any(not math.isnan(v) and not 0 <= v <= 1 for cells in rows for v in cells)
+        return
+    assert matrix.num_rows <= len(rows)
+    assert matrix.num_rows == 0 or not np.isnan(matrix.values[-1]).all()
+    assert matrix.equals(AccuracyMatrix(matrix.values))

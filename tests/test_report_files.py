@@ -1,0 +1,174 @@
+"""Matrix files and the run's description: exact numbers, and outside text that breaks nothing."""
+
+import csv
+import io
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clear_mlflow import AccuracyMatrix, AccuracyRow, explain, summarize
+from clear_mlflow.record import DatasetIdentity, Record, RowRecord, assemble, row_file_name
+from clear_mlflow.report.files import matrix_csv, matrix_json
+from clear_mlflow.report.markdown import description
+
+NAN = math.nan
+printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=100)
+
+
+@st.composite
+def matrices(draw):
+    width = draw(st.integers(1, 5))
+    k = draw(st.integers(0, width))
+    cell = st.floats(0, 1) | st.just(NAN)
+    row = st.lists(cell, min_size=width, max_size=width)
+    return AccuracyMatrix(
+        np.array(draw(st.lists(row, min_size=k, max_size=k))).reshape(k, width),
+        draw(st.none() | row),
+        draw(st.none() | st.lists(st.integers(1, 2**53), min_size=width, max_size=width)),
+        draw(st.lists(printable, min_size=width, max_size=width, unique=True)),
+    )
+
+
+@given(matrices())
+def test_json_gives_the_matrix_back(matrix):
+    """Full precision, null for what was not measured."""
+    found = json.loads(matrix_json(matrix), parse_constant=pytest.fail)
+    assert found["schema"] == {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
+    values = np.array(found["values"], dtype=float).reshape(-1, matrix.num_buckets)
+    again = AccuracyMatrix(values, found["initial"], found["num_instances"], found["buckets"])
+    assert again.equals(AccuracyMatrix(matrix.values, matrix.initial, *counts_and_keys(matrix)))
+
+
+def counts_and_keys(matrix):
+    return matrix.num_instances, matrix.buckets
+
+
+@given(matrices())
+def test_csv_gives_the_cells_back(matrix):
+    """Full precision, an empty cell for what was not measured, one line per row."""
+    header, *lines = csv.reader(io.StringIO(matrix_csv(matrix)))
+    assert header[0] == "trained_through"
+    assert [key.removeprefix("'") for key in header[1:]] == [
+        key.removeprefix("'") for key in matrix.buckets
+    ]
+    cells = [[float(cell) if cell else NAN for cell in line[1:]] for line in lines]
+    expected = [*([] if matrix.initial is None else [matrix.initial]), *matrix.values]
+    np.testing.assert_array_equal(cells, np.array(expected).reshape(np.shape(cells)))
+
+
+@pytest.mark.parametrize("key", ["=1+1", "+1", "-1", "@SUM(A1)", "＝1", '=HYPERLINK("x","y")'])
+def test_csv_holds_no_formulas(key):
+    """A bucket key must not run in somebody's spreadsheet."""
+    text = matrix_csv(AccuracyMatrix([[0.5]], buckets=[key]))
+    header, line = csv.reader(io.StringIO(text))
+    assert header[1] == f"'{key}"
+    assert line[0] == f"'{key}"
+
+
+def stored(matrix: AccuracyMatrix, **facts) -> Record:
+    """A record with this matrix's counts out of 1,000 test images a bucket."""
+    counts = [round(1000 * v) for v in matrix.values.ravel()]
+    width = matrix.num_buckets
+    rows = [counts[i : i + width] for i in range(0, len(counts), width)]
+    initial = [100] * width
+    records = {
+        row_file_name(number): RowRecord(
+            row=AccuracyRow(number, matrix.buckets, tuple(row), (1000,) * width),
+            protocol=facts.get("protocol", "iid"),
+            dataset=DatasetIdentity(facts.get("name", "clear10"), "sha256:abc"),
+            seed=0,
+            package_version="0.1.0",
+            written_at="2026-01-31T12:00:00Z",
+        )
+        for number, row in enumerate([initial, *rows])
+        if number not in facts.get("without", ())
+    }
+    return assemble(records)
+
+
+def describe(record: Record, **more) -> str:
+    summary = summarize(record.matrix, record.protocol)
+    return description(record, summary, explain(record.matrix, record.protocol), **more)
+
+
+def test_description_shows_matrix_and_metrics():
+    """What a run's page should say at first sight."""
+    text = describe(stored(AccuracyMatrix([[0.9, 0.6], [0.5, 0.8]])))
+    lines = text.splitlines()
+    assert lines[0] == "### clear10&#44; 2 of 2 buckets"
+    assert "| | 1 | 2 |" in lines
+    assert "| initial | 10.0 | 10.0 |" in lines
+    assert "| after 1 | **90.0** | 60.0 |" in lines
+    assert "| after 2 | 50.0 | **80.0** |" in lines
+    assert "| `clear/backward_transfer` | 0.5000 |  |" in lines
+    assert "| `renate/backward_transfer` | -0.4000 |  |" in lines
+    assert "| `renate/forgetting` | 0.4000 | lower is better |" in lines
+
+
+def test_description_of_a_partial_run_tells_what_is_missing_and_why():
+    """Undefined metrics stand there with their reason, missing rows with their number."""
+    text = describe(stored(AccuracyMatrix([[0.9, 0.6, 0.1], [0.5, 0.8, 0.1]]), without=(0, 1)))
+    assert "buckets trained: 2 of 3" in text
+    assert "rows not stored: 0&#44; 1" in text
+    assert "| after 1 | – | – | – |" in text
+    assert "| `renate/forgetting` | – | R&#91;0&#44; 0&#93; was not measured |" in text
+    assert "nan" not in text
+
+
+def test_description_shows_only_evidence():
+    """Under streaming the cells that score training images are not shown."""
+    record = stored(AccuracyMatrix([[0.9, 0.6], [0.5, 0.8]]), protocol="streaming")
+    assert "| after 1 | – | 60.0 |" in describe(record)
+    assert "90.0" not in describe(record)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 70), st.text(max_size=150), st.text(max_size=300))
+def test_description_stays_below_the_limit_and_on_its_lines(width, title, fact):
+    """MLflow cuts a longer one off; foreign text never ends a line or a cell, or starts a tag."""
+    matrix = AccuracyMatrix(
+        np.full((width, width), 0.5), buckets=[f"|<b>{j}`" for j in range(width)]
+    )
+    text = describe(stored(matrix), title=title, facts={"strategy": fact})
+    assert len(text.encode("utf-8", "replace")) < 8000
+    assert text.count("\n### ") == 0
+    foreign = re.sub(r"`(clear|renate)/\w+`", "", text)
+    assert not re.search(r"[<>`\[\]\\]", foreign)
+    table = [line for line in text.splitlines() if line.startswith("|")]
+    matrix_lines = [line for line in table if "metric" not in line and line.count("|") != 4]
+    assert {line.count("|") for line in matrix_lines} <= {width + 2}
+    assert "`clear/in_domain_accuracy` | 0.5000" in text
+
+
+def test_description_drops_decimals_before_cells():
+    """25 buckets fit with decimals, 32 without; the matrix of 60 is left to its files."""
+    texts = {n: describe(stored(AccuracyMatrix(np.full((n, n), 0.5)))) for n in (25, 32, 60)}
+    assert "| after 1 | **50.0** | 50.0 |" in texts[25]
+    assert "| after 1 | **50** | 50 |" in texts[32]
+    assert "too large for this page" in texts[60]
+    assert "after 1" not in texts[60]
+
+
+def test_description_survives_facts_without_end():
+    """Whatever a caller adds, MLflow's limit holds."""
+    record = stored(AccuracyMatrix([[0.5]]))
+    text = describe(record, facts={f"fact {n}": "x" * 80 for n in range(500)})
+    assert len(text) < 8000
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["[x](http://evil)", "![](x)", "<script>", "`code`", "a|b", "**b**", "https://evil", "&lt;"],
+)
+def test_description_takes_names_as_text(name):
+    """A dataset may be called anything, and its name reads as it is."""
+    line = describe(stored(AccuracyMatrix([[0.5]]), name=name)).splitlines()[0]
+    shown = line.removeprefix("### ").removesuffix("&#44; 1 of 1 buckets")
+    shown = shown.removesuffix(", 1 of 1 buckets")
+    assert not re.search(r"[!-%'-,./:<-@\[-`{-~]", re.sub(r"&#\d+;", "", shown))
+    assert re.sub(r"&#(\d+);", lambda m: chr(int(m[1])), shown) == name

@@ -1,0 +1,193 @@
+"""Tables for the terminal and the heat map."""
+
+import io
+import re
+import warnings
+
+import matplotlib as mpl
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from rich.cells import cell_len
+from rich.console import Console
+
+from clear_mlflow import AccuracyMatrix, explain, summarize
+from clear_mlflow.report.heatmap import heatmap_array, heatmap_figure, heatmap_png
+from clear_mlflow.report.text import matrix_table, metrics_table
+
+TEN = AccuracyMatrix(np.full((10, 10), 1.0), initial=[0.0912] * 10)
+
+
+def printed(table, width: int = 80) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), force_terminal=False)
+    console.print(table)
+    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+
+
+def texts(matrix: AccuracyMatrix, title: str) -> list[str]:
+    return [text.get_text() for text in heatmap_figure(matrix, title).axes[0].texts]
+
+
+def test_ten_buckets_fit_into_eighty_columns():
+    """Also where every cell is 100.0, and where output is no terminal."""
+    lines = printed(matrix_table(TEN))
+    assert max(map(len, lines)) <= 80
+    assert lines[0].split() == ["%", "tested", "on", "→", *(str(j) for j in range(1, 11))]
+    assert lines[2].split() == ["initial", *["9.1"] * 10]
+    assert lines[12].split() == ["after", "10", *["100.0"] * 10]
+    assert not any("…" in line for line in lines)
+
+
+def test_unmeasured_cells_are_dashes():
+    """Not 0.0, and not nan."""
+    matrix = AccuracyMatrix([[0.5, np.nan], [0.0, 1.0]], buckets=["2004", "2005"])
+    lines = printed(matrix_table(matrix))
+    assert lines[2].split() == ["after", "2004", "50.0", "–"]
+    assert lines[3].split() == ["after", "2005", "0.0", "100.0"]
+    assert not any("initial" in line for line in lines)
+
+
+def test_the_diagonal_is_bold_on_a_terminal():
+    """The eye finds what was just trained on."""
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system="standard")
+    console.print(matrix_table(AccuracyMatrix([[0.123, 0.5], [0.6, 0.456]])))
+    output = console.file.getvalue()
+    assert re.findall(r"\x1b\[1m *([0-9.]+)", output) == ["12.3", "45.6"]
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(
+        st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=40),
+        min_size=1,
+        max_size=14,
+        unique=True,
+    )
+)
+def test_any_keys_fit_into_eighty_columns(keys):
+    """Long, wide and markup-like keys are cut short, never wrapped or interpreted."""
+    width = len(keys)
+    matrix = AccuracyMatrix(np.full((width, width), 1.0), buckets=keys)
+    lines = printed(matrix_table(matrix))
+    assert max(map(cell_len, lines)) <= 80
+    assert len(lines) == width + 2
+    assert all(line.count(" 100.0") == (width if width <= 11 else 10) for line in lines[2:])
+
+
+def test_metrics_stand_with_value_or_reason():
+    """Every metric has its line, in the order of the documentation."""
+    matrix = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
+    lines = printed(metrics_table(summarize(matrix), explain(matrix)))
+    assert lines[2].split() == ["clear/in_domain_accuracy", "0.8500"]
+    assert lines[10].split() == ["renate/forgetting", "0.1000", "lower", "is", "better"]
+    assert lines[12].split() == [
+        "renate/forward_transfer",
+        "–",
+        "needs",
+        "the",
+        "initialisation",
+        "row",
+    ]
+    assert len(lines) == 13
+
+
+def test_a_reason_is_text_and_not_markup():
+    """R[3, 1] would vanish as a style tag."""
+    lines = printed(metrics_table({}, {"renate/forgetting": "R[3, 1] was [b]not[/b] measured"}))
+    assert "R[3, 1] was [b]not[/b] measured" in lines[2]
+
+
+def test_picture_is_the_same_as_png_and_as_pixels():
+    """Both come from one drawing."""
+    png = Image.open(io.BytesIO(heatmap_png(TEN, "run"))).convert("RGB")
+    pixels = heatmap_array(TEN, "run")
+    assert pixels.dtype == np.uint8
+    assert pixels.ndim == 3
+    np.testing.assert_array_equal(np.asarray(png), pixels)
+
+
+def test_the_same_matrix_gives_the_same_bytes():
+    """A second scoring changes nothing in the store."""
+    assert heatmap_png(TEN, "run") == heatmap_png(TEN, "run")
+
+
+def test_pictures_of_one_stream_have_one_size():
+    """Partial, untitled, without initialisation, with long keys: they lie side by side."""
+    keys = [f"a very long key {j}" for j in range(10)]
+    sizes = {
+        heatmap_array(matrix, title).shape
+        for matrix, title in [
+            (TEN, ""),
+            (TEN.after(3), "x" * 500),
+            (AccuracyMatrix(np.empty((0, 10)), buckets=keys), "a\nb"),
+        ]
+    }
+    assert len(sizes) == 1
+
+
+def test_colours_are_on_a_fixed_scale():
+    """The same accuracy has the same colour whatever else the matrix holds."""
+    alone = AccuracyMatrix([[0.5, 0.5], [0.5, 0.5]])
+    among = AccuracyMatrix([[0.5, 0.0], [1.0, 0.5]])
+    one, other = (heatmap_array(matrix, "") for matrix in (alone, among))
+    height = one.shape[0]
+    # Just inside the first cell of the matrix, away from its number.
+    y, x = int(height - 0.25 * 120 - 1.7 * 120 + 14), 120 + 14
+    np.testing.assert_array_equal(one[y, x], other[y, x])
+    assert (one != other).any()
+
+
+def test_unmeasured_looks_unlike_zero():
+    """A hatched grey cell, and not the colour of 0 %; no number stands in it."""
+    zero = AccuracyMatrix([[0.0]])
+    unknown = AccuracyMatrix(np.empty((0, 1)))
+    assert "0.0" in texts(zero, "")
+    assert not any("." in text for text in texts(unknown, ""))
+    cells = heatmap_array(unknown, "")[-150:-50, 130:200]
+    assert (cells.max(axis=2) == cells.min(axis=2)).all()
+    assert len(np.unique(cells)) > 2
+
+
+def test_numbers_and_labels_are_those_of_the_matrix():
+    """Every measured cell is written out, and both axes say what they are."""
+    shown = texts(AccuracyMatrix([[0.123, 0.456]], initial=[0.01, 0.02]), "naive, seed 0")
+    assert {"12.3", "45.6", "1.0", "2.0", "tested on bucket", "trained through bucket"} <= {*shown}
+    assert "naive, seed 0" in shown
+
+
+@pytest.mark.parametrize(
+    "title", ["$x^{", "$\\frac{1}{0}$", "%", "\\", "a\x00b\nc", "名前", "\ud800", "😀", "_{}^"]
+)
+def test_any_title_and_key_can_be_drawn(title):
+    """No formula is parsed, and a missing letter is a box, without a warning."""
+    key = title if title.isprintable() else "$"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        heatmap_png(AccuracyMatrix([[0.5]], buckets=[key]), title)
+
+
+@pytest.mark.parametrize("size", [1, 2, 12, 40, 300])
+def test_matrices_of_any_size_stay_on_a_screen(size):
+    """Large ones show colours only, and some of their keys."""
+    matrix = AccuracyMatrix(np.full((size, size), 0.5))
+    figure = heatmap_figure(matrix, "title")
+    assert max(figure.get_size_inches()) < 10
+    assert len(figure.axes[0].texts) < 12 * 12 + 2 * 12 + 20
+
+
+def test_a_users_matplotlib_settings_change_nothing():
+    """Pictures made on two machines are compared pixel by pixel."""
+    before = heatmap_png(TEN, "$run$")
+    theirs = {
+        "savefig.bbox": "tight",
+        "image.origin": "lower",
+        "figure.autolayout": True,
+        "font.family": "serif",
+        "text.usetex": True,
+        "savefig.dpi": 30,
+        "savefig.transparent": True,
+    }
+    with mpl.rc_context(theirs):
+        assert heatmap_png(TEN, "$run$") == before
