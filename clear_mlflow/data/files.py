@@ -17,7 +17,7 @@ _MAX_SHOWN = 80
 
 def shown(value: object) -> str:
     """A value from a file as part of a one-line message: escaped, and cut where it is long."""
-    text = ascii(value)
+    text = repr(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
 
 

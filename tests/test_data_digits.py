@@ -1,0 +1,218 @@
+"""The embedded dataset: the same on every machine, honest about its splits, safe to write."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clear_mlflow.data import digits, load_stream
+from clear_mlflow.data.images import decode
+from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.errors import DataError
+
+
+@pytest.fixture(scope="module")
+def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def stream(cache_dir: Path) -> BucketStream:
+    return load_stream("digits", "auto", cache_dir=cache_dir)
+
+
+def test_digest_is_the_same_everywhere(stream):
+    """The pinned digest: a change of one pixel of one image needs a new folder name and digest."""
+    assert digits.FOLDER == "digits-v1"
+    assert stream.digest == digits.DIGEST
+    assert (
+        stream.digest == "sha256:bde5266a3077bf2368126945c01e8a1e352c0be85dc822266caa77764861fccf"
+    )
+
+
+def test_ten_balanced_buckets(stream):
+    """Ten buckets in order, each with 50 training and 15 test images of every digit."""
+    assert [bucket.key for bucket in stream.buckets] == [str(n) for n in range(1, 11)]
+    assert stream.class_names == tuple("0123456789")
+    for bucket in stream.buckets:
+        assert np.bincount(bucket.train.labels).tolist() == [50] * 10
+        assert np.bincount(bucket.test.labels).tolist() == [15] * 10
+
+
+def test_no_scan_is_ever_in_training_and_test(stream):
+    """A scan that any bucket tests on is in no bucket's training set; file names are scans."""
+    trained = {path.stem for bucket in stream.buckets for path in bucket.train.paths}
+    tested = {path.stem for bucket in stream.buckets for path in bucket.test.paths}
+    assert not trained & tested
+    assert len(trained) > 1000
+    assert len(tested) > 400
+
+
+def test_scans_differ_between_the_splits_by_content_too(stream):
+    """No two scans of the two splits are the same picture under two numbers."""
+    from sklearn.datasets import load_digits
+
+    scans = load_digits().images
+    trained = {int(path.stem) for bucket in stream.buckets for path in bucket.train.paths}
+    tested = {int(path.stem) for bucket in stream.buckets for path in bucket.test.paths}
+    assert not {scans[n].tobytes() for n in trained} & {scans[n].tobytes() for n in tested}
+
+
+def test_every_image_is_its_own(stream):
+    """No two files of the dataset have the same bytes."""
+    contents = {
+        path.read_bytes()
+        for bucket in stream.buckets
+        for images in (bucket.train, bucket.test)
+        for path in images.paths
+    }
+    assert len(contents) == 10 * (500 + 150)
+    assert stream.warnings == ()
+
+
+def test_labels_are_those_of_the_scans(stream):
+    """The label of each file is scikit-learn's label of the scan it was made from."""
+    from sklearn.datasets import load_digits
+
+    target = load_digits().target
+    for bucket in stream.buckets:
+        for images in (bucket.train, bucket.test):
+            assert images.labels.tolist() == [target[int(path.stem)] for path in images.paths]
+
+
+def test_files_are_bitmaps_that_others_can_read(stream):
+    """The hand-written files open in Pillow as 32 x 32 RGB, and not upside down."""
+    path = stream.buckets[-1].train.paths[0]
+    with Image.open(path) as image:
+        assert (image.format, image.mode, image.size) == ("BMP", "RGB", (32, 32))
+        pixels = np.asarray(image)
+    assert path.read_bytes() == digits._bmp(pixels)
+    assert pixels[:3, :3].mean() < pixels[-3:, -3:].mean() - 20  # the shade grows from top left
+
+
+def test_the_look_drifts_smoothly(stream):
+    """Neighbouring buckets look more alike than distant ones, all along the stream."""
+    looks = [
+        decode(bucket.train, size=32, crop_margin=0).mean(axis=(0, 1, 2))
+        for bucket in stream.buckets
+    ]
+    from_first = [float(np.abs(look - looks[0]).sum()) for look in looks]
+    assert from_first == sorted(from_first)
+    steps = [np.abs(b - a).sum() for a, b in pairwise(looks)]
+    assert max(steps) < 0.25 * from_first[-1]
+
+
+def test_second_use_reads_what_the_first_wrote(stream, cache_dir):
+    """The cache folder is written once, and nothing else is left in it."""
+    image = cache_dir / digits.FOLDER / "train/labeled_images/1/0"
+    before = image.stat().st_mtime_ns
+    assert digits.digits_root(cache_dir) == cache_dir / digits.FOLDER
+    assert image.stat().st_mtime_ns == before
+    assert [entry.name for entry in cache_dir.iterdir()] == [digits.FOLDER]
+
+
+def test_two_writers_at_once_end_with_one_whole_dataset(tmp_path):
+    """Whoever renames last throws its own copy away and takes the other's."""
+    start = threading.Barrier(2)
+
+    def write() -> Path:
+        start.wait()
+        return digits.digits_root(tmp_path)
+
+    with ThreadPoolExecutor(2) as pool:
+        roots = [future.result() for future in [pool.submit(write), pool.submit(write)]]
+    assert roots == [tmp_path / digits.FOLDER] * 2
+    assert load_stream("digits", "auto", cache_dir=tmp_path).digest == digits.DIGEST
+    assert [entry.name for entry in tmp_path.iterdir()] == [digits.FOLDER]
+
+
+def test_a_writer_that_dies_leaves_nothing_that_is_read(tmp_path):
+    """After a writer was killed half-way, the next one starts afresh and ends whole."""
+    killed = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import os, sys, pathlib\n"
+            "from clear_mlflow.data import digits\n"
+            "write, calls = digits._write_class, []\n"
+            "def dying(*arguments):\n"
+            "    calls.append(0)\n"
+            "    return os._exit(9) if len(calls) == 20 else write(*arguments)\n"
+            "digits._write_class = dying\n"
+            "digits.digits_root(pathlib.Path(sys.argv[1]))\n",
+            str(tmp_path),
+        ],
+        check=False,
+    )
+    assert killed.returncode == 9
+    assert not (tmp_path / digits.FOLDER).exists()
+    assert len(list(tmp_path.iterdir())) == 1
+    assert load_stream("digits", "auto", cache_dir=tmp_path).digest == digits.DIGEST
+
+
+def test_a_damaged_cache_is_noticed(tmp_path):
+    """One changed pixel or one lost file in the cache ends in the advice to delete it."""
+    root = digits.digits_root(tmp_path)
+    path = root / "test/labeled_images/4/7"
+    image = sorted(path.iterdir())[0]
+    content = bytearray(image.read_bytes())
+    content[100] ^= 1
+    image.write_bytes(content)
+    with pytest.raises(DataError, match="delete that folder and run again") as changed:
+        load_stream("digits", "auto", cache_dir=tmp_path)
+    image.unlink()
+    with pytest.raises(DataError, match=r"embedded dataset is damaged.*delete") as lost:
+        load_stream("digits", "auto", cache_dir=tmp_path)
+    for caught in (changed, lost):
+        assert str(root) in str(caught.value)
+        assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("in_the_way", ["cache", f"cache/{digits.FOLDER}"])
+def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path, in_the_way):
+    """A file where a folder should be: one line with the path and the variable."""
+    (tmp_path / in_the_way).parent.mkdir(exist_ok=True)
+    (tmp_path / in_the_way).write_text("in the way")
+    with pytest.raises(DataError, match="CLEAR_MLFLOW_CACHE") as caught:
+        digits.digits_root(tmp_path / "cache")
+    assert str(tmp_path / "cache" / digits.FOLDER) in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert (tmp_path / in_the_way).read_text() == "in the way"
+
+
+def test_clear_needs_a_folder(tmp_path):
+    """There is no embedded CLEAR."""
+    with pytest.raises(DataError, match="data_root=DIR"):
+        load_stream("clear10", "auto", cache_dir=tmp_path)
+
+
+def test_default_cache_dir(monkeypatch, tmp_path):
+    """Our own variable first, then XDG's if absolute, then ~/.cache."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", "~/mine")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert digits.default_cache_dir() == tmp_path / "mine"
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", "")
+    assert digits.default_cache_dir() == tmp_path / "xdg/clear_mlflow"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    assert digits.default_cache_dir() == tmp_path / ".cache/clear_mlflow"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert digits.default_cache_dir() == tmp_path / ".cache/clear_mlflow"
+
+
+def test_importing_the_data_side_loads_no_heavy_library():
+    """Neither torch nor MLflow, and scikit-learn and scipy only when digits are written."""
+    code = (
+        "import sys, clear_mlflow.data, clear_mlflow.data.images\n"
+        "heavy = {'torch', 'mlflow', 'sklearn', 'scipy'} & set(sys.modules)\n"
+        "raise SystemExit(f'loaded: {heavy}' if heavy else 0)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

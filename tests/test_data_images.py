@@ -1,0 +1,248 @@
+"""Decoding: every kind of photo in, square bytes out."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+from released_layout import write_image
+
+from clear_mlflow.data.images import decode
+from clear_mlflow.data.stream import ImageSet
+from clear_mlflow.errors import DataError
+
+RED, WHITE = (255, 0, 0), (255, 255, 255)
+
+
+def image_set(*paths: Path) -> ImageSet:
+    return ImageSet(paths=tuple(paths), labels=np.zeros(len(paths), dtype=np.int64))
+
+
+def decoded(path: Path, size: int = 8) -> np.ndarray:
+    return decode(image_set(path), size=size, crop_margin=0)[0]
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(DataError) as caught:
+        decoded(path)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert str(path) in message
+    return message
+
+
+def quadrants(width: int, height: int) -> Image.Image:
+    """An image whose four quarters tell how it was turned."""
+    image = Image.new("RGB", (width, height))
+    colours = ((250, 10, 10), (10, 250, 10), (10, 10, 250), (250, 250, 10))
+    for number, colour in enumerate(colours):
+        left, top = number % 2 * (width // 2), number // 2 * (height // 2)
+        image.paste(colour, (left, top, left + width // 2, top + height // 2))
+    return image
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    width=st.integers(1, 70),
+    height=st.integers(1, 70),
+    size=st.integers(1, 24),
+    crop_margin=st.integers(0, 5),
+)
+def test_any_size_becomes_the_central_square(tmp_path_factory, width, height, size, crop_margin):
+    """For any width and height the result is the literal: crop the exact centre, then scale."""
+    path = tmp_path_factory.getbasetemp() / f"{width}x{height}.png"
+    write_image(path, size=(width, height), seed=f"{width}x{height}")
+    side = size + crop_margin
+    result = decode(image_set(path), size=size, crop_margin=crop_margin)
+    assert result.shape == (1, side, side, 3)
+    assert result.dtype == np.uint8
+    assert result.flags.c_contiguous
+    with Image.open(path) as image:
+        scaled = np.asarray(image, dtype=np.float64)
+    square = min(width, height)
+    rows = _bilinear(height, (height - square) / 2, square, side)
+    columns = _bilinear(width, (width - square) / 2, square, side)
+    literal = np.einsum("yh,xw,hwc->yxc", rows, columns, scaled)
+    # Pillow rounds to whole levels after either direction.
+    assert np.abs(result[0] - literal).max() <= 1.5
+
+
+def _bilinear(length: int, start: float, extent: float, side: int) -> np.ndarray:
+    """The weights of a triangle filter, as wide as a step, by its definition: (side, length)."""
+    step = extent / side
+    width = max(step, 1.0)
+    weights = np.zeros((side, length))
+    for i in range(side):
+        centre = start + (i + 0.5) * step
+        for j in range(length):
+            weights[i, j] = max(0.0, 1.0 - abs(j + 0.5 - centre) / width)
+    return weights / weights.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize(("width", "height"), [(48, 32), (31, 47)])
+def test_orientation_of_the_camera_is_undone(tmp_path, orientation, width, height):
+    """For all eight EXIF orientations the image is as Pillow's own slow way shows it."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / "turned.jpg"
+    quadrants(width, height).save(path, exif=exif, quality=95)
+    with Image.open(path) as image:
+        ImageOps.exif_transpose(image).save(tmp_path / "upright.png")
+    difference = decoded(path, 20).astype(int) - decoded(tmp_path / "upright.png", 20)
+    assert np.abs(difference).max() <= 2
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
+def test_damaged_exif_is_no_reason_to_refuse_a_photo(tmp_path):
+    """EXIF that cannot be read counts as no EXIF."""
+    quadrants(32, 32).save(
+        tmp_path / "bad.jpg", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff" + b"\xff" * 9
+    )
+    quadrants(32, 32).save(tmp_path / "none.jpg")
+    assert np.array_equal(decoded(tmp_path / "bad.jpg"), decoded(tmp_path / "none.jpg"))
+
+
+def _sixteen_bits(path: Path) -> None:
+    Image.fromarray(np.full((8, 8), 0x8080, dtype=np.uint16)).save(path)
+
+
+KINDS = {
+    "grey.png": (lambda p: Image.new("L", (8, 8), 77).save(p), (77, 77, 77)),
+    "grey.jpg": (lambda p: Image.new("L", (8, 8), 77).save(p), (77, 77, 77)),
+    "grey with alpha.png": (lambda p: Image.new("LA", (8, 8), (0, 0)).save(p), WHITE),
+    "bilevel.png": (lambda p: Image.new("1", (8, 8), 1).save(p), WHITE),
+    "sixteen bits.png": (_sixteen_bits, (128, 128, 128)),
+    "palette.png": (lambda p: Image.new("RGB", (8, 8), RED).convert("P").save(p), RED),
+    "palette.gif": (lambda p: Image.new("RGB", (8, 8), RED).convert("P").save(p), RED),
+    "see-through palette.png": (
+        lambda p: Image.new("P", (8, 8), 0).save(p, transparency=0),
+        WHITE,
+    ),
+    "see-through colour.png": (
+        lambda p: Image.new("RGB", (8, 8), RED).save(p, transparency=RED),
+        WHITE,
+    ),
+    "opaque.png": (lambda p: Image.new("RGBA", (8, 8), (*RED, 255)).save(p), RED),
+    "half.png": (lambda p: Image.new("RGBA", (8, 8), (0, 0, 0, 128)).save(p), (127, 127, 127)),
+    "cmyk.jpg": (lambda p: Image.new("CMYK", (8, 8), (0, 255, 255, 0)).save(p), RED),
+    "colour.bmp": (lambda p: Image.new("RGB", (8, 8), RED).save(p), RED),
+    "colour.webp": (lambda p: Image.new("RGB", (8, 8), RED).save(p, lossless=True), RED),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_image_becomes_rgb(tmp_path, name):
+    """Grey, palette, CMYK and 16 bits keep their look; what is transparent becomes white."""
+    save, colour = KINDS[name]
+    save(tmp_path / name)
+    difference = decoded(tmp_path / name).astype(int) - np.array(colour)
+    assert np.abs(difference).max() <= 2
+
+
+def test_large_photos_decoded_coarsely_look_the_same(tmp_path):
+    """JPEG's shortcut for photos several times too large changes next to nothing."""
+    path = tmp_path / "large.jpg"
+    write_image(tmp_path / "large.png", size=(640, 480), seed="large")
+    with Image.open(tmp_path / "large.png") as image:
+        image.save(path, quality=95)
+        image.load()
+    with Image.open(path) as image:
+        image.convert("RGB").save(tmp_path / "same.png")
+    difference = np.abs(decoded(path, 40).astype(int) - decoded(tmp_path / "same.png", 40))
+    assert difference.mean() < 2
+
+
+def test_order_is_kept_and_progress_told(tmp_path):
+    """Images come out in the order they went in, however many threads; progress ends at N."""
+    paths = [tmp_path / f"{n}.png" for n in range(50)]
+    for n, path in enumerate(paths):
+        Image.new("RGB", (9, 7), (n, 2 * n, 3 * n)).save(path)
+    told: list[int] = []
+    result = decode(image_set(*paths), size=4, crop_margin=0, on_image=told.append)
+    assert np.array_equal(result[:, 0, 0], [(n, 2 * n, 3 * n) for n in range(50)])
+    assert told == sorted(set(told))
+    assert told[-1] == 50
+
+
+def test_nothing_in_nothing_out():
+    """An empty set decodes to an empty array."""
+    assert decode(image_set(), size=4, crop_margin=1).shape == (0, 5, 5, 3)
+
+
+def _png_of(width: int, height: int) -> bytes:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        checksum = zlib.crc32(kind + data)
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", checksum)
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    data = zlib.compress(bytes(1000))
+    signature = b"\x89PNG\r\n\x1a\n"
+    return signature + chunk(b"IHDR", header) + chunk(b"IDAT", data) + chunk(b"IEND", b"")
+
+
+def _jpeg() -> bytes:
+    file = io.BytesIO()
+    quadrants(64, 64).save(file, "JPEG")
+    return file.getvalue()
+
+
+BROKEN = {
+    "empty.jpg": b"",
+    "text.jpg": b"<html>404 Not Found</html>\n",
+    "truncated.jpg": _jpeg()[: len(_jpeg()) // 2],
+    "header.jpg": _jpeg()[:20],
+    "truncated.png": _png_of(64, 64)[:60],
+    "too few pixels.png": _png_of(640, 640),
+    "postscript.jpg": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n",
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_is_no_whole_image_is_refused_by_name(tmp_path, name):
+    """Truncated, empty, or something else altogether: one line with the path."""
+    (tmp_path / name).write_bytes(BROKEN[name])
+    assert "cannot be decoded" in refusal(tmp_path / name)
+
+
+def test_missing_file_is_refused_by_name(tmp_path):
+    """A file that went away since it was listed."""
+    assert "No such file" in refusal(tmp_path / "gone.jpg")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("side", [10_000, 100_000, 2**31 - 1])
+def test_decompression_bombs_are_not_inflated(tmp_path, side):
+    """A small file that claims enormous sides is refused before its pixels are made."""
+    (tmp_path / "bomb.png").write_bytes(_png_of(side, side))
+    refusal(tmp_path / "bomb.png")
+
+
+def test_floating_point_pixels_are_refused(tmp_path):
+    """Nobody can know the range of floating-point pixels."""
+    Image.new("F", (8, 8), 0.5).save(tmp_path / "float.tiff")
+    assert "floating-point" in refusal(tmp_path / "float.tiff")
+
+
+def test_what_no_memory_can_hold_is_refused(tmp_path):
+    """An absurd size ends in advice, not in a traceback."""
+    write_image(tmp_path / "one.png")
+    with pytest.raises(DataError, match="pass a smaller image_size"):
+        decode(image_set(tmp_path / "one.png"), size=2**40, crop_margin=0)
+
+
+def test_one_broken_file_among_many_is_the_one_named(tmp_path):
+    """The message names the broken file, and not a neighbour."""
+    paths = [tmp_path / f"{n}.png" for n in range(40)]
+    for path in paths:
+        write_image(path, size=(8, 8))
+    paths[33].write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"33\.png"):
+        decode(image_set(*paths), size=4, crop_margin=0)

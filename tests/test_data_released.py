@@ -1,0 +1,483 @@
+"""Reading CLEAR's released layout: what is right is read right, what is wrong is named."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from released_layout import read_json, write_image, write_json, write_released
+
+from clear_mlflow.data import files, load_stream
+from clear_mlflow.data.layouts.released import read_released
+from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.errors import DataError
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_released(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def root(whole: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return Path(shutil.copytree(whole, tmp_path / "clear"))
+
+
+def refusal(root: Path) -> str:
+    """The one line with which the whole way from a data root to a stream refuses it."""
+    with pytest.raises(DataError) as caught:
+        load_stream("clear10", str(root), cache_dir=root / "unused")
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    return message
+
+
+def literal(root: Path, train_folder: str = "train") -> dict[str, dict[str, list[tuple[str, str]]]]:
+    """A slow twin of the reader: bucket -> split -> (class, path), straight from the JSON."""
+    content: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for key in sorted(read_json(root / train_folder / "labeled_metadata.json"), key=int):
+        content[key] = {}
+        for split, folder in (("train", root / train_folder), ("test", root / "test")):
+            content[key][split] = []
+            class_files = read_json(folder / "labeled_metadata.json")[key]
+            for class_name in (folder / "class_names.txt").read_text().split("\n"):
+                if class_name:
+                    entries = read_json(folder / class_files[class_name])
+                    for image_id in sorted(entries):
+                        path = folder / entries[image_id]["IMG_PATH"]
+                        content[key][split].append((class_name, str(path)))
+    return content
+
+
+def as_literal(stream: BucketStream) -> dict[str, dict[str, list[tuple[str, str]]]]:
+    return {
+        bucket.key: {
+            split: [
+                (stream.class_names[label], str(path))
+                for label, path in zip(images.labels, images.paths, strict=True)
+            ]
+            for split, images in (("train", bucket.train), ("test", bucket.test))
+        }
+        for bucket in stream.buckets
+    }
+
+
+@pytest.mark.parametrize("extension", ["jpg", "png"])
+@pytest.mark.parametrize("train_folder", ["train", "train_image_only"])
+@pytest.mark.parametrize("final_newline", [True, False])
+def test_reads_what_the_metadata_lists(tmp_path, train_folder, final_newline, extension):
+    """Every listed image lands in its bucket, split and class, in a fixed order."""
+    root = write_released(
+        tmp_path,
+        train_folder=train_folder,
+        final_newline=final_newline,
+        extension=extension,
+        buckets=("1", "2"),
+    )
+    stream = read_released(root, name="clear10")
+    assert as_literal(stream) == literal(root, train_folder)
+    assert stream.class_names == ("bus", "camera", "sweater")
+    assert stream.name == "clear10"
+    assert stream.warnings == ()
+    assert [(len(b.train), len(b.test)) for b in stream.buckets] == [(9, 6), (9, 6)]
+    assert not stream.buckets[0].train.labels.flags.writeable
+
+
+def test_buckets_are_matched_by_key_and_ordered_as_numbers(tmp_path):
+    """An extra test bucket 0 shifts nothing, and bucket 10 comes after bucket 9."""
+    root = write_released(
+        tmp_path,
+        buckets=("10", "2", "9", "1"),
+        test_buckets=("0", "1", "10", "2", "9"),
+        classes=("bus",),
+        train=1,
+        test=1,
+    )
+    stream = read_released(root, name="clear10")
+    assert [bucket.key for bucket in stream.buckets] == ["1", "2", "9", "10"]
+    for bucket in stream.buckets:
+        for images in (bucket.train, bucket.test):
+            assert [path.parent.parent.name for path in images.paths] == [bucket.key]
+
+
+def test_an_ignored_test_bucket_is_not_even_read(tmp_path):
+    """Damage in a test bucket that the stream does not have stops nothing."""
+    root = write_released(tmp_path, buckets=("1",), test_buckets=("0", "1"))
+    shutil.rmtree(root / "test/labeled_metadata/0")
+    assert [bucket.key for bucket in read_released(root, name="clear10").buckets] == ["1"]
+
+
+def test_class_names_may_hold_spaces_and_any_letters(tmp_path):
+    """A class name is a line, not a word."""
+    classes = ("BACKGROUND", "air hockey", "café au lait")
+    root = write_released(tmp_path, classes=classes, buckets=("1",))
+    assert read_released(root, name="clear10").class_names == classes
+    assert as_literal(read_released(root, name="clear10")) == literal(root)
+
+
+def test_relative_root_gives_absolute_paths(whole, monkeypatch):
+    """A stream outlives a change of the working directory."""
+    monkeypatch.chdir(whole.parent)
+    relative = read_released(Path(whole.name), name="clear10")
+    assert as_literal(relative) == as_literal(read_released(whole, name="clear10"))
+    assert all(path.is_absolute() for path in relative.buckets[0].train.paths)
+
+
+def test_finds_the_folder_that_an_archive_unpacks_to(tmp_path):
+    """A root whose only dataset is in a folder of the dataset's name is read there."""
+    write_released(tmp_path / "clear10", buckets=("1",))
+    stream = load_stream("clear10", str(tmp_path), cache_dir=tmp_path / "unused")
+    assert [bucket.key for bucket in stream.buckets] == ["1"]
+
+
+def test_root_may_be_a_link_and_links_may_stay_inside(root, tmp_path):
+    """Links are followed as long as they stay below the data root."""
+    image = root / "train/labeled_images/1/bus/235821044.jpg"
+    image.rename(root / "moved.jpg")
+    image.symlink_to(root / "moved.jpg")
+    (tmp_path / "link").symlink_to(root)
+    assert as_literal(read_released(tmp_path / "link", name="x")) == literal(root)
+
+
+def test_digest_is_of_the_content_alone(whole, tmp_path):
+    """Other file names, folders and JSON orders give the same digest."""
+    other = tmp_path / "other"
+    for folder, new_folder in (("train", "train_image_only"), ("test", "test")):
+        for key, class_files in read_json(whole / folder / "labeled_metadata.json").items():
+            for class_name, file in class_files.items():
+                entries = {}
+                for number, entry in enumerate(read_json(whole / folder / file).values()):
+                    path = f"labeled_images/{key} of mine/{class_name[::-1]}/{9 - number}.jpeg"
+                    (other / new_folder / path).parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(whole / folder / entry["IMG_PATH"], other / new_folder / path)
+                    entries[str(9 - number)] = {"IMG_PATH": path}
+                write_json(other / new_folder / file, entries)
+        metadata = read_json(whole / folder / "labeled_metadata.json")
+        write_json(other / new_folder / "labeled_metadata.json", dict(reversed(metadata.items())))
+        shutil.copy(whole / folder / "class_names.txt", other / new_folder / "class_names.txt")
+    one, two = read_released(whole, name="a"), read_released(other, name="b")
+    assert one.digest == two.digest
+    assert one.digest.startswith("sha256:")
+    assert len(one.digest) == 7 + 64
+
+
+def test_digest_equals_its_definition(whole):
+    """The digest is the hash of the sorted (split, bucket, class, content) lines."""
+    stream = read_released(whole, name="x")
+    lines = [
+        "\0".join([split, key, class_name, hashlib.sha256(Path(path).read_bytes()).hexdigest()])
+        for key, splits in literal(whole).items()
+        for split, listed in splits.items()
+        for class_name, path in listed
+    ]
+    expected = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    assert stream.digest == f"sha256:{expected}"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda root: write_image(root / "train/labeled_images/2/bus/235821044.jpg", seed="new"),
+        lambda root: _swap(
+            root / "train/labeled_images/1/bus/235821044.jpg",
+            root / "train/labeled_images/2/bus/235821044.jpg",
+        ),
+        lambda root: _swap(
+            root / "train/labeled_images/1/bus/235821044.jpg",
+            root / "train/labeled_images/1/camera/235821044.jpg",
+        ),
+        lambda root: _swap(
+            root / "train/labeled_images/1/bus/235821044.jpg",
+            root / "test/labeled_images/1/bus/235821044.jpg",
+        ),
+        lambda root: _drop_image(root / "train/labeled_metadata/1/bus.json"),
+    ],
+    ids=["pixels", "bucket", "class", "split", "one image less"],
+)
+def test_digest_sees_every_change_of_content(whole, root, change):
+    """An image changed, moved to another bucket, class or split, or left out: another digest."""
+    change(root)
+    assert read_released(root, name="x").digest != read_released(whole, name="x").digest
+
+
+def _swap(one: Path, other: Path) -> None:
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+def _drop_image(path: Path) -> None:
+    entries = read_json(path)
+    entries.pop(next(iter(entries)))
+    write_json(path, entries)
+
+
+def _edit(relative: str, edit: Callable[[dict], object]) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        value = read_json(root / relative)
+        replacement = edit(value)
+        write_json(root / relative, value if replacement is None else replacement)
+
+    return damage
+
+
+def _write(relative: str, content: str | bytes) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        raw = content.encode() if isinstance(content, str) else content
+        (root / relative).write_bytes(raw)
+
+    return damage
+
+
+def _path_of_first_bus(stored: object) -> Callable[[Path], None]:
+    def edit(entries: dict) -> None:
+        entries["235821044"]["IMG_PATH"] = stored
+
+    return _edit("train/labeled_metadata/1/bus.json", edit)
+
+
+def _link_out(relative: str) -> Callable[[Path], None]:
+    def damage(root: Path) -> None:
+        (root / relative).rename(root.parent / "outside")
+        (root / relative).symlink_to(root.parent / "outside")
+
+    return damage
+
+
+BUS = "train/labeled_metadata/1/bus.json"
+FIRST = "train/labeled_images/1/bus/235821044.jpg"
+METADATA = "train/labeled_metadata.json"
+DEEP = '{"1":' * 100_000
+
+DAMAGE = {
+    "no test folder": ("test is missing", lambda root: shutil.rmtree(root / "test")),
+    "no train folder": ("train", lambda root: shutil.rmtree(root / "train")),
+    "no class list": (
+        "train/class_names.txt",
+        lambda root: (root / "train/class_names.txt").unlink(),
+    ),
+    "empty class list": ("train/class_names.txt", _write("train/class_names.txt", "")),
+    "class list not sorted": (
+        "train/class_names.txt",
+        _write("train/class_names.txt", "camera\nbus\nsweater\n"),
+    ),
+    "class twice": (
+        "train/class_names.txt",
+        _write("train/class_names.txt", "bus\nbus\ncamera\nsweater\n"),
+    ),
+    "empty class name": (
+        "train/class_names.txt",
+        _write("train/class_names.txt", "bus\n\ncamera\nsweater\n"),
+    ),
+    "class list not text": ("train/class_names.txt", _write("train/class_names.txt", b"\xff\xfe")),
+    "class list with NUL": ("train/class_names.txt", _write("train/class_names.txt", "bus\0\n")),
+    "class lists differ": (
+        "test/class_names.txt",
+        _write("test/class_names.txt", "bus\ncamera\nzebra\n"),
+    ),
+    "class without images": (
+        METADATA,
+        _edit(METADATA, lambda metadata: metadata["2"].pop("camera") and None),
+    ),
+    "class with an empty file": (BUS, _write(BUS, "{}")),
+    "class that nobody names": (
+        METADATA,
+        _edit(METADATA, lambda metadata: metadata["2"].update(zebra=BUS)),
+    ),
+    "two classes, one file": (
+        METADATA,
+        _edit(
+            METADATA, lambda metadata: metadata["1"].update(camera="labeled_metadata/1/bus.json")
+        ),
+    ),
+    "no metadata": (METADATA, lambda root: (root / METADATA).unlink()),
+    "empty metadata": (METADATA, _write(METADATA, "{}")),
+    "empty metadata file": (METADATA, _write(METADATA, "")),
+    "empty bucket": (METADATA, _edit(METADATA, lambda metadata: metadata.update({"2": {}}))),
+    "metadata is a list": (METADATA, _write(METADATA, "[1]")),
+    "metadata is a folder": (
+        METADATA,
+        lambda root: ((root / METADATA).unlink(), (root / METADATA).mkdir()),
+    ),
+    "bucket is a list": (
+        METADATA,
+        _edit(METADATA, lambda metadata: metadata.update({"2": ["bus"]})),
+    ),
+    "class file is a number": (METADATA, _edit(METADATA, lambda m: m["1"].update(bus=7))),
+    "class file climbs": (
+        METADATA,
+        _edit(METADATA, lambda m: m["1"].update(bus="labeled_metadata/../../x.json")),
+    ),
+    "class file missing": (BUS, lambda root: (root / BUS).unlink()),
+    "train bucket without test bucket": (
+        "test/labeled_metadata.json",
+        _edit("test/labeled_metadata.json", lambda metadata: metadata.pop("3") and None),
+    ),
+    "bucket key is a word": (
+        METADATA,
+        _edit(METADATA, lambda metadata: metadata.update(today=metadata.pop("1"))),
+    ),
+    "bucket key is negative": (
+        METADATA,
+        _edit(METADATA, lambda metadata: metadata.update({"-1": metadata.pop("1")})),
+    ),
+    "bucket key is absurd": (
+        METADATA,
+        _edit(METADATA, lambda metadata: metadata.update({"9" * 5000: metadata.pop("1")})),
+    ),
+    "one bucket key, two spellings": (
+        METADATA,
+        _edit(METADATA, lambda metadata: metadata.update({"01": metadata["1"]})),
+    ),
+    "truncated JSON": (
+        BUS,
+        lambda root: (root / BUS).write_bytes((root / BUS).read_bytes()[:-9]),
+    ),
+    "JSON not UTF-8": (BUS, _write(BUS, b'{"\xff": 1}')),
+    "key twice": (BUS, _write(BUS, '{"1": {"IMG_PATH": "a"}, "1": {"IMG_PATH": "a"}}')),
+    "number that JSON lacks": (BUS, _write(BUS, '{"1": NaN}')),
+    "number of 5,000 digits": (BUS, _write(BUS, '{"1": ' + "9" * 5000 + "}")),
+    "JSON of 100,000 levels": (BUS, _write(BUS, DEEP)),
+    "image is a number": (BUS, _write(BUS, '{"1": 1e999}')),
+    "image without path": (BUS, _write(BUS, '{"1": {"ID": "1", "EXT": "jpg"}}')),
+    "path is a number": (BUS, _path_of_first_bus(5)),
+    "path is absolute": (BUS, _path_of_first_bus("/etc/passwd")),
+    "path climbs": (BUS, _path_of_first_bus("labeled_images/../../../secret.jpg")),
+    "path in another folder": (BUS, _path_of_first_bus("class_names.txt")),
+    "path with NUL": (BUS, _path_of_first_bus("labeled_images/1/bus/\0.jpg")),
+    "path with a line break": (BUS, _path_of_first_bus("labeled_images/1/bus/\n.jpg")),
+    "path with half a character": (BUS, _path_of_first_bus("labeled_images/1/bus/\ud800.jpg")),
+    "path too long": ("labeled_images", _path_of_first_bus("labeled_images/" + "x" * 5000)),
+    "path to a folder": ("labeled_images/1/bus", _path_of_first_bus("labeled_images/1/bus")),
+    "image missing": (FIRST, lambda root: (root / FIRST).unlink()),
+    "image empty": (FIRST, _write(FIRST, b"")),
+    "image is a pipe": (FIRST, lambda root: ((root / FIRST).unlink(), os.mkfifo(root / FIRST))),
+    "image folder missing": (
+        "train/labeled_images/1/bus",
+        lambda root: shutil.rmtree(root / "train/labeled_images/1/bus"),
+    ),
+    "image links out": (FIRST, _link_out(FIRST)),
+    "image links to itself": (
+        FIRST,
+        lambda root: ((root / FIRST).unlink(), (root / FIRST).symlink_to(root / FIRST)),
+    ),
+    "image folder links out": (
+        "train/labeled_images/1/bus",
+        _link_out("train/labeled_images/1/bus"),
+    ),
+    "metadata links out": (METADATA, _link_out(METADATA)),
+    "test folder links out": ("test", _link_out("test")),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_refused_in_one_line_that_names_the_file(root, kind):
+    """Whatever is wrong, the message is one line and leads to the place."""
+    named, damage = DAMAGE[kind]
+    damage(root)
+    message = refusal(root)
+    assert str(root) in message
+    assert named in message
+
+
+def test_oversized_metadata_is_refused_before_it_is_read(root):
+    """A metadata file of absurd size (sparse here) costs no memory."""
+    os.truncate(root / BUS, files.MAX_METADATA_BYTES + 1)
+    assert str(root / BUS) in refusal(root)
+
+
+def test_a_root_that_is_no_dataset_says_what_was_expected_and_what_found(tmp_path):
+    """Missing, empty, a file, or of another layout: each has its own words."""
+    assert "does not exist" in refusal(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    assert "found nothing" in refusal(tmp_path / "empty")
+    (tmp_path / "clear10.zip").write_bytes(b"PK")
+    assert "not a folder" in refusal(tmp_path / "clear10.zip")
+    (tmp_path / "older/labeled_images").mkdir(parents=True)
+    message = refusal(tmp_path / "older")
+    assert "class_names.txt" in message
+    assert "found 'labeled_images'" in message
+    assert str(tmp_path / "older") in message
+
+
+def test_a_root_that_no_path_can_be_is_refused(tmp_path):
+    """A NUL in the data root ends in a message, not in a traceback."""
+    assert "cannot be read" in refusal(tmp_path / "a\0b")
+
+
+def test_a_stream_of_one_list_repeated_is_refused(root):
+    """The mistake of a known loader, every bucket getting all images, is caught by content."""
+    for folder in ("train", "test"):
+        merged: dict[str, dict] = {}
+        for key in ("1", "2", "3"):
+            for class_name in ("bus", "camera", "sweater"):
+                entries = read_json(root / folder / f"labeled_metadata/{key}/{class_name}.json")
+                merged.setdefault(class_name, {}).update(
+                    {f"{key}-{image_id}": entry for image_id, entry in entries.items()}
+                )
+        for key in ("1", "2", "3"):
+            for class_name, entries in merged.items():
+                write_json(root / folder / f"labeled_metadata/{key}/{class_name}.json", entries)
+    message = refusal(root)
+    assert "bucket 1's train images and bucket 2's train images share 27 of 27 images" in message
+    assert str(root / "train/labeled_images/1/bus") in message
+
+
+def test_a_test_set_that_is_a_copy_of_training_images_is_refused(root):
+    """Renamed copies are found too, for content is compared and not names."""
+    for class_name in ("bus", "camera", "sweater"):
+        for number in range(2):
+            shutil.copy(
+                root / f"train/labeled_images/2/{class_name}/{235821044 + number}.jpg",
+                root / f"test/labeled_images/3/{class_name}/{235821044 + number}.jpg",
+            )
+    assert "bucket 2's train images and bucket 3's test images share 6 of 6" in refusal(root)
+
+
+def test_a_few_shared_images_are_told_and_not_refused(root):
+    """Real collections have a few photos twice; their number and the first two are told."""
+    first, second = "train/labeled_images/1/bus", "train/labeled_images/2/bus"
+    shutil.copy(root / first / "235821044.jpg", root / second / "235821044.jpg")
+    shutil.copy(root / first / "235821045.jpg", root / "test/labeled_images/3/bus/235821044.jpg")
+    shutil.copy(
+        root / first / "235821046.jpg", root / "train/labeled_images/1/camera/235821044.jpg"
+    )
+    warnings = read_released(root, name="x").warnings
+    assert warnings == (
+        f"1 image is in both a training and a test set; the first is "
+        f"{root / first / '235821045.jpg'} and {root / 'test/labeled_images/3/bus/235821044.jpg'}",
+        f"1 image is in more than one bucket of one split; the first is "
+        f"{root / first / '235821044.jpg'} and {root / second / '235821044.jpg'}",
+        f"1 image is under more than one class; the first is "
+        f"{root / first / '235821046.jpg'} and "
+        f"{root / 'train/labeled_images/1/camera/235821044.jpg'}",
+    )
+
+
+def test_half_is_still_told_and_one_more_is_refused(root):
+    """The boundary between a warning and an error is half of the smaller set."""
+    train, test = root / "train/labeled_images/1", root / "test/labeled_images/1"
+    for class_name in ("bus", "camera", "sweater"):
+        shutil.copy(train / class_name / "235821044.jpg", test / class_name / "235821044.jpg")
+    assert len(read_released(root, name="x").warnings) == 1
+    shutil.copy(train / "bus/235821045.jpg", test / "bus/235821045.jpg")
+    assert "share 4 of 6 images" in refusal(root)
+
+
+def test_copies_within_one_bucket_split_and_class_are_let_be(root):
+    """The same photo twice under one class of one bucket leaks nothing."""
+    folder = root / "train/labeled_images/1/bus"
+    shutil.copy(folder / "235821044.jpg", folder / "235821045.jpg")
+    assert read_released(root, name="x").warnings == ()
+
+
+def test_a_message_stays_one_line_whatever_the_root_is_called(tmp_path):
+    """A line break in a folder's name is escaped."""
+    root = write_released(tmp_path / "two\nlines", buckets=("1",))
+    (root / FIRST).unlink()
+    assert "two\\nlines" in refusal(root)
