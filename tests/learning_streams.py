@@ -1,0 +1,56 @@
+"""Small streams on disk for the tests of the learning side."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from PIL import Image
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
+
+CPU = torch.device("cpu")
+
+
+def config(**changes):
+    """A configuration for images of 8 pixels; all values as text, as users give them."""
+    asked = {"model": "small_cnn", "image_size": "8", "epochs": "2", "batch_size": "4"}
+    asked |= {"lr": "0.05", "memory": "6", "device": "cpu"}
+    return TrainConfig.resolve({**asked, **{name: str(value) for name, value in changes.items()}})
+
+
+def write_images(folder, images, labels):
+    """PNG files, which keep every byte, and their labels."""
+    folder.mkdir(parents=True)
+    paths = []
+    for i, image in enumerate(images):
+        paths.append(folder / f"{i}.png")
+        Image.fromarray(image).save(paths[-1])
+    return ImageSet(tuple(paths), np.asarray(labels, dtype=np.int64))
+
+
+def write_stream(folder, images, labels, *, num_classes):
+    """A stream with the given training images in each bucket, which are its test images too."""
+    buckets = []
+    for i, (of_bucket, of_labels) in enumerate(zip(images, labels, strict=True)):
+        image_set = write_images(folder / str(i), of_bucket, of_labels)
+        buckets.append(Bucket(str(i + 1), image_set, image_set))
+    return BucketStream("made-up", tuple(map(str, range(num_classes))), tuple(buckets), "sha256:0")
+
+
+def random_stream(folder, *, train, test, side, num_classes=3, seed=0):
+    """A stream of noise with so many images per bucket, and the pixels of each file."""
+    random = np.random.default_rng(seed)
+    pixels = {}
+    buckets = []
+    for i, counts in enumerate(zip(train, test, strict=True)):
+        sets = []
+        for split, count in zip(("train", "test"), counts, strict=True):
+            images = random.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+            labels = random.integers(0, num_classes, count)
+            image_set = write_images(folder / str(i) / split, images, labels)
+            pixels |= dict(zip(image_set.paths, images, strict=True))
+            sets.append(image_set)
+        buckets.append(Bucket(f"key{i}", *sets))
+    names = tuple(f"class {i}" for i in range(num_classes))
+    return BucketStream("noise", names, tuple(buckets), "sha256:0"), pixels

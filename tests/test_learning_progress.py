@@ -1,0 +1,83 @@
+"""What people see of a training: bars on a terminal, one line per bucket elsewhere."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+
+from clear_mlflow.learning.progress import LineProgress, TerminalProgress, progress_for
+from clear_mlflow.matrix import AccuracyRow
+
+KEYS = ("a", "b", "c")
+
+
+class Terminal(io.StringIO):
+    """A stream that says that it is a terminal."""
+
+    def isatty(self):
+        return True
+
+
+def told(progress):
+    """Tell a progress of a whole training of three buckets, two steps each."""
+    with progress:
+        progress.images_decoded(3, 3)
+        for i in range(4):
+            if i:
+                progress.bucket_started(KEYS[i - 1], position=i - 1, num_buckets=3, num_steps=2)
+                progress.step_done()
+                progress.step_done()
+            progress.row_measured(AccuracyRow(i, KEYS, (i, 2 * i, 3 * i), (10, 10, 10)))
+
+
+def test_lines_are_one_per_bucket_with_the_accuracies():
+    """Nothing for the untrained model, no past for the first bucket, macro mean for the others."""
+    stream = io.StringIO()
+    told(progress_for(stream))
+    assert re.sub(r"\d+\.\d s", "TIME", stream.getvalue()).splitlines() == [
+        "bucket 1/3 (key a): on itself 10.0 %, TIME",
+        "bucket 2/3 (key b): on itself 40.0 %, on past buckets 20.0 %, TIME",
+        "bucket 3/3 (key c): on itself 90.0 %, on past buckets 45.0 %, TIME",
+    ]
+
+
+def test_bars_show_the_accuracies_and_leave_the_cursor_visible():
+    """Both bars are drawn, and the terminal is as before."""
+    stream = Terminal()
+    told(TerminalProgress(stream))
+    shown = stream.getvalue()
+    assert "on itself 90.0 %" in shown
+    assert "on past buckets 45.0 %" in shown
+    assert "bucket c" in shown
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+
+
+def test_bars_are_not_redrawn_at_every_step():
+    """A thousand steps within the blink of an eye write next to nothing."""
+    stream = Terminal()
+    with TerminalProgress(stream) as progress:
+        progress.bucket_started("a", position=0, num_buckets=1, num_steps=100_000)
+        before = len(stream.getvalue())
+        for _ in range(1000):
+            progress.step_done()
+        one_drawing = 2000
+        assert len(stream.getvalue()) - before < 100 * one_drawing
+
+
+def test_bars_are_for_terminals_that_can_move_their_cursor(monkeypatch):
+    """A file, a pipe and a dumb terminal get lines."""
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(progress_for(Terminal()), TerminalProgress)
+    assert isinstance(progress_for(io.StringIO()), LineProgress)
+    monkeypatch.setenv("TERM", "dumb")
+    assert isinstance(progress_for(Terminal()), LineProgress)
+
+
+def test_the_terminal_is_restored_when_training_fails():
+    """An exception passes through, with the cursor visible again."""
+    stream = Terminal()
+    with pytest.raises(KeyboardInterrupt), TerminalProgress(stream):
+        raise KeyboardInterrupt
+    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")

@@ -1,0 +1,184 @@
+"""What each strategy trains on, against its definition."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learning_streams import CPU, config, random_stream
+
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.images import DecodedStream, Samples
+from clear_mlflow.learning.strategies import strategy_names
+from clear_mlflow.learning.strategies._base import Strategy, load_strategy
+from clear_mlflow.learning.strategies.replay import Replay, class_quotas, lowest_of_each_class
+
+
+class NumberedStream:
+    """A decoded stream whose images are one pixel each: the number of the image."""
+
+    def __init__(self, labels_of_buckets, num_classes):
+        self.num_classes = num_classes
+        self.train_counts = tuple(len(labels) for labels in labels_of_buckets)
+        numbers = iter(range(1000))
+        self.buckets = [
+            Samples(
+                torch.tensor([next(numbers) for _ in labels]).reshape(-1, 1, 1, 1),
+                torch.tensor(labels, dtype=torch.int64),
+            )
+            for labels in labels_of_buckets
+        ]
+
+    def train(self, position):
+        return self.buckets[position]
+
+
+def numbers(samples):
+    """Which images these are."""
+    return samples.images.flatten().tolist()
+
+
+def literal_quotas(num_seen, memory):
+    """Deal the buffer's places one by one, round after round, in the order of the labels."""
+    quotas = [0] * len(num_seen)
+    while memory and any(quota < seen for quota, seen in zip(quotas, num_seen, strict=True)):
+        for label, seen in enumerate(num_seen):
+            if quotas[label] < seen and memory:
+                quotas[label] += 1
+                memory -= 1
+    return quotas
+
+
+def buffer_after(stream, memory, seed=0):
+    """Replay's buffer when the whole stream is seen."""
+    strategy = Replay(config(memory=memory, seed=seed), stream)
+    for position in range(len(stream.buckets)):
+        strategy.training_set(position)
+        strategy.after_bucket(position)
+    return strategy
+
+
+def test_every_strategy_module_holds_its_class():
+    """A new strategy is one new file: its name finds it."""
+    assert {"naive", "cumulative", "replay"} <= set(strategy_names())
+    for name in strategy_names():
+        assert issubclass(load_strategy(name), Strategy)
+
+
+def test_an_unknown_strategy_is_answered_with_the_known_ones():
+    """Nothing outside the package's own modules is imported by name."""
+    for name in ("rehearsal", "_base", "os"):
+        with pytest.raises(ConfigError, match="known are cumulative, naive, replay"):
+            load_strategy(name)
+
+
+def test_naive_trains_on_the_new_bucket_alone(tmp_path):
+    """The past is forgotten."""
+    stream, _ = random_stream(tmp_path, train=(3, 4), test=(1, 1), side=8)
+    decoded = DecodedStream(stream, image_size=8, device=CPU)
+    strategy = load_strategy("naive")(config(), decoded)
+    for position in range(2):
+        strategy.after_bucket(position)
+        assert strategy.training_set(position) is decoded.train(position)
+
+
+def test_cumulative_trains_on_all_buckets_so_far_in_stream_order(tmp_path):
+    """Buckets of different sizes, one after another."""
+    stream, _ = random_stream(tmp_path, train=(3, 1, 4), test=(1, 1, 1), side=8)
+    decoded = DecodedStream(stream, image_size=8, device=CPU)
+    strategy = load_strategy("cumulative")(config(), decoded)
+    parts = []
+    for position in range(3):
+        samples = strategy.training_set(position)
+        parts.append(decoded.train(position))
+        assert torch.equal(samples.images, torch.cat([part.images for part in parts]))
+        assert torch.equal(samples.labels, torch.cat([part.labels for part in parts]))
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 40))
+def test_quotas_equal_dealing_places_one_by_one(num_seen, memory):
+    """Balanced to within one place, never over memory, nothing left unused."""
+    quotas = class_quotas(np.array(num_seen), memory)
+    assert quotas.tolist() == literal_quotas(num_seen, memory)
+    assert quotas.sum() == min(memory, sum(num_seen))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=5),
+    st.integers(1, 20),
+)
+def test_buffer_is_what_the_whole_past_would_have_given(labels_of_buckets, memory):
+    """Letting go bucket by bucket loses nothing: as if all images seen were drawn from at once."""
+    stream = NumberedStream(labels_of_buckets, 4)
+    strategy = Replay(config(memory=memory), stream)
+    priority = {}
+    for position, labels in enumerate(labels_of_buckets):
+        held_before = [] if position == 0 else numbers(strategy._buffer)
+        trained_on = strategy.training_set(position)
+        assert numbers(trained_on) == numbers(stream.train(position)) + held_before
+        strategy.after_bucket(position)
+        priority |= dict(zip(numbers(stream.train(position)), drawn(position, labels), strict=True))
+
+        seen = [label for bucket in labels_of_buckets[: position + 1] for label in bucket]
+        quotas = literal_quotas([seen.count(label) for label in range(4)], memory)
+        expected = []
+        for label, quota in enumerate(quotas):
+            of_class = [number for number, other in enumerate(seen) if other == label]
+            expected += sorted(of_class, key=priority.__getitem__)[:quota]
+        held = strategy._buffer
+        assert sorted(numbers(held)) == sorted(expected)
+        assert [seen[number] for number in numbers(held)] == held.labels.tolist()
+
+
+def drawn(position, labels):
+    """The priorities of a bucket's images: the lowest are kept."""
+    from clear_mlflow.learning.device import Draw, generator
+
+    draws = generator(0, Draw.BUFFER, position)
+    return torch.rand(len(labels), generator=draws, dtype=torch.float64).tolist()
+
+
+def test_every_image_of_a_class_is_equally_likely_to_be_held():
+    """Whatever bucket it came from, early or late, and whatever the other classes do."""
+    stream = NumberedStream([[0] * 6, [0] * 3 + [1] * 9, [0, 2, 2]], 3)
+    runs = 600
+    held = Counter()
+    for seed in range(runs):
+        held.update(numbers(buffer_after(stream, 6, seed)._buffer))
+    # 6 places for 3 classes, 2 each: 10 images of class 0, 9 of class 1, 2 of class 2.
+    for numbers_of_class, chance in (
+        ([*range(6), 6, 7, 8, 18], 2 / 10),
+        (range(9, 18), 2 / 9),
+        ([19, 20], 1.0),
+    ):
+        five_sigma = 5 * (chance * (1 - chance) / runs) ** 0.5
+        for number in numbers_of_class:
+            assert held[number] / runs == pytest.approx(chance, abs=five_sigma + 1e-9)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(0, 5))
+def test_lowest_of_each_class_equals_sorting_each_class(labels, quota):
+    """Indices come back ascending, so the buffer keeps the stream's order."""
+    priorities = np.random.default_rng(0).random(len(labels))
+    expected = []
+    for label in range(3):
+        of_class = [i for i, other in enumerate(labels) if other == label]
+        expected += sorted(of_class, key=priorities.__getitem__)[:quota]
+    found = lowest_of_each_class(np.array(labels), priorities, np.full(3, quota))
+    assert found.tolist() == sorted(expected)
+
+
+def test_names_are_found_without_importing_torch():
+    """The command line lists strategies; that must not cost an import of torch."""
+    code = (
+        "import sys; from clear_mlflow.learning.strategies import strategy_names; "
+        "assert 'naive' in strategy_names(); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

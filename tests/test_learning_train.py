@@ -1,0 +1,303 @@
+"""The loop, against a literal twin; its rows, its errors, and its determinism."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from learning_streams import CPU, config, random_stream
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from clear_mlflow.errors import ConfigError, TrainingError
+from clear_mlflow.learning import train as loop
+from clear_mlflow.learning.device import Draw, resolve_device, seed_everything
+from clear_mlflow.learning.images import (
+    DecodedStream,
+    HeldOutImages,
+    Samples,
+    normalised,
+    training_batches,
+)
+from clear_mlflow.learning.models import build_model
+from clear_mlflow.learning.train import count_correct, train
+from clear_mlflow.learning.training import StreamTraining, check
+
+
+class Recorded:
+    """A progress that keeps what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, traceback):
+        self.told.append(("left", kind))
+
+    def images_decoded(self, done, total):
+        self.told.append(("decoded", done, total))
+
+    def bucket_started(self, key, *, position, num_buckets, num_steps):
+        self.told.append(("bucket", key, position, num_buckets, num_steps))
+
+    def step_done(self):
+        self.told.append(("step",))
+
+    def row_measured(self, row):
+        self.told.append(("row", row))
+
+
+def rows_of(stream, progress=None, **changes):
+    """All rows of a training on a stream."""
+    decoded = DecodedStream(stream, image_size=8, device=CPU)
+    return list(train(decoded, config(**changes), progress=progress or Recorded()))
+
+
+def linear_model():
+    """A model without batch normalisation, small enough to train by hand."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 3))
+
+
+def literal_training(model, samples, settings, position):
+    """SGD with momentum, weight decay and steps of the learning rate, written out."""
+    velocity = {}
+    for epoch in range(settings.epochs):
+        lr = settings.lr * settings.lr_gamma ** (epoch // settings.lr_step)
+        batches = training_batches(
+            samples,
+            image_size=8,
+            batch_size=settings.batch_size,
+            device=CPU,
+            seed=settings.seed,
+            position=position,
+            epoch=epoch,
+        )
+        for images, labels in batches:
+            loss = cross_entropy(model(images), labels)
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for weights, gradient in zip(model.parameters(), gradients, strict=True):
+                    step = gradient + settings.weight_decay * weights
+                    velocity[weights] = settings.momentum * velocity.get(weights, 0) + step
+                    weights -= lr * velocity[weights]
+
+
+def test_a_bucket_trains_as_the_written_out_optimiser_does():
+    """Also that momentum and schedule start anew at the second bucket."""
+    settings = config(epochs=3, lr_step=2, momentum=0.8, weight_decay=0.01)
+    samples = Samples(
+        torch.randint(0, 256, (9, 8, 8, 3), dtype=torch.uint8), torch.arange(9).remainder(3)
+    )
+    ours, twin = linear_model(), linear_model()
+    for position in range(2):
+        loop._train_on_bucket(
+            ours, samples, settings, key="1", position=position, progress=Recorded()
+        )
+        literal_training(twin, samples, settings, position)
+    for weights, expected in zip(ours.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
+    assert not torch.equal(ours[1].weight, linear_model()[1].weight)
+
+
+def test_counts_equal_testing_image_by_image():
+    """One pass over the joined test sets counts what a loop over buckets and images counts."""
+    counts = (70, 1, 130)
+    total = sum(counts)
+    labels = torch.randint(0, 3, (total,))
+    images = torch.randint(0, 256, (total, 8, 8, 3), dtype=torch.uint8)
+    bucket = torch.tensor([j for j, count in enumerate(counts) for _ in range(count)])
+    model = build_model("small_cnn", num_classes=3, image_size=8)
+    expected = [0, 0, 0]
+    model.eval()
+    with torch.no_grad():
+        for i in range(total):
+            logits = model(normalised(images[i : i + 1], CPU))[0].tolist()
+            expected[bucket[i]] += logits.index(max(logits)) == labels[i].item()
+    model.train()
+    held_out = HeldOutImages(Samples(images, labels), bucket, counts)
+    assert count_correct(model, held_out, device=CPU) == tuple(expected)
+    assert 0 < sum(expected) < total
+
+
+@pytest.mark.parametrize("strategy", ["naive", "cumulative", "replay"])
+def test_rows_are_the_initialisation_and_one_per_bucket(tmp_path, strategy):
+    """Each row tests all buckets, past and future, on all their images."""
+    stream, _ = random_stream(tmp_path, train=(6, 9, 5), test=(3, 4, 5), side=8)
+    rows = rows_of(stream, strategy=strategy)
+    assert [row.row for row in rows] == [0, 1, 2, 3]
+    assert {row.buckets for row in rows} == {("key0", "key1", "key2")}
+    assert {row.num_instances for row in rows} == {(3, 4, 5)}
+
+
+@pytest.fixture
+def one_thread():
+    """Many tiny steps are faster on one thread, above all beside other work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_row_0_is_of_the_untrained_model_and_later_rows_are_not(tmp_path):
+    """A model that has seen the test images knows them; before training it does not."""
+    stream, _ = random_stream(tmp_path, train=(12,), test=(1,), side=8)
+    [bucket] = stream.buckets
+    same = type(bucket)(bucket.key, bucket.train, bucket.train)
+    stream = type(stream)(stream.name, stream.class_names, (same,), stream.digest)
+    untrained, trained = rows_of(stream, epochs=60)
+    assert trained.correct == (12,)
+    seed_everything(0, Draw.WEIGHTS)
+    model = build_model("small_cnn", num_classes=3, image_size=8)
+    held_out = DecodedStream(stream, image_size=8, device=CPU).test()
+    assert untrained.correct == count_correct(model, held_out, device=CPU)
+
+
+def test_nothing_is_trained_before_the_next_row_is_asked_for(tmp_path):
+    """Whoever stores a row has stored it before the next bucket begins."""
+    stream, _ = random_stream(tmp_path, train=(6, 6), test=(2, 2), side=8)
+    progress = Recorded()
+    rows = train(
+        DecodedStream(stream, image_size=8, device=CPU), config(epochs=3), progress=progress
+    )
+    next(rows)
+    assert [what for what, *_ in progress.told] == ["row"]
+    row = next(rows)
+    expected = [("bucket", "key0", 0, 2, 6), *[("step",)] * 6, ("row", row)]
+    assert progress.told[1:] == expected
+
+
+def weights_and_rows(stream, monkeypatch, **changes):
+    """The rows of a run and the very bits of its final weights."""
+    built = []
+
+    def build(*args, **options):
+        built.append(build_model(*args, **options))
+        return built[-1]
+
+    monkeypatch.setattr(loop, "build_model", build)
+    rows = rows_of(stream, **changes)
+    return rows, [weights.detach().numpy().tobytes() for weights in built[0].parameters()]
+
+
+@pytest.mark.parametrize("strategy", ["naive", "cumulative", "replay"])
+def test_same_seed_gives_the_same_rows_and_weights_to_the_bit(tmp_path, monkeypatch, strategy):
+    """Whatever was drawn in the process before; another seed gives other weights."""
+    stream, _ = random_stream(tmp_path, train=(9, 7), test=(8, 8), side=8)
+    first = weights_and_rows(stream, monkeypatch, strategy=strategy)
+    torch.rand(5)
+    np.random.rand(5)
+    assert weights_and_rows(stream, monkeypatch, strategy=strategy) == first
+    other = weights_and_rows(stream, monkeypatch, strategy=strategy, seed=1)
+    assert other[1] != first[1]
+
+
+def test_what_layers_draw_does_not_depend_on_what_was_drawn_before():
+    """Dropout at one bucket and epoch is the same, however much was tested or resumed before."""
+    samples = Samples(torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8), torch.arange(8) % 3)
+    trained = []
+    for drawn_before in (0, 7):
+        model = linear_model().insert(1, nn.Dropout(0.5))
+        torch.rand(drawn_before)
+        loop._train_on_bucket(model, samples, config(), key="1", position=0, progress=Recorded())
+        trained.append(model[2].weight)
+    assert torch.equal(*trained)
+
+
+@pytest.mark.parametrize("count", [5, 9])
+def test_a_last_batch_of_one_image_does_not_stop_training(tmp_path, count):
+    """ResNet-18 at 32 pixels cannot normalise one image: the rest of one joins the batch before."""
+    stream, _ = random_stream(tmp_path, train=(count,), test=(2,), side=32)
+    decoded = DecodedStream(stream, image_size=32, device=CPU)
+    settings = config(model="resnet18", image_size=32, epochs=1)
+    progress = Recorded()
+    assert len(list(train(decoded, settings, progress=progress))) == 2
+    assert progress.told.count(("step",)) == count // 4
+
+
+def test_a_loss_that_is_no_number_ends_the_training_with_the_place_and_a_way_out(tmp_path):
+    """The bucket, the epoch and the learning rate are named; the rows so far were given."""
+    stream, _ = random_stream(tmp_path, train=(12, 12), test=(2, 2), side=8)
+    decoded = DecodedStream(stream, image_size=8, device=CPU)
+    rows = train(decoded, config(lr=1e30, weight_decay=0.1), progress=Recorded())
+    assert next(rows).row == 0
+    with pytest.raises(TrainingError, match=r"epoch 1 of 2 on bucket key0; .*lr below 1e\+30"):
+        next(rows)
+
+
+def test_weights_broken_by_the_last_step_are_not_measured(tmp_path):
+    """The loss of one step is finite before it; the model after it must not be scored."""
+    stream, _ = random_stream(tmp_path, train=(3,), test=(2,), side=8)
+    decoded = DecodedStream(stream, image_size=8, device=CPU)
+    rows = train(decoded, config(lr=1e38, epochs=1, weight_decay=100), progress=Recorded())
+    next(rows)
+    with pytest.raises(TrainingError, match="not a finite number"):
+        next(rows)
+
+
+def test_a_training_tells_its_dataset_and_always_leaves_its_progress(tmp_path):
+    """Facts come before any image is decoded; a training that is dropped tidies up."""
+    stream, _ = random_stream(tmp_path, train=(6, 4), test=(2, 3), side=8)
+    progress = Recorded()
+    training = StreamTraining(check(config(device="auto")), stream, "made up", progress)
+    facts = training.facts
+    assert (facts.name, facts.digest, facts.source) == ("noise", "sha256:0", "made up")
+    assert (facts.buckets, facts.num_classes) == (("key0", "key1"), 3)
+    assert (facts.num_train, facts.num_test) == ((6, 4), (2, 3))
+    assert progress.told == []
+    rows = training.rows()
+    assert next(rows).row == 0
+    assert ("decoded", 5, 5) in progress.told
+    rows.close()
+    assert progress.told[-1] == ("left", GeneratorExit)
+
+
+def test_a_bucket_of_one_image_is_refused_where_the_model_cannot_train_on_it(tmp_path):
+    """Known as soon as the dataset is, and not in the middle of the stream."""
+    stream, _ = random_stream(tmp_path, train=(4, 1), test=(1, 1), side=32)
+    settings = check(config(model="resnet18", image_size=32))
+    with pytest.raises(ConfigError, match="batch of 1 at 32 pixels"):
+        StreamTraining(settings, stream, "made up", Recorded())
+
+
+def test_check_resolves_the_device_and_refuses_what_cannot_work():
+    """Before any data is read."""
+    present = torch.cuda.is_available()
+    assert check(config(device="auto")).device == ("cuda" if present else "cpu")
+    assert check(config(device="cpu")).device == "cpu"
+    with pytest.raises(ConfigError, match="unknown model 'resnet'"):
+        check(config(model="resnet"))
+    with pytest.raises(ConfigError, match="image_size=64"):
+        check(config(model="alexnet"))
+
+
+def test_cuda_that_is_not_there_is_refused():
+    """A fresh process is told by CUDA's own switch that there is no device."""
+    code = (
+        "from clear_mlflow.learning.device import resolve_device\n"
+        "from clear_mlflow.errors import ConfigError\n"
+        "assert resolve_device('auto') == 'cpu'\n"
+        "try:\n    resolve_device('cuda')\n"
+        "except ConfigError as error:\n    assert 'device=cpu' in str(error)\n"
+        "else:\n    raise SystemExit('accepted')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={"CUDA_VISIBLE_DEVICES": ""})
+    assert resolve_device("cpu") == "cpu"
+
+
+def test_learning_never_loads_mlflow():
+    """Whatever is trained, and however it is tracked, are two rooms."""
+    code = (
+        "import sys, pkgutil, importlib, clear_mlflow.learning as learning\n"
+        "for module in pkgutil.walk_packages(learning.__path__, 'clear_mlflow.learning.'):\n"
+        "    importlib.import_module(module.name)\n"
+        "assert 'torch' in sys.modules\n"
+        "assert 'mlflow' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
