@@ -13,6 +13,7 @@ from trainings import FOUR_BUCKETS, KnownTraining
 from clear_mlflow.errors import TrackingError
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.evaluate import Selection, evaluate, select
+from clear_mlflow.tracking.liveness import heartbeat
 from clear_mlflow.tracking.session import train_in_process
 
 
@@ -228,14 +229,10 @@ def test_selection(store, trained, copied, experiment_id):
 def test_only_the_run_of_a_dead_process_is_closed(store, trained, copied, alive):
     """A run that trains now is left alone; one whose process is gone is scored and closed."""
     copy = copied(trained(FOUR_BUCKETS[:3]))
-    from clear_mlflow.tracking.liveness import heartbeat_tags, process_tags
-
-    tags = process_tags() | heartbeat_tags()
+    process = json.loads(heartbeat())
     if not alive:
-        process = json.loads(tags[names.PROCESS_TAG])
-        tags[names.PROCESS_TAG] = json.dumps({**process, "started": process["started"] - 100})
-    for key, value in tags.items():
-        store.set_tag(copy.info.run_id, key, value)
+        process["started"] -= 100  # a process id that was given out again
+    store.set_tag(copy.info.run_id, names.PROCESS_TAG, json.dumps(process))
     (verdict,) = run_evaluate(store, copy.info.run_id)
     run = store.get_run(copy.info.run_id)
     if alive:

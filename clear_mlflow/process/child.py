@@ -13,7 +13,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from io import RawIOBase
+from typing import Any
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ClearError
@@ -26,9 +27,11 @@ def main() -> None:
     # A Ctrl-C is the supervisor's to hand on; the child has a session of its own, but a debugger
     # or a shell may still send it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Unbuffered: a thread that waits in a buffered read would hold its lock at the exit.
+    down = os.fdopen(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
     with os.fdopen(int(sys.argv[1]), "wb", buffering=0) as up:
-        asked = json.loads(sys.stdin.buffer.readline())
-        cues = _cues(sys.stdin.buffer)
+        asked = json.loads(down.readline())
+        cues = _cues(down)
 
         def say(message: dict[str, Any]) -> None:
             up.write(messages.encode(message))
@@ -69,7 +72,7 @@ def _train(
         say(messages.row(row))
 
 
-def _cues(stream: BinaryIO) -> queue.SimpleQueue[None]:
+def _cues(stream: RawIOBase) -> queue.SimpleQueue[None]:
     """The supervisor's cues, read by a thread that ends this process when the stream ends.
 
     In the middle of a bucket the main thread is deep in arithmetic; without this, training would

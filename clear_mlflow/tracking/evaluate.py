@@ -11,7 +11,7 @@ from mlflow.exceptions import MlflowException
 
 from clear_mlflow.errors import ClearError, TrackingError
 from clear_mlflow.tracking import names
-from clear_mlflow.tracking.liveness import is_abandoned, is_running
+from clear_mlflow.tracking.liveness import is_abandoned, trains_now
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.scoring import Scores, read_scores, write_scores
 
@@ -102,7 +102,7 @@ def evaluate(
 def _evaluate_one(client: MlflowClient, run: Run, named: bool, dry_run: bool) -> Verdict:
     run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
     abandoned = is_abandoned(run)
-    if is_running(run) and names.HEARTBEAT_TAG in run.data.tags and not abandoned:
+    if trains_now(run):
         return Verdict(run_id, name, "skipped", "is training now; it scores itself at its end")
     try:
         scores = read_scores(client, run)
@@ -144,6 +144,7 @@ def _gaps(scores: Scores) -> tuple[int, ...]:
 def _close(client: MlflowClient, run: Run) -> None:
     with explained(f"close run {run.info.run_id}"):
         client.set_tag(run.info.run_id, names.ERROR_TAG, "the process that trained it is gone")
+        client.delete_tag(run.info.run_id, names.PROCESS_TAG)
         client.set_terminated(run.info.run_id, "KILLED")
 
 

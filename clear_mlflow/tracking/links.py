@@ -21,7 +21,7 @@ def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
     experiment = f"{base}/#/experiments/{run.info.experiment_id}"
     lines = [
         f"run      {experiment}/runs/{run.info.run_id}?{_RUNS_VIEW}",
-        f"compare  {experiment}/runs?{_RUNS_VIEW}",
+        f"compare  {experiment}/runs?{_RUNS_VIEW}&compareRunsMode=CHART",
     ]
     if not is_server(uri):
         lines.insert(0, f"start    mlflow ui --backend-store-uri {uri}")

@@ -23,22 +23,21 @@ from clear_mlflow.tracking import names
 SILENCE = timedelta(minutes=15)
 
 
-def process_tags() -> dict[str, str]:
-    """The tags that say who trains: set once."""
-    started = psutil.Process().create_time()
-    return {
-        names.PROCESS_TAG: json.dumps({"host": _host(), "pid": os.getpid(), "started": started})
-    }
+def heartbeat() -> str:
+    """This process and this moment, as the process tag holds them; to be set again and again."""
+    return json.dumps(
+        {
+            "host": _host(),
+            "pid": os.getpid(),
+            "started": psutil.Process().create_time(),
+            "alive_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+    )
 
 
-def heartbeat_tags() -> dict[str, str]:
-    """The tags that say that training is alive now: set again and again."""
-    return {names.HEARTBEAT_TAG: datetime.now(timezone.utc).isoformat(timespec="seconds")}
-
-
-def is_running(run: Run) -> bool:
-    """Whether a run is in progress, as far as MLflow knows."""
-    return str(run.info.status) == "RUNNING"
+def trains_now(run: Run) -> bool:
+    """Whether a process of ours trains into the run, and has not been found dead."""
+    return _is_running(run) and names.PROCESS_TAG in run.data.tags and not is_abandoned(run)
 
 
 def is_abandoned(run: Run) -> bool:
@@ -46,18 +45,22 @@ def is_abandoned(run: Run) -> bool:
 
     A run without our heartbeat is somebody else's: never called abandoned.
     """
-    if not is_running(run):
+    if not _is_running(run):
         return False
     try:
         process = json.loads(run.data.tags[names.PROCESS_TAG])
-        heartbeat = datetime.fromisoformat(run.data.tags[names.HEARTBEAT_TAG])
+        alive_at = datetime.fromisoformat(process["alive_at"])
         host, pid, started = process["host"], int(process["pid"]), float(process["started"])
-        silent = datetime.now(timezone.utc) - heartbeat
+        silent = datetime.now(timezone.utc) - alive_at
     except (KeyError, ValueError, TypeError):
         return False
     if host == _host():
         return not _lives(pid, started)
     return silent > SILENCE
+
+
+def _is_running(run: Run) -> bool:
+    return str(run.info.status) == "RUNNING"
 
 
 def _lives(pid: int, started: float) -> bool:

@@ -13,9 +13,8 @@ SCORED_TAG = "clear_mlflow.scored"
 NOTE_TAG = "clear_mlflow.note"
 # Why training ended early.
 ERROR_TAG = "clear_mlflow.error"
-# Who trains (host and process, as JSON), and when it last said that it lives.
+# Who trains and when that process last said that it lives, as JSON; gone when the run is closed.
 PROCESS_TAG = "clear_mlflow.process"
-HEARTBEAT_TAG = "clear_mlflow.heartbeat"
 # Runs that an evaluate run scored, as a count; the list is an artifact.
 EVALUATED_TAG = "clear_mlflow.evaluated_runs"
 

@@ -17,6 +17,7 @@ from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ClearError
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.tracking import names
+from clear_mlflow.tracking.generated_names import is_generated
 from clear_mlflow.tracking.links import run_links
 from clear_mlflow.tracking.preflight import explained, preflight
 from clear_mlflow.tracking.scoring import Scores, read_scores, write_scores
@@ -55,7 +56,7 @@ def train_supervised(asked: Mapping[str, str]) -> Outcome:
             client = preflight()
             config = process.config
             with explained("open a run"):
-                run_id = _open_run(config)
+                run_id = _open_run(client, config)
         except (ClearError, TrainingDied) as error:
             process.stop()
             return _outcome(error, received)
@@ -99,6 +100,7 @@ def _close_run(client: MlflowClient, run_id: str, outcome: Outcome) -> Outcome:
         with explained(f"close run {run_id}"):
             if error:
                 client.set_tag(run_id, names.ERROR_TAG, error)
+            _forget_process(client, run_id)
             mlflow.end_run(status)
             links = tuple(run_links(client, client.get_run(run_id)))
     except ClearError as refusal:
@@ -128,7 +130,7 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
         asked: parameters as text, as the user gave them.
     """
     joined = mlflow.active_run()
-    run_id = joined.info.run_id if joined else _open_run(training.config)
+    run_id = joined.info.run_id if joined else _open_run(client, training.config)
     status = "FAILED"
     try:
         try:
@@ -136,6 +138,7 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
                 track(training, run)
         finally:
             scores = score(client, run_id)
+            _forget_process(client, run_id)
         status = "FINISHED"
     except KeyboardInterrupt:
         status = "KILLED"
@@ -146,13 +149,20 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
     return scores
 
 
-def _open_run(config: TrainConfig) -> str:
+def _forget_process(client: MlflowClient, run_id: str) -> None:
+    """The run is closed: nobody needs to know any more whether its process lives."""
+    if names.PROCESS_TAG in client.get_run(run_id).data.tags:
+        client.delete_tag(run_id, names.PROCESS_TAG)
+
+
+def _open_run(client: MlflowClient, config: TrainConfig) -> str:
     """Start an MLflow run, or take up the one that the environment names."""
     named = MLFLOW_RUN_ID.get()
+    # "replay digits seed 3" tells more than "upbeat-foal-91"; a name that a person gave stays.
+    keeps_name = named and not is_generated(client.get_run(named).info.run_name)
     monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
     run = mlflow.start_run(
-        # A name given here would replace the one that the user gave to mlflow run.
-        run_name=None if named else f"{config.strategy} {config.dataset} seed {config.seed}",
+        run_name=None if keeps_name else f"{config.strategy} {config.dataset} seed {config.seed}",
         log_system_metrics=monitor.get() if monitor.is_set() else True,
     )
     return str(run.info.run_id)

@@ -23,7 +23,7 @@ from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.record import DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.tracking import names
-from clear_mlflow.tracking.liveness import heartbeat_tags, process_tags
+from clear_mlflow.tracking.liveness import heartbeat
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.rows import stored_rows, write_row
 from clear_mlflow.tracking.series import all_series, as_metrics, milliseconds
@@ -152,8 +152,7 @@ class TrackedRun:
             "seed": str(config.seed),
             "model": config.model,
             "clear_mlflow.version": clear_mlflow.__version__,
-            **process_tags(),
-            **heartbeat_tags(),
+            names.PROCESS_TAG: heartbeat(),
         }
         if commit := _git_commit():
             tags["git_commit"] = commit
@@ -172,8 +171,7 @@ class TrackedRun:
         self.client.log_image(self.run_id, picture, key=names.IMAGE_PER_ROW, step=step)
 
     def _beat(self) -> None:
-        for key, value in heartbeat_tags().items():
-            self.client.set_tag(self.run_id, key, value)
+        self.client.set_tag(self.run_id, names.PROCESS_TAG, heartbeat())
 
     def _send_unsent(self) -> None:
         while self._unsent:
