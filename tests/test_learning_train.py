@@ -203,9 +203,10 @@ def test_what_layers_draw_does_not_depend_on_what_was_drawn_before():
     samples = Samples(torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8), torch.arange(8) % 3)
     trained = []
     for drawn_before in (0, 7):
-        model = linear_model().insert(1, nn.Dropout(0.5))
+        model = linear_model().insert(1, nn.Dropout(0.5)).eval()  # as testing leaves it
         torch.rand(drawn_before)
         loop._train_on_bucket(model, samples, config(), key="1", position=0, progress=Recorded())
+        assert model.training
         trained.append(model[2].weight)
     assert torch.equal(*trained)
 
