@@ -101,7 +101,8 @@ def test_description_shows_matrix_and_metrics():
     text = describe(stored(AccuracyMatrix([[0.9, 0.6], [0.5, 0.8]])))
     lines = text.splitlines()
     assert lines[0] == "### clear10&#44; 2 of 2 buckets"
-    assert "| | 1 | 2 |" in lines
+    assert lines[2].startswith("in-domain **85.0 %**, next-domain **60.0 %**")
+    assert "| | &nbsp;&nbsp;1&nbsp;&nbsp; | &nbsp;&nbsp;2&nbsp;&nbsp; |" in lines
     assert "| initial | 10.0 | 10.0 |" in lines
     assert "| after 1 | **90.0** | 60.0 |" in lines
     assert "| after 2 | 50.0 | **80.0** |" in lines
@@ -113,8 +114,8 @@ def test_description_shows_matrix_and_metrics():
 def test_description_of_a_partial_run_tells_what_is_missing_and_why():
     """Undefined metrics stand there with their reason, missing rows with their number."""
     text = describe(stored(AccuracyMatrix([[0.9, 0.6, 0.1], [0.5, 0.8, 0.1]]), without=(0, 1)))
-    assert "buckets trained: 2 of 3" in text
-    assert "rows not stored: 0&#44; 1" in text
+    assert "buckets trained 2 of 3" in text
+    assert "rows not stored 0&#44; 1" in text
     assert "| after 1 | – | – | – |" in text
     assert "| `renate/forgetting` | – | R&#91;0&#44; 0&#93; was not measured |" in text
     assert "nan" not in text

@@ -14,6 +14,14 @@ from clear_mlflow.report._rows import NOT_MEASURED, named_rows, percent, printab
 # because some of its stores do.
 _LARGEST = 7_900
 _LONGEST_KEY = 24
+_PAD = "&nbsp;&nbsp;"
+# Metrics whose plain names mean one thing only.
+_HEADLINE = {
+    "clear/in_domain_accuracy": "in-domain",
+    "clear/next_domain_accuracy": "next-domain",
+    "renate/average_accuracy": "average at the end",
+    "renate/forgetting": "forgetting",
+}
 
 
 def description(
@@ -48,7 +56,8 @@ def description(
     }
     if record.missing:
         told["rows not stored"] = ", ".join(map(str, record.missing))
-    head = [f"### {_escaped(heading, 100)}", "", *_facts(told), ""]
+    # MLflow's page folds a description after some four lines: what matters most comes first.
+    head = [f"### {_escaped(heading, 100)}", "", *_headline(summary), _facts(told), ""]
     tail = ["", *_metrics(summary, reasons)]
     for decimals in (1, 0):
         text = "\n".join([*head, *_matrix(matrix, decimals), *tail]) + "\n"
@@ -61,8 +70,19 @@ def description(
     return "\n".join(lines) + "\n"
 
 
-def _facts(told: Mapping[str, str]) -> list[str]:
-    return [f"- {_escaped(name, 40)}: {_escaped(str(text), 80)}" for name, text in told.items()]
+def _headline(summary: Mapping[str, float]) -> list[str]:
+    told = [
+        f"{words} **{percent(summary[name])} %**"
+        for name, words in _HEADLINE.items()
+        if name in summary
+    ]
+    return [", ".join(told), ""] if told else []
+
+
+def _facts(told: Mapping[str, str]) -> str:
+    return " · ".join(
+        f"{_escaped(name, 40)} {_escaped(str(text), 80)}" for name, text in told.items()
+    )
 
 
 def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
@@ -70,7 +90,8 @@ def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
     lines = [
         "Accuracy in %; row: trained through, column: tested on.",
         "",
-        f"| | {' | '.join(keys)} |",
+        # The UI gives cells no padding; one wide cell widens its column.
+        f"| | {' | '.join(f'{_PAD}{key}{_PAD}' for key in keys)} |",
         f"|:--|{'--:|' * len(keys)}",
     ]
     for i, name, values in named_rows(matrix):
@@ -83,7 +104,7 @@ def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
 
 
 def _metrics(summary: Mapping[str, float], reasons: Mapping[str, str]) -> list[str]:
-    lines = ["| metric | value | |", "|:--|--:|:--|"]
+    lines = [f"| metric | {_PAD}value{_PAD} | |", "|:--|--:|:--|"]
     known = {metric.name: metric for metric in METRICS}
     for name in dict.fromkeys([*known, *summary, *reasons]):
         metric = known.get(name)
