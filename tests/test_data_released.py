@@ -385,10 +385,50 @@ def test_damage_is_refused_in_one_line_that_names_the_file(root, kind):
     assert named in message
 
 
+def _prefix(relative: str, entry: str) -> Callable[[Path], None]:
+    """Put one more entry at the start of a JSON object, as text."""
+
+    def damage(root: Path) -> None:
+        text = (root / relative).read_text()
+        (root / relative).write_text("{" + entry + ", " + text[1:])
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (_prefix(BUS, '"235821044": {"IMG_PATH": "x"}'), "key '235821044' is there twice"),
+        (_prefix(METADATA, '"1": {}'), "key '1' is there twice"),
+        (_prefix(METADATA, '"01": {}'), "which are one number"),
+        (_prefix(BUS, '"rating": {"LIKES": NaN}'), "NaN is no JSON number"),
+        (_prefix(BUS, '"rating": {"LIKES": -Infinity}'), "-Infinity is no JSON number"),
+        (DAMAGE["image is a pipe"][1], "is not a plain file"),
+        (DAMAGE["image links out"][1], "is a link that leads out of"),
+        (DAMAGE["class without images"][1], "names class 'camera'"),
+        (DAMAGE["train bucket without test bucket"][1], "has no bucket '3'"),
+    ],
+)
+def test_the_message_says_what_is_wrong(root, damage, words):
+    """What would pass if it were not looked for is named for what it is."""
+    damage(root)
+    assert words in refusal(root)
+
+
+def test_order_of_images_does_not_follow_the_order_of_the_json(root, whole):
+    """Images come in the order of their ids, whatever the order in the file."""
+    write_json(root / BUS, dict(reversed(read_json(root / BUS).items())))
+    paths = read_released(root, name="x").buckets[0].train.paths
+    expected = read_released(whole, name="x").buckets[0].train.paths
+    assert [p.relative_to(root) for p in paths] == [p.relative_to(whole) for p in expected]
+
+
 def test_oversized_metadata_is_refused_before_it_is_read(root):
     """A metadata file of absurd size (sparse here) costs no memory."""
     os.truncate(root / BUS, files.MAX_METADATA_BYTES + 1)
-    assert str(root / BUS) in refusal(root)
+    message = refusal(root)
+    assert str(root / BUS) in message
+    assert "268435456 at most" in message
 
 
 def test_a_root_that_is_no_dataset_says_what_was_expected_and_what_found(tmp_path):
