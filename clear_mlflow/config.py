@@ -16,6 +16,7 @@ from typing import Any
 
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.strategies import strategy_names
+from clear_mlflow.matrix import PROTOCOLS
 
 AUTO = "auto"
 NONE = "none"
@@ -94,6 +95,10 @@ def _number(*, above: float | None = None, least: float | None = None) -> Callab
     return parse
 
 
+def _split(text: str) -> str:
+    return text if text == AUTO else str(_whole(least=0)(text))
+
+
 def _text(text: str) -> str:
     return text
 
@@ -121,6 +126,24 @@ class TrainConfig:
     )
     data_root: str = _parameter(
         _path, help="Folder that holds train/ and test/; auto for the embedded dataset."
+    )
+    protocol: str = _parameter(
+        _one_of(*PROTOCOLS),
+        default="iid",
+        help="iid: held-out test images; streaming: a bucket's test set is its training data.",
+    )
+    split: str = _parameter(
+        _split,
+        help="Under iid, a number: that seeded 70/30 split of each bucket's training images; auto: "
+        "the released test set where there is one, else split 0.",
+    )
+    features: str = _parameter(
+        _text, default=NONE, help="Name of stored features to train a linear head on, as moco_b0."
+    )
+    damaged: str = _parameter(
+        _one_of("stop", "leave_out"),
+        default="stop",
+        help="What to do about an image that cannot be decoded; leave_out is told in the record.",
     )
     strategy: str = _parameter(
         _one_of(*strategy_names()),
