@@ -15,6 +15,7 @@ class ImageSet:
 
     paths: tuple[Path, ...]
     labels: NDArray[np.int64]  # (len(paths),), an index into the stream's class names; read-only
+    contents: tuple[str, ...] = ()  # SHA-256 of each file, hexadecimal; empty where not yet known
 
     def __len__(self) -> int:
         return len(self.paths)
