@@ -10,7 +10,8 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import combinations
+from dataclasses import replace
+from itertools import combinations, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -58,33 +59,55 @@ def stream_of(
     Raises:
         DataError: a file cannot be read, or two buckets or splits share over half their images.
     """
-    images = _hashed(buckets, class_names, root)
+    hashed = _hashed(buckets, root)
+    images = [
+        _Image(_Place(split, bucket.key), class_names[label], path, content)
+        for bucket in hashed
+        for split, images in (("train", bucket.train), ("test", bucket.test))
+        for path, label, content in zip(
+            images.paths, images.labels.tolist(), images.contents, strict=True
+        )
+    ]
     return BucketStream(
         name=name,
         class_names=class_names,
-        buckets=tuple(buckets),
+        buckets=hashed,
         digest=_digest(images),
         warnings=_shared_images(images),
     )
 
 
-def _hashed(buckets: Sequence[Bucket], class_names: tuple[str, ...], root: Path) -> list[_Image]:
-    listed = [
-        (_Place(split, bucket.key), class_names[label], path)
+def _hashed(buckets: Sequence[Bucket], root: Path) -> tuple[Bucket, ...]:
+    """The buckets with the contents of all images; one image set stays one, and is hashed once."""
+    unhashed = {
+        id(images): images
         for bucket in buckets
-        for split, images in (("train", bucket.train), ("test", bucket.test))
-        for path, label in zip(images.paths, images.labels.tolist(), strict=True)
-    ]
-    paths = [path for _, _, path in listed]
+        for images in (bucket.train, bucket.test)
+        if not images.contents
+    }
+    paths = [path for images in unhashed.values() for path in images.paths]
     blocks = [paths[i : i + _FILES_IN_A_TASK] for i in range(0, len(paths), _FILES_IN_A_TASK)]
     # More threads than cores: on a network file system most of the time is waiting for a reply.
     with ThreadPoolExecutor(max_workers=4 * (os.cpu_count() or 1)) as pool:
-        contents = [
-            content
-            for block in pool.map(lambda block: [_hash(p, root) for p in block], blocks)
-            for content in block
-        ]
-    return [_Image(*entry, content) for entry, content in zip(listed, contents, strict=True)]
+        contents = iter(
+            [
+                content
+                for block in pool.map(lambda block: [_hash(p, root) for p in block], blocks)
+                for content in block
+            ]
+        )
+    done = {
+        number: replace(images, contents=tuple(islice(contents, len(images))))
+        for number, images in unhashed.items()
+    }
+    return tuple(
+        replace(
+            bucket,
+            train=done.get(id(bucket.train), bucket.train),
+            test=done.get(id(bucket.test), bucket.test),
+        )
+        for bucket in buckets
+    )
 
 
 def _hash(path: Path, root: Path) -> str:

@@ -20,6 +20,17 @@ class ImageSet:
     def __len__(self) -> int:
         return len(self.paths)
 
+    def take(self, indices: NDArray[np.int64]) -> ImageSet:
+        """The images at *indices*, in that order."""
+        labels = self.labels[indices]
+        labels.setflags(write=False)
+        order = indices.tolist()
+        return ImageSet(
+            paths=tuple(self.paths[i] for i in order),
+            labels=labels,
+            contents=tuple(self.contents[i] for i in order) if self.contents else (),
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
