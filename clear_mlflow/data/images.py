@@ -1,15 +1,24 @@
-"""Decoding: image files in, one array of bytes out."""
+"""Decoding: image files in, squares of bytes out.
+
+One fixed geometry: the shorter side is scaled to the model's input plus the crop margin, and the
+central square is kept. Squares of one size can be mapped from a file, indexed, moved to a device
+and cropped a whole batch at a time; images of their own widths and heights can do none of that.
+What is lost is what lies outside the central square, which a centre crop would not show either.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError, features
 
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import ImageSet
@@ -30,6 +39,27 @@ _UPRIGHT = {
 }
 _IMAGES_IN_A_TASK = 16
 
+_DECODER = 1  # to be raised with any change to this module that changes a pixel
+
+
+class _UndecodableError(Exception):
+    """A file's bytes are no image that can be shown; the reason, for a one-line message."""
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """An image that was read, but cannot be decoded."""
+
+    position: int  # in its image set
+    path: Path
+    why: str
+
+
+def decoder_version() -> str:
+    """What a pixel depends on, apart from the file: this module, Pillow, and its JPEG library."""
+    libraries = (features.version("pil"), features.version("jpg"))
+    return "-".join(("clear_mlflow", str(_DECODER), *(str(version) for version in libraries)))
+
 
 def decode(
     images: ImageSet,
@@ -38,11 +68,7 @@ def decode(
     crop_margin: int,
     on_image: Callable[[int], None] | None = None,
 ) -> NDArray[np.uint8]:
-    """Decode every image once: RGB, upright, shorter side scaled, the central square.
-
-    Greyscale, palette and CMYK images become RGB; 16-bit greyscale is scaled to 8 bits; what is
-    transparent becomes white; EXIF's orientation is applied. Scaling is bilinear with
-    anti-aliasing, after a coarser decoding of JPEGs that are several times too large.
+    """Decode every image once, into memory.
 
     Args:
         images: N files.
@@ -58,37 +84,111 @@ def decode(
             this size do not fit into memory.
     """
     side = size + crop_margin
-    shape = (len(images), side, side, 3)
     try:
-        pixels = np.empty(shape, dtype=np.uint8)
+        pixels = np.empty((len(images), side, side, 3), dtype=np.uint8)
     except (MemoryError, ValueError):
         raise DataError(
             f"{len(images)} images of {side} x {side} pixels need {len(images) * side**2 * 3} "
             "bytes, which this machine cannot give; pass a smaller image_size"
         ) from None
 
-    def fill(start: int) -> int:
-        stop = min(start + _IMAGES_IN_A_TASK, len(images))
-        for i in range(start, stop):
-            pixels[i] = _decode_one(images.paths[i], side)
-        return stop
+    def put(start: int, block: NDArray[np.uint8]) -> None:
+        pixels[start : start + len(block)] = block
 
-    # Threads and not processes: Pillow lets go of the interpreter's lock while it decodes and
-    # scales, and threads write into the one array.
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        for done in pool.map(fill, range(0, len(images), _IMAGES_IN_A_TASK)):
-            if on_image is not None:
-                on_image(done)
+    damaged = decode_blocks(images, side=side, put=put, on_image=on_image)
+    if damaged:
+        raise refusal(damaged)
     return pixels
 
 
-def _decode_one(path: Path, side: int) -> NDArray[np.uint8]:
+def decode_blocks(
+    images: ImageSet,
+    *,
+    side: int,
+    put: Callable[[int, NDArray[np.uint8]], None],
+    on_image: Callable[[int], None] | None = None,
+) -> tuple[Damaged, ...]:
+    """Decode every image once: RGB, upright, shorter side scaled, the central square.
+
+    Greyscale, palette and CMYK images become RGB; 16-bit greyscale is scaled to 8 bits; what is
+    transparent becomes white; EXIF's orientation is applied. Scaling is bilinear with
+    anti-aliasing, after a coarser decoding of JPEGs that are several times too large.
+
+    Args:
+        images: N files. Where their contents are known, a file that has changed since is refused:
+            what is decoded is what was hashed.
+        side: of the squares, pixels.
+        put: takes a position and the squares (n, side, side, 3) that begin there; called from
+            several threads at once, in any order.
+        on_image: called in the calling thread with the number of images decoded so far.
+
+    Returns:
+        What cannot be decoded, in order; its squares are black.
+
+    Raises:
+        DataError: a file is missing, cannot be read, or has changed since it was hashed.
+    """
+
+    def fill(start: int) -> list[Damaged]:
+        stop = min(start + _IMAGES_IN_A_TASK, len(images))
+        block = np.zeros((stop - start, side, side, 3), dtype=np.uint8)
+        damaged = []
+        for i in range(start, stop):
+            content = _read(images.paths[i], images.contents[i] if images.contents else None)
+            try:
+                block[i - start] = _square(content, side)
+            except _UndecodableError as error:
+                damaged.append(Damaged(i, images.paths[i], str(error)))
+        put(start, block)
+        return damaged
+
+    found: list[Damaged] = []
+    starts = range(0, len(images), _IMAGES_IN_A_TASK)
+    # Threads and not processes: Pillow lets go of the interpreter's lock while it decodes and
+    # scales, and threads need not send pixels to one another.
+    pool = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
     try:
-        with Image.open(path, formats=_FORMATS) as image:
+        for start, damaged in zip(starts, pool.map(fill, starts), strict=True):
+            found += damaged
+            if on_image is not None:
+                on_image(min(start + _IMAGES_IN_A_TASK, len(images)))
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return tuple(found)
+
+
+def refusal(damaged: Sequence[Damaged]) -> DataError:
+    """The error about images that cannot be decoded: all are counted and the first is named."""
+    first = damaged[0]
+    one = f"{path_text(first.path)} cannot be decoded: {first.why}"
+    what = (
+        one if len(damaged) == 1 else f"{len(damaged)} images cannot be decoded; the first: {one}"
+    )
+    return DataError(
+        f"{what}; expected a whole JPEG or PNG image: unpack the dataset again, or pass "
+        "damaged=leave_out to train without"
+    )
+
+
+def _read(path: Path, content: str | None) -> bytes:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
+    if content is not None and hashlib.sha256(data).hexdigest() != content:
+        raise DataError(
+            f"{path_text(path)} is not the file whose content was hashed; it was changed in the "
+            "meantime: run again when nothing writes to the dataset"
+        )
+    return data
+
+
+def _square(data: bytes, side: int) -> NDArray[np.uint8]:
+    try:
+        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
-                raise DataError(
-                    f"{path_text(path)} has {image.width} x {image.height} pixels; expected "
-                    f"{_MAX_PIXELS} at most; scale it down or remove it from the metadata"
+                raise _UndecodableError(
+                    f"it has {image.width} x {image.height} pixels, and {_MAX_PIXELS} are the most"
                 )
             # Only JPEG has a draft mode. It keeps both sides at least as large as asked for; half
             # of the reduction is left to the better filter below.
@@ -103,13 +203,12 @@ def _decode_one(path: Path, side: int) -> NDArray[np.uint8]:
             )
             turn = _UPRIGHT.get(_orientation(image))
             return np.asarray(small if turn is None else small.transpose(turn))
-    except DataError:
+    except (_UndecodableError, MemoryError):
         raise
+    except UnidentifiedImageError:
+        raise _UndecodableError("it is no image of a kind that photos have") from None
     except Exception as error:  # Pillow has no closed set of exceptions for damaged files
-        raise DataError(
-            f"{path_text(path)} cannot be decoded: {reason(error)}; expected a whole JPEG or PNG "
-            "image: unpack the dataset again"
-        ) from error
+        raise _UndecodableError(reason(error)) from error
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from clear_mlflow.data.cache import DecodedCache
 from clear_mlflow.data.images import decode
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.errors import DataError
@@ -63,12 +64,15 @@ class DecodedStream:
 
     The test images of all buckets stay. Of the training images only the newest bucket's stay here;
     what a strategy still needs of older ones, it keeps. All lie on the training device if they fit
-    well into its free memory, and in main memory if not.
+    well into its free memory. If not, training images stay where the cache has mapped them, so
+    that the system keeps as many of them in memory as it has room for; test images lie in main
+    memory.
 
     Args:
         stream: the dataset.
         image_size: side of the model's input, pixels.
         device: where the model trains.
+        cache: where decoded images stay from run to run; without one they are decoded into memory.
         on_image: called with the numbers of images decoded and to be decoded in all.
     """
 
@@ -78,6 +82,7 @@ class DecodedStream:
         *,
         image_size: int,
         device: torch.device,
+        cache: DecodedCache | None = None,
         on_image: Callable[[int, int], None] = lambda done, total: None,
     ) -> None:
         self.keys = tuple(bucket.key for bucket in stream.buckets)
@@ -87,6 +92,7 @@ class DecodedStream:
         self.device = device
         self._train_sets = tuple(bucket.train for bucket in stream.buckets)
         self._test_sets = tuple(bucket.test for bucket in stream.buckets)
+        self._decoded = decode if cache is None else cache.images
         self._on_image = on_image
         self._newest: tuple[int, Samples] | None = None
         self._test: HeldOutImages | None = None
@@ -105,21 +111,22 @@ class DecodedStream:
         if self._test is None:
             counts = tuple(len(images) for images in self._test_sets)
             total = sum(counts)
-            pixels = _empty_images(total, self.image_size, torch.device("cpu"))
+            home = self._home(total * self.image_size**2 * 3)
+            pixels = _empty_images(total, self.image_size, home)
             done = 0
             for images in self._test_sets:
                 decoded = self._decode(images, done=done, total=total)
                 pixels[done : done + len(images)] = centre_crop(decoded, self.image_size)
                 done += len(images)
             labels = np.concatenate([images.labels for images in self._test_sets])
-            samples = self._placed(pixels, labels)
+            samples = Samples(pixels, torch.tensor(labels, device=home))
             bucket = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-            self._test = HeldOutImages(samples, bucket.to(samples.labels.device), counts)
+            self._test = HeldOutImages(samples, bucket.to(home), counts)
         return self._test
 
     def _decode(self, images: ImageSet, *, done: int, total: int) -> Tensor:
         return torch.from_numpy(
-            decode(
+            self._decoded(
                 images,
                 size=self.image_size,
                 crop_margin=crop_margin(self.image_size),

@@ -1,0 +1,129 @@
+"""Content hashes that stay from run to run: a file that is as it was is not read again.
+
+As in git's index, a file is taken to be as it was where its size, its times and its number on the
+disk are. One that was changed within the last moments before it was hashed is not remembered: it
+may change again within the same tick of the file system's clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple
+
+FILE_NAME = "hashes-v1.sqlite"
+
+_SETTLED_NANOSECONDS = 2 * 10**9  # the coarsest clock in use is FAT's
+_SECONDS_TO_WAIT = 10.0  # for another process that writes
+_SHA256 = re.compile("[0-9a-f]{64}")
+
+
+class _State(NamedTuple):
+    """What changes when a file does."""
+
+    size: int
+    mtime_ns: int
+    ctime_ns: int  # an older file's time can be put on a newer one; this one cannot be set
+    inode: int
+
+
+class RememberedHashes:
+    """The hashes of the files below one folder; a context that keeps new ones when it is left.
+
+    Safe for several processes at once. Where the file that remembers is damaged or cannot be
+    written, nothing is remembered, and every file is hashed.
+
+    Args:
+        folder: of the cache; made where it is missing.
+        root: whose files are asked for, resolved.
+    """
+
+    def __init__(self, folder: Path, root: Path) -> None:
+        self._file = folder / FILE_NAME
+        self._root = root
+        self._known: dict[bytes, tuple[_State, str]] = {}
+        self._new: dict[bytes, tuple[_State, str]] = {}
+
+    def __enter__(self) -> RememberedHashes:
+        if self._file.is_file():
+            self._in_database(self._load)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Keep what is new, however the context is left: hashing goes on where it stopped."""
+        if self._new:
+            self._in_database(self._save)
+
+    def hash(self, path: Path, compute: Callable[[], str]) -> str:
+        """The file's hash: the remembered one if the file is as it was, else computed.
+
+        Args:
+            path: absolute, below the root; may be called from several threads.
+            compute: hashes the file's bytes: SHA-256, hexadecimal.
+        """
+        before = _state(path)
+        name = os.fsencode(path)  # not every name is Unicode
+        known = self._known.get(name)
+        if known is not None and known[0] == before:
+            return known[1]
+        started = time.time_ns()
+        content = compute()
+        if before is not None and _state(path) == before:
+            changed = max(before.mtime_ns, before.ctime_ns)
+            if changed + _SETTLED_NANOSECONDS < started:
+                self._new[name] = (before, content)
+        return content
+
+    def _in_database(self, do: Callable[[sqlite3.Connection], None]) -> None:
+        try:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            database = sqlite3.connect(self._file, timeout=_SECONDS_TO_WAIT)
+            with contextlib.closing(database), database:
+                do(database)
+        except sqlite3.OperationalError:
+            return  # locked, or it cannot be written: it may be in order
+        except (OSError, sqlite3.Error, ValueError, TypeError):
+            # Damaged: the next run begins a new one. Nothing is lost that cannot be hashed again.
+            with contextlib.suppress(OSError):
+                self._file.unlink(missing_ok=True)
+
+    def _load(self, database: sqlite3.Connection) -> None:
+        root = os.fsencode(self._root)
+        below, after = root + b"/", root + b"0"  # 0 is the character after the slash
+        query = "SELECT path, size, mtime_ns, ctime_ns, inode, content FROM hashes"
+        rows = database.execute(f"{query} WHERE path > ? AND path < ?", (below, after))
+        self._known = {
+            path: (_State(*state), content)
+            for path, *state, content in rows
+            if _SHA256.fullmatch(content)
+        }
+
+    def _save(self, database: sqlite3.Connection) -> None:
+        database.execute(
+            "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, size INTEGER, "
+            "mtime_ns INTEGER, ctime_ns INTEGER, inode INTEGER, content TEXT) WITHOUT ROWID"
+        )
+        database.executemany(
+            "INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)",
+            [(path, *state, content) for path, (state, content) in self._new.items()],
+        )
+
+
+def _state(path: Path) -> _State | None:
+    try:
+        status = path.stat()
+    except OSError:  # whoever reads the file next tells why
+        return None
+    inode = status.st_ino % 2**63  # the most that the database holds
+    return _State(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
