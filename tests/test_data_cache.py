@@ -1,0 +1,448 @@
+"""The cache of decoded images: the same pixels, built once, whatever happens to its builder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from released_layout import write_image
+
+from clear_mlflow.data.cache import DecodedCache
+from clear_mlflow.data.hashes import FILE_NAME, RememberedHashes
+from clear_mlflow.data.images import decode
+from clear_mlflow.data.stream import ImageSet
+from clear_mlflow.errors import DataError
+
+GEOMETRY = {"size": 12, "crop_margin": 4}
+
+
+def image_set(*paths: Path) -> ImageSet:
+    """Images with their contents hashed, as a dataset's reader gives them."""
+    contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
+    return ImageSet(tuple(paths), np.zeros(len(paths), dtype=np.int64), contents)
+
+
+def write_images(folder: Path, count: int = 40) -> ImageSet:
+    folder.mkdir()
+    paths = [folder / f"{n}.png" for n in range(count)]
+    for n, path in enumerate(paths):
+        write_image(path, size=(20 + n % 7, 16 + n % 5), seed=f"{folder.name}{n}")
+    return image_set(*paths)
+
+
+def quiet_cache(folder: Path) -> DecodedCache:
+    def refuse(message: str) -> None:
+        raise AssertionError(message)
+
+    return DecodedCache(folder, warn=refuse)
+
+
+def kept(folder: Path, pattern: str = "*.npy") -> list[Path]:
+    return sorted(folder.glob(pattern))
+
+
+def test_cached_images_are_the_decoded_ones_and_are_built_once(tmp_path):
+    """First and second answers equal decode; the second one needs no image file any more."""
+    images = write_images(tmp_path / "images")
+    literal = decode(images, **GEOMETRY)
+    told: list[int] = []
+    first = quiet_cache(tmp_path / "cache").images(images, **GEOMETRY, on_image=told.append)
+    assert np.array_equal(first, literal)
+    assert told[-1] == len(images)
+    for path in images.paths:
+        path.unlink()
+    told.clear()
+    second = quiet_cache(tmp_path / "cache").images(images, **GEOMETRY, on_image=told.append)
+    assert np.array_equal(second, literal)
+    assert told == [len(images)]
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".npy"]
+
+
+def test_pixels_are_mapped_and_what_is_done_to_them_does_not_reach_the_file(tmp_path):
+    """A tensor takes the mapped memory as it is, without a warning; the file keeps its bytes."""
+    images = write_images(tmp_path / "images", 3)
+    cache = quiet_cache(tmp_path / "cache")
+    pixels = cache.images(images, **GEOMETRY)
+    before = pixels.copy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tensor = torch.from_numpy(pixels)
+    assert tensor.data_ptr() == pixels.ctypes.data
+    base = pixels
+    while isinstance(base.base, np.ndarray):
+        base = base.base
+    assert isinstance(base, np.memmap)
+    tensor.zero_()
+    assert np.array_equal(cache.images(images, **GEOMETRY), before)
+
+
+@pytest.mark.parametrize("change", ["content", "order", "geometry", "fewer"])
+def test_whatever_changes_a_pixel_changes_the_key(tmp_path, change):
+    """Another content, order, number or geometry is another entry, and the right pixels."""
+    images = write_images(tmp_path / "images", 5)
+    cache, geometry = quiet_cache(tmp_path / "cache"), dict(GEOMETRY)
+    cache.images(images, **geometry)
+    paths = list(images.paths)
+    if change == "content":
+        write_image(paths[2], size=(20, 20), seed="another")
+    elif change == "order":
+        paths.reverse()
+    elif change == "fewer":
+        paths.pop()
+    else:
+        geometry["crop_margin"] = 3
+    changed = image_set(*paths)
+    assert np.array_equal(cache.images(changed, **geometry), decode(changed, **geometry))
+    assert len(kept(tmp_path / "cache")) == 2
+
+
+def test_moved_files_are_not_decoded_again(tmp_path):
+    """The key is of contents: where the files lie does not matter."""
+    images = write_images(tmp_path / "images", 3)
+    cache = quiet_cache(tmp_path / "cache")
+    cache.images(images, **GEOMETRY)
+    (tmp_path / "images").rename(tmp_path / "moved")
+    moved = image_set(*(tmp_path / "moved" / path.name for path in images.paths))
+    told: list[int] = []
+    cache.images(moved, **GEOMETRY, on_image=told.append)
+    assert told == [3]
+    assert len(kept(tmp_path / "cache")) == 1
+
+
+def _truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def _cut_to_nothing(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def _other_shape(path: Path) -> None:
+    np.save(path, np.load(path).reshape(1, -1))
+
+
+def _other_order(path: Path) -> None:
+    np.save(path, np.asfortranarray(np.load(path)))
+
+
+def _pickle(path: Path) -> None:
+    np.save(path, np.array([object()]), allow_pickle=True)
+
+
+def _random_header(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[10:60] = bytes(range(50))
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [_truncate, _cut_to_nothing, _append, _other_shape, _other_order, _pickle, _random_header],
+)
+def test_a_damaged_entry_is_built_anew(tmp_path, damage):
+    """A file that is not as it was written is replaced, never read as images."""
+    images = write_images(tmp_path / "images", 3)
+    cache = quiet_cache(tmp_path / "cache")
+    cache.images(images, **GEOMETRY)
+    (entry,) = kept(tmp_path / "cache")
+    whole = entry.read_bytes()
+    damage(entry)
+    assert entry.read_bytes() != whole
+    assert np.array_equal(cache.images(images, **GEOMETRY), decode(images, **GEOMETRY))
+    assert entry.read_bytes() == whole
+
+
+BUILDER = """
+import hashlib, json, resource, sys
+from pathlib import Path
+import numpy as np
+from clear_mlflow.data.cache import DecodedCache
+from clear_mlflow.data.stream import ImageSet
+
+folder, images, what = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+paths = tuple(map(Path, images["paths"]))
+images = ImageSet(paths, np.zeros(len(paths), np.int64), tuple(images["contents"]))
+told = []
+
+def on_image(done):
+    told.append(done)
+    if what == "pause" and len(told) == 1:
+        print("half-way", flush=True)
+        sys.stdin.readline()
+
+if what == "small disk":
+    resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
+print("asking", flush=True)
+pixels = DecodedCache(folder).images(images, size=12, crop_margin=4, on_image=on_image)
+print(json.dumps({"told": len(told), "pixels": hashlib.sha256(pixels.tobytes()).hexdigest()}))
+"""
+
+
+def builder(folder: Path, images: ImageSet, what: str = "build") -> subprocess.Popen[str]:
+    """A process that asks the cache for images; told to pause, it stops half-way."""
+    described = {"paths": [str(path) for path in images.paths], "contents": images.contents}
+    process = subprocess.Popen(
+        [sys.executable, "-c", BUILDER, str(folder), json.dumps(described), what],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "asking\n"
+    if what == "pause":
+        assert process.stdout.readline() == "half-way\n"
+    return process
+
+
+def digest(images: ImageSet) -> str:
+    return hashlib.sha256(decode(images, **GEOMETRY).tobytes()).hexdigest()
+
+
+def test_a_builder_killed_half_way_leaves_nothing_that_is_read(tmp_path):
+    """After SIGKILL nothing counts as built; the next one builds all and clears up."""
+    images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
+    with builder(folder, images, "pause") as process:
+        process.kill()
+    assert len(kept(folder, "*.part")) == 1
+    assert kept(folder) == []
+    told: list[int] = []
+    pixels = quiet_cache(folder).images(images, **GEOMETRY, on_image=told.append)
+    assert np.array_equal(pixels, decode(images, **GEOMETRY))
+    assert len(told) > 1
+    assert [path.suffix for path in folder.iterdir()] == [".npy"]
+
+
+def test_of_two_builders_at_once_one_builds_and_the_other_waits(tmp_path):
+    """The second one waits for the first, then reads what it built, without decoding."""
+    images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
+    with builder(folder, images, "pause") as first, builder(folder, images) as second:
+        with pytest.raises(subprocess.TimeoutExpired):
+            second.wait(timeout=0.5)
+        answers = [json.loads(process.communicate("go on\n")[0]) for process in (first, second)]
+    assert [answer["pixels"] for answer in answers] == [digest(images)] * 2
+    assert answers[0]["told"] > 1
+    assert answers[1]["told"] == 1
+
+
+def test_who_waits_for_a_builder_that_is_killed_builds_itself(tmp_path):
+    """The lock goes with its holder: nobody waits for ever."""
+    images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
+    with builder(folder, images, "pause") as first, builder(folder, images) as second:
+        first.kill()
+        answer = json.loads(second.communicate(timeout=60)[0])
+    assert answer["pixels"] == digest(images)
+    assert answer["told"] > 1
+    assert [path.suffix for path in folder.iterdir()] == [".npy"]
+
+
+def test_many_builders_at_once_agree(tmp_path):
+    """However their turns fall, all get the same pixels and one file is left."""
+    images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
+    processes = [builder(folder, images) for _ in range(4)]
+    answers = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
+    assert {answer["pixels"] for answer in answers} == {digest(images)}
+    assert [path.suffix for path in folder.iterdir()] == [".npy"]
+
+
+def test_where_the_disk_is_full_images_are_decoded_all_the_same(tmp_path):
+    """What cannot be written whole is not kept at all; one line tells, and the pixels are right."""
+    images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
+    process = builder(folder, images, "small disk")
+    out, err = process.communicate(timeout=60)
+    assert json.loads(out)["pixels"] == digest(images)
+    assert len(err.splitlines()) == 1
+    assert str(folder) in err
+    assert kept(folder) == []
+    assert kept(folder, "*.part") == []
+
+
+def test_where_the_folder_cannot_be_made_images_are_decoded_all_the_same(tmp_path):
+    """The warning comes once, however many image sets are asked for."""
+    (tmp_path / "file").write_text("no folder")
+    said: list[str] = []
+    cache = DecodedCache(tmp_path / "file" / "cache", warn=said.append)
+    for name in ("one", "two"):
+        images = write_images(tmp_path / name, 3)
+        assert np.array_equal(cache.images(images, **GEOMETRY), decode(images, **GEOMETRY))
+        assert cache.damaged(images, **GEOMETRY) == ()
+    assert len(said) == 1
+    assert "CLEAR_MLFLOW_CACHE" in said[0]
+
+
+def test_images_of_unknown_content_are_decoded_and_not_kept(tmp_path):
+    """Without hashes there is no key to keep them by."""
+    images = write_images(tmp_path / "images", 3)
+    unknown = ImageSet(images.paths, images.labels)
+    cache = quiet_cache(tmp_path / "cache")
+    assert np.array_equal(cache.images(unknown, **GEOMETRY), decode(images, **GEOMETRY))
+    assert cache.images(ImageSet((), np.zeros(0, np.int64)), **GEOMETRY).shape == (0, 16, 16, 3)
+    assert not (tmp_path / "cache").exists()
+
+
+def test_a_file_changed_since_it_was_hashed_is_refused(tmp_path):
+    """Pixels are never kept under the name of a content that they do not come from."""
+    images = write_images(tmp_path / "images", 3)
+    write_image(images.paths[1], size=(20, 20), seed="changed")
+    with pytest.raises(DataError, match=r"1\.png is not the file whose content was hashed"):
+        quiet_cache(tmp_path / "cache").images(images, **GEOMETRY)
+    assert kept(tmp_path / "cache") == []
+
+
+def test_damaged_images_are_listed_all_and_remembered(tmp_path):
+    """Each by position and reason; asked again, no file is opened."""
+    images = write_images(tmp_path / "images", 40)
+    images.paths[3].write_bytes(b"<html>")
+    images.paths[35].write_bytes(images.paths[35].read_bytes()[:90])
+    images = image_set(*images.paths)
+    cache = quiet_cache(tmp_path / "cache")
+    first = cache.damaged(images, **GEOMETRY)
+    assert [one.position for one in first] == [3, 35]
+    assert [one.path for one in first] == [images.paths[3], images.paths[35]]
+    with pytest.raises(DataError, match=r"2 images cannot be decoded; the first: .*3\.png"):
+        cache.images(images, **GEOMETRY)
+    assert kept(tmp_path / "cache") == []
+    for path in images.paths:
+        path.unlink()
+    assert cache.damaged(images, **GEOMETRY) == first
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "[]", "{}", "[[99, 'x']]", '[[-1, "x"]]', "[[1]]", "3", "[" * 10**5]
+)
+def test_a_damaged_list_of_damaged_images_is_made_anew(tmp_path, text):
+    """A list that was not written by us is not believed."""
+    images = write_images(tmp_path / "images", 3)
+    images.paths[1].write_bytes(b"no image")
+    images = image_set(*images.paths)
+    cache = quiet_cache(tmp_path / "cache")
+    first = cache.damaged(images, **GEOMETRY)
+    (entry,) = kept(tmp_path / "cache", "*.json")
+    entry.write_text(text)
+    assert cache.damaged(images, **GEOMETRY) == first
+
+
+def settled(path: Path, content: bytes = b"content") -> Path:
+    path.write_bytes(content)
+    return path
+
+
+def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[Path]]:
+    """The hashes of files, and which of them were computed for it."""
+    computed = []
+
+    def compute(path: Path) -> str:
+        computed.append(path)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    with RememberedHashes(folder, root) as hashes:
+        found = [hashes.hash(path, lambda path=path: compute(path)) for path in paths]
+    return found, computed
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that runs ten seconds ahead, so that files just written count as settled."""
+    import time
+
+    real = time.time_ns
+    monkeypatch.setattr("clear_mlflow.data.hashes.time.time_ns", lambda: real() + 10**10)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_file_that_is_as_it_was_is_hashed_once(tmp_path):
+    """The second look computes nothing; a name that is no Unicode is as good as any."""
+    paths = [settled(tmp_path / "a"), settled(tmp_path / os.fsdecode(b"\xff"), b"other")]
+    first, computed = looked_up(tmp_path / "cache", tmp_path, *paths)
+    assert computed == paths
+    assert looked_up(tmp_path / "cache", tmp_path, *paths) == (first, [])
+    assert looked_up(tmp_path / "cache", tmp_path / "elsewhere", *paths) == (first, paths)
+
+
+def _same_size(path: Path) -> None:
+    path.write_bytes(b"CONTENT")
+
+
+def _same_size_and_time(path: Path) -> None:
+    before = path.stat()
+    path.write_bytes(b"CONTENT")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _replaced(path: Path) -> None:
+    before = path.stat()
+    other = path.with_name("other")
+    other.write_bytes(b"CONTENT")
+    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
+    other.replace(path)
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("change", [_same_size, _same_size_and_time, _replaced])
+def test_a_changed_file_is_hashed_anew(tmp_path, change):
+    """Not even a file of the same size and time is taken for the old one."""
+    path = settled(tmp_path / "a")
+    looked_up(tmp_path / "cache", tmp_path, path)
+    change(path)
+    found, computed = looked_up(tmp_path / "cache", tmp_path, path)
+    assert found == [hashlib.sha256(b"CONTENT").hexdigest()]
+    assert computed == [path]
+
+
+def test_a_file_written_a_moment_ago_is_not_yet_remembered(tmp_path):
+    """It may change again without a change of its times."""
+    path = settled(tmp_path / "a")
+    for _ in range(2):
+        assert looked_up(tmp_path / "cache", tmp_path, path)[1] == [path]
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_damaged_memory_is_begun_anew(tmp_path):
+    """Hashes stay right, and the next run but one remembers again."""
+    path = settled(tmp_path / "a")
+    first, _ = looked_up(tmp_path / "cache", tmp_path, path)
+    file = tmp_path / "cache" / FILE_NAME
+    file.write_bytes(b"no database, and longer than the header of one" * 100)
+    assert looked_up(tmp_path / "cache", tmp_path, path) == (first, [path])
+    assert looked_up(tmp_path / "cache", tmp_path, path) == (first, [])
+
+
+def test_where_nothing_can_be_remembered_hashes_are_right(tmp_path):
+    """A cache folder that cannot be made costs time and nothing else."""
+    path = settled(tmp_path / "a")
+    found, _ = looked_up(path / "cache", tmp_path, path)
+    assert found == [hashlib.sha256(b"content").hexdigest()]
+
+
+def test_a_missing_file_is_left_to_whoever_reads_it(tmp_path):
+    """The error is that of hashing."""
+    with pytest.raises(FileNotFoundError):
+        looked_up(tmp_path / "cache", tmp_path, tmp_path / "gone")
+
+
+def test_every_kind_of_photo_comes_out_of_the_cache_as_decoded(tmp_path):
+    """Greyscale, CMYK and turned photos of any width, as decode shows them."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.new("L", (31, 17), 90).save(tmp_path / "grey.jpg")
+    Image.new("CMYK", (18, 33), (9, 200, 30, 4)).save(tmp_path / "cmyk.jpg")
+    write_image(tmp_path / "upright.png", size=(33, 21), seed="turned")
+    with Image.open(tmp_path / "upright.png") as image:
+        image.convert("RGB").save(tmp_path / "turned.jpg", exif=exif)
+    images = image_set(*sorted(tmp_path.glob("*.*g")))
+    assert len(images) == 4
+    pixels = quiet_cache(tmp_path / "cache").images(images, **GEOMETRY)
+    assert np.array_equal(pixels, decode(images, **GEOMETRY))
