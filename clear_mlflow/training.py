@@ -26,6 +26,8 @@ class StreamFacts:
     num_train: tuple[int, ...]  # images per bucket
     num_test: tuple[int, ...]  # images per bucket
     warnings: tuple[str, ...] = ()
+    features: str | None = None  # name of the stored features trained on; None for the images
+    features_digest: str | None = None
 
 
 class Training(Protocol):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.errors import ConfigError
 
-SMALL_CNN = "small_cnn"
+SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: linear_head
 
 # Sizes that the message about a size that does not work tries, the smallest first.
 _USUAL_SIZES = (32, 64, 96, 128, 224, 299)
@@ -48,6 +48,22 @@ def build_model(name: str, *, num_classes: int, image_size: int) -> nn.Module:
             f"model {name} cannot be built for {image_size} pixels ({error}); pass another "
             "image_size"
         ) from error
+
+
+def linear_head(width: int, *, num_classes: int) -> nn.Linear:
+    """The model ``linear``: one layer on stored features, all of it zero before it is trained.
+
+    A convex problem needs no random start, and without one the untrained row is the same for all
+    seeds: every image is taken for the first class.
+
+    Args:
+        width: numbers per image.
+        num_classes: width of the output.
+    """
+    head = nn.Linear(width, num_classes)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
 
 
 def check_model(name: str, *, image_size: int, batch_size: int) -> None:

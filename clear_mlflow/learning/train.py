@@ -12,15 +12,20 @@ from torch.nn.functional import cross_entropy
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import TrainingError
 from clear_mlflow.learning.device import Draw, seed_everything
+from clear_mlflow.learning.features import (
+    FeatureStream,
+    TrainingStream,
+    feature_batches,
+    is_features,
+)
 from clear_mlflow.learning.images import (
-    DecodedStream,
     HeldOutImages,
     Samples,
     batch_bounds,
     normalised,
     training_batches,
 )
-from clear_mlflow.learning.models import build_model
+from clear_mlflow.learning.models import build_model, linear_head
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.strategies._base import load_strategy
 from clear_mlflow.matrix import AccuracyRow
@@ -30,7 +35,7 @@ _TEST_BATCH = {"cpu": 64, "cuda": 512}
 
 
 def train(
-    stream: DecodedStream, config: TrainConfig, *, progress: TrainingProgress
+    stream: TrainingStream, config: TrainConfig, *, progress: TrainingProgress
 ) -> Iterator[AccuracyRow]:
     """Train through the stream and test on all buckets before the first and after each.
 
@@ -50,7 +55,7 @@ def train(
         TrainingError: the loss or the model's output is no longer a finite number.
     """
     seed_everything(config.seed, Draw.WEIGHTS)
-    model = build_model(config.model, num_classes=stream.num_classes, image_size=config.image_size)
+    model = _model(stream, config)
     model = model.to(stream.device).to(memory_format=torch.channels_last)
     strategy = load_strategy(config.strategy)(config, stream)
 
@@ -64,6 +69,12 @@ def train(
         _train_on_bucket(model, samples, config, key=key, position=position, progress=progress)
         strategy.after_bucket(position)
         yield _row(model, stream, trained=position + 1, progress=progress)
+
+
+def _model(stream: TrainingStream, config: TrainConfig) -> nn.Module:
+    if isinstance(stream, FeatureStream):
+        return linear_head(stream.width, num_classes=stream.num_classes)
+    return build_model(config.model, num_classes=stream.num_classes, image_size=config.image_size)
 
 
 def _train_on_bucket(
@@ -91,15 +102,7 @@ def _train_on_bucket(
         # Summed on the device and read once per epoch: reading it at every step would make the
         # host wait for the device at every step.
         total_loss = torch.zeros((), device=device)
-        batches = training_batches(
-            samples,
-            image_size=config.image_size,
-            batch_size=config.batch_size,
-            device=device,
-            seed=config.seed,
-            position=position,
-            epoch=epoch,
-        )
+        batches = _batches(samples, config, device=device, position=position, epoch=epoch)
         for images, labels in batches:
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad(set_to_none=True)
@@ -115,8 +118,31 @@ def _train_on_bucket(
             )
 
 
+def _batches(
+    samples: Samples, config: TrainConfig, *, device: torch.device, position: int, epoch: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    if is_features(samples.images):
+        return feature_batches(
+            samples,
+            batch_size=config.batch_size,
+            device=device,
+            seed=config.seed,
+            position=position,
+            epoch=epoch,
+        )
+    return training_batches(
+        samples,
+        image_size=config.image_size,
+        batch_size=config.batch_size,
+        device=device,
+        seed=config.seed,
+        position=position,
+        epoch=epoch,
+    )
+
+
 def _row(
-    model: nn.Module, stream: DecodedStream, *, trained: int, progress: TrainingProgress
+    model: nn.Module, stream: TrainingStream, *, trained: int, progress: TrainingProgress
 ) -> AccuracyRow:
     held_out = stream.test()
     correct = count_correct(model, held_out, device=stream.device)
@@ -146,7 +172,9 @@ def count_correct(
     model.eval()
     with torch.inference_mode():
         for start, stop in batch_bounds(len(labels), _TEST_BATCH[device.type]):
-            logits: Tensor = model(normalised(images[start:stop], device))
+            chosen = images[start:stop]
+            inputs = chosen.to(device) if is_features(chosen) else normalised(chosen, device)
+            logits: Tensor = model(inputs)
             hits = logits.argmax(dim=1) == labels[start:stop].to(device, non_blocking=True)
             bucket = held_out.bucket[start:stop].to(device, non_blocking=True)
             correct.index_add_(0, bucket, hits.long())

@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
-from clear_mlflow.config import TrainConfig
+from clear_mlflow.config import NONE, TrainConfig
+from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.learning.device import resolve_device
+from clear_mlflow.learning.features import FeatureStream, TrainingStream
 from clear_mlflow.learning.images import DecodedStream
 from clear_mlflow.learning.models import check_model
 from clear_mlflow.learning.progress import TrainingProgress
@@ -31,9 +33,12 @@ def check(config: TrainConfig) -> TrainConfig:
     """
     load_strategy(config.strategy)
     device = resolve_device(config.device)
-    check_model(
-        config.model, image_size=config.image_size, batch_size=_smallest_batch(config.batch_size)
-    )
+    if config.features == NONE:  # a linear head takes whatever width the features have
+        check_model(
+            config.model,
+            image_size=config.image_size,
+            batch_size=_smallest_batch(config.batch_size),
+        )
     return dataclasses.replace(config, device=device)
 
 
@@ -46,14 +51,18 @@ class StreamTraining:
         stream: the dataset; its images are decoded when they are needed.
         source: where the dataset was read from, for people.
         progress: who is told how far it is.
+        features: of the stream's images, which a linear head is trained on instead of them.
     """
 
     config: TrainConfig
     stream: BucketStream
     source: str
     progress: TrainingProgress
+    features: StoredFeatures | None = None
 
     def __post_init__(self) -> None:
+        if self.features is not None:
+            return
         fewest = min(len(bucket.train) for bucket in self.stream.buckets)
         check_model(
             self.config.model,
@@ -73,18 +82,25 @@ class StreamTraining:
             num_train=tuple(len(bucket.train) for bucket in self.stream.buckets),
             num_test=tuple(len(bucket.test) for bucket in self.stream.buckets),
             warnings=self.stream.warnings,
+            features=None if self.features is None else self.features.name,
+            features_digest=None if self.features is None else self.features.digest,
         )
 
     def rows(self) -> Iterator[AccuracyRow]:
         """Train, and give each row as soon as it is measured; see :func:`train`."""
         with self.progress as progress:
-            decoded = DecodedStream(
-                self.stream,
-                image_size=self.config.image_size,
-                device=torch.device(self.config.device),
-                on_image=progress.images_decoded,
-            )
-            yield from train(decoded, self.config, progress=progress)
+            yield from train(self._on_device(progress), self.config, progress=progress)
+
+    def _on_device(self, progress: TrainingProgress) -> TrainingStream:
+        device = torch.device(self.config.device)
+        if self.features is not None:
+            return FeatureStream(self.stream, self.features, device=device)
+        return DecodedStream(
+            self.stream,
+            image_size=self.config.image_size,
+            device=device,
+            on_image=progress.images_decoded,
+        )
 
 
 def _smallest_batch(batch_size: int) -> int:

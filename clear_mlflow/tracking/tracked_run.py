@@ -20,7 +20,7 @@ import clear_mlflow
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import TrackingError
 from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.record import DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.record import JSON, DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.liveness import heartbeat
@@ -85,6 +85,7 @@ class TrackedRun:
             "num_test": dict(zip(facts.buckets, facts.num_test, strict=True)),
             "digest": facts.digest,
             "warnings": facts.warnings,
+            **_features_of(facts),
         }
         dataset = Dataset(
             name=facts.name,
@@ -97,6 +98,9 @@ class TrackedRun:
         with explained(f"log the dataset of run {self.run_id}"):
             self.client.log_inputs(self.run_id, datasets=[DatasetInput(dataset, tags)])
             self.client.set_tag(self.run_id, "dataset_digest", facts.digest)
+            if facts.features is not None:
+                self.client.set_tag(self.run_id, "features", facts.features)
+                self.client.set_tag(self.run_id, "features_digest", facts.features_digest)
 
     def log_row(self, row: AccuracyRow) -> None:
         """Store a row as an artifact, now; its metrics and its picture follow by themselves.
@@ -112,6 +116,7 @@ class TrackedRun:
             seed=self.config.seed,
             package_version=clear_mlflow.__version__,
             written_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            extra=_features_of(self._facts),
         )
         self._unsent.append(record)
         self._send_unsent()
@@ -200,6 +205,13 @@ def track(training: Training, run: TrackedRun) -> None:
     run.log_facts(training.facts)
     for row in training.rows():
         run.log_row(row)
+
+
+def _features_of(facts: StreamFacts) -> dict[str, JSON]:
+    """What a record says of the features that a run trained on; nothing of a run on images."""
+    if facts.features is None:
+        return {}
+    return {"features": {"name": facts.features, "digest": facts.features_digest}}
 
 
 class _Behind:

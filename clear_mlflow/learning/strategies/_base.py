@@ -8,7 +8,8 @@ from typing import cast
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ConfigError
-from clear_mlflow.learning.images import DecodedStream, Samples
+from clear_mlflow.learning.features import TrainingStream
+from clear_mlflow.learning.images import Samples
 from clear_mlflow.learning.strategies import strategy_names
 
 
@@ -23,7 +24,7 @@ class Strategy(ABC):
             learns from the past alone.
     """
 
-    def __init__(self, config: TrainConfig, stream: DecodedStream) -> None:
+    def __init__(self, config: TrainConfig, stream: TrainingStream) -> None:
         self.config = config
         self.stream = stream
 
