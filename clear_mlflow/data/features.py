@@ -471,7 +471,7 @@ def array_file(folder: Path, number: int) -> Path:
 def read_array(path: Path) -> NDArray[np.float32] | None:
     """Memory-map a file of features; None where there is no whole one."""
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        array: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError, EOFError, SyntaxError):
         return None
     if array.ndim != 2 or array.dtype != np.float32 or not 0 < array.shape[1] <= MAX_WIDTH:

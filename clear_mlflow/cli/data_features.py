@@ -1,0 +1,90 @@
+"""``clear-mlflow data features``: one pass through a frozen backbone, stored for linear heads."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from clear_mlflow.config import AUTO, NONE, RECIPES, feature_name
+from clear_mlflow.errors import ConfigError
+
+
+@click.command()
+@click.argument("folder", metavar="[DIR]", default=AUTO)
+@click.option(
+    "--backbone",
+    required=True,
+    metavar="NAME",
+    help="A torchvision classification model, as resnet50; its head is left out.",
+)
+@click.option(
+    "--weights",
+    default="DEFAULT",
+    show_default=True,
+    metavar="PATH|DEFAULT|none",
+    help="A state dict; DEFAULT: torchvision's, downloaded; none: random ones, to try things out.",
+)
+@click.option(
+    "--dataset",
+    type=click.Choice(list(RECIPES)),
+    default="clear10",
+    show_default=True,
+    help="What lies in DIR; digits is embedded and needs no DIR.",
+)
+@click.option(
+    "--device",
+    type=click.Choice([AUTO, "cpu", "cuda"]),
+    default=AUTO,
+    show_default=True,
+    help="Where the backbone runs; auto: cuda where there is one.",
+)
+@click.option(
+    "--name",
+    default=AUTO,
+    show_default=True,
+    metavar="NAME",
+    help="What train's --features calls them; auto: the backbone's name.",
+)
+def features(
+    folder: str, backbone: str, weights: str, dataset: str, device: str, name: str
+) -> None:
+    """Compute the features of all images in DIR, for 'train --features NAME'.
+
+    They are stored in the cache folder, by the images' content: running it again takes no longer
+    than reading the images' files, and what was interrupted goes on where it was.
+    """
+    name = backbone if name == AUTO else name
+    try:
+        feature_name(name)
+    except ValueError as error:
+        raise ConfigError(f"name is {name!r}; {error}") from None
+    if name == NONE:
+        raise ConfigError(f"name is {NONE}, by which train means no features; pass another --name")
+
+    import torch
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    from clear_mlflow.data import load_stream
+    from clear_mlflow.data.digits import default_cache_dir
+    from clear_mlflow.learning.device import resolve_device
+    from clear_mlflow.learning.extract import extract, load_backbone
+
+    place = torch.device(resolve_device(device))
+    cache_dir = default_cache_dir()
+    frozen = load_backbone(backbone, weights)
+    stream = load_stream(dataset, folder, cache_dir=cache_dir)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
+        bar = bars.add_task(f"features {name}", total=None)
+        stored = extract(
+            stream,
+            frozen,
+            name=name,
+            cache_dir=cache_dir,
+            device=place,
+            on_image=lambda done, total: bars.update(bar, completed=done, total=total),
+        )
+    click.echo(f"features {name} of {dataset}: {stored}")
