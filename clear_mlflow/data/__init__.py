@@ -2,37 +2,46 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from clear_mlflow.data import digits
+from clear_mlflow.data.content import stream_of
 from clear_mlflow.data.files import path_text
-from clear_mlflow.data.layouts import read_any
+from clear_mlflow.data.layouts import find_listing, read_any
+from clear_mlflow.data.splits import AUTO, IID, check_protocol
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.errors import DataError
 
 EMBEDDED = "digits"
-_AUTO = "auto"
 
 
-def load_stream(dataset: str, data_root: str, *, cache_dir: Path) -> BucketStream:
-    """The stream of a dataset: every file hashed, nothing decoded.
+def load_stream(
+    dataset: str, data_root: str, *, cache_dir: Path, protocol: str = IID, split: str = AUTO
+) -> BucketStream:
+    """The stream of a dataset under a protocol: every file hashed, nothing decoded.
 
     Args:
         dataset: ``digits`` for the embedded dataset; any other name is that of the dataset that
             lies at *data_root*.
         data_root: the dataset's folder; ``auto`` for the embedded one.
         cache_dir: where the embedded dataset is written on first use.
+        protocol: ``iid`` or ``streaming``; see :func:`~clear_mlflow.data.splits.choose`.
+        split: ``auto``, or the number of a 70/30 split; likewise.
 
     Raises:
+        ConfigError: the protocol or the split is unknown.
         DataError: the dataset is missing, damaged, or of no known layout.
     """
+    check_protocol(protocol, split)
     if dataset != EMBEDDED:
-        if data_root == _AUTO:
+        if data_root == AUTO:
             raise DataError(f"dataset {dataset} needs its folder; pass data_root=DIR")
-        return read_any(Path(data_root), name=dataset)
-    root = digits.digits_root(cache_dir) if data_root == _AUTO else Path(data_root)
+        return read_any(Path(data_root), name=dataset, protocol=protocol, split=split)
+    root = digits.digits_root(cache_dir) if data_root == AUTO else Path(data_root)
     try:
-        stream = read_any(root, name=dataset)
+        listing = find_listing(root, name=dataset)
+        stream = stream_of(listing, name=dataset)
     except DataError as error:
         raise DataError(
             f"the embedded dataset is damaged: {error}; or rather delete {path_text(root)} and "
@@ -43,4 +52,8 @@ def load_stream(dataset: str, data_root: str, *, cache_dir: Path) -> BucketStrea
             f"{path_text(root)} is not the embedded dataset as it was written: its digest is "
             f"{stream.digest}, expected {digits.DIGEST}; delete that folder and run again"
         )
-    return stream
+    if (protocol, split) == (IID, AUTO):
+        return stream
+    # It is what it should be; its training images, hashed already, are divided another way.
+    hashed = replace(listing, images={bucket.key: bucket.train for bucket in stream.buckets})
+    return stream_of(hashed, name=dataset, protocol=protocol, split=split)

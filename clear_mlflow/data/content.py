@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clear_mlflow.data.files import path_text, reason, regular_file_size
+from clear_mlflow.data.splits import AUTO, IID, STREAMING, Listing, choose
 from clear_mlflow.data.stream import Bucket, BucketStream
 from clear_mlflow.errors import DataError
 
@@ -40,9 +41,9 @@ class _Image(NamedTuple):
 
 
 def stream_of(
-    buckets: Sequence[Bucket], *, name: str, class_names: tuple[str, ...], root: Path
+    listing: Listing, *, name: str, protocol: str = IID, split: str = AUTO
 ) -> BucketStream:
-    """Hash every image, prove the buckets disjoint, and compute the stream's digest.
+    """Hash what is trained and tested on, prove it disjoint, and compute the stream's digest.
 
     One photo in two buckets, or in a training and a test set, is a leak. Real collections have a
     few (the same picture uploaded twice), so a few are told in ``warnings``. Where more than half
@@ -51,29 +52,42 @@ def stream_of(
     class are harmless and are not told.
 
     Args:
-        buckets: in stream order; every image's folder is known to lie below *root*.
+        listing: every image's folder is known to lie below its root.
         name: the dataset's name.
-        class_names: the index is the label.
-        root: the folder that holds all images, resolved.
+        protocol: see :func:`~clear_mlflow.data.splits.choose`.
+        split: likewise.
 
     Raises:
-        DataError: a file cannot be read, or two buckets or splits share over half their images.
+        ConfigError: see :func:`~clear_mlflow.data.splits.choose`.
+        DataError: likewise; or a file cannot be read, or two buckets or splits share over half
+            their images.
     """
-    hashed = _hashed(buckets, root)
+    chosen = choose(listing, protocol=protocol, split=split)
+    buckets = _hashed(chosen.buckets, listing.root)
     images = [
-        _Image(_Place(split, bucket.key), class_names[label], path, content)
-        for bucket in hashed
-        for split, images in (("train", bucket.train), ("test", bucket.test))
+        _Image(_Place(part, bucket.key), listing.class_names[label], path, content)
+        for bucket in buckets
+        for part, images in (("train", bucket.train), ("test", bucket.test))
         for path, label, content in zip(
             images.paths, images.labels.tolist(), images.contents, strict=True
         )
     ]
+    held_out = protocol != STREAMING
     return BucketStream(
         name=name,
-        class_names=class_names,
-        buckets=hashed,
+        class_names=listing.class_names,
+        buckets=buckets,
         digest=_digest(images),
-        warnings=_shared_images(images),
+        # Where a bucket is tested on its training images, that is no finding.
+        warnings=(
+            *chosen.warnings,
+            *_shared_images(
+                [image for image in images if held_out or image.place.split == "train"]
+            ),
+        ),
+        layout=listing.layout,
+        protocol=protocol,
+        split=chosen.split,
     )
 
 

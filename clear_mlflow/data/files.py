@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import stat
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -13,6 +15,7 @@ from clear_mlflow.errors import DataError
 MAX_METADATA_BYTES = 256 * 2**20  # CLEAR-100's largest metadata file is far below a tenth of it
 _MAX_CLASS_LIST_BYTES = 2**20
 _MAX_SHOWN = 80
+_BUCKET_KEY = re.compile("[0-9]{1,9}")
 
 
 def shown(value: object) -> str:
@@ -68,21 +71,114 @@ def regular_file_size(path: Path, *, root: Path) -> int:
     return status.st_size
 
 
+def resolve_root(root: Path) -> Path:
+    """The data root as an absolute path: a stream outlives a change of the working directory.
+
+    Raises:
+        DataError: it cannot be.
+    """
+    try:
+        return root.resolve(strict=True)
+    except (OSError, RuntimeError, ValueError) as error:
+        raise DataError(f"data root {path_text(root)} cannot be read: {reason(error)}") from None
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of what lies in a folder, sorted, without hidden ones.
+
+    Raises:
+        DataError: the folder cannot be read.
+    """
+    try:
+        return sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
+    except OSError as error:
+        raise DataError(f"{path_text(folder)} cannot be read: {reason(error)}") from None
+
+
+def is_class_name(name: str) -> bool:
+    """Whether a text can be a class name: a printable line without blanks at its ends."""
+    return bool(name) and name == name.strip() and name.isprintable()
+
+
+def in_stream_order(keys: Iterable[str], *, named_in: Path) -> list[str]:
+    """Bucket keys in the numeric order that is the stream's.
+
+    Raises:
+        DataError: a key is no whole number, or two are one number.
+    """
+    listed = list(keys)
+    for key in listed:
+        if not _BUCKET_KEY.fullmatch(key):
+            raise DataError(
+                f"{path_text(named_in)} has a bucket {shown(key)}; expected whole numbers such as "
+                "'1' or '10', for their order is the stream's"
+            )
+    listed.sort(key=int)
+    for before, key in pairwise(listed):
+        if int(before) == int(key):
+            raise DataError(
+                f"{path_text(named_in)} has buckets {shown(before)} and {shown(key)}, which are "
+                "one number; expected each bucket once"
+            )
+    return listed
+
+
+def check_place(
+    path: Path,
+    *,
+    base: Path,
+    key: str,
+    class_name: str,
+    class_names: frozenset[str],
+    named_in: Path,
+) -> None:
+    """Make sure that an image's folder does not contradict the bucket and class it is listed under.
+
+    Images lie at ``labeled_images/<bucket>/<class>/<id>.jpg``. A list that was mixed up would put
+    them into a wrong bucket in silence; so a folder that is called like another bucket or another
+    class is an error. Folders of any other name are let be.
+
+    Raises:
+        DataError: the folder tells another bucket or another class.
+    """
+    _, bucket_folder, class_folder, *_ = (*path.relative_to(base).parts, "", "")
+    if _BUCKET_KEY.fullmatch(bucket_folder) and int(bucket_folder) != int(key):
+        told = f"bucket {key}, but its folder is bucket {bucket_folder}'s"
+    elif class_folder in class_names and class_folder != class_name:
+        told = f"class {shown(class_name)}, but its folder is class {shown(class_folder)}'s"
+    else:
+        return
+    raise DataError(
+        f"{path_text(named_in)} lists {path_text(path)} under {told}; the list was mixed up: "
+        "unpack the dataset again"
+    )
+
+
+def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> list[str]:
+    """The lines of a text file; a final newline may or may not be there.
+
+    Raises:
+        DataError: the file cannot be read, is over the limit, is empty, or is no UTF-8 text.
+    """
+    try:
+        text = _read_bytes(path, root=root, limit=limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path_text(path)} is not UTF-8 text: {reason(error)}") from None
+    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
+    if lines == [""]:
+        raise DataError(f"{path_text(path)} is empty; unpack the dataset again")
+    return lines
+
+
 def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
     """Read a class list: one name a line, sorted; a final newline may or may not be there.
 
     Raises:
         DataError: the file cannot be read, or is empty, unsorted, or has an empty or doubled name.
     """
-    try:
-        text = _read_bytes(path, root=root, limit=_MAX_CLASS_LIST_BYTES).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path_text(path)} is not UTF-8 text: {reason(error)}") from None
-    lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
-    if lines == [""]:
-        raise DataError(f"{path_text(path)} is empty; expected one class name a line")
+    lines = read_lines(path, root=root, limit=_MAX_CLASS_LIST_BYTES)
     for number, name in enumerate(lines, start=1):
-        if not name or name != name.strip() or not name.isprintable():
+        if not is_class_name(name):
             raise DataError(
                 f"{path_text(path)} line {number} is {shown(name)}; expected a class name and "
                 "nothing else on each line"
@@ -103,17 +199,21 @@ def read_json_object(path: Path, *, root: Path) -> dict[str, Any]:
         DataError: the file cannot be read, is over 256 MiB, is no JSON object, is truncated,
             names one key twice, or holds a number that JSON does not have.
     """
-    content = _read_bytes(path, root=root, limit=MAX_METADATA_BYTES)
-    try:
-        value = json.loads(
-            content, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant
-        )
-    except (ValueError, RecursionError) as error:
+    return expect_object(_read_json(path, root=root), what=path_text(path))
+
+
+def read_json_texts(path: Path, *, root: Path) -> list[str]:
+    """Read a JSON list of texts.
+
+    Raises:
+        DataError: the file cannot be read, is over 256 MiB, or holds anything else.
+    """
+    value = _read_json(path, root=root)
+    if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
         raise DataError(
-            f"{path_text(path)} is not the JSON that it should be: {reason(error)}; unpack the "
-            "dataset again"
-        ) from None
-    return expect_object(value, what=path_text(path))
+            f'{path_text(path)} holds {shown(value)}; expected a JSON list of texts, as ["1", "2"]'
+        )
+    return value
 
 
 def expect_object(value: object, *, what: str) -> dict[str, Any]:
@@ -168,6 +268,19 @@ def resolve_folder(folder: Path, *, root: Path) -> None:
         )
     if not real.is_dir():
         raise DataError(f"{path_text(folder)} is not a folder; unpack the dataset again")
+
+
+def _read_json(path: Path, *, root: Path) -> Any:
+    content = _read_bytes(path, root=root, limit=MAX_METADATA_BYTES)
+    try:
+        return json.loads(
+            content, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant
+        )
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{path_text(path)} is not the JSON that it should be: {reason(error)}; unpack the "
+            "dataset again"
+        ) from None
 
 
 def _read_bytes(path: Path, *, root: Path, limit: int) -> bytes:

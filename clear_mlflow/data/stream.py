@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,9 +33,21 @@ class ImageSet:
         )
 
 
+def image_set(entries: Iterable[tuple[int, Path]]) -> ImageSet:
+    """The images of one bucket and split, given as (label, path) in any order.
+
+    Their order follows from labels and file names alone (the name is the image's id), so that it is
+    the same in every layout.
+    """
+    ordered = sorted((label, path.stem, path.suffix, path) for label, path in entries)
+    labels = np.array([label for label, *_ in ordered], dtype=np.int64)
+    labels.setflags(write=False)
+    return ImageSet(paths=tuple(path for *_, path in ordered), labels=labels)
+
+
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """One step of the stream: what is trained on, and the held-out images it is tested on."""
+    """One step of the stream: what is trained on, and the images that it is tested on."""
 
     key: str
     train: ImageSet
@@ -50,3 +63,6 @@ class BucketStream:
     buckets: tuple[Bucket, ...]
     digest: str  # of every image's content, class, bucket and split; not of where the files lie
     warnings: tuple[str, ...] = ()  # what is odd but does not stop a run; one line each
+    layout: str = ""  # how the files lie, for people
+    protocol: str = "iid"  # or "streaming": each bucket's test set is its training set
+    split: str = "released"  # or a split's number, or "none" where nothing is held out

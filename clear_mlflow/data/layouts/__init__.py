@@ -1,7 +1,7 @@
-"""Layouts of datasets on disk: one module each, with ``EXPECTED``, ``is_below`` and ``read``.
+"""Layouts of datasets on disk: one module each, with ``EXPECTED``, ``is_below`` and ``listing``.
 
 ``EXPECTED`` says in a few words what the layout has; ``is_below(root)`` tells it from the others
-by looking at the folder; ``read(root, name=...)`` gives the stream. A new module is found here.
+by looking at the folder; ``listing(root)`` gives its images. A new module is found here.
 """
 
 from __future__ import annotations
@@ -10,37 +10,66 @@ import pkgutil
 from importlib import import_module
 from pathlib import Path
 
+from clear_mlflow.data.content import stream_of
 from clear_mlflow.data.files import path_text, reason, shown
+from clear_mlflow.data.splits import AUTO, IID, Listing, check_protocol
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.errors import DataError
 
 _MAX_NAMES_SHOWN = 8
 
 
-def read_any(root: Path, *, name: str) -> BucketStream:
-    """Read the dataset at *root*, or at ``root/name``, in whichever known layout it has.
+def read_any(root: Path, *, name: str, protocol: str = IID, split: str = AUTO) -> BucketStream:
+    """Read the dataset at *root* as a protocol asks, in whichever known layout it has.
 
     Args:
-        root: the folder that a user named; archives often unpack to a folder below it.
+        root: see :func:`find_listing`.
+        name: the dataset's name.
+        protocol: see :func:`~clear_mlflow.data.splits.choose`.
+        split: likewise.
+
+    Raises:
+        ConfigError: the protocol or the split is unknown.
+        DataError: no known layout is there, or the dataset is damaged.
+    """
+    check_protocol(protocol, split)
+    return stream_of(find_listing(root, name=name), name=name, protocol=protocol, split=split)
+
+
+def find_listing(root: Path, *, name: str) -> Listing:
+    """List the dataset at *root*, or in its folder of the dataset's name.
+
+    Args:
+        root: the folder that a user named; archives often unpack to a folder below it, which is
+            called as the dataset, or as its release (``clear10_neurips2021``).
         name: the dataset's name.
 
     Raises:
-        DataError: no known layout is there, or the dataset is damaged.
+        DataError: no known layout is there, several datasets are, or it is damaged.
     """
     found = _names_in(root)
     modules = [
         import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)
     ]
-    for folder in (root, root / name):
-        for module in modules:
-            if module.is_below(folder):
-                stream: BucketStream = module.read(folder, name=name)
-                return stream
+    for folders in ([root], [root / name], [root / n for n in found if _is_release(n, name)]):
+        fitting = [(f, m) for f in folders for m in modules if m.is_below(f)]
+        if len({folder for folder, _ in fitting}) > 1:
+            raise DataError(
+                f"several datasets lie below {path_text(root)}: "
+                f"{_listed(sorted({folder.name for folder, _ in fitting}))}; pass the folder of one"
+            )
+        for folder, module in fitting:
+            listing: Listing = module.listing(folder)
+            return listing
     expected = ", or ".join(module.EXPECTED for module in modules)
     raise DataError(
         f"no known layout below {path_text(root)}: expected {expected}; found "
         f"{_listed(found)}; pass the folder that the dataset was unpacked to"
     )
+
+
+def _is_release(folder_name: str, name: str) -> bool:
+    return folder_name.lower().startswith((f"{name}_", f"{name}-"))
 
 
 def _names_in(root: Path) -> list[str]:

@@ -9,25 +9,24 @@ Source:
 
 from __future__ import annotations
 
-import re
-from itertools import pairwise
+from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
-
-from clear_mlflow.data.content import stream_of
 from clear_mlflow.data.files import (
+    check_place,
     expect_object,
+    in_stream_order,
     is_folder,
     path_text,
     read_class_names,
     read_json_object,
-    reason,
     resolve_folder,
+    resolve_root,
     shown,
     stored_path,
 )
-from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
+from clear_mlflow.data.splits import Listing
+from clear_mlflow.data.stream import ImageSet, image_set
 from clear_mlflow.errors import DataError
 
 EXPECTED = "the folders train (or train_image_only) and test, each with class_names.txt"
@@ -38,7 +37,6 @@ _CLASS_LIST = "class_names.txt"
 _METADATA = "labeled_metadata.json"
 _METADATA_FOLDER = "labeled_metadata"
 _IMAGE_FOLDER = "labeled_images"
-_BUCKET_KEY = re.compile("[0-9]{1,9}")
 
 
 def is_below(root: Path) -> bool:
@@ -46,57 +44,61 @@ def is_below(root: Path) -> bool:
     return any(is_folder(root / folder) for folder in (*_TRAIN_FOLDERS, _TEST_FOLDER))
 
 
-def read_released(root: Path, *, name: str) -> BucketStream:
-    """Read a dataset in CLEAR's released layout; images are hashed, not decoded.
+def listing(root: Path) -> Listing:
+    """List a dataset in CLEAR's released layout.
 
     Buckets are those of the training metadata, in the numeric order of their keys, each with the
     test set of the same key; a test set of another bucket (CLEAR-10 has one for bucket 0) is left
-    alone. Images are in the order of bucket, class, image id.
+    alone.
 
     Args:
         root: the folder that holds ``train`` or ``train_image_only``, and ``test``.
-        name: the dataset's name.
 
     Raises:
         DataError: something is missing, damaged, or not as the layout has it.
     """
-    try:
-        real_root = root.resolve(strict=True)
-    except (OSError, RuntimeError, ValueError) as error:
-        raise DataError(f"data root {path_text(root)} cannot be read: {reason(error)}") from None
-    # From the resolved root on, so that the stream outlives a change of the working directory.
+    real_root = resolve_root(root)
     train = _train_folder(real_root)
-    test = real_root / _TEST_FOLDER
     class_names = read_class_names(train / _CLASS_LIST, root=real_root)
-    test_class_names = read_class_names(test / _CLASS_LIST, root=real_root)
+    metadata = read_json_object(train / _METADATA, root=real_root)
+    keys = in_stream_order(metadata, named_in=train / _METADATA)
+    return Listing(
+        layout="released",
+        root=real_root,
+        class_names=class_names,
+        images={
+            key: _read_images(train, key, metadata[key], class_names, root=real_root)
+            for key in keys
+        },
+        released_test=lambda: _read_test(keys, class_names, train=train, root=real_root),
+    )
+
+
+def _read_test(
+    keys: list[str], class_names: tuple[str, ...], *, train: Path, root: Path
+) -> Mapping[str, ImageSet]:
+    test = root / _TEST_FOLDER
+    if not is_folder(test):
+        raise DataError(
+            f"{path_text(test)} is missing; unpack the test archive there too, or pass split=0 to "
+            "hold out 30 % of each bucket's training images"
+        )
+    test_class_names = read_class_names(test / _CLASS_LIST, root=root)
     if class_names != test_class_names:
         odd = sorted(set(class_names) ^ set(test_class_names))[0]
         raise DataError(
             f"{path_text(train / _CLASS_LIST)} and {path_text(test / _CLASS_LIST)} differ: "
             f"{shown(odd)} is in one of them only; expected the same classes in both"
         )
-    train_metadata = read_json_object(train / _METADATA, root=real_root)
-    test_metadata = read_json_object(test / _METADATA, root=real_root)
-    keys = _in_stream_order(train_metadata, path=train / _METADATA)
-    _in_stream_order(test_metadata, path=test / _METADATA)
+    metadata = read_json_object(test / _METADATA, root=root)
+    in_stream_order(metadata, named_in=test / _METADATA)
     for key in keys:
-        if key not in test_metadata:
+        if key not in metadata:
             raise DataError(
                 f"{path_text(test / _METADATA)} has no bucket {shown(key)}, but "
                 f"{path_text(train / _METADATA)} has; expected a test set for every bucket"
             )
-    buckets = [
-        Bucket(
-            key=key,
-            train=_read_images(train, key, train_metadata[key], class_names, root=real_root),
-            test=_read_images(test, key, test_metadata[key], class_names, root=real_root),
-        )
-        for key in keys
-    ]
-    return stream_of(buckets, name=name, class_names=class_names, root=real_root)
-
-
-read = read_released
+    return {key: _read_images(test, key, metadata[key], class_names, root=root) for key in keys}
 
 
 def _train_folder(root: Path) -> Path:
@@ -107,23 +109,6 @@ def _train_folder(root: Path) -> Path:
             "archive there too"
         )
     return folders[0]
-
-
-def _in_stream_order(metadata: dict[str, object], *, path: Path) -> list[str]:
-    for key in metadata:
-        if not _BUCKET_KEY.fullmatch(key):
-            raise DataError(
-                f"{path_text(path)} has a bucket {shown(key)}; expected whole numbers such as '1' "
-                "or '10', for their order is the stream's"
-            )
-    keys = sorted(metadata, key=int)
-    for before, key in pairwise(keys):
-        if int(before) == int(key):
-            raise DataError(
-                f"{path_text(path)} has buckets {shown(before)} and {shown(key)}, which are one "
-                "number; expected each bucket once"
-            )
-    return keys
 
 
 def _read_images(
@@ -137,9 +122,9 @@ def _read_images(
             f"{path_text(metadata_path)} has class {shown(unknown[0])} in bucket {key}, but "
             f"{path_text(base / _CLASS_LIST)} does not name it; expected the same classes in both"
         )
-    paths: list[Path] = []
-    labels: list[int] = []
+    entries: list[tuple[int, Path]] = []
     files_seen: dict[Path, str] = {}
+    known_names = frozenset(class_names)
     for label, class_name in enumerate(class_names):
         if class_name not in class_files:
             raise DataError(
@@ -157,30 +142,38 @@ def _read_images(
                 "of its own for each class"
             )
         files_seen[file] = class_name
-        class_paths = _read_class(file, base=base, root=root)
-        paths.extend(class_paths)
-        labels.extend([label] * len(class_paths))
-    label_array = np.array(labels, dtype=np.int64)
-    label_array.setflags(write=False)
-    return ImageSet(paths=tuple(paths), labels=label_array)
+        for path in _read_class(file, base=base, root=root):
+            check_place(
+                path,
+                base=base,
+                key=key,
+                class_name=class_name,
+                class_names=known_names,
+                named_in=file,
+            )
+            entries.append((label, path))
+    return image_set(entries)
 
 
 def _read_class(file: Path, *, base: Path, root: Path) -> list[Path]:
-    """The image paths that one class file of one bucket names, in the order of image ids."""
-    entries = read_json_object(file, root=root)
-    paths: list[Path] = []
+    """The image paths that one class file of one bucket names."""
+    paths: set[Path] = set()
     folders: set[Path] = set()
-    for image_id in sorted(entries):
-        entry = expect_object(entries[image_id], what=f"{path_text(file)}, {shown(image_id)},")
+    for image_id, value in read_json_object(file, root=root).items():
+        entry = expect_object(value, what=f"{path_text(file)}, {shown(image_id)},")
         if "IMG_PATH" not in entry:
             raise DataError(
                 f"{path_text(file)} has image {shown(image_id)} without IMG_PATH; unpack the "
                 "dataset again"
             )
         path = stored_path(entry["IMG_PATH"], base=base, below=_IMAGE_FOLDER, named_in=file)
+        if path in paths:
+            raise DataError(
+                f"{path_text(file)} lists {path_text(path)} twice; unpack the dataset again"
+            )
         # Resolving walks every folder above: once for a folder, not for each of its images.
         if path.parent not in folders:
             resolve_folder(path.parent, root=root)
             folders.add(path.parent)
-        paths.append(path)
-    return paths
+        paths.add(path)
+    return list(paths)

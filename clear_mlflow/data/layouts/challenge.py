@@ -1,0 +1,97 @@
+"""The layout of the CLEAR challenge: images, and no lists of them.
+
+``labeled_images/<bucket>/<class>/<id>.jpg``; the sorted names of the class folders are the classes.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from clear_mlflow.data.files import (
+    in_stream_order,
+    is_class_name,
+    is_folder,
+    names_in,
+    path_text,
+    resolve_folder,
+    resolve_root,
+    shown,
+)
+from clear_mlflow.data.splits import Listing
+from clear_mlflow.data.stream import ImageSet, image_set
+from clear_mlflow.errors import DataError
+
+EXPECTED = "the folder labeled_images with nothing but <bucket>/<class>/<id>.jpg"
+
+_IMAGE_FOLDER = "labeled_images"
+_OF_OTHER_LAYOUTS = ("class_names.txt", "labeled_metadata.json", "training_folder")
+_EXTENSIONS = (".jpg", ".jpeg", ".png")
+
+
+def is_below(root: Path) -> bool:
+    """Whether *root* has images, and none of the lists that the other layouts have."""
+    return is_folder(root / _IMAGE_FOLDER) and not any(
+        os.path.lexists(root / name) for name in _OF_OTHER_LAYOUTS
+    )
+
+
+def listing(root: Path) -> Listing:
+    """List a dataset in the challenge layout; hidden files are left alone.
+
+    Raises:
+        DataError: a folder is not as the layout has it, or the buckets' classes differ.
+    """
+    real_root = resolve_root(root)
+    folder = real_root / _IMAGE_FOLDER
+    resolve_folder(folder, root=real_root)
+    names = names_in(folder)
+    if not names:
+        raise DataError(f"{path_text(folder)} holds nothing; unpack the dataset again")
+    keys = in_stream_order(names, named_in=folder)
+    classes: dict[str, list[str]] = {}
+    for key in keys:
+        resolve_folder(folder / key, root=real_root)
+        classes[key] = names_in(folder / key)
+    class_names = classes[keys[0]]
+    for key, found in classes.items():
+        odd = sorted(set(found) ^ set(class_names))
+        if odd or not found:
+            first = shown(odd[0]) if odd else "no folder"
+            raise DataError(
+                f"{path_text(folder / keys[0])} and {path_text(folder / key)} differ: {first} is "
+                "in one of them only; expected one folder for each class, the same in every bucket"
+            )
+    for name in class_names:
+        if not is_class_name(name):
+            raise DataError(
+                f"{path_text(folder / keys[0] / name)} is called {shown(name)}; expected the name "
+                "of a class"
+            )
+    return Listing(
+        layout="challenge",
+        root=real_root,
+        class_names=tuple(class_names),
+        images={key: _read_bucket(folder / key, class_names, root=real_root) for key in keys},
+    )
+
+
+def _read_bucket(folder: Path, class_names: list[str], *, root: Path) -> ImageSet:
+    entries: list[tuple[int, Path]] = []
+    for label, class_name in enumerate(class_names):
+        class_folder = folder / class_name
+        resolve_folder(class_folder, root=root)
+        names = names_in(class_folder)
+        if not names:
+            raise DataError(
+                f"{path_text(class_folder)} is empty; expected images of every class in every "
+                "bucket"
+            )
+        for name in names:
+            if not name.lower().endswith(_EXTENSIONS):
+                raise DataError(
+                    f"{path_text(class_folder / name)} is no image by its name; expected files "
+                    f"that end in {', '.join(_EXTENSIONS)} and nothing else there"
+                )
+            entries.append((label, class_folder / name))
+    return image_set(entries)

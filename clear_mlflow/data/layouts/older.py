@@ -1,0 +1,164 @@
+"""The layout of CLEAR's first releases, ``clear10_neurips2021`` and ``clear100_cvpr2022``.
+
+``class_names.txt`` and ``labeled_images`` lie beside ``training_folder``, whose ``filelists`` name
+each bucket's images and their labels, and whose ``testset_ratio_0.3`` has five splits of them.
+
+Source:
+    prepare_training_folder.py of the CLEAR authors (linzhiqiu/continual-learning on GitHub).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from clear_mlflow.data.files import (
+    check_place,
+    in_stream_order,
+    is_folder,
+    path_text,
+    read_class_names,
+    read_json_texts,
+    read_lines,
+    resolve_folder,
+    resolve_root,
+    shown,
+    stored_path,
+)
+from clear_mlflow.data.splits import Listing, Split
+from clear_mlflow.data.stream import ImageSet, image_set
+from clear_mlflow.errors import DataError
+
+EXPECTED = "class_names.txt and the folders training_folder and labeled_images"
+
+_CLASS_LIST = "class_names.txt"
+_TRAINING = "training_folder"
+_BUCKETS = "bucket_indices.json"
+_FILE_LISTS = "filelists"
+_ALL = "all.txt"
+_SPLITS = "testset_ratio_0.3"
+_IMAGE_FOLDER = "labeled_images"
+_METADATA = "labeled_metadata.json"
+_LABEL = re.compile("[0-9]{1,9}")
+
+
+def is_below(root: Path) -> bool:
+    """Whether *root* has what only this layout has."""
+    if is_folder(root / _TRAINING):
+        return True
+    # A tree that lost its training_folder is a damaged one of this layout, and not of another.
+    return (
+        is_folder(root / _IMAGE_FOLDER)
+        and os.path.lexists(root / _CLASS_LIST)
+        and not os.path.lexists(root / _METADATA)
+    )
+
+
+def listing(root: Path) -> Listing:
+    """List a dataset in the older layout.
+
+    Raises:
+        DataError: something is missing, damaged, or not as the layout has it.
+    """
+    real_root = resolve_root(root)
+    class_names = read_class_names(real_root / _CLASS_LIST, root=real_root)
+    training = real_root / _TRAINING
+    keys = in_stream_order(
+        read_json_texts(training / _BUCKETS, root=real_root), named_in=training / _BUCKETS
+    )
+    images: dict[str, ImageSet] = {}
+    for key in keys:
+        file = training / _FILE_LISTS / key / _ALL
+        entries = _read_list(file, key, class_names, root=real_root)
+        absent = sorted(set(range(len(class_names))) - set(entries.values()))
+        if absent:
+            raise DataError(
+                f"{path_text(file)} has no images of class {shown(class_names[absent[0]])}; "
+                "expected images of every class in every bucket"
+            )
+        images[key] = image_set((label, path) for path, label in entries.items())
+    return Listing(
+        layout="older",
+        root=real_root,
+        class_names=class_names,
+        images=images,
+        stored_split=lambda number: _read_split(number, images, class_names, root=real_root),
+    )
+
+
+def _read_list(
+    file: Path, key: str, class_names: tuple[str, ...], *, root: Path
+) -> dict[Path, int]:
+    """Read the lines ``labeled_images/1/bus/1.jpg 2`` as path to label."""
+    entries: dict[Path, int] = {}
+    folders: set[Path] = set()
+    known_names = frozenset(class_names)
+    for number, line in enumerate(read_lines(file, root=root), start=1):
+        stored, _, label_text = line.rpartition(" ")  # a path may hold spaces, a label does not
+        if not _LABEL.fullmatch(label_text) or int(label_text) >= len(class_names):
+            raise DataError(
+                f"{path_text(file)} line {number} is {shown(line)}; expected a path, a space, and "
+                f"a label from 0 to {len(class_names) - 1}"
+            )
+        label = int(label_text)
+        path = stored_path(stored, base=root, below=_IMAGE_FOLDER, named_in=file)
+        if path in entries:
+            raise DataError(
+                f"{path_text(file)} lists {path_text(path)} twice; unpack the dataset again"
+            )
+        check_place(
+            path,
+            base=root,
+            key=key,
+            class_name=class_names[label],
+            class_names=known_names,
+            named_in=file,
+        )
+        if path.parent not in folders:
+            resolve_folder(path.parent, root=root)
+            folders.add(path.parent)
+        entries[path] = label
+    return entries
+
+
+def _read_split(
+    number: int, images: Mapping[str, ImageSet], class_names: tuple[str, ...], *, root: Path
+) -> Mapping[str, Split] | None:
+    """The split of a number; None where it is not stored."""
+    folder = root / _TRAINING / _SPLITS / f"split_{number}"
+    if not os.path.lexists(folder):
+        return None
+    return {
+        key: _read_bucket_split(folder / key, key, all_images, class_names, root=root)
+        for key, all_images in images.items()
+    }
+
+
+def _read_bucket_split(
+    folder: Path, key: str, images: ImageSet, class_names: tuple[str, ...], *, root: Path
+) -> Split:
+    listed = root / _TRAINING / _FILE_LISTS / key / _ALL
+    index = {path: i for i, path in enumerate(images.paths)}
+    parts: list[set[int]] = []
+    for name in ("train.txt", "test.txt"):
+        entries = _read_list(folder / name, key, class_names, root=root)
+        for path, label in entries.items():
+            if path not in index or images.labels[index[path]] != label:
+                raise DataError(
+                    f"{path_text(folder / name)} lists {path_text(path)} as class "
+                    f"{shown(class_names[label])}, which {path_text(listed)} does not; unpack the "
+                    "dataset again"
+                )
+        parts.append({index[path] for path in entries})
+    train, test = parts
+    if train & test or len(train | test) != len(images) or len(test) >= len(train):
+        raise DataError(
+            f"{path_text(folder)} has {len(train)} training and {len(test)} test images, "
+            f"{len(train & test)} of them in both, of the {len(images)} that {path_text(listed)} "
+            "has; expected each image once, and fewer to test on: unpack the dataset again"
+        )
+    return np.array(sorted(train), dtype=np.int64), np.array(sorted(test), dtype=np.int64)

@@ -1,0 +1,152 @@
+"""From the images of a dataset to what is trained and tested on: the protocols and their splits.
+
+Every layout's reader ends in a :class:`Listing`, so that the same images give the same split in
+each of them.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.data.files import path_text, shown
+from clear_mlflow.data.stream import Bucket, ImageSet
+from clear_mlflow.errors import ConfigError, DataError
+
+AUTO = "auto"
+IID = "iid"
+STREAMING = "streaming"
+TEST_RATIO = 0.3
+STORED_SPLITS = range(5)  # the seeds of the splits that the older layout stores
+
+_SEED = re.compile("[0-9]{1,18}")
+
+
+@dataclass(frozen=True, eq=False)
+class Listing:
+    """The images of a dataset, whatever its layout; nothing is hashed or decoded.
+
+    Args:
+        layout: its name, for people.
+        root: the folder that holds all images, resolved.
+        class_names: the index is the label.
+        images: bucket key, in stream order, to the bucket's labelled images, in the order of
+            class, then image id.
+        released_test: reads the test set that was released for each of these buckets; None where
+            the layout has none.
+        stored_split: reads the split of a number, as (training, test) indices into each bucket's
+            images, ascending; gives None where that split is not stored.
+    """
+
+    layout: str
+    root: Path
+    class_names: tuple[str, ...]
+    images: Mapping[str, ImageSet]
+    released_test: Callable[[], Mapping[str, ImageSet]] | None = None
+    stored_split: Callable[[int], Mapping[str, Split] | None] | None = None
+
+
+Split = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """What a protocol trains and tests on."""
+
+    buckets: tuple[Bucket, ...]
+    split: str  # "released", "none" (nothing is held out), or the number of the split
+    warnings: tuple[str, ...] = ()
+
+
+def choose(listing: Listing, *, protocol: str, split: str) -> Chosen:
+    """Divide each bucket's images as a protocol asks.
+
+    Args:
+        listing: of the dataset.
+        protocol: ``iid``: test images are held out; ``streaming``: a bucket's test set is its
+            training set, the same object.
+        split: under ``iid``, a number: that 70/30 split of each bucket's images, as the dataset
+            stores it or else as :func:`seeded_split` makes it; ``auto``: the released test set
+            where the layout has one, else split 0.
+
+    Raises:
+        ConfigError: the protocol or the split is unknown, or a split is asked for where nothing is
+            held out.
+        DataError: the test set or the stored split is missing or damaged, or a bucket has too few
+            images to hold any out.
+    """
+    check_protocol(protocol, split)
+    if protocol == STREAMING:
+        both = [Bucket(key=key, train=all_, test=all_) for key, all_ in listing.images.items()]
+        return Chosen(tuple(both), "none")
+    if split == AUTO and listing.released_test is not None:
+        tests = listing.released_test()
+        released = [
+            Bucket(key=key, train=train, test=tests[key]) for key, train in listing.images.items()
+        ]
+        return Chosen(tuple(released), "released")
+    number = 0 if split == AUTO else int(split)
+    stored = listing.stored_split(number) if listing.stored_split is not None else None
+    buckets = []
+    for key, images in listing.images.items():
+        train, test = seeded_split(len(images), number) if stored is None else stored[key]
+        if not len(test):
+            raise DataError(
+                f"bucket {key} of {path_text(listing.root)} has {len(images)} images; expected at "
+                f"least 4, to hold out {TEST_RATIO:.0%} of them: pass protocol=streaming, or "
+                "unpack the dataset again"
+            )
+        buckets.append(Bucket(key=key, train=images.take(train), test=images.take(test)))
+    warnings = []
+    if listing.stored_split is not None and stored is None and number in STORED_SPLITS:
+        warnings.append(
+            f"split {number} is not stored in {path_text(listing.root)}; it was made anew, and "
+            "may differ from the one that the authors published"
+        )
+    return Chosen(tuple(buckets), str(number), tuple(warnings))
+
+
+def check_protocol(protocol: str, split: str) -> None:
+    """Refuse what :func:`choose` cannot do, before anything is read.
+
+    Raises:
+        ConfigError: see :func:`choose`.
+    """
+    if protocol not in (IID, STREAMING):
+        raise ConfigError(f"protocol is {shown(protocol)}; expected {IID} or {STREAMING}")
+    if split != AUTO and not _SEED.fullmatch(split):
+        raise ConfigError(
+            f"split is {shown(split)}; expected {AUTO} or a whole number of up to 18 digits"
+        )
+    if split != AUTO and protocol == STREAMING:
+        raise ConfigError(
+            f"split is {split}, but under {STREAMING} a bucket is tested on its training images "
+            f"and nothing is held out; pass protocol={IID}, or leave split at {AUTO}"
+        )
+
+
+def seeded_split(num_images: int, seed: int) -> Split:
+    """Hold out 30 % of a bucket, as the authors did for the older layout: shuffle, cut off the end.
+
+    Args:
+        num_images: of the bucket.
+        seed: the split's number.
+
+    Returns:
+        Indices of the training and of the test images, each ascending; ``int(0.3 * num_images)``
+        are test images.
+
+    Source:
+        prepare_training_folder.py of the CLEAR authors (linzhiqiu/continual-learning on GitHub).
+    """
+    indices = list(range(num_images))
+    random.Random(seed).shuffle(indices)  # noqa: S311 (the published procedure, not a secret)
+    num_train = num_images - int(TEST_RATIO * num_images)
+    train, test = indices[:num_train], indices[num_train:]
+    return np.array(sorted(train), dtype=np.int64), np.array(sorted(test), dtype=np.int64)
