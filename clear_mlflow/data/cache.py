@@ -15,13 +15,14 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import io
 import json
+import math
 import os
 import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from io import BufferedWriter
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +31,8 @@ from numpy.typing import NDArray
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.images import Damaged, decode, decode_blocks, decoder_version, refusal
 from clear_mlflow.data.stream import ImageSet
+
+DECODED_FOLDER = "decoded-v1"  # in the folder of all caches
 
 _LARGEST_LIST = 2**26  # bytes of a list of damaged images that are read at most
 
@@ -151,6 +154,7 @@ class _Entry:
         self._shape = (len(images), side, side, 3)
         described = "\n".join((decoder_version(), str(side), *images.contents))
         self._key = hashlib.sha256(described.encode()).hexdigest()
+        self._header = _npy_header(self._shape)
         self._pixels = folder / f"{self._key}.npy"
         self._damaged = folder / f"{self._key}.json"
 
@@ -183,11 +187,9 @@ class _Entry:
         if shutil.disk_usage(self._folder).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         with self._part() as (part, file):
-            np.lib.format.write_array_header_1_0(
-                file, {"descr": "|u1", "fortran_order": False, "shape": self._shape}
-            )
+            file.write(self._header)
             file.flush()
-            start = file.tell()
+            start = len(self._header)
 
             # Written and not mapped: a full disk is an error here, and a killed process there.
             def put(position: int, block: NDArray[np.uint8]) -> None:
@@ -205,7 +207,7 @@ class _Entry:
             part.replace(self._damaged)
 
     @contextlib.contextmanager
-    def _part(self) -> Iterator[tuple[Path, BufferedWriter]]:
+    def _part(self) -> Iterator[tuple[Path, io.BufferedWriter]]:
         """A new file under a temporary name, which is gone afterwards unless it was renamed."""
         part = self._folder / f"{self._key}.{secrets.token_hex(8)}.part"
         try:
@@ -215,18 +217,18 @@ class _Entry:
             part.unlink(missing_ok=True)
 
     def _read_pixels(self) -> NDArray[np.uint8] | None:
+        # The header is known to the byte: nothing in the file needs to be understood.
+        start = len(self._header)
         try:
-            pixels = np.lib.format.open_memmap(self._pixels, mode="c")
-            size = self._pixels.stat().st_size
+            with self._pixels.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != start + math.prod(self._shape) or file.read(start) != self._header:
+                    return None
+                # Copy-on-write: torch takes no array that it may not write to without a warning.
+                pixels = np.memmap(file, np.uint8, mode="c", offset=start, shape=self._shape)
         except (OSError, ValueError):
             return None
-        right = (
-            pixels.shape == self._shape
-            and pixels.dtype == np.uint8
-            and pixels.flags.c_contiguous
-            and size == pixels.offset + pixels.nbytes
-        )
-        return pixels.view(np.ndarray) if right else None
+        return pixels.view(np.ndarray)
 
     def _read_damaged(self) -> tuple[Damaged, ...] | None:
         try:
@@ -240,6 +242,15 @@ class _Entry:
         except (OSError, ValueError, TypeError, IndexError, RecursionError):
             return None
         return damaged or None
+
+
+def _npy_header(shape: tuple[int, ...]) -> bytes:
+    """The beginning of numpy's file format, so that any program can read what is kept."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": shape}
+    )
+    return header.getvalue()
 
 
 def _write_at(file: int, data: memoryview, offset: int) -> None:
