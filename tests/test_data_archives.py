@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import stat
 import zipfile
 from pathlib import Path
@@ -69,7 +68,7 @@ def test_a_path_that_is_not_plain_is_refused_before_anything_is_written(tmp_path
 
 
 def test_a_name_with_a_nul_is_refused(tmp_path):
-    """zipfile cuts such a name short, so that one would unpack what another one checked."""
+    """The library cuts such a name short, so that one would unpack what another one checked."""
     archive = write_zip(tmp_path / "x.zip", [("good_name", b"1")])
     archive.write_bytes(archive.read_bytes().replace(b"good_name", b"good\0name"))
     with pytest.raises(DataError, match="names the path"):
@@ -142,7 +141,7 @@ def test_every_truncation_and_every_flipped_byte_ends_in_one_line(tmp_path):
         for place in range(len(whole))
         for bit in (0x01, 0xFF)
     ]
-    refused = 0
+    refused = whole_again = 0
     for number, content in enumerate(damaged):
         archive = tmp_path / "x.zip"
         archive.write_bytes(content)
@@ -150,8 +149,9 @@ def test_every_truncation_and_every_flipped_byte_ends_in_one_line(tmp_path):
         try:
             unpack(archive, folder)
         except DataError as error:
-            assert re.fullmatch("[^\n]+", str(error))
-            refused += 1
+            refused += "\n" not in str(error)
         else:
+            whole_again += 1
             assert set(written_below(folder).values()) <= {content for _, content in entries}
+    assert refused + whole_again == len(damaged)
     assert refused > len(damaged) / 2

@@ -1,4 +1,4 @@
-"""The command line: one module per sub-command, each also an MLproject entry point."""
+"""The command line: one module per sub-command; those that track are MLproject entry points."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from clear_mlflow.cli.data import data
 from clear_mlflow.cli.evaluate import evaluate
 from clear_mlflow.cli.train import train
 from clear_mlflow.errors import ClearError
@@ -39,3 +40,4 @@ def main() -> None:
 
 main.add_command(train)
 main.add_command(evaluate)
+main.add_command(data)

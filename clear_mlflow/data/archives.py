@@ -32,7 +32,7 @@ def unpack(
     archive: Path,
     folder: Path,
     *,
-    bounds: Bounds = Bounds(),  # noqa: B008 (frozen)
+    bounds: Bounds = Bounds(),
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> None:
     """Unpack a zip archive into a new folder; every entry is checked before the first is written.

@@ -1,0 +1,134 @@
+"""``clear-mlflow data``: fetching datasets, and looking them over. Local work without MLflow."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+_DRAWINGS_PER_SECOND = 10
+
+
+@click.group()
+def data() -> None:
+    """Fetch a dataset, or look one over."""
+
+
+@data.command()
+@click.argument("dataset", type=click.Choice(["clear10", "clear100"]))
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--revision",
+    default="main",
+    show_default=True,
+    metavar="TEXT",
+    help="Branch, tag or commit of the dataset's repository on the Hugging Face hub.",
+)
+def download(dataset: str, folder: Path, revision: str) -> None:
+    """Fetch CLEAR-10 or CLEAR-100 to DIR; then train with data_root=DIR.
+
+    A download that was stopped goes on where it was when the command is run again. HF_ENDPOINT
+    names a mirror, HF_TOKEN a token. Archives that lie in DIR already are unpacked without network.
+    """
+    from clear_mlflow.data.download import RELEASES
+    from clear_mlflow.data.download import download as fetch
+    from clear_mlflow.data.files import path_text
+
+    with progress_for_bytes() as progress:
+        unpacked = fetch(RELEASES[dataset], folder, revision=revision, on_progress=progress.tell)
+    where = path_text(folder)
+    done = f"unpacked {' and '.join(unpacked)} to" if unpacked else "is already there, in"
+    click.echo(f"{dataset} {done} {where}")
+
+
+@data.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Write the findings as JSON, for programs.")
+def check(folder: Path, as_json: bool) -> None:
+    """Say what dataset DIR holds, and everything that is wrong with it.
+
+    The exit code is 0 where nothing is wrong, 1 where something is, and 2 where DIR has no dataset.
+    """
+    from clear_mlflow.cli.findings import print_findings
+    from clear_mlflow.data.check import check as look_over
+
+    with progress_for_images() as progress:
+        findings = look_over(folder, on_progress=progress.tell)
+    if as_json:
+        click.echo(json.dumps(findings.as_json(), indent=2))
+    else:
+        print_findings(findings)
+    sys.exit(1 if findings.problems else 0)
+
+
+class Steps:
+    """One step of work after another on standard error: bars on a terminal, else a line each."""
+
+    def __init__(self, columns: tuple[ProgressColumn, ...]) -> None:
+        on_terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        self._bars = (
+            Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=None),
+                *columns,
+                console=Console(file=sys.stderr, force_terminal=True),
+                refresh_per_second=_DRAWINGS_PER_SECOND,
+                redirect_stdout=False,
+                expand=True,
+            )
+            if on_terminal
+            else None
+        )
+        self._what = ""
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Steps:
+        if self._bars is not None:
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def tell(self, what: str, done: int, total: int | None) -> None:
+        """So much of *what* is done; another *what* is the next step."""
+        if what != self._what:
+            self._what = what
+            if self._bars is None:
+                click.echo(what, err=True)
+            else:
+                self._task = self._bars.add_task(what, total=total)
+        if self._bars is not None and self._task is not None:
+            self._bars.update(self._task, completed=done, total=total)
+
+
+def progress_for_bytes() -> Steps:
+    """Progress that counts bytes."""
+    return Steps((DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()))
+
+
+def progress_for_images() -> Steps:
+    """Progress that counts images."""
+    return Steps((MofNCompleteColumn(), TimeRemainingColumn()))

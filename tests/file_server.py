@@ -1,0 +1,128 @@
+"""A small hub on 127.0.0.1: the resolve endpoint of a dataset repository, in good and bad moods."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+REPOSITORY = "someone/a-dataset"
+TRICKLE_BYTES = 10
+
+
+@dataclass
+class Hub:
+    """What the server has and how it answers; a test looks at what it was asked."""
+
+    files: dict[str, bytes] = field(default_factory=dict)
+    # One mood for each answer that carries a file; the last one stays. Moods: good, truncate (half
+    # of what was asked for, then the end), corrupt, stall (half, then silence), trickle, ignore
+    # (a range), or a status such as 404; "503 9000" asks to come back after 9,000 seconds.
+    moods: list[str] = field(default_factory=lambda: ["good"])
+    asked: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
+    url: str = ""
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def next_mood(self) -> str:
+        return self.moods.pop(0) if len(self.moods) > 1 else self.moods[0]
+
+    @property
+    def ranges(self) -> list[str | None]:
+        """The Range header of every GET so far."""
+        return [asked_range for method, _, asked_range, _ in self.asked if method == "GET"]
+
+
+@contextmanager
+def serving(hub: Hub) -> Iterator[Hub]:
+    """Serve until the block is left."""
+
+    class Handler(_Handler):
+        served = hub
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    hub.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield hub
+    finally:
+        hub.ended.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    served: Hub
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (the base class's)
+        pass
+
+    def do_HEAD(self) -> None:
+        self._answer(with_body=False)
+
+    def do_GET(self) -> None:
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body: bool) -> None:
+        hub = self.served
+        asked_range = self.headers.get("Range")
+        hub.asked.append((self.command, self.path, asked_range, self.headers.get("Authorization")))
+        prefix = f"/datasets/{REPOSITORY}/resolve/main/"
+        path = urlsplit(self.path).path
+        content = hub.files.get(path.removeprefix(prefix)) if path.startswith(prefix) else None
+        mood = "404" if content is None else hub.next_mood() if with_body else "good"
+        if mood[0].isdigit():
+            status, *after = mood.split()
+            self.send_response(int(status))
+            if after:
+                self.send_header("Retry-After", after[0])
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        start = 0
+        if asked_range and mood != "ignore":
+            start = int(asked_range.removeprefix("bytes=").removesuffix("-"))
+        if start >= len(content):
+            self.send_response(416)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        self.send_response(206 if start else 200)
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        etag = f'"{hashlib.sha256(content).hexdigest()}"'
+        self.send_header("ETag", etag)
+        self.send_header("X-Linked-Etag", etag)
+        self.send_header("X-Repo-Commit", "0" * 40)
+        self.send_header("Accept-Ranges", "bytes")
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        if with_body:
+            self._send_body(content[start:], mood)
+
+    def _send_body(self, body: bytes, mood: str) -> None:
+        half = len(body) // 2
+        if mood == "corrupt":
+            body = body[:half] + bytes([body[half] ^ 0xFF]) + body[half + 1 :]
+        try:
+            if mood == "trickle":
+                for place in range(0, len(body), TRICKLE_BYTES):
+                    self.wfile.write(body[place : place + TRICKLE_BYTES])
+                    if self.served.ended.wait(0.02):
+                        break
+                return
+            self.wfile.write(body[:half] if mood in ("truncate", "stall") else body)
+            self.wfile.flush()
+            if mood == "stall":
+                self.served.ended.wait(30)
+        except OSError:
+            pass  # the client has gone
+        if mood in ("truncate", "stall"):
+            self.close_connection = True

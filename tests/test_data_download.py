@@ -1,0 +1,373 @@
+"""Downloading from a small hub on this machine, in its good and bad moods."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from clear_mlflow.data import download as download_module
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.download import (
+    MARKER,
+    RELEASES,
+    WORK_FOLDER,
+    Archive,
+    Patience,
+    Release,
+    download,
+)
+from clear_mlflow.errors import DataError
+from tests.file_server import REPOSITORY, Hub, serving
+from tests.released_layout import write_released
+
+HURRIED = Patience(stall=0.3, window=0.3, min_bytes=1000, attempts=3, wait=0.01, max_wait=0.05)
+TRAIN, TEST = "small-train-image-only.zip", "small-test.zip"
+
+
+def zipped(folder: Path, archive: Path, *, below: str) -> bytes:
+    with zipfile.ZipFile(archive, "w") as opened:
+        for path in sorted(folder.rglob("*")):
+            opened.write(path, f"{below}{path.relative_to(folder)}")
+    return archive.read_bytes()
+
+
+@pytest.fixture(scope="session")
+def tree(tmp_path_factory) -> Path:
+    return write_released(tmp_path_factory.mktemp("tree"), train_folder="train_image_only")
+
+
+@pytest.fixture(scope="session")
+def files(tree, tmp_path_factory) -> dict[str, bytes]:
+    """Two archives: one with the split below a folder, one below two, beside a Mac's leavings."""
+    folder = tmp_path_factory.mktemp("archives")
+    train = zipped(tree / "train_image_only", folder / TRAIN, below="train_image_only/")
+    zipped(tree / "test", folder / TEST, below="small/test/")
+    with zipfile.ZipFile(folder / TEST, "a") as opened:
+        opened.writestr("__MACOSX/small/._class_names.txt", "x")
+    return {TRAIN: train, TEST: (folder / TEST).read_bytes()}
+
+
+@pytest.fixture(scope="session")
+def release(files) -> Release:
+    md5 = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
+    train = Archive(TRAIN, md5[TRAIN], "train_image_only")
+    return Release("small", REPOSITORY, (train, Archive(TEST, md5[TEST], "test")))
+
+
+@pytest.fixture
+def hub(files):
+    with serving(Hub(files=dict(files))) as hub:
+        yield hub
+
+
+def fetch(release: Release, root: Path, hub: Hub, **options) -> tuple[str, ...]:
+    return download(
+        release, root, **{"endpoint": hub.url, "patience": HURRIED, "revision": "main", **options}
+    )
+
+
+def same_as(tree: Path, root: Path) -> bool:
+    """Whether the loader reads the same stream from both, and nothing unfinished is left."""
+    names = sorted(path.name for path in root.iterdir())
+    streams = [load_stream("small", str(folder), cache_dir=root) for folder in (tree, root)]
+    return names == ["test", "train_image_only"] and streams[0].digest == streams[1].digest
+
+
+def test_the_released_archives_are_the_ones_that_the_authors_published():
+    """Names and checksums of CLEAR-10 and CLEAR-100, training and test."""
+    assert {a.file: a.md5 for release in RELEASES.values() for a in release.archives} == {
+        "clear10-train-image-only.zip": "5171f720810d60b471c308dee595d430",
+        "clear10-test.zip": "bf9a85bfb78fe742c7ed32648c9a3275",
+        "clear100-train-image-only.zip": "ea85cdba9efcb3abf77eaab5554052c8",
+        "clear100-test.zip": "e160815fb5fd4bc71dacd339ff41e6a9",
+    }
+    assert {release.repository for release in RELEASES.values()} == {
+        "elvishelvis6/CLEAR-Continual_Learning_Benchmark"
+    }
+
+
+def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
+    """Progress goes from nothing to all; a second call asks for nothing."""
+    told = []
+    root = tmp_path / "deep" / "root"
+    done = fetch(release, root, hub, on_progress=lambda *report: told.append(report))
+    assert done == ("train_image_only", "test")
+    assert same_as(tree, root)
+    for what in ("downloading", "checking", "unpacking"):
+        reports = [report for report in told if report[0] == f"{what} {TRAIN}"]
+        assert reports[-1][1] == reports[-1][2] > 0
+    asked = len(hub.asked)
+    assert fetch(release, root, hub) == ()
+    assert len(hub.asked) == asked
+
+
+@pytest.mark.parametrize(
+    "moods",
+    [
+        ["truncate", "good"],
+        ["truncate", "truncate", "good"],
+        ["stall", "good"],
+        ["503", "500", "good"],
+        ["429 9000", "good"],
+        ["truncate", "416", "good"],
+        ["corrupt", "good"],
+        ["truncate", "corrupt", "good"],
+        ["truncate", "ignore", "good"],
+        ["ignore"],
+    ],
+)
+def test_passing_trouble_is_overcome(release, hub, tree, tmp_path, moods):
+    """Whatever went wrong at first, the dataset is whole in the end, and in no long time."""
+    hub.moods = moods
+    began = time.monotonic()
+    fetch(release, tmp_path / "root", hub)
+    assert same_as(tree, tmp_path / "root")
+    assert time.monotonic() - began < 20  # not the 9,000 seconds that a server may ask for
+
+
+def test_a_dropped_connection_goes_on_where_it_was(release, hub, files, tmp_path):
+    """The second request asks for the second half alone."""
+    hub.moods = ["truncate", "good"]
+    fetch(release, tmp_path, hub)
+    assert hub.ranges == [None, f"bytes={len(files[TRAIN]) // 2}-", None]
+
+
+def test_a_second_run_goes_on_where_the_first_one_gave_up(release, hub, files, tree, tmp_path):
+    """What arrived is kept between runs; the split that was done is not asked for again."""
+    hub.moods = ["good", "truncate", "503"]
+    with pytest.raises(DataError, match="the server answers 503"):
+        fetch(release, tmp_path, hub)
+    assert (tmp_path / "train_image_only" / MARKER).is_file()
+    assert not (tmp_path / "test").exists()
+    hub.asked.clear()
+    hub.moods = ["good"]
+    assert fetch(release, tmp_path, hub) == ("test",)
+    assert hub.ranges == [f"bytes={len(files[TEST]) // 2}-"]
+    assert same_as(tree, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("mood", "message"),
+    [
+        ("404", "the server answers 404, so it has no such file"),
+        ("401", "the server answers 401, so it wants another token"),
+        ("403", "the server answers 403, so it wants another token"),
+        ("503", r"the server answers 503 \(3 attempts in a row\)"),
+        ("429 9000", r"the server answers 429 \(3 attempts in a row\)"),
+        ("corrupt", "arrived twice with a wrong content"),
+        ("stall", "attempts in a row"),
+        ("trickle", r"bytes arrived in 0 s \(3 attempts in a row\)"),
+    ],
+)
+def test_lasting_trouble_ends_in_one_line_that_says_what_to_do(
+    release, hub, tmp_path, mood, message
+):
+    """The line names both files, their checksums and the folder; no split is there."""
+    hub.moods = [mood]
+    began = time.monotonic()
+    with pytest.raises(DataError, match=message) as error:
+        fetch(release, tmp_path, hub)
+    assert time.monotonic() - began < 20
+    line = str(error.value)
+    assert "\n" not in line
+    for archive in release.archives:
+        assert f"{archive.file} (MD5 {archive.md5})" in line
+    assert f"put them into {tmp_path}" in line
+    assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
+
+
+def test_a_corrupt_archive_is_removed_and_fetched_once_more(release, hub, tmp_path):
+    """Twice from the beginning and never a third time; the wrong content is not kept."""
+    hub.moods = ["corrupt"]
+    with pytest.raises(DataError, match="with MD5"):
+        fetch(release, tmp_path, hub)
+    assert hub.ranges == [None, None]
+    assert [path.name for path in (tmp_path / WORK_FOLDER).iterdir()] == ["lock"]
+
+
+def test_archives_fetched_by_hand_are_unpacked_without_a_network(release, files, tree, tmp_path):
+    """They stay where they were put."""
+    with pytest.raises(DataError, match="by hand"):
+        download(release, tmp_path, endpoint="http://127.0.0.1:9", patience=HURRIED)
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    done = download(release, tmp_path, endpoint="http://127.0.0.1:9", patience=HURRIED)
+    assert done == ("train_image_only", "test")
+    for name, content in files.items():
+        assert (tmp_path / name).read_bytes() == content
+        (tmp_path / name).unlink()
+    assert same_as(tree, tmp_path)
+
+
+def test_a_wrong_archive_put_there_by_hand_is_not_unpacked(release, files, hub, tmp_path):
+    """Nor replaced: it is the user's."""
+    (tmp_path / TRAIN).write_bytes(files[TEST])
+    with pytest.raises(DataError, match=f"has MD5 .* expected {release.archives[0].md5}"):
+        fetch(release, tmp_path, hub)
+    assert (tmp_path / TRAIN).read_bytes() == files[TEST]
+    assert not (tmp_path / "train_image_only").exists()
+
+
+def test_a_part_of_something_else_does_no_harm(release, hub, tree, files, tmp_path):
+    """A longer or other part is found out, and the archive fetched from the beginning."""
+    work = tmp_path / WORK_FOLDER
+    work.mkdir()
+    (work / f"{TRAIN}.part").write_bytes(bytes(len(files[TRAIN]) + 5))
+    (work / f"{TEST}.part").write_bytes(bytes(100))
+    (work / f"{TRAIN}.unpacking").mkdir()
+    fetch(release, tmp_path, hub)
+    assert same_as(tree, tmp_path)
+
+
+def test_a_crash_while_unpacking_leaves_no_split(release, hub, tree, tmp_path):
+    """Killed at any point, the folder has a whole split or none; the next run finishes it."""
+    code = (
+        "import os, sys\n"
+        "from pathlib import Path\n"
+        "from clear_mlflow.data.download import Archive, Release, download\n"
+        f"release = {release!r}\n"
+        "def stop(what, done, total):\n"
+        "    if what.startswith('unpacking') and done > total / 2:\n"
+        "        os.kill(os.getpid(), 9)\n"
+        f"download(release, Path({str(tmp_path)!r}), endpoint={hub.url!r}, on_progress=stop)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
+    hub.asked.clear()
+    fetch(release, tmp_path, hub)
+    assert len(hub.asked) == 1  # the archive that had arrived is not fetched again
+    assert same_as(tree, tmp_path)
+
+
+def test_somebody_elses_folder_is_left_alone(release, hub, tree, tmp_path):
+    """A split that this command did not unpack, or unpacked from another archive, is kept."""
+    shutil.copytree(tree / "test", tmp_path / "test")
+    with pytest.raises(DataError, match="was not unpacked by this command"):
+        fetch(release, tmp_path, hub)
+    (tmp_path / "test" / MARKER).write_text(json.dumps({"md5": "0" * 32}))
+    with pytest.raises(DataError, match="holds another dataset"):
+        fetch(release, tmp_path, hub)
+    (tmp_path / "test" / MARKER).write_text("[" * 100_000)
+    with pytest.raises(DataError, match="was not unpacked by this command"):
+        fetch(release, tmp_path, hub)
+    assert hub.asked == []
+
+
+def test_two_at_once_do_not_mix(release, hub, tmp_path):
+    """The second one says so and goes."""
+    (tmp_path / WORK_FOLDER).mkdir()
+    with (tmp_path / WORK_FOLDER / "lock").open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(DataError, match="another process is downloading"):
+            fetch(release, tmp_path, hub)
+
+
+def test_a_folder_that_cannot_be_written_is_told(release, hub, tmp_path):
+    """Nothing is asked of the network before."""
+    (tmp_path / "file").write_text("")
+    for root in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/clear")):
+        with pytest.raises(DataError, match=f"{root} cannot be written: "):
+            fetch(release, root, hub)
+    assert hub.asked == []
+
+
+@pytest.mark.parametrize("below", [1000, 500_000])
+def test_a_full_disk_is_told_in_one_line(release, hub, tmp_path, below):
+    """While downloading, and while unpacking: here by a limit on the size of a file."""
+    large = Hub(files={TRAIN: hub.files[TRAIN], TEST: hub.files[TEST]})
+    archive = tmp_path / "large.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as opened:
+        opened.writestr("class_names.txt", os.urandom(500).hex() * 20_000)
+    large.files[TRAIN] = archive.read_bytes()
+    assert 1000 < len(large.files[TRAIN]) < 500_000
+    one = Archive(TRAIN, hashlib.md5(large.files[TRAIN]).hexdigest(), "train_image_only")
+    root = tmp_path / "root"
+    code = (
+        "from pathlib import Path\n"
+        "from clear_mlflow.data.download import Archive, Release, download\n"
+        "from clear_mlflow.errors import DataError\n"
+        "try:\n"
+        f"    download({Release('small', REPOSITORY, (one,))!r}, Path({str(root)!r}),\n"
+        f"             endpoint={{url!r}})\n"
+        "except DataError as error:\n"
+        "    print(error)\n"
+    )
+    with serving(large):
+        done = subprocess.run(
+            [sys.executable, "-c", code.format(url=large.url)],
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (below, below)),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    verb = "unpacked" if below > 1000 else "written"
+    assert re.fullmatch(rf"[^\n]+ cannot be {verb}[^\n]+File too large[^\n]+\n", done.stdout)
+    assert [path.name for path in root.iterdir()] == [WORK_FOLDER]
+    assert not list((root / WORK_FOLDER).glob("*.unpacking"))
+
+
+def test_an_archive_of_another_layout_is_refused(hub, tmp_path):
+    """No class list, or two: neither is a split."""
+    for number, names in enumerate((["a/x.jpg"], ["a/class_names.txt", "b/class_names.txt"])):
+        with zipfile.ZipFile(tmp_path / "x.zip", "w") as opened:
+            for name in names:
+                opened.writestr(name, "x")
+        hub.files["x.zip"] = (tmp_path / "x.zip").read_bytes()
+        archive = Archive("x.zip", hashlib.md5(hub.files["x.zip"]).hexdigest(), "test")
+        root = tmp_path / str(number)
+        with pytest.raises(DataError, match=f"holds {len(names) * number} folders with class_n"):
+            fetch(Release("x", REPOSITORY, (archive,)), root, hub)
+        assert [path.name for path in root.iterdir()] == [WORK_FOLDER]
+
+
+def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path):
+    """HF_ENDPOINT and HF_TOKEN, as everywhere on the hub."""
+    code = (
+        "from pathlib import Path\n"
+        "from clear_mlflow.data.download import Archive, Release, download\n"
+        f"download({release!r}, Path({str(tmp_path / 'root')!r}))\n"
+    )
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret"}
+    environment["HF_HOME"] = str(tmp_path / "home")
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    # The hub's library may ask for other things on its own account, without the token.
+    resolved = [(path, token) for _, path, _, token in hub.asked if "/resolve/" in path]
+    assert [token for _, token in resolved] == ["Bearer hf_secret"] * 2
+    assert same_as(tree, tmp_path / "root")
+
+
+def test_offline_mode_is_told_at_once(tmp_path):
+    """The command line's one line, with CLEAR-10's own files, checksums and the folder."""
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "clear_mlflow", "data", "download", "clear10", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+    )
+    assert done.returncode == 2
+    assert done.stdout == ""
+    (line,) = (line for line in done.stderr.splitlines() if line.startswith("error: "))
+    assert "HF_HUB_OFFLINE" in line
+    assert "clear10-test.zip (MD5 bf9a85bfb78fe742c7ed32648c9a3275)" in line
+    assert str(tmp_path) in line
+    assert "Traceback" not in done.stderr
+
+
+def test_importing_loads_no_hub():
+    """Half a second and a web client, which a training has no use for."""
+    code = f"import {download_module.__name__}, sys; print('huggingface_hub' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"
