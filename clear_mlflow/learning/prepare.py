@@ -22,7 +22,13 @@ def prepare(config: TrainConfig, progress: TrainingProgress) -> StreamTraining:
             that the configuration names.
         ConfigError: the model cannot train on batches as small as its smallest bucket.
     """
-    stream = load_stream(config.dataset, config.data_root, cache_dir=default_cache_dir())
+    stream = load_stream(
+        config.dataset,
+        config.data_root,
+        cache_dir=default_cache_dir(),
+        protocol=config.protocol,
+        split=config.split,
+    )
     source = "embedded" if config.data_root == AUTO else config.data_root
     features = None
     if config.features != NONE:

@@ -81,6 +81,8 @@ class StreamTraining:
             buckets=tuple(bucket.key for bucket in self.stream.buckets),
             num_train=tuple(len(bucket.train) for bucket in self.stream.buckets),
             num_test=tuple(len(bucket.test) for bucket in self.stream.buckets),
+            protocol=self.stream.protocol,
+            split=self.stream.split,
             warnings=self.stream.warnings,
             features=None if self.features is None else self.features.name,
             features_digest=None if self.features is None else self.features.digest,

@@ -84,6 +84,8 @@ class TrackedRun:
             "num_train": dict(zip(facts.buckets, facts.num_train, strict=True)),
             "num_test": dict(zip(facts.buckets, facts.num_test, strict=True)),
             "digest": facts.digest,
+            "protocol": facts.protocol,
+            "split": facts.split,
             "warnings": facts.warnings,
             **_features_of(facts),
         }
@@ -111,7 +113,7 @@ class TrackedRun:
             raise RuntimeError("log_facts comes before the first row")
         record = RowRecord(
             row=row,
-            protocol="iid",
+            protocol=self._facts.protocol,
             dataset=DatasetIdentity(self._facts.name, self._facts.digest),
             seed=self.config.seed,
             package_version=clear_mlflow.__version__,
@@ -122,9 +124,10 @@ class TrackedRun:
         self._send_unsent()
         self._rows.append(row)
         matrix = AccuracyMatrix.from_rows(self._rows)
+        protocol = record.protocol
         time = milliseconds(record.written_at)
-        self._behind.send(lambda: self._log_metrics(matrix, row.row, time))
-        self._behind.send(lambda: self._log_picture(matrix, row.row))
+        self._behind.send(lambda: self._log_metrics(matrix, protocol, row.row, time))
+        self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
 
     def _refuse_foreign_rows(self) -> None:
         run = self.client.get_run(self.run_id)
@@ -153,7 +156,7 @@ class TrackedRun:
             names.KIND_TAG: names.KIND_TRAIN,
             "strategy": config.strategy,
             "dataset": config.dataset,
-            "protocol": "iid",
+            "protocol": config.protocol,
             "seed": str(config.seed),
             "model": config.model,
             "clear_mlflow.version": clear_mlflow.__version__,
@@ -163,10 +166,10 @@ class TrackedRun:
             tags["git_commit"] = commit
         self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
 
-    def _log_metrics(self, matrix: AccuracyMatrix, step: int, time: int) -> None:
+    def _log_metrics(self, matrix: AccuracyMatrix, protocol: str, step: int, time: int) -> None:
         points = {
             name: {step: steps[step]}
-            for name, steps in all_series(matrix, "iid").items()
+            for name, steps in all_series(matrix, protocol).items()
             if step in steps
         }
         self.client.log_batch(self.run_id, metrics=as_metrics(points, {step: time}))
