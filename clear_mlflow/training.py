@@ -30,6 +30,8 @@ class StreamFacts:
     warnings: tuple[str, ...] = ()
     features: str | None = None  # name of the stored features trained on; None for the images
     features_digest: str | None = None
+    left_out: tuple[str, ...] = ()  # damaged images, paths below the dataset's root; the first 100
+    num_left_out: int = 0
 
 
 class Training(Protocol):

@@ -64,14 +64,7 @@ def stream_of(
     """
     chosen = choose(listing, protocol=protocol, split=split)
     buckets = _hashed(chosen.buckets, listing.root)
-    images = [
-        _Image(_Place(part, bucket.key), listing.class_names[label], path, content)
-        for bucket in buckets
-        for part, images in (("train", bucket.train), ("test", bucket.test))
-        for path, label, content in zip(
-            images.paths, images.labels.tolist(), images.contents, strict=True
-        )
-    ]
+    images = _images(buckets, listing.class_names)
     held_out = protocol != STREAMING
     return BucketStream(
         name=name,
@@ -89,6 +82,22 @@ def stream_of(
         protocol=protocol,
         split=chosen.split,
     )
+
+
+def digest_of(buckets: Sequence[Bucket], class_names: Sequence[str]) -> str:
+    """The digest of buckets whose contents are hashed; see :class:`BucketStream`."""
+    return _digest(_images(buckets, class_names))
+
+
+def _images(buckets: Sequence[Bucket], class_names: Sequence[str]) -> list[_Image]:
+    return [
+        _Image(_Place(part, bucket.key), class_names[label], path, content)
+        for bucket in buckets
+        for part, images in (("train", bucket.train), ("test", bucket.test))
+        for path, label, content in zip(
+            images.paths, images.labels.tolist(), images.contents, strict=True
+        )
+    ]
 
 
 def _hashed(buckets: Sequence[Bucket], root: Path) -> tuple[Bucket, ...]:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from clear_mlflow.config import AUTO, NONE, TrainConfig
 from clear_mlflow.data import load_stream
+from clear_mlflow.data.cache import DECODED_FOLDER, DecodedCache
+from clear_mlflow.data.damaged import sound_stream
 from clear_mlflow.data.digits import default_cache_dir
 from clear_mlflow.data.features import load_features
+from clear_mlflow.learning.images import crop_margin
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.training import StreamTraining
 
 
 def prepare(config: TrainConfig, progress: TrainingProgress) -> StreamTraining:
-    """Read the dataset that a configuration names.
+    """Read the dataset that a configuration names, and decode its images into the cache.
+
+    What cannot be decoded is found here, before anything is trained on. Stored features need no
+    decoded images.
 
     Args:
         config: as :func:`~clear_mlflow.learning.training.check` returned it.
         progress: who is told how far the training is.
 
     Raises:
-        DataError: the dataset is missing, damaged, or of another layout; or it lacks the features
-            that the configuration names.
+        DataError: the dataset is missing, damaged, or of another layout; an image cannot be
+            decoded and may not be left out; or the features that the configuration names are not
+            there.
         ConfigError: the model cannot train on batches as small as its smallest bucket.
     """
     stream = load_stream(
@@ -30,9 +39,28 @@ def prepare(config: TrainConfig, progress: TrainingProgress) -> StreamTraining:
         split=config.split,
     )
     source = "embedded" if config.data_root == AUTO else config.data_root
-    features = None
     if config.features != NONE:
         features = load_features(stream, config.features, cache_dir=default_cache_dir())
+        return StreamTraining(
+            config=config, stream=stream, source=source, progress=progress, features=features
+        )
+    cache = DecodedCache(default_cache_dir() / DECODED_FOLDER)
+    with progress:
+        sound = sound_stream(
+            stream,
+            cache=cache,
+            size=config.image_size,
+            crop_margin=crop_margin(config.image_size),
+            damaged=config.damaged,
+            root=default_cache_dir() if config.data_root == AUTO else Path(config.data_root),
+            on_image=progress.images_decoded,
+        )
     return StreamTraining(
-        config=config, stream=stream, source=source, progress=progress, features=features
+        config=config,
+        stream=sound.stream,
+        source=source,
+        progress=progress,
+        cache=cache,
+        left_out=sound.left_out,
+        num_left_out=sound.num_left_out,
     )

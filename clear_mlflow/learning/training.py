@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from clear_mlflow.config import NONE, TrainConfig
+from clear_mlflow.data.cache import DecodedCache
 from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.learning.device import resolve_device
@@ -52,6 +53,9 @@ class StreamTraining:
         source: where the dataset was read from, for people.
         progress: who is told how far it is.
         features: of the stream's images, which a linear head is trained on instead of them.
+        cache: where the stream's decoded images are; without one they are decoded into memory.
+        left_out: paths of damaged images that the stream no longer holds; the first 100.
+        num_left_out: how many they are in all.
     """
 
     config: TrainConfig
@@ -59,6 +63,9 @@ class StreamTraining:
     source: str
     progress: TrainingProgress
     features: StoredFeatures | None = None
+    cache: DecodedCache | None = None
+    left_out: tuple[str, ...] = ()
+    num_left_out: int = 0
 
     def __post_init__(self) -> None:
         if self.features is not None:
@@ -86,6 +93,8 @@ class StreamTraining:
             warnings=self.stream.warnings,
             features=None if self.features is None else self.features.name,
             features_digest=None if self.features is None else self.features.digest,
+            left_out=self.left_out,
+            num_left_out=self.num_left_out,
         )
 
     def rows(self) -> Iterator[AccuracyRow]:
@@ -101,6 +110,7 @@ class StreamTraining:
             self.stream,
             image_size=self.config.image_size,
             device=device,
+            cache=self.cache,
             on_image=progress.images_decoded,
         )
 

@@ -88,6 +88,7 @@ class TrackedRun:
             "split": facts.split,
             "warnings": facts.warnings,
             **_features_of(facts),
+            **_left_out_of(facts),
         }
         dataset = Dataset(
             name=facts.name,
@@ -118,7 +119,7 @@ class TrackedRun:
             seed=self.config.seed,
             package_version=clear_mlflow.__version__,
             written_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            extra=_features_of(self._facts),
+            extra={**_features_of(self._facts), **_left_out_of(self._facts)},
         )
         self._unsent.append(record)
         self._send_unsent()
@@ -215,6 +216,11 @@ def _features_of(facts: StreamFacts) -> dict[str, JSON]:
     if facts.features is None:
         return {}
     return {"features": {"name": facts.features, "digest": facts.features_digest}}
+
+
+def _left_out_of(facts: StreamFacts) -> dict[str, JSON]:
+    """How many damaged images were left out; nothing of a run on all images."""
+    return {"left_out": facts.num_left_out} if facts.num_left_out else {}
 
 
 class _Behind:

@@ -1,0 +1,171 @@
+"""Images that cannot be decoded: all found before training, and left out only on request."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from released_layout import write_released
+
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.cache import DecodedCache
+from clear_mlflow.data.damaged import SoundStream, sound_stream
+from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.errors import DataError
+
+HTML = b"<html>404 Not Found</html>"
+
+
+def read(root: Path, cache: Path) -> BucketStream:
+    return load_stream("clear10", str(root), cache_dir=cache)
+
+
+def sound(stream: BucketStream, root: Path, cache: Path, damaged: str, **options) -> SoundStream:
+    return sound_stream(
+        stream,
+        cache=DecodedCache(cache),
+        size=8,
+        crop_margin=2,
+        damaged=damaged,
+        root=root,
+        **options,
+    )
+
+
+def break_images(stream: BucketStream) -> list[Path]:
+    """One training image of the first bucket, and a training and a test image of the last one."""
+    first, last = stream.buckets[0], stream.buckets[-1]
+    broken = [first.train.paths[1], last.train.paths[-1], last.test.paths[0]]
+    for number, path in enumerate(broken):
+        path.write_bytes(HTML + bytes([number]))  # no two of them are copies of one another
+    return broken
+
+
+@pytest.mark.parametrize("damaged", ["stop", "leave_out"])
+def test_a_sound_stream_is_left_as_it_is(tmp_path, damaged):
+    """The stream itself comes back, its images are in the cache, and progress ends at all."""
+    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
+    stream, told = read(root, cache), []
+    checked = sound(stream, root, cache, damaged, on_image=lambda *counts: told.append(counts))
+    assert checked.stream is stream
+    assert (checked.left_out, checked.num_left_out) == ((), 0)
+    total = sum(len(b.train) + len(b.test) for b in stream.buckets)
+    assert told[-1] == (total, total)
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert len(list(cache.glob("*.npy"))) == 2 * len(stream.buckets)
+
+
+def test_damaged_images_stop_the_run_unless_they_may_be_left_out(tmp_path):
+    """One line: how many, the first one's path, and what to do; the second start says the same."""
+    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
+    broken = break_images(read(root, cache))
+    stream = read(root, cache)
+    messages = []
+    for _ in range(2):
+        with pytest.raises(DataError) as caught:
+            sound(stream, root, cache, "stop")
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+    assert len(messages[0].splitlines()) == 1
+    assert messages[0].startswith(f"3 images cannot be decoded; the first: {broken[0]} ")
+    assert "damaged=leave_out" in messages[0]
+
+
+def test_left_out_images_are_gone_from_sets_digest_and_counts_and_are_told(tmp_path):
+    """The stream is that of a tree that never held them, but for the warnings that name them."""
+    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
+    broken = break_images(read(root, cache))
+    stream = read(root, cache)
+    checked = sound(stream, root, cache, "leave_out")
+    assert checked.num_left_out == 3
+    assert checked.left_out == tuple(str(path.relative_to(root)) for path in broken)
+    left_warnings = checked.stream.warnings[len(stream.warnings) :]
+    for path, warning in zip(broken, left_warnings, strict=True):
+        assert warning.startswith(f"{path} is left out: ")
+        assert len(warning.splitlines()) == 1
+    assert checked.stream.digest not in (stream.digest, "")
+    for before, after in zip(stream.buckets, checked.stream.buckets, strict=True):
+        for images, left in ((before.train, after.train), (before.test, after.test)):
+            kept = [i for i, path in enumerate(images.paths) if path not in broken]
+            assert left.paths == tuple(images.paths[i] for i in kept)
+            assert left.contents == tuple(images.contents[i] for i in kept)
+            assert np.array_equal(left.labels, images.labels[kept])
+    # What is left can be decoded, and a second start gives the same stream.
+    again = sound(checked.stream, root, cache, "stop")
+    assert again.stream is checked.stream
+    assert sound(stream, root, cache, "leave_out").stream.digest == checked.stream.digest
+
+
+def test_the_digest_is_that_of_a_tree_without_the_damaged_images(tmp_path):
+    """A tree whose metadata never listed them has the same digest."""
+    cache = tmp_path / "cache"
+    # Of equal content but for the last image of each class, which the second tree lacks.
+    larger = write_released(tmp_path / "larger", train=3, test=2)
+    smaller = write_released(tmp_path / "smaller", train=2, test=2)
+    lacking = read(smaller, cache)
+    kept = {path.relative_to(smaller) for b in lacking.buckets for path in b.train.paths}
+    for n, path in enumerate(p for b in read(larger, cache).buckets for p in b.train.paths):
+        if path.relative_to(larger) not in kept:
+            path.write_bytes(HTML + bytes([n]))
+    checked = sound(read(larger, cache), larger, cache, "leave_out")
+    assert checked.num_left_out == 9
+    assert checked.stream.digest == lacking.digest
+
+
+def test_a_set_that_is_trained_and_tested_on_stays_one(tmp_path):
+    """Under the streaming protocol an image is looked at, and told, once."""
+    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
+    break_images(read(root, cache))
+    streaming = load_stream("clear10", str(root), cache_dir=cache, protocol="streaming")
+    told = []
+    checked = sound(
+        streaming, root, cache, "leave_out", on_image=lambda *counts: told.append(counts)
+    )
+    assert checked.num_left_out == 2
+    assert told[-1] == (27, 27)
+    assert all(bucket.test is bucket.train for bucket in checked.stream.buckets)
+
+
+def test_more_damaged_images_than_anyone_reads_are_counted(tmp_path):
+    """A hundred are named, the others counted."""
+    root, cache = write_released(tmp_path / "data", train=50), tmp_path / "cache"
+    train = [p for b in read(root, cache).buckets for p in b.train.paths]
+    for n, path in enumerate(train[::3]):
+        path.write_bytes(HTML + bytes(str(n), "ascii"))
+    stream = read(root, cache)
+    checked = sound(stream, root, cache, "leave_out")
+    assert checked.num_left_out == 150
+    assert len(checked.left_out) == 100
+    assert len(checked.stream.warnings) == len(stream.warnings) + 101
+    assert checked.stream.warnings[-1].startswith("50 more images")
+
+
+def test_a_bucket_of_which_nothing_is_left_is_an_error(tmp_path):
+    """No bucket is trained or tested on nothing."""
+    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
+    for n, path in enumerate(read(root, cache).buckets[1].test.paths):
+        path.write_bytes(HTML + bytes([n]))
+    with pytest.raises(DataError, match="none of bucket 2's test images can be decoded"):
+        sound(read(root, cache), root, cache, "leave_out")
+
+
+def test_a_file_that_went_away_is_not_a_damaged_one(tmp_path):
+    """What cannot be read at all is never left out in silence: it stops either way."""
+    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
+    stream = read(root, cache)
+    gone = stream.buckets[0].train.paths[0]
+    gone.unlink()
+    with pytest.raises(DataError, match="cannot be read"):
+        sound(stream, root, cache, "leave_out")
+
+
+def test_damage_is_found_where_nothing_can_be_kept(tmp_path):
+    """Without a cache folder the same images are left out."""
+    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
+    break_images(read(root, cache))
+    stream = read(root, cache)
+    shutil.rmtree(cache, ignore_errors=True)
+    cache.write_text("no folder")
+    assert sound(stream, root, cache, "leave_out").num_left_out == 3
