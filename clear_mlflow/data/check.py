@@ -13,7 +13,7 @@ import os
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +40,8 @@ from clear_mlflow.errors import DataError
 
 SCHEMA = 1
 
-_NAMES = ("dataset", "clear10", "clear100")  # archives unpack to a folder of such a name
+_NAME = "dataset"  # nobody sees it
+_RELEASE = re.compile("clear100?([_-]|$)", re.IGNORECASE)  # what archives unpack to
 _SPLITS = (("train", "train"), ("train_image_only", "train"), ("test", "test"))
 _IMAGE_FOLDER = "labeled_images"
 _METADATA = "labeled_metadata.json"
@@ -186,12 +187,18 @@ def check(root: Path, *, on_progress: OnImages = _tell_nobody) -> Findings:
         for image, look in zip(images, seen, strict=True)
         if look.wrong
     ]
-    problems += _doubles(images, seen)
-
     digest = None
+    parts = {image.path: image.split for image in images}
     try:
-        digest = read_any(folder, name=_NAMES[0]).digest
+        stream = read_any(folder, name=_NAME)
+        digest = stream.digest
+        # Where folders do not tell the test set, the loader does.
+        for bucket in stream.buckets:
+            parts |= dict.fromkeys(bucket.train.paths, "train")
+            parts |= dict.fromkeys(bucket.test.paths, "test")
+        problems += _doubles(images, seen, parts)
     except DataError as error:
+        problems += _doubles(images, seen, parts)
         problems += _if_new(str(error), problems, folder)
     good = [look for look in seen if not look.wrong]
     order = list(KINDS)
@@ -220,14 +227,20 @@ def _by_number(key: str) -> tuple[int, str]:
 
 
 def _if_new(message: str, problems: Sequence[Problem], root: Path) -> list[Problem]:
-    """The loader's words, unless they are about a path that is told already."""
-    words = [
-        path_text(path)
-        for problem in problems
-        if problem.kind not in ("unlisted", "not-an-image", "within-bucket")
-        for path in (problem.path, *problem.others)
-    ]
-    return [] if any(path in message for path in words) else [Problem("structure", root, message)]
+    """The loader's words, unless they are about what is told already."""
+    for problem in problems:
+        if problem.kind in ("unlisted", "not-an-image", "within-bucket"):
+            continue  # never what the loader stops at
+        if any(path_text(path) in message for path in (problem.path, *problem.others)):
+            return []
+        bucket, class_name = problem.path.parts[-2:]
+        if (
+            problem.kind == "empty-class"
+            and shown(class_name) in message
+            and f"bucket {bucket}" in message
+        ):
+            return []
+    return [Problem("structure", root, message)]
 
 
 # -- finding the dataset ------------------------------------------------------------------------
@@ -235,9 +248,10 @@ def _if_new(message: str, problems: Sequence[Problem], root: Path) -> list[Probl
 
 def _find(root: Path) -> tuple[str, Path]:
     """The layout's name, and the folder that has it."""
-    if not is_folder(root):
-        read_any(root, name=_NAMES[0])  # says what is the matter
-    for folder in (root, *(root / name for name in _NAMES)):
+    if not is_folder(root) or not os.access(root, os.R_OK | os.X_OK):
+        read_any(root, name=_NAME)  # says what is the matter
+    below = (path for path in sorted(root.iterdir()) if _RELEASE.match(path.name))
+    for folder in (root, *below):
         if any(is_folder(folder / name / _IMAGE_FOLDER) for name, _ in _SPLITS):
             return "released", folder
         if is_folder(folder / _IMAGE_FOLDER):
@@ -522,14 +536,16 @@ def _short(error: Exception, path: Path) -> str:
     return text.replace(f"{path_text(path)} ", "").replace(repr(str(path)), "the file")
 
 
-def _doubles(images: Sequence[_Image], seen: Sequence[_Look]) -> list[Problem]:
+def _doubles(
+    images: Sequence[_Image], seen: Sequence[_Look], parts: Mapping[Path, str]
+) -> list[Problem]:
     by_content: defaultdict[str, list[_Image]] = defaultdict(list)
     for image, look in zip(images, seen, strict=True):
         if not look.wrong:
             by_content[look.content].append(image)
     return [
         Problem(
-            _double_kind(copies),
+            _double_kind(copies, parts),
             copies[0].path,
             f"{len(copies)} copies of one image",
             tuple(image.path for image in copies[1:]),
@@ -539,9 +555,9 @@ def _doubles(images: Sequence[_Image], seen: Sequence[_Look]) -> list[Problem]:
     ]
 
 
-def _double_kind(copies: Sequence[_Image]) -> str:
+def _double_kind(copies: Sequence[_Image], parts: Mapping[Path, str]) -> str:
     """The worst that can be said of it, for each problem is told once."""
-    if len({image.split for image in copies}) > 1:
+    if len({parts[image.path] for image in copies}) > 1:
         return "train-and-test"
     if len({image.bucket for image in copies}) > 1:
         return "across-buckets"

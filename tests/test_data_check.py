@@ -1,0 +1,314 @@
+"""Looking datasets over: whole ones are found whole, and each damage is found once."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from clear_mlflow.cli import main
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.check import KINDS, Findings, check
+from clear_mlflow.errors import DataError
+from tests.released_layout import read_json, write_image, write_json, write_released
+
+IMAGES = "train/labeled_images"
+ABOUT = "train/labeled_metadata"
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory) -> Path:
+    return write_released(tmp_path_factory.mktemp("whole"))
+
+
+@pytest.fixture
+def root(whole, tmp_path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "root"))
+
+
+def told(findings: Findings) -> list[tuple[str, str]]:
+    """Kind and path of each problem."""
+    return [(p.kind, str(p.path.relative_to(findings.root))) for p in findings.problems]
+
+
+def write_challenge(root: Path, *, lists: bool = False) -> Path:
+    """The challenge layout; with lists, the older one."""
+    classes = ("bus", "camera")
+    for bucket in ("1", "2"):
+        lines = []
+        for label, name in enumerate(classes):
+            for number in range(10):
+                path = f"labeled_images/{bucket}/{name}/{number}.jpg"
+                write_image(root / path, seed=f"{bucket}/{name}/{number}")
+                lines.append(f"{path} {label}")
+        if lists:
+            folder = root / "training_folder" / "filelists" / bucket
+            folder.mkdir(parents=True)
+            (folder / "all.txt").write_text("\n".join(lines))
+    if lists:
+        (root / "class_names.txt").write_text("\n".join(classes))
+        write_json(root / "training_folder" / "bucket_indices.json", ["1", "2"])
+    return root
+
+
+def test_a_whole_dataset_is_found_whole(root, tmp_path):
+    """Layout, digest, buckets, classes, counts, sizes and modes; and nothing is wrong."""
+    findings = check(root)
+    assert findings.problems == ()
+    assert findings.layout == "released"
+    assert findings.digest == load_stream("x", str(root), cache_dir=tmp_path).digest
+    assert findings.buckets == ("1", "2", "3")
+    assert findings.class_names == ("bus", "camera", "sweater")
+    assert {(c.split, c.images) for c in findings.counts} == {("train", 3), ("test", 2)}
+    assert len(findings.counts) == 2 * 3 * 3
+    assert (findings.widths, findings.heights) == ((40, 40, 40), (30, 30, 30))
+    assert findings.modes == {"RGB": 45}
+
+
+def test_sizes_and_modes_are_those_of_the_files(root):
+    """Least, median and greatest."""
+    Image.new("L", (7, 301)).save(root / IMAGES / "1/bus/235821044.jpg")
+    Image.new("CMYK", (500, 2)).save(root / IMAGES / "1/bus/235821045.jpg")
+    findings = check(root)
+    assert (findings.widths, findings.heights) == ((7, 40, 500), (2, 30, 301))
+    assert findings.modes == {"CMYK": 1, "L": 1, "RGB": 43}
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_the_layouts_of_one_tree(tmp_path, lists):
+    """The older and the challenge layout, below a folder of the release's name."""
+    write_challenge(tmp_path / "clear10_neurips2021", lists=lists)
+    findings = check(tmp_path)
+    assert told(findings) == []
+    assert findings.layout == ("older" if lists else "challenge")
+    assert findings.digest is not None
+    assert [(c.split, c.bucket, c.images) for c in findings.counts] == [
+        ("all", bucket, 10) for bucket in "1122"
+    ]
+
+
+def copy_image(root: Path, source: str, target: str) -> None:
+    shutil.copyfile(root / source, root / target)
+
+
+def edit(path: Path, change) -> None:
+    value = read_json(path)
+    change(value)
+    write_json(path, value)
+
+
+def leave_out(root: Path) -> None:
+    edit(root / ABOUT / "2/bus.json", lambda entries: entries.pop("235821045"))
+
+
+def swap_names(root: Path) -> None:
+    (root / "train/class_names.txt").write_text("camera\nbus\nsweater\n")
+
+
+def empty_class(root: Path) -> None:
+    edit(root / "train/labeled_metadata.json", lambda buckets: buckets["2"].pop("bus"))
+    shutil.rmtree(root / IMAGES / "2/bus")
+
+
+def no_test_bucket(root: Path) -> None:
+    edit(root / "test/labeled_metadata.json", lambda buckets: buckets.pop("2"))
+    shutil.rmtree(root / "test/labeled_images/2")
+
+
+def climb(root: Path) -> None:
+    path = root / ABOUT / "1/bus.json"
+    edit(path, lambda entries: entries["235821044"].update(IMG_PATH="labeled_images/../../x.jpg"))
+
+
+FIRST = f"{IMAGES}/1/bus/235821044.jpg"
+DAMAGES = [
+    # What is done, what is found, and whether the loader can still read it.
+    (lambda r: (r / FIRST).unlink(), [("missing", FIRST)], False),
+    (lambda r: (r / FIRST).write_bytes(b""), [("unreadable", FIRST)], False),
+    (lambda r: (r / FIRST).write_bytes(b"GIF89a"), [("unreadable", FIRST)], True),
+    (lambda r: os.truncate(r / FIRST, 500), [("unreadable", FIRST)], True),
+    (
+        lambda r: copy_image(r, f"{IMAGES}/1/bus/235821045.jpg", FIRST),
+        [("within-bucket", FIRST)],
+        True,
+    ),
+    (
+        lambda r: copy_image(r, f"{IMAGES}/1/camera/235821045.jpg", FIRST),
+        [("across-classes", FIRST)],
+        True,
+    ),
+    (
+        lambda r: copy_image(r, f"{IMAGES}/3/bus/235821045.jpg", FIRST),
+        [("across-buckets", FIRST)],
+        True,
+    ),
+    (
+        lambda r: copy_image(r, "test/labeled_images/2/bus/235821045.jpg", FIRST),
+        [("train-and-test", FIRST)],
+        True,
+    ),
+    (leave_out, [("unlisted", f"{IMAGES}/2/bus/235821045.jpg")], True),
+    (
+        lambda r: (r / IMAGES / "2/bus/.DS_Store").write_text("x"),
+        [("not-an-image", f"{IMAGES}/2/bus/.DS_Store")],
+        True,
+    ),
+    (
+        lambda r: (r / IMAGES / "Thumbs.db").write_text("x"),
+        [("not-an-image", f"{IMAGES}/Thumbs.db")],
+        True,
+    ),
+    (swap_names, [("class-list", "train/class_names.txt")], False),
+    (
+        lambda r: (r / "test/class_names.txt").write_text("bus\ncamera\nsweater\ntaxi\n"),
+        [("class-list", "test/class_names.txt")]
+        + [("empty-class", f"test/labeled_images/{bucket}/taxi") for bucket in "123"],
+        False,
+    ),
+    (empty_class, [("empty-class", f"{IMAGES}/2/bus")], False),
+    (
+        lambda r: write_image(r / IMAGES / "2/taxi/1.jpg", seed="taxi"),
+        [("unknown-class", f"{IMAGES}/2/taxi")],
+        True,
+    ),
+    (
+        lambda r: (r / ABOUT / "3/bus.json").write_text('{"1": '),
+        [("metadata", f"{ABOUT}/3/bus.json")]
+        + [("unlisted", f"{IMAGES}/3/bus/23582104{n}.jpg") for n in (4, 5, 6)],
+        False,
+    ),
+    (climb, [("metadata", f"{ABOUT}/1/bus.json"), ("unlisted", FIRST)], False),
+    (no_test_bucket, [("structure", ".")], False),
+    (lambda r: shutil.rmtree(r / "test"), [("structure", ".")], False),
+]
+
+
+@pytest.mark.parametrize(("damage", "problems", "loads"), DAMAGES)
+def test_each_damage_is_found_once(root, damage, problems, loads):
+    """Its kind and its path, once, and nothing else."""
+    damage(root)
+    findings = check(root)
+    assert told(findings) == problems
+    assert (findings.digest is not None) == loads
+
+
+def test_it_goes_on_after_the_first_problem(root):
+    """Problems that the loader would stop at, all at once; the copies are all named."""
+    for number in (4, 5):
+        (root / IMAGES / f"1/bus/23582104{number}.jpg").unlink()
+    (root / IMAGES / "2/bus/235821044.jpg").write_bytes(b"no image")
+    for bucket in "23":
+        copy_image(
+            root, "test/labeled_images/1/bus/235821044.jpg", f"{IMAGES}/{bucket}/bus/235821045.jpg"
+        )
+    (root / "test/labeled_metadata/3/camera.json").write_text("[]")
+    findings = check(root)
+    assert told(findings) == [
+        ("metadata", "test/labeled_metadata/3/camera.json"),
+        ("missing", f"{IMAGES}/1/bus/235821044.jpg"),
+        ("missing", f"{IMAGES}/1/bus/235821045.jpg"),
+        ("unreadable", f"{IMAGES}/2/bus/235821044.jpg"),
+        ("train-and-test", f"{IMAGES}/2/bus/235821045.jpg"),
+        ("unlisted", "test/labeled_images/3/camera/235821044.jpg"),
+        ("unlisted", "test/labeled_images/3/camera/235821045.jpg"),
+    ]
+    (double,) = (p for p in findings.problems if p.kind == "train-and-test")
+    assert [str(path.relative_to(findings.root)) for path in double.others] == [
+        f"{IMAGES}/3/bus/235821045.jpg",
+        "test/labeled_images/1/bus/235821044.jpg",
+    ]
+
+
+def test_a_link_out_of_the_dataset_is_not_followed(root, tmp_path):
+    """Neither of an image nor of a folder."""
+    write_image(tmp_path / "elsewhere/1.jpg", seed="elsewhere")
+    (root / FIRST).unlink()
+    (root / FIRST).symlink_to(tmp_path / "elsewhere/1.jpg")
+    (root / IMAGES / "4").symlink_to(tmp_path / "elsewhere")
+    findings = check(root)
+    assert told(findings) == [("structure", f"{IMAGES}/4"), ("unreadable", FIRST)]
+    assert all("leads out of" in problem.detail for problem in findings.problems)
+
+
+def test_older_lists_are_held_against_the_images(tmp_path):
+    """A listed image that is missing, one that is not listed, and a line that is none."""
+    root = write_challenge(tmp_path / "root", lists=True)
+    (root / "labeled_images/1/bus/3.jpg").unlink()
+    write_image(root / "labeled_images/2/bus/10.jpg", seed="more")
+    with (root / "training_folder/filelists/2/all.txt").open("a") as lines:
+        lines.write("\nlabeled_images/2/bus/11.jpg seven\n")
+    assert told(check(root)) == [
+        ("metadata", "training_folder/filelists/2/all.txt"),
+        ("missing", "labeled_images/1/bus/3.jpg"),
+        ("unlisted", "labeled_images/2/bus/10.jpg"),
+    ]
+
+
+@pytest.mark.parametrize("make", [None, "folder", "file"])
+def test_a_folder_without_a_dataset_is_bad_input(tmp_path, make):
+    """One line and exit code 2, not a list of problems."""
+    root = tmp_path / "root"
+    if make == "folder":
+        root.mkdir()
+    if make == "file":
+        root.write_text("")
+    with pytest.raises(DataError):
+        check(root)
+    done = CliRunner().invoke(main, ["data", "check", str(root)])
+    assert done.exit_code == 2
+    assert re.fullmatch(rf"error: [^\n]*{root}[^\n]+\n", done.stderr)
+
+
+def test_json_is_what_the_documentation_says(root, project):
+    """Exit code 0 and 1; every key and every kind is in the documentation."""
+    done = CliRunner().invoke(main, ["data", "check", str(root), "--json"])
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["problems"] == []
+    (root / FIRST).unlink()
+    done = CliRunner().invoke(main, ["data", "check", str(root), "--json"])
+    assert done.exit_code == 1
+    value = json.loads(done.stdout)
+    assert value == check(root).as_json()
+    assert value["problems"] == [
+        {
+            "kind": "missing",
+            "path": str(root / FIRST),
+            "detail": f"{root / ABOUT / '1/bus.json'} names it",
+            "others": [],
+        }
+    ]
+    assert (value["loads"], value["digest"], value["images"]) == (False, None, 44)
+    text = (project / "docs" / "data-commands.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `([a-z_-]+)`", text, re.MULTILINE))
+    assert documented == {*value, *KINDS}
+
+
+def test_names_are_shown_escaped(root):
+    """A file's name can neither move the cursor nor begin a line of its own."""
+    (root / IMAGES / "1/bus/\x1b[2J\nnothing is wrong [bold].txt").write_text("")
+    done = CliRunner().invoke(main, ["data", "check", str(root)])
+    assert done.exit_code == 1
+    assert "\x1b" not in done.stdout
+    assert r"\x1b[2J\nnothing is wrong [bold].txt: its name has no image's ending" in done.stdout
+    assert "\n1 problem\n" in done.stdout
+
+
+def test_the_command_says_what_is_there(root):
+    """A line for each bucket; progress goes to standard error, one line where it is no terminal."""
+    done = subprocess.run(
+        [sys.executable, "-m", "clear_mlflow", "data", "check", str(root)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == "looking at images\n"
+    assert re.search(r"^2 +9 +3 to 3 +6 +2 to 2 *$", done.stdout, re.MULTILINE)
+    assert done.stdout.endswith("\nnothing is wrong\n")
