@@ -22,6 +22,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from clear_mlflow.cli.data_features import features
+
 _DRAWINGS_PER_SECOND = 10
 
 
@@ -75,6 +77,9 @@ def check(folder: Path, as_json: bool) -> None:
     else:
         print_findings(findings)
     sys.exit(1 if findings.problems else 0)
+
+
+data.add_command(features)
 
 
 class Steps:

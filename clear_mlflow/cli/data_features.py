@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from clear_mlflow.config import AUTO, NONE, RECIPES, feature_name
@@ -63,10 +61,8 @@ def features(
         raise ConfigError(f"name is {NONE}, by which train means no features; pass another --name")
 
     import torch
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Remaining
 
+    from clear_mlflow.cli.data import progress_for_images
     from clear_mlflow.data import load_stream
     from clear_mlflow.data.digits import default_cache_dir
     from clear_mlflow.learning.device import resolve_device
@@ -76,15 +72,13 @@ def features(
     cache_dir = default_cache_dir()
     frozen = load_backbone(backbone, weights)
     stream = load_stream(dataset, folder, cache_dir=cache_dir)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bars:
-        bar = bars.add_task(f"features {name}", total=None)
+    with progress_for_images() as progress:
         stored = extract(
             stream,
             frozen,
             name=name,
             cache_dir=cache_dir,
             device=place,
-            on_image=lambda done, total: bars.update(bar, completed=done, total=total),
+            on_image=lambda done, total: progress.tell(f"features {name}", done, total),
         )
     click.echo(f"features {name} of {dataset}: {stored}")

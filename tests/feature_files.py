@@ -1,0 +1,52 @@
+"""Writes feature files as CLEAR has them, and knows the features of every image in them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+
+KIND = "moco_b0"
+
+
+def vector(tail: str, width: int = 5) -> np.ndarray:
+    """The features of an image, which follow from its path below labeled_images alone."""
+    draws = np.random.default_rng(list(hashlib.sha256(tail.encode()).digest()))
+    return draws.normal(size=width).astype(np.float32)
+
+
+def tail(path: Path) -> str:
+    parts = path.parts
+    return "/".join(parts[parts.index("labeled_images") :])
+
+
+def write_released_features(split: Path, *, kind: str = KIND, width: int = 5) -> None:
+    """Beside the images of one split, in an order that is none of the metadata's."""
+    index: dict[str, dict[str, str]] = {}
+    metadata = json.loads((split / "labeled_metadata.json").read_text())
+    for bucket, classes in metadata.items():
+        index[bucket] = {}
+        for name, file in classes.items():
+            images = json.loads((split / file).read_text())
+            by_id = {
+                image_id: torch.from_numpy(vector(entry["IMG_PATH"], width))
+                for image_id, entry in sorted(images.items(), reverse=True)
+            }
+            index[bucket][name] = f"features/{kind}/{bucket}/{name}.pth"
+            path = split / index[bucket][name]
+            path.parent.mkdir(parents=True, exist_ok=True)
+            torch.save(by_id, path)
+    (split / "features" / kind / "features.json").write_text(json.dumps(index))
+
+
+def write_older_features(root: Path, *, kind: str = KIND, width: int = 5) -> None:
+    """For every bucket one file, in the order of its file list."""
+    for listed in root.glob("training_folder/filelists/*/all.txt"):
+        lines = [line.rsplit(" ", 1) for line in listed.read_text().splitlines()]
+        features = torch.from_numpy(np.stack([vector(path, width) for path, _ in lines]))
+        path = root / "training_folder" / "features" / kind / listed.parent.name / "all.pth"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save((features, [int(label) for _, label in lines]), path)

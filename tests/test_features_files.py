@@ -1,0 +1,311 @@
+"""The dataset's own feature files: matched by image, and every damage told in one line."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from feature_files import KIND, tail, vector, write_older_features, write_released_features
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from released_layout import write_image, write_released
+
+from clear_mlflow.data import features, load_stream
+from clear_mlflow.data.features import load_features, load_torch_file, own_names
+from clear_mlflow.errors import DataError
+
+
+@pytest.fixture(scope="module")
+def released_root(tmp_path_factory):
+    """A dataset with features of its training images, as CLEAR's authors released it."""
+    root = write_released(tmp_path_factory.mktemp("released"), train=4)
+    write_released_features(root / "train")
+    return root
+
+
+def write_older(root, *, buckets=("1", "2"), classes=("bus", "camera"), per_class=4):
+    """A dataset in the older layout, its file lists in no order."""
+    training = root / "training_folder"
+    draws = np.random.default_rng(0)
+    for bucket in buckets:
+        lines = []
+        for label, name in enumerate(classes):
+            for number in range(per_class):
+                path = f"labeled_images/{bucket}/{name}/{number}.jpg"
+                write_image(root / path, seed=path)
+                lines.append(f"{path} {label}")
+        folder = training / "filelists" / bucket
+        folder.mkdir(parents=True)
+        order = draws.permutation(len(lines))
+        (folder / "all.txt").write_text("\n".join(lines[i] for i in order) + "\n")
+    (root / "class_names.txt").write_text("\n".join(classes))
+    (training / "bucket_indices.json").write_text(json.dumps(list(buckets)))
+    write_older_features(root)
+    return root
+
+
+def stream_of(root, tmp_path, **chosen):
+    return load_stream("clear10", str(root), cache_dir=tmp_path, **chosen)
+
+
+def features_of(root, tmp_path, **chosen):
+    return load_features(
+        stream_of(root, tmp_path, **({"protocol": "streaming"} | chosen)), KIND, cache_dir=tmp_path
+    )
+
+
+def problem(root, tmp_path, **chosen):
+    """The one line that a damaged tree gives."""
+    with pytest.raises(DataError) as caught:
+        features_of(root, tmp_path, **chosen)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def bus(root):
+    return root / "train/features" / KIND / "1/bus.pth"
+
+
+def all_of_1(root):
+    return root / "training_folder/features" / KIND / "1/all.pth"
+
+
+def assert_features_belong_to_images(found, stream, width=5):
+    for bucket, train, test in zip(stream.buckets, found.train, found.test, strict=True):
+        for images, rows in ((bucket.train, train), (bucket.test, test)):
+            assert rows.dtype == np.float32
+            expected = np.stack([vector(tail(path), width) for path in images.paths])
+            np.testing.assert_array_equal(rows, expected)
+
+
+@pytest.mark.parametrize("chosen", [{"protocol": "streaming"}, {"split": "0"}, {"split": "3"}])
+def test_released_features_go_to_their_images(released_root, tmp_path, chosen):
+    """Every image has its own features, though the files list them in another order."""
+    stream = stream_of(released_root, tmp_path, **chosen)
+    found = load_features(stream, KIND, cache_dir=tmp_path)
+    assert found.width == 5
+    assert_features_belong_to_images(found, stream)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "3"}])
+def test_older_features_go_to_their_images(tmp_path, chosen):
+    """Features lie in the order of the file list, which is not that of the stream."""
+    root = write_older(tmp_path / "older")
+    stream = stream_of(root, tmp_path, **chosen)
+    assert_features_belong_to_images(load_features(stream, KIND, cache_dir=tmp_path), stream)
+
+
+def test_streaming_loads_nothing_twice(released_root, tmp_path):
+    """Where test images are training images, so are their features, in the same memory."""
+    found = features_of(released_root, tmp_path)
+    assert all(a is b for a, b in zip(found.train, found.test, strict=True))
+
+
+def test_the_digest_is_that_of_the_features(released_root, tmp_path):
+    """The same features give the same digest in another place, one changed number another."""
+    first = features_of(released_root, tmp_path)
+    root = write_released(tmp_path / "again", train=4)
+    write_released_features(root / "train")
+    assert features_of(root, tmp_path).digest == first.digest
+    by_id = torch.load(bus(root), weights_only=True)
+    next(iter(by_id.values()))[2] += 1
+    torch.save(by_id, bus(root))
+    assert features_of(root, tmp_path).digest != first.digest
+
+
+def test_types_are_found_by_looking(released_root, tmp_path):
+    """Any folder of features is a type; without torch, too."""
+    assert own_names(stream_of(released_root, tmp_path)) == (KIND,)
+    code = (
+        "import sys; import clear_mlflow.data.features, clear_mlflow.cli.data_features\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_name_lists_what_there_is(released_root, tmp_path):
+    """A wrong name is answered with the right ones."""
+    stream = stream_of(released_root, tmp_path, protocol="streaming")
+    with pytest.raises(DataError, match=f"no features byol; .* are {KIND}: extract"):
+        load_features(stream, "byol", cache_dir=tmp_path)
+
+
+def test_a_test_set_without_features_is_told(released_root, tmp_path):
+    """The released test set has none: the line says what else to pass."""
+    told = problem(released_root, tmp_path, protocol="iid")
+    assert f"{released_root / 'test'} has no features {KIND}" in told
+    assert "split=0 or protocol=streaming" in told
+
+
+class Malice:
+    """A pickle that makes a file when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (Path.touch, (self.path,))
+
+
+@pytest.mark.parametrize("form", ["torch", "pickle"])
+def test_a_pickle_that_runs_code_is_refused(tmp_path, form):
+    """It is refused in one line with its path, and what it wanted did not happen."""
+    root = write_released(tmp_path / "data")
+    write_released_features(root / "train")
+    trap = tmp_path / "trap"
+    if form == "torch":
+        torch.save({"235821044": Malice(trap)}, bus(root))
+    else:
+        bus(root).write_bytes(pickle.dumps(Malice(trap)))
+    told = problem(root, tmp_path)
+    assert str(bus(root)) in told
+    assert "wants to run code" in told
+    assert not trap.exists()
+    torch.load(bus(root), weights_only=False) if form == "torch" else pickle.loads(
+        bus(root).read_bytes()
+    )
+    assert trap.exists(), "the trap itself works: without the refusal it would have sprung"
+
+
+def in_ids(change):
+    def damage(path):
+        by_id = torch.load(path, weights_only=True)
+        replaced = change(by_id)
+        torch.save(by_id if replaced is None else replaced, path)
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda path: path.unlink(), "is missing"),
+        (lambda path: path.write_bytes(b""), "is refused"),
+        (lambda path: path.write_bytes(path.read_bytes()[:300]), "is refused"),
+        (in_ids(lambda by_id: by_id.__delitem__("235821045")), "no features of image '235821045'"),
+        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(2, 5)})), "shape (2, 5)"),
+        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(0)})), "shape (0,)"),
+        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(4)})), "others"),
+        (in_ids(lambda by_id: by_id.update({"235821045": [1.0]})), "is a list"),
+        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).long()})), "torch.int64"),
+        (in_ids(lambda by_id: by_id.update({"235821045": torch.full((5,), torch.nan)})), "finite"),
+        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).to_sparse()})), "layout"),
+        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(1).expand(5)})), "claims 5"),
+        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(1).expand(10**9)})), "width"),
+        (
+            in_ids(
+                lambda by_id: by_id.update(
+                    {"235821045": torch.full((5,), 1e300, dtype=torch.float64)}
+                )
+            ),
+            "32-bit",
+        ),
+        (in_ids(lambda by_id: list(by_id)), "holds a list"),
+        (in_ids(lambda by_id: {i: torch.zeros(4) for i in by_id}), "one width"),
+    ],
+)
+def test_damaged_released_features_are_told(tmp_path, damage, told):
+    """Each damage to one file is one line."""
+    root = write_released(tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"))
+    write_released_features(root / "train")
+    damage(bus(root))
+    assert told in problem(root, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda index: index.pop("1"), "expected a JSON object"),
+        (lambda index: index["1"].pop("bus"), "no class 'bus'"),
+        (lambda index: index["1"].update(bus=index["1"]["camera"]), "one file"),
+        (lambda index: index["1"].update(bus="../../../x.pth"), "no '..'"),
+        (lambda index: index["1"].update(bus="/etc/passwd"), "relative path"),
+        (lambda index: index["1"].update(bus=7), "names the path 7"),
+    ],
+)
+def test_a_damaged_index_is_told(tmp_path, change, told):
+    """features.json is trusted no more than the metadata is."""
+    root = write_released(tmp_path / "data")
+    write_released_features(root / "train")
+    path = root / "train/features" / KIND / "features.json"
+    index = json.loads(path.read_text())
+    change(index)
+    path.write_text(json.dumps(index))
+    assert told in problem(root, tmp_path)
+
+
+def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
+    """Features elsewhere on the machine are not read."""
+    root = write_released(tmp_path / "data")
+    write_released_features(root / "train")
+    elsewhere = tmp_path / "elsewhere.pth"
+    bus(root).rename(elsewhere)
+    bus(root).symlink_to(elsewhere)
+    assert "leads out of" in problem(root, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda rows, labels: rows, "holds a Tensor"),
+        (lambda rows, labels: (rows, labels, labels), "holds a tuple"),
+        (lambda rows, labels: (rows, labels[:-1]), "no such list of labels"),
+        (lambda rows, labels: (rows, None), "no such list of labels"),
+        (lambda rows, labels: (rows, [1 - label for label in labels]), "for image 0"),
+        (lambda rows, labels: (rows[:-1], labels[:-1]), "lists 8"),
+        (lambda rows, labels: (rows[0], labels), "shape (5,)"),
+        (lambda rows, labels: (rows / 0, labels), "finite"),
+        (lambda rows, labels: (torch.zeros(1, 1).expand(8, 5), labels), "claims 40"),
+        (lambda rows, labels: (labels, labels), "is a list"),
+    ],
+)
+def test_damaged_older_features_are_told(tmp_path, change, told):
+    """A file that does not go with its file list is refused: positions are all that it has."""
+    root = write_older(tmp_path / "older")
+    torch.save(change(*torch.load(all_of_1(root), weights_only=True)), all_of_1(root))
+    assert told in problem(root, tmp_path)
+
+
+def test_labels_may_be_a_tensor(tmp_path):
+    """Labels are numbers, however they are stored."""
+    root = write_older(tmp_path / "older")
+    before = features_of(root, tmp_path)
+    rows, labels = torch.load(all_of_1(root), weights_only=True)
+    torch.save((rows, torch.tensor(labels)), all_of_1(root))
+    assert features_of(root, tmp_path).digest == before.digest
+
+
+def test_a_zip_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    """A file that claims more than the bound is refused by what its directory says."""
+    monkeypatch.setattr(features, "_MAX_FILE_BYTES", 2**20)
+    path = tmp_path / "bomb.pth"
+    torch.save({"1": torch.zeros(3)}, path)
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb/data/9", b"\0" * 2**21)
+    assert path.stat().st_size < 2**14
+    with pytest.raises(DataError, match="unpacks to 2098"):
+        load_torch_file(path)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_random_damage_ends_in_one_line_or_in_the_same_features(released_root, data):
+    """Changed bytes give an error with one line, or tensors; never anything else."""
+    content = bytearray(bus(released_root).read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    path = bus(released_root).with_name("damaged.bin")
+    path.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+    told = None
+    try:
+        load_torch_file(path)
+    except DataError as error:
+        told = str(error)
+    assert told is None or ("\n" not in told and str(path) in told)
