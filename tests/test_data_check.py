@@ -281,7 +281,7 @@ def test_json_is_what_the_documentation_says(root, project):
         {
             "kind": "missing",
             "path": str(root / FIRST),
-            "detail": f"{root / ABOUT / '1/bus.json'} names it",
+            "detail": f"{ABOUT}/1/bus.json names it",
             "others": [],
         }
     ]

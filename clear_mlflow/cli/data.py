@@ -19,8 +19,9 @@ from rich.progress import (
     TaskID,
     TextColumn,
     TimeRemainingColumn,
-    TransferSpeedColumn,
 )
+from rich.table import Column
+from rich.text import Text
 
 from clear_mlflow.cli.data_features import features
 
@@ -101,7 +102,7 @@ class Steps:
             else None
         )
         self._what = ""
-        self._task: TaskID | None = None
+        self._tasks: dict[str, TaskID] = {}
 
     def __enter__(self) -> Steps:
         if self._bars is not None:
@@ -118,20 +119,27 @@ class Steps:
             self._bars.stop()
 
     def tell(self, what: str, done: int, total: int | None) -> None:
-        """So much of *what* is done; another *what* is the next step."""
-        if what != self._what:
-            self._what = what
-            if self._bars is None:
+        """So much of *what* is done; of 0 where it is mere news."""
+        if self._bars is None:
+            if what != self._what:
                 click.echo(what, err=True)
-            else:
-                self._task = self._bars.add_task(what, total=total)
-        if self._bars is not None and self._task is not None:
-            self._bars.update(self._task, completed=done, total=total)
+        elif total == 0:
+            self._bars.console.print(Text(what))
+        else:
+            if what not in self._tasks:
+                self._tasks[what] = self._bars.add_task(what, total=total)
+            self._bars.update(self._tasks[what], completed=done, total=total)
+        self._what = what
 
 
 def progress_for_bytes() -> Steps:
     """Progress that counts bytes."""
-    return Steps((DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn()))
+    return Steps(
+        (
+            DownloadColumn(binary_units=True, table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+        )
+    )
 
 
 def progress_for_images() -> Steps:

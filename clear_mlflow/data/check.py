@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from clear_mlflow.data.files import (
     is_folder,
@@ -296,7 +296,8 @@ class _Tree:
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, kind: str, path: Path, detail: str) -> None:
-        self.problems.append(Problem(kind, path, detail))
+        # Messages of the readers begin with the path, which is told beside the detail.
+        self.problems.append(Problem(kind, path, detail.removeprefix(f"{path_text(path)} ")))
 
     def counts(self) -> list[Count]:
         number = Counter((image.bucket, image.class_name) for image in self.images)
@@ -339,7 +340,8 @@ def _survey(root: Path, base: Path, split: str) -> _Tree | None:
     if listed is not None:
         there = {path for files in on_disk.values() for path in files}
         for path in sorted(listed[0].keys() - there):
-            tree.add("missing", path, f"{path_text(listed[0][path])} names it")
+            named_in = path_text(listed[0][path].relative_to(root))
+            tree.add("missing", path, f"{named_in} names it")
     # Where images are missing, or what names them is broken, that is the problem.
     told = {problem.path for problem in tree.problems if problem.kind == "metadata"}
     told |= {problem.path.parent for problem in tree.problems if problem.kind == "missing"}
@@ -526,6 +528,8 @@ def _look(path: Path, root: Path) -> _Look:
         # What training does: so that what passes here is what it can decode.
         one = ImageSet(paths=(path,), labels=np.zeros(1, dtype=np.int64))
         decode(one, size=8, crop_margin=0)
+    except UnidentifiedImageError:
+        return _Look("", (0, 0), "", "is no image of a known format")
     except Exception as error:  # Pillow has no closed set of exceptions for damaged files
         return _Look("", (0, 0), "", _short(error, path))
     return _Look(content.hexdigest(), size, mode, "")
@@ -533,7 +537,7 @@ def _look(path: Path, root: Path) -> _Look:
 
 def _short(error: Exception, path: Path) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    return text.replace(f"{path_text(path)} ", "").replace(repr(str(path)), "the file")
+    return text.removeprefix(f"{path_text(path)} ")
 
 
 def _doubles(

@@ -96,7 +96,8 @@ RELEASES = {
     )
 }
 
-# Called with what is being done, how far it is, and the end of it where that is known; bytes.
+# Called with what is being done, how far it is, and its end, in bytes; None for an unknown end, 0
+# for news that have no extent.
 OnProgress = Callable[[str, int, "int | None"], None]
 
 
@@ -316,9 +317,9 @@ def _fetch_part(
             raise _Unreachable(
                 f"{archive.file} cannot be downloaded: {why} ({failed} attempts in a row)"
             )
-        wait = max(patience.wait * 2 ** (failed - 1), asked_to_wait)
-        on_progress(f"waiting for the server, which failed ({why})", 0, None)
-        time.sleep(min(wait, patience.max_wait))
+        wait = min(max(patience.wait * 2 ** (failed - 1), asked_to_wait), patience.max_wait)
+        on_progress(f"{archive.file}: {why}; trying again in {wait:g} s", 0, 0)
+        time.sleep(wait)
 
 
 def _receive(
