@@ -129,23 +129,32 @@ def check_place(
     base: Path,
     key: str,
     class_name: str,
-    class_names: frozenset[str],
+    class_names: frozenset[str] | None = None,
     named_in: Path,
 ) -> None:
     """Make sure that an image's folder does not contradict the bucket and class it is listed under.
 
     Images lie at ``labeled_images/<bucket>/<class>/<id>.jpg``. A list that was mixed up would put
-    them into a wrong bucket in silence; so a folder that is called like another bucket or another
-    class is an error. Folders of any other name are let be.
+    them into a wrong bucket in silence, were that redundancy not used.
+
+    Args:
+        path: of the image.
+        base: the folder that holds ``labeled_images``.
+        key: the bucket that it is listed under.
+        class_name: likewise.
+        class_names: all of them: folders that are called like neither a bucket nor a class are
+            then let be. None: the folders have to be called like bucket and class.
+        named_in: the list.
 
     Raises:
         DataError: the folder tells another bucket or another class.
     """
     _, bucket_folder, class_folder, *_ = (*path.relative_to(base).parts, "", "")
-    if _BUCKET_KEY.fullmatch(bucket_folder) and int(bucket_folder) != int(key):
-        told = f"bucket {key}, but its folder is bucket {bucket_folder}'s"
-    elif class_folder in class_names and class_folder != class_name:
-        told = f"class {shown(class_name)}, but its folder is class {shown(class_folder)}'s"
+    is_key = _BUCKET_KEY.fullmatch(bucket_folder)
+    if int(bucket_folder) != int(key) if is_key else class_names is None:
+        told = f"bucket {key}, but its folder is {shown(bucket_folder)}"
+    elif class_folder != class_name and (class_names is None or class_folder in class_names):
+        told = f"class {shown(class_name)}, but its folder is {shown(class_folder)}"
     else:
         return
     raise DataError(

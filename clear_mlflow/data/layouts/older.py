@@ -96,7 +96,6 @@ def _read_list(
     """Read the lines ``labeled_images/1/bus/1.jpg 2`` as path to label."""
     entries: dict[Path, int] = {}
     folders: set[Path] = set()
-    known_names = frozenset(class_names)
     for number, line in enumerate(read_lines(file, root=root), start=1):
         stored, _, label_text = line.rpartition(" ")  # a path may hold spaces, a label does not
         if not _LABEL.fullmatch(label_text) or int(label_text) >= len(class_names):
@@ -115,7 +114,6 @@ def _read_list(
             base=root,
             key=key,
             class_name=class_names[label],
-            class_names=known_names,
             named_in=file,
         )
         if path.parent not in folders:

@@ -1,0 +1,360 @@
+"""Every public layout of CLEAR under every protocol: the same images, split and digest in each."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from layout_trees import (
+    LAYOUTS,
+    Photo,
+    Photos,
+    as_photos,
+    contents,
+    write_challenge,
+    write_older,
+    write_released,
+)
+
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.content import stream_of
+from clear_mlflow.data.layouts import find_listing
+from clear_mlflow.data.splits import seeded_split
+from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.errors import ConfigError, DataError
+
+PHOTOS = Photos()
+PROTOCOLS = [("iid", "0"), ("iid", "3"), ("iid", "77"), ("streaming", "auto")]
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One dataset in each layout; nothing may be written there."""
+    return {name: write(tmp_path_factory.mktemp(name), PHOTOS) for name, write in LAYOUTS.items()}
+
+
+def load(root: Path, protocol: str = "iid", split: str = "auto") -> BucketStream:
+    return load_stream("clear10", str(root), cache_dir=root / "no", protocol=protocol, split=split)
+
+
+def refusal(root: Path, protocol: str = "iid", split: str = "auto") -> str:
+    with pytest.raises(DataError) as caught:
+        load(root, protocol, split)
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert str(root) in message
+    return message
+
+
+def named(photos: list[Photo]) -> list[tuple[str, Photo]]:
+    return [(photo.class_name, photo) for photo in photos]
+
+
+def literal_split(photos: list[Photo], seed: int) -> tuple[list[Photo], list[Photo]]:
+    """A bucket's split, as the authors made theirs: shuffle; the last 30 % are the test set."""
+    random.seed(seed)
+    indices = list(range(len(photos)))
+    random.shuffle(indices)
+    held_out = set(indices[len(indices) - int(0.3 * len(indices)) :])
+    return (
+        [photo for i, photo in enumerate(photos) if i not in held_out],
+        [photo for i, photo in enumerate(photos) if i in held_out],
+    )
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("seed", [0, 3, 77])
+def test_each_layout_has_the_same_seeded_split(trees, layout, seed):
+    """Counts, labels, order and contents are those of a literal twin, in every layout."""
+    stream = load(trees[layout], split=str(seed))
+    expected = {}
+    for key in PHOTOS.buckets:
+        train, test = literal_split(PHOTOS.of("train", key), seed)
+        expected[key] = {"train": named(train), "test": named(test)}
+        assert (len(train), len(test)) == (7, 3)
+    assert as_photos(stream, contents(trees[layout], PHOTOS)) == expected
+    assert stream.split == str(seed)
+    assert stream.warnings == ()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_streams_its_training_images(trees, layout):
+    """Under streaming a bucket is tested on what it is trained on: one set, not a copy."""
+    stream = load(trees[layout], "streaming")
+    assert as_photos(stream, contents(trees[layout], PHOTOS)) == {
+        key: {part: named(PHOTOS.of("train", key)) for part in ("train", "test")}
+        for key in PHOTOS.buckets
+    }
+    assert all(bucket.test is bucket.train for bucket in stream.buckets)
+    assert (stream.protocol, stream.split, stream.warnings) == ("streaming", "none", ())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_auto_takes_the_released_test_set_or_else_split_0(trees, layout):
+    """Where a test set was released it is used; where none was, 30 % are held out."""
+    stream = load(trees[layout])
+    if layout in ("released", "unpacked"):
+        assert stream.split == "released"
+        assert as_photos(stream, contents(trees[layout], PHOTOS)) == {
+            key: {part: named(PHOTOS.of(part, key)) for part in ("train", "test")}
+            for key in PHOTOS.buckets
+        }
+    else:
+        assert stream.split == "0"
+        assert stream.digest == load(trees[layout], split="0").digest
+
+
+@pytest.mark.parametrize(("protocol", "split"), PROTOCOLS)
+def test_the_digest_is_the_same_in_every_layout(trees, protocol, split):
+    """The digest is of the images and of how they are divided, not of how they lie."""
+    digests = {load(root, protocol, split).digest for root in trees.values()}
+    assert len(digests) == 1
+
+
+def test_every_protocol_and_split_has_its_own_digest(trees):
+    """What is trained and tested on is told apart."""
+    streams = [load(trees["released"], *options) for options in [*PROTOCOLS, ("iid", "auto")]]
+    assert len({stream.digest for stream in streams}) == len(streams)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("final_newline", [True, False])
+@pytest.mark.parametrize("zero", [True, False])
+def test_eleven_buckets_classes_with_spaces_and_final_newlines(
+    tmp_path, layout, zero, final_newline
+):
+    """The traps of the archives: key "0" or not, "10" after "9", names of several words."""
+    buckets = tuple(str(n) for n in (10, *range(0 if zero else 1, 10)))
+    photos = Photos(
+        buckets=buckets,
+        test_buckets=tuple(str(n) for n in range(11)),
+        classes=("BACKGROUND", "air hockey 2", "café au lait"),
+        train=2,
+        test=1,
+    )
+    root = LAYOUTS[layout](tmp_path, photos, final_newline=final_newline)
+    stream = load(root, split="0")
+    assert [bucket.key for bucket in stream.buckets] == photos.in_order
+    assert stream.class_names == photos.classes
+    found = as_photos(stream, contents(root, photos))
+    for key in buckets:
+        train, test = literal_split(photos.of("train", key), 0)
+        assert found[key] == {"train": named(train), "test": named(test)}
+    if layout in ("released", "unpacked"):
+        found = as_photos(load(root), contents(root, photos))
+        assert {key: found[key]["test"] for key in found} == {
+            key: named(photos.of("test", key)) for key in buckets
+        }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_relative_roots_give_the_same_stream(trees, layout, monkeypatch):
+    """Paths are absolute, whatever the root is."""
+    monkeypatch.chdir(trees[layout].parent)
+    one, other = load(Path(trees[layout].name), split="0"), load(trees[layout], split="0")
+    assert [b.train.paths for b in one.buckets] == [b.train.paths for b in other.buckets]
+    assert one.digest == other.digest
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_contents_go_with_their_images(trees, layout):
+    """Each image set names the hash of each of its files, in its order."""
+    truth = contents(trees[layout], PHOTOS)
+    for options in PROTOCOLS:
+        for bucket in load(trees[layout], *options).buckets:
+            for images in (bucket.train, bucket.test):
+                assert [truth[content].image_id for content in images.contents] == [
+                    path.stem for path in images.paths
+                ]
+
+
+def test_the_older_layouts_own_splits_are_used(tmp_path):
+    """Its lists need not be in order, so its stored splits are not always those made anew."""
+    root = write_older(tmp_path, PHOTOS, order=lambda listed: sorted(listed, key=repr)[::-1])
+    truth = contents(root, PHOTOS)
+    found = as_photos(load(root, split="2"), truth)
+    differs = False
+    for key in PHOTOS.buckets:
+        folder = root / "training_folder/testset_ratio_0.3/split_2" / key
+        for part in ("train", "test"):
+            lines = (folder / f"{part}.txt").read_text().splitlines()
+            stored = {Path(line.rpartition(" ")[0]).stem for line in lines}
+            assert {photo.image_id for _, photo in found[key][part]} == stored
+            assert found[key][part] == [
+                pair for pair in named(PHOTOS.of("train", key)) if pair[1].image_id in stored
+            ]
+        differs |= found[key]["test"] != named(literal_split(PHOTOS.of("train", key), 2)[1])
+    assert differs
+
+
+def test_a_split_that_is_not_stored_is_made_anew_and_told(tmp_path, trees):
+    """A run says that it is not on the published split, where one could think so."""
+    root = write_older(tmp_path, PHOTOS, seeds=[0])
+    assert load(root, split="0").warnings == ()
+    (warning,) = load(root, split="4").warnings
+    assert warning.startswith(f"split 4 is not stored in {root}")
+    assert load(root, split="5").warnings == ()
+    assert load(root, split="4").digest == load(trees["challenge"], split="4").digest
+
+
+@pytest.mark.parametrize(
+    ("edit", "words"),
+    [
+        (lambda f: (f / "test.txt").write_text((f / "train.txt").read_text()), "in both"),
+        (
+            lambda f: (f / "test.txt").write_text((f / "test.txt").read_text().split("\n")[0]),
+            "expected each image once",
+        ),
+        (lambda f: shutil.rmtree(f), "is missing"),
+        (
+            lambda f: (
+                (f / "test.txt").rename(f / "x"),
+                (f / "train.txt").rename(f / "test.txt"),
+                (f / "x").rename(f / "train.txt"),
+            ),
+            "fewer to test on",
+        ),
+        (
+            lambda f: (f / "test.txt").write_text("labeled_images/2/bus/7.jpg 0"),
+            "which",
+        ),
+    ],
+    ids=["overlap", "image left out", "bucket left out", "swapped", "foreign image"],
+)
+def test_a_stored_split_that_is_no_split_is_refused(tmp_path, edit, words):
+    """A stored split divides exactly the images that the bucket has."""
+    root = write_older(tmp_path, PHOTOS)
+    edit(root / "training_folder/testset_ratio_0.3/split_0/2")
+    assert words in refusal(root)
+
+
+@pytest.mark.parametrize("num_images", [4, 9, 10, 333, 3300, 9964])
+@pytest.mark.parametrize("seed", [0, 4, 10**12])
+def test_seeded_split_is_the_published_procedure(num_images, seed):
+    """Literal twin: seed, shuffle, cut; both parts ascending."""
+    random.seed(seed)
+    indices = list(range(num_images))
+    random.shuffle(indices)
+    cut = num_images - int(num_images * 0.3)
+    train, test = seeded_split(num_images, seed)
+    assert train.tolist() == sorted(indices[:cut])
+    assert test.tolist() == sorted(indices[cut:])
+    assert train.dtype == test.dtype == np.int64
+
+
+def test_too_few_images_to_hold_out_any(tmp_path):
+    """A bucket of three has no 30 %."""
+    root = write_challenge(tmp_path, Photos(classes=("bus",), train=3))
+    assert "has 3 images; expected at least 4" in refusal(root)
+    assert len(load(root, "streaming").buckets[0].test) == 3
+
+
+def test_a_missing_test_set_is_never_made_up(tmp_path):
+    """A test archive that was not unpacked is told; holding out 30 % has to be asked for."""
+    root = write_released(tmp_path, PHOTOS)
+    shutil.rmtree(root / "test")
+    assert "pass split=0" in refusal(root)
+    assert load(root, split="0").split == "0"
+    assert load(root, "streaming").split == "none"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("offline", "auto"), "protocol is 'offline'"),
+        (("iid", "first"), "split is 'first'"),
+        (("iid", "-1"), "split is '-1'"),
+        (("iid", "9" * 5000), "split is '999"),
+        (("streaming", "0"), "nothing is held out"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(trees, options, words):
+    """Before anything is read, in one line."""
+    with pytest.raises(ConfigError) as caught:
+        load(trees["challenge"], *options)
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize("folder", ["clear10", "clear10_neurips2021", "clear10-train", "CLEAR10_x"])
+def test_finds_the_folder_below_the_root_that_is_called_as_the_dataset(tmp_path, folder):
+    """What an archive unpacks to is found, and its neighbour clear100 is not mistaken for it."""
+    write_challenge(tmp_path / "clear100", Photos(classes=("other",)))
+    write_older(tmp_path / folder, PHOTOS)
+    assert load(tmp_path).class_names == PHOTOS.classes
+
+
+def test_clear100_is_found_by_its_own_name(tmp_path):
+    """The release of 2022, below the root."""
+    write_older(tmp_path / "clear100_cvpr2022", PHOTOS)
+    stream = load_stream("clear100", str(tmp_path), cache_dir=tmp_path / "no")
+    assert (stream.name, stream.layout) == ("clear100", "older")
+
+
+def test_several_datasets_below_the_root_are_told(tmp_path):
+    """Which of two is meant is never guessed."""
+    write_older(tmp_path / "clear10_neurips2021", PHOTOS)
+    write_challenge(tmp_path / "clear10_challenge", PHOTOS)
+    assert "'clear10_challenge', 'clear10_neurips2021'" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("protocol", ["iid", "streaming"])
+def test_a_loader_that_gives_every_bucket_all_images_is_refused(trees, layout, protocol):
+    """Avalanche's mistake, made on purpose: one list of samples for all buckets."""
+    listing = find_listing(trees[layout], name="clear10")
+    stream_of(listing, name="clear10", protocol=protocol)
+    everything = next(iter(listing.images.values()))
+    for images in list(listing.images.values())[1:]:
+        everything = dataclasses.replace(
+            everything,
+            paths=everything.paths + images.paths,
+            labels=np.concatenate([everything.labels, images.labels]),
+        )
+    wrong = dataclasses.replace(
+        listing,
+        images=dict.fromkeys(listing.images, everything),
+        released_test=None,
+        stored_split=None,
+    )
+    with pytest.raises(DataError, match="buckets and splits must be disjoint"):
+        stream_of(wrong, name="clear10", protocol=protocol)
+
+
+def test_challenge_folders_that_are_not_as_expected_are_told(tmp_path):
+    """Without lists, the folders themselves are what can be wrong."""
+    for number, (make, words) in enumerate(
+        [
+            (lambda r: shutil.rmtree(r / "labeled_images/2/bus"), "'bus' is in one of them only"),
+            (lambda r: (r / "labeled_images/2/new").mkdir(), "'new' is in one of them only"),
+            (lambda r: (r / "labeled_images/2018").write_text("x"), "2018 is not a folder"),
+            (lambda r: (r / "labeled_images/02").mkdir(), "which are one number"),
+            (lambda r: (r / "labeled_images/notes").mkdir(), "bucket 'notes'"),
+            (lambda r: (r / "labeled_images/1/bus/a.txt").write_text("x"), "a.txt is no image"),
+            (lambda r: (r / "labeled_images/1/bus/a.jpg").mkdir(), "a.jpg is not a plain file"),
+            (lambda r: (r / "labeled_images/4").symlink_to("/usr"), "leads out of"),
+        ]
+    ):
+        root = write_challenge(tmp_path / str(number), PHOTOS)
+        make(root)
+        assert words in refusal(root)
+    root = write_challenge(tmp_path / "hidden", PHOTOS)
+    (root / "labeled_images/.DS_Store").write_text("x")
+    (root / "labeled_images/1/bus/._1.jpg").write_text("x")
+    assert len(load(root).buckets) == 3
+
+
+def test_the_embedded_dataset_takes_protocols_too(cache):
+    """It is proven to be what was written, then divided as asked."""
+    plain = load_stream("digits", "auto", cache_dir=cache)
+    streaming = load_stream("digits", "auto", cache_dir=cache, protocol="streaming")
+    split = load_stream("digits", "auto", cache_dir=cache, split="1")
+    assert [b.train.contents for b in streaming.buckets] == [
+        b.train.contents for b in plain.buckets
+    ]
+    assert all(bucket.test is bucket.train for bucket in streaming.buckets)
+    assert [(len(b.train), len(b.test)) for b in split.buckets] == [(350, 150)] * 10
