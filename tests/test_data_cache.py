@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -208,6 +209,17 @@ def builder(folder: Path, images: ImageSet, what: str = "build") -> subprocess.P
     return process
 
 
+def answer(process: subprocess.Popen[str]) -> tuple[dict, str]:
+    """What a builder found, and what it wrote to standard error; told to go on where it paused."""
+    with contextlib.suppress(BrokenPipeError):  # it may have ended already
+        process.stdin.write("go on\n")
+        process.stdin.close()
+    # Not communicate(): some of the output may have been read already, with the line before.
+    out, err = process.stdout.read(), process.stderr.read()
+    assert process.wait(timeout=60) == 0, err
+    return json.loads(out), err
+
+
 def digest(images: ImageSet) -> str:
     return hashlib.sha256(decode(images, **GEOMETRY).tobytes()).hexdigest()
 
@@ -232,8 +244,8 @@ def test_of_two_builders_at_once_one_builds_and_the_other_waits(tmp_path):
     with builder(folder, images, "pause") as first, builder(folder, images) as second:
         with pytest.raises(subprocess.TimeoutExpired):
             second.wait(timeout=0.5)
-        answers = [json.loads(process.communicate("go on\n")[0]) for process in (first, second)]
-    assert [answer["pixels"] for answer in answers] == [digest(images)] * 2
+        answers = [answer(process)[0] for process in (first, second)]
+    assert [found["pixels"] for found in answers] == [digest(images)] * 2
     assert answers[0]["told"] > 1
     assert answers[1]["told"] == 1
 
@@ -243,9 +255,9 @@ def test_who_waits_for_a_builder_that_is_killed_builds_itself(tmp_path):
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     with builder(folder, images, "pause") as first, builder(folder, images) as second:
         first.kill()
-        answer = json.loads(second.communicate(timeout=60)[0])
-    assert answer["pixels"] == digest(images)
-    assert answer["told"] > 1
+        found, _ = answer(second)
+    assert found["pixels"] == digest(images)
+    assert found["told"] > 1
     assert [path.suffix for path in folder.iterdir()] == [".npy"]
 
 
@@ -253,17 +265,16 @@ def test_many_builders_at_once_agree(tmp_path):
     """However their turns fall, all get the same pixels and one file is left."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
     processes = [builder(folder, images) for _ in range(4)]
-    answers = [json.loads(process.communicate(timeout=60)[0]) for process in processes]
-    assert {answer["pixels"] for answer in answers} == {digest(images)}
+    answers = [answer(process)[0] for process in processes]
+    assert {found["pixels"] for found in answers} == {digest(images)}
     assert [path.suffix for path in folder.iterdir()] == [".npy"]
 
 
 def test_where_the_disk_is_full_images_are_decoded_all_the_same(tmp_path):
     """What cannot be written whole is not kept at all; one line tells, and the pixels are right."""
     images, folder = write_images(tmp_path / "images", 60), tmp_path / "cache"
-    process = builder(folder, images, "small disk")
-    out, err = process.communicate(timeout=60)
-    assert json.loads(out)["pixels"] == digest(images)
+    found, err = answer(builder(folder, images, "small disk"))
+    assert found["pixels"] == digest(images)
     assert len(err.splitlines()) == 1
     assert str(folder) in err
     assert kept(folder) == []

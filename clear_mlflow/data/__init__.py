@@ -25,7 +25,8 @@ def load_stream(
         dataset: ``digits`` for the embedded dataset; any other name is that of the dataset that
             lies at *data_root*.
         data_root: the dataset's folder; ``auto`` for the embedded one.
-        cache_dir: where the embedded dataset is written on first use.
+        cache_dir: where the embedded dataset is written on first use, and where the hashes of
+            files that do not change stay from run to run.
         protocol: ``iid`` or ``streaming``; see :func:`~clear_mlflow.data.splits.choose`.
         split: ``auto``, or the number of a 70/30 split; likewise.
 
@@ -37,11 +38,13 @@ def load_stream(
     if dataset != EMBEDDED:
         if data_root == AUTO:
             raise DataError(f"dataset {dataset} needs its folder; pass data_root=DIR")
-        return read_any(Path(data_root), name=dataset, protocol=protocol, split=split)
+        return read_any(
+            Path(data_root), name=dataset, protocol=protocol, split=split, hashes_in=cache_dir
+        )
     root = digits.digits_root(cache_dir) if data_root == AUTO else Path(data_root)
     try:
         listing = find_listing(root, name=dataset)
-        stream = stream_of(listing, name=dataset)
+        stream = stream_of(listing, name=dataset, hashes_in=cache_dir)
     except DataError as error:
         raise DataError(
             f"the embedded dataset is damaged: {error}; or rather delete {path_text(root)} and "

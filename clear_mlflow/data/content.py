@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clear_mlflow.data.files import path_text, reason, regular_file_size
+from clear_mlflow.data.hashes import RememberedHashes
 from clear_mlflow.data.splits import AUTO, IID, STREAMING, Listing, choose
 from clear_mlflow.data.stream import Bucket, BucketStream
 from clear_mlflow.errors import DataError
@@ -41,7 +42,12 @@ class _Image(NamedTuple):
 
 
 def stream_of(
-    listing: Listing, *, name: str, protocol: str = IID, split: str = AUTO
+    listing: Listing,
+    *,
+    name: str,
+    protocol: str = IID,
+    split: str = AUTO,
+    hashes_in: Path | None = None,
 ) -> BucketStream:
     """Hash what is trained and tested on, prove it disjoint, and compute the stream's digest.
 
@@ -56,6 +62,7 @@ def stream_of(
         name: the dataset's name.
         protocol: see :func:`~clear_mlflow.data.splits.choose`.
         split: likewise.
+        hashes_in: the cache's folder, where files' hashes stay from run to run.
 
     Raises:
         ConfigError: see :func:`~clear_mlflow.data.splits.choose`.
@@ -63,7 +70,7 @@ def stream_of(
             their images.
     """
     chosen = choose(listing, protocol=protocol, split=split)
-    buckets = _hashed(chosen.buckets, listing.root)
+    buckets = _hashed(chosen.buckets, listing.root, hashes_in)
     images = _images(buckets, listing.class_names)
     held_out = protocol != STREAMING
     return BucketStream(
@@ -100,7 +107,7 @@ def _images(buckets: Sequence[Bucket], class_names: Sequence[str]) -> list[_Imag
     ]
 
 
-def _hashed(buckets: Sequence[Bucket], root: Path) -> tuple[Bucket, ...]:
+def _hashed(buckets: Sequence[Bucket], root: Path, hashes_in: Path | None) -> tuple[Bucket, ...]:
     """The buckets with the contents of all images; one image set stays one, and is hashed once."""
     unhashed = {
         id(images): images
@@ -111,11 +118,14 @@ def _hashed(buckets: Sequence[Bucket], root: Path) -> tuple[Bucket, ...]:
     paths = [path for images in unhashed.values() for path in images.paths]
     blocks = [paths[i : i + _FILES_IN_A_TASK] for i in range(0, len(paths), _FILES_IN_A_TASK)]
     # More threads than cores: on a network file system most of the time is waiting for a reply.
-    with ThreadPoolExecutor(max_workers=4 * (os.cpu_count() or 1)) as pool:
+    with (
+        RememberedHashes(hashes_in, root) as hashes,
+        ThreadPoolExecutor(max_workers=4 * (os.cpu_count() or 1)) as pool,
+    ):
         contents = iter(
             [
                 content
-                for block in pool.map(lambda block: [_hash(p, root) for p in block], blocks)
+                for block in pool.map(lambda block: [_hash(p, root, hashes) for p in block], blocks)
                 for content in block
             ]
         )
@@ -133,13 +143,17 @@ def _hashed(buckets: Sequence[Bucket], root: Path) -> tuple[Bucket, ...]:
     )
 
 
-def _hash(path: Path, root: Path) -> str:
+def _hash(path: Path, root: Path, hashes: RememberedHashes) -> str:
     size = regular_file_size(path, root=root)
     if not 0 < size <= MAX_IMAGE_BYTES:
         raise DataError(
             f"{path_text(path)} has {size} bytes; expected an image of 1 to {MAX_IMAGE_BYTES}; "
             "unpack the dataset again"
         )
+    return hashes.hash(path, lambda: _hash_bytes(path))
+
+
+def _hash_bytes(path: Path) -> str:
     content = hashlib.sha256()
     try:
         with path.open("rb", buffering=0) as file:

@@ -40,19 +40,19 @@ class RememberedHashes:
     written, nothing is remembered, and every file is hashed.
 
     Args:
-        folder: of the cache; made where it is missing.
+        folder: of the cache; made where it is missing. None to remember nothing.
         root: whose files are asked for, resolved.
     """
 
-    def __init__(self, folder: Path, root: Path) -> None:
-        self._file = folder / FILE_NAME
+    def __init__(self, folder: Path | None, root: Path) -> None:
+        self._file = None if folder is None else folder / FILE_NAME
         self._root = root
         self._known: dict[bytes, tuple[_State, str]] = {}
         self._new: dict[bytes, tuple[_State, str]] = {}
 
     def __enter__(self) -> RememberedHashes:
-        if self._file.is_file():
-            self._in_database(self._load)
+        if self._file is not None and self._file.is_file():
+            self._in_database(self._file, self._load)
         return self
 
     def __exit__(
@@ -62,8 +62,8 @@ class RememberedHashes:
         traceback: TracebackType | None,
     ) -> None:
         """Keep what is new, however the context is left: hashing goes on where it stopped."""
-        if self._new:
-            self._in_database(self._save)
+        if self._file is not None and self._new:
+            self._in_database(self._file, self._save)
 
     def hash(self, path: Path, compute: Callable[[], str]) -> str:
         """The file's hash: the remembered one if the file is as it was, else computed.
@@ -85,10 +85,11 @@ class RememberedHashes:
                 self._new[name] = (before, content)
         return content
 
-    def _in_database(self, do: Callable[[sqlite3.Connection], None]) -> None:
+    @staticmethod
+    def _in_database(file: Path, do: Callable[[sqlite3.Connection], None]) -> None:
         try:
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            database = sqlite3.connect(self._file, timeout=_SECONDS_TO_WAIT)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            database = sqlite3.connect(file, timeout=_SECONDS_TO_WAIT)
             with contextlib.closing(database), database:
                 do(database)
         except sqlite3.OperationalError:
@@ -96,7 +97,7 @@ class RememberedHashes:
         except (OSError, sqlite3.Error, ValueError, TypeError):
             # Damaged: the next run begins a new one. Nothing is lost that cannot be hashed again.
             with contextlib.suppress(OSError):
-                self._file.unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
 
     def _load(self, database: sqlite3.Connection) -> None:
         root = os.fsencode(self._root)

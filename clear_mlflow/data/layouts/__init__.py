@@ -19,7 +19,14 @@ from clear_mlflow.errors import DataError
 _MAX_NAMES_SHOWN = 8
 
 
-def read_any(root: Path, *, name: str, protocol: str = IID, split: str = AUTO) -> BucketStream:
+def read_any(
+    root: Path,
+    *,
+    name: str,
+    protocol: str = IID,
+    split: str = AUTO,
+    hashes_in: Path | None = None,
+) -> BucketStream:
     """Read the dataset at *root* as a protocol asks, in whichever known layout it has.
 
     Args:
@@ -27,13 +34,15 @@ def read_any(root: Path, *, name: str, protocol: str = IID, split: str = AUTO) -
         name: the dataset's name.
         protocol: see :func:`~clear_mlflow.data.splits.choose`.
         split: likewise.
+        hashes_in: the cache's folder, where files' hashes stay from run to run.
 
     Raises:
         ConfigError: the protocol or the split is unknown.
         DataError: no known layout is there, or the dataset is damaged.
     """
     check_protocol(protocol, split)
-    return stream_of(find_listing(root, name=name), name=name, protocol=protocol, split=split)
+    listing = find_listing(root, name=name)
+    return stream_of(listing, name=name, protocol=protocol, split=split, hashes_in=hashes_in)
 
 
 def find_listing(root: Path, *, name: str) -> Listing:
