@@ -44,7 +44,7 @@ def load_stream(
     root = digits.digits_root(cache_dir) if data_root == AUTO else Path(data_root)
     try:
         listing = find_listing(root, name=dataset)
-        stream = stream_of(listing, name=dataset, hashes_in=cache_dir)
+        stream = stream_of(listing, name=dataset)
     except DataError as error:
         raise DataError(
             f"the embedded dataset is damaged: {error}; or rather delete {path_text(root)} and "
