@@ -155,3 +155,24 @@ def test_every_truncation_and_every_flipped_byte_ends_in_one_line(tmp_path):
             assert set(written_below(folder).values()) <= {content for _, content in entries}
     assert refused + whole_again == len(damaged)
     assert refused > len(damaged) / 2
+
+
+def test_an_encrypted_archive_is_refused(tmp_path):
+    """Before anything is written; nobody asks for a password."""
+    archive = write_zip(tmp_path / "x.zip", [("a", b"1")])
+    content = bytearray(archive.read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 1
+    archive.write_bytes(content)
+    with pytest.raises(DataError, match="which is encrypted"):
+        unpack(archive, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_entries_larger_than_the_archive_are_refused(tmp_path):
+    """The directory may say what it likes; packed sizes add up to the archive's at most."""
+    archive = write_zip(tmp_path / "x.zip", [("a", b"7" * 4000)])
+    head, directory = archive.read_bytes().split(b"PK\x01\x02")
+    large = directory.replace((4000).to_bytes(4, "little"), (400_000).to_bytes(4, "little"))
+    archive.write_bytes(head + b"PK\x01\x02" + large)
+    with pytest.raises(DataError, match="entries that overlap"):
+        unpack(archive, tmp_path / "out")
