@@ -1,0 +1,403 @@
+"""Random damage to a dataset: a correct load or one line that leads to the place, nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from layout_trees import LAYOUTS, Photo, Photos, contents
+
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.errors import DataError
+
+PHOTOS = Photos(buckets=("0", "1"), train=4, test=1)
+OPTIONS = (("iid", "auto"), ("iid", "1"), ("iid", "9"), ("streaming", "auto"))
+CORRUPTIONS_PER_LAYOUT = 60  # of 4 layouts: 240
+HUGE = "9" * 5000
+
+
+@dataclass
+class Tree:
+    """A dataset that may be damaged, and what it was."""
+
+    root: Path
+    draw: random.Random
+    # Damage that leaves no trace: an image or bucket that no list names any more. What is left of
+    # the dataset then has to be right.
+    may_lack: bool = False
+    done: list[str] = field(default_factory=list)
+
+    def files(self, *suffixes: str) -> list[Path]:
+        return sorted(
+            p for p in self.root.rglob("*") if p.suffix in suffixes and p.is_file() and p.stat()
+        )
+
+    def pick(self, *suffixes: str) -> Path:
+        found = self.files(*suffixes)
+        if not found:
+            raise NotApplicableError
+        return self.draw.choice(found)
+
+    def pick_json(self) -> tuple[Path, Any]:
+        path = self.pick(".json")
+        return path, json.loads(path.read_bytes())
+
+    def pick_list(self) -> tuple[Path, list[str]]:
+        path = self.pick(".txt")
+        return path, path.read_text(encoding="utf-8").split("\n")
+
+
+class NotApplicableError(Exception):
+    """The layout has nothing that this damage could be done to."""
+
+
+def containers(value: Any) -> list[Any]:
+    """All objects and lists in a JSON value."""
+    if isinstance(value, dict):
+        return [value, *(c for v in value.values() for c in containers(v))]
+    if isinstance(value, list):
+        return [value, *(c for v in value for c in containers(v))]
+    return []
+
+
+def place(tree: Tree, value: Any) -> tuple[Any, Any]:
+    """Some container in a JSON value, and some key or index of it."""
+    container = tree.draw.choice([c for c in containers(value) if c])
+    keys = list(container) if isinstance(container, dict) else range(len(container))
+    return container, tree.draw.choice(list(keys))
+
+
+def truncate(tree: Tree) -> None:
+    path = tree.pick(".json", ".txt")
+    size = path.stat().st_size
+    os.truncate(path, tree.draw.randrange(size))
+    # Cut between two lines, a list of all images is a shorter list.
+    tree.may_lack = path.name == "all.txt"
+
+
+def empty(tree: Tree) -> None:
+    tree.pick(".json", ".txt", ".jpg").write_bytes(b"")
+
+
+def swap_values(tree: Tree) -> None:
+    path, value = tree.pick_json()
+    container, key = place(tree, value)
+    keys = list(container) if isinstance(container, dict) else list(range(len(container)))
+    other = tree.draw.choice(keys)
+    container[key], container[other] = container[other], container[key]
+    path.write_text(json.dumps(value))
+
+
+def swap_files(tree: Tree) -> None:
+    one = tree.pick(".json", ".txt")
+    other = tree.draw.choice([p for p in tree.files(one.suffix) if p.name == one.name])
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+def swap_folders(tree: Tree) -> None:
+    """Bucket or class folders of images, where lists say what they are."""
+    folders = sorted({p.parent for p in tree.files(".jpg")})
+    if not tree.files(".json"):
+        raise NotApplicableError  # the folders are all there is, so they are the truth
+    if tree.draw.random() < 0.5:
+        folders = sorted({folder.parent for folder in folders})
+    one = tree.draw.choice(folders)
+    other = tree.draw.choice([f for f in folders if f.parent == one.parent])
+    aside = one.parent / "aside"
+    one.rename(aside)
+    if other != one:
+        other.rename(one)
+    aside.rename(other)
+
+
+def rename_key(tree: Tree) -> None:
+    path, value = tree.pick_json()
+    container, key = place(tree, value)
+    new = tree.draw.choice(["7", "-1", "x" * 300, "", "\0", "\n", "\ud800", HUGE, f"{key}~"])
+    if isinstance(container, dict):
+        container[new] = container.pop(key)
+    else:
+        container[key] = new
+    path.write_text(json.dumps(value))
+
+
+def drop_key(tree: Tree) -> None:
+    path, value = tree.pick_json()
+    container, key = place(tree, value)
+    del container[key]
+    path.write_text(json.dumps(value))
+    tree.may_lack = True
+
+
+def wrong_type(tree: Tree) -> None:
+    path, value = tree.pick_json()
+    container, key = place(tree, value)
+    container[key] = "MARK"
+    wrong = tree.draw.choice(
+        [
+            "null",
+            "true",
+            "0",
+            "-7",
+            "1e999",
+            "NaN",
+            HUGE,
+            "[]",
+            "{}",
+            '[[""]]',
+            '""',
+            '"\\u0000"',
+            '{"1": {}}',
+            '["1"]',
+            '"' + "x" * 9000 + '"',
+            "[" * 20000 + "]" * 20000,
+        ]
+    )
+    path.write_text(json.dumps(value).replace('"MARK"', wrong))
+
+
+def double_key(tree: Tree) -> None:
+    path, value = tree.pick_json()
+    if isinstance(value, list):
+        path.write_text(json.dumps([*value, value[0]]))
+    else:
+        key = tree.draw.choice(list(value))
+        entry = f"{json.dumps(key)}: {json.dumps(value[key])}"
+        path.write_text("{" + entry + ", " + json.dumps(value)[1:])
+
+
+def climb(tree: Tree) -> None:
+    """A path out of the dataset, to a file that is there."""
+    outside = tree.draw.choice(
+        [
+            "../outside.jpg",
+            "labeled_images/../../outside.jpg",
+            str(tree.root.parent / "outside.jpg"),
+            "labeled_images\\..\\..\\outside.jpg",
+            "labeled_images/./../../../outside.jpg",
+            "~",
+            ".",
+        ]
+    )
+    path = tree.pick(".json", ".txt")
+    if path.suffix == ".txt":
+        lines = path.read_text(encoding="utf-8").split("\n")
+        number = tree.draw.randrange(len(lines) - 1)
+        label = lines[number].rpartition(" ")[2]
+        lines[number] = f"{outside} {label}"
+        path.write_text("\n".join(lines))
+        return
+    value = json.loads(path.read_bytes())
+    container, key = place(tree, value)
+    container[key] = outside
+    path.write_text(json.dumps(value))
+
+
+def double_line(tree: Tree) -> None:
+    path, lines = tree.pick_list()
+    number = tree.draw.randrange(len(lines) - 1)
+    path.write_text("\n".join([*lines[: number + 1], *lines[number:]]))
+
+
+def drop_line(tree: Tree) -> None:
+    path, lines = tree.pick_list()
+    del lines[tree.draw.randrange(len(lines) - 1)]
+    path.write_text("\n".join(lines))
+    tree.may_lack = path.name == "all.txt"
+
+
+def shuffle_lines(tree: Tree) -> None:
+    path, lines = tree.pick_list()
+    tree.draw.shuffle(lines)
+    path.write_text("\n".join(line for line in lines if line))
+
+
+def spoil_line(tree: Tree) -> None:
+    path, lines = tree.pick_list()
+    number = tree.draw.randrange(len(lines) - 1)
+    head = lines[number].rpartition(" ")[0]
+    lines[number] = tree.draw.choice(
+        [
+            "",
+            " ",
+            "\t",
+            head,
+            f"{head} {HUGE}",
+            f"{head} -1",
+            f"{head} 1.0",
+            f"{head} 0",
+            "0 0",
+            f"{head} 1",
+            f" {lines[number]}",
+            f"{lines[number]} ",
+            f"{lines[number]}\x00",
+            f"{head}  0",
+        ]
+    )
+    path.write_text("\n".join(lines))
+
+
+def not_utf_8(tree: Tree) -> None:
+    path = tree.pick(".json", ".txt")
+    content = path.read_bytes()
+    at = tree.draw.randrange(len(content))
+    path.write_bytes(content[:at] + tree.draw.choice([b"\xff", b"\xc3", b"\0"]) + content[at:])
+
+
+def lose_image(tree: Tree) -> None:
+    tree.pick(".jpg").unlink()
+    tree.may_lack = not tree.files(".json")
+
+
+def odd_image(tree: Tree) -> None:
+    """In an image's place: a pipe, a folder, or a link out, in a circle or to nowhere."""
+    path = tree.pick(".jpg")
+    path.unlink()
+    kind = tree.draw.randrange(5)
+    if kind == 0:
+        os.mkfifo(path)
+    elif kind == 1:
+        path.mkdir()
+    else:
+        path.symlink_to([tree.root.parent / "outside.jpg", path, "nowhere"][kind - 2])
+
+
+def rename_anything(tree: Tree) -> None:
+    path = tree.draw.choice(sorted(tree.root.rglob("*")))
+    path.rename(path.with_name(path.name + tree.draw.choice(["~", ".part", " (1)", "\udcff"])))
+
+
+def lose_folder(tree: Tree) -> None:
+    folder = tree.draw.choice(sorted(p for p in tree.root.rglob("*") if p.is_dir()))
+    # Where folders are the only list, a bucket that is gone was never there.
+    tree.may_lack = not tree.files(".json")
+    shutil.rmtree(folder)
+
+
+def link_folder_out(tree: Tree) -> None:
+    folder = tree.draw.choice(sorted(p for p in tree.root.rglob("*") if p.is_dir()))
+    folder.rename(tree.root.parent / "outside")
+    folder.symlink_to(tree.root.parent / "outside")
+
+
+DAMAGE: tuple[Callable[[Tree], None], ...] = (
+    truncate,
+    empty,
+    swap_values,
+    swap_files,
+    swap_folders,
+    rename_key,
+    drop_key,
+    wrong_type,
+    double_key,
+    climb,
+    double_line,
+    drop_line,
+    shuffle_lines,
+    spoil_line,
+    not_utf_8,
+    lose_image,
+    odd_image,
+    rename_anything,
+    lose_folder,
+    link_folder_out,
+)
+
+
+@dataclass
+class Whole:
+    """An undamaged tree and what it gives."""
+
+    root: Path
+    truth: dict[str, Photo]
+    digests: dict[tuple[str, str], str]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Whole]:
+    trees = {}
+    for layout, write in LAYOUTS.items():
+        root = write(tmp_path_factory.mktemp("whole") / "data", PHOTOS)
+        digests = {options: load(root, options).digest for options in OPTIONS}
+        trees[layout] = Whole(root, contents(root, PHOTOS), digests)
+    return trees
+
+
+def load(root: Path, options: tuple[str, str]) -> BucketStream:
+    protocol, split = options
+    return load_stream("clear10", str(root), cache_dir=root, protocol=protocol, split=split)
+
+
+def check(stream: BucketStream, whole: Whole, options: tuple[str, str], *, may_lack: bool) -> None:
+    """Every image is in its bucket, class and split; none is lacking but where that is allowed."""
+    released = (options == ("iid", "auto")) and stream.layout == "released"
+    seen: set[str] = set()
+    for bucket in stream.buckets:
+        for part, images in (("train", bucket.train), ("test", bucket.test)):
+            for path, label, content in zip(
+                images.paths, images.labels.tolist(), images.contents, strict=True
+            ):
+                photo = whole.truth[hashlib.sha256(path.read_bytes()).hexdigest()]
+                assert whole.truth[content] == photo
+                assert photo.bucket == bucket.key
+                assert photo.class_name == stream.class_names[label]
+                assert photo.part == (part if released else "train")
+                assert content not in seen or options[0] == "streaming"
+                seen.add(content)
+    assert stream.class_names == PHOTOS.classes
+    if not may_lack:
+        assert stream.digest == whole.digests[options]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_random_damage(tmp_path, whole, layout):
+    """Each of many seeded corruptions: the right stream, or one line with a path."""
+    counts: Counter[str] = Counter()
+    seed = 0
+    while counts.total() < CORRUPTIONS_PER_LAYOUT:
+        seed += 1
+        draw = random.Random(f"{layout} {seed}")
+        folder = tmp_path / str(seed)
+        root = folder / "data"
+        shutil.copytree(whole[layout].root, root)
+        (folder / "outside.jpg").write_bytes(b"secret")
+        tree = Tree(root, draw)
+        damage = DAMAGE[seed % len(DAMAGE)]
+        try:
+            damage(tree)
+        except NotApplicableError:
+            continue
+        options = draw.choice(OPTIONS)
+        told = f"{damage.__name__}, seed {seed}, {options}"
+        try:
+            stream = load(root, options)
+        except DataError as error:
+            message = str(error)
+            assert len(message.splitlines()) == 1, told
+            assert message.isprintable(), told
+            assert str(root) in message, told
+            counts["refused"] += 1
+        except Exception as error:
+            raise AssertionError(told) from error
+        else:
+            try:
+                check(stream, whole[layout], options, may_lack=tree.may_lack)
+            except (AssertionError, KeyError) as error:
+                raise AssertionError(told) from error
+            counts["loaded"] += 1
+        shutil.rmtree(folder)
+    # Were all refused or all loaded, this would test but half of what it says.
+    assert counts["refused"] >= CORRUPTIONS_PER_LAYOUT // 4
+    assert counts["loaded"] >= 3
