@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learning_streams import CPU, random_stream, write_stream
 
+from clear_mlflow.data.cache import DecodedCache
+from clear_mlflow.data.stream import Bucket
 from clear_mlflow.errors import DataError
 from clear_mlflow.learning.device import Draw, derive_seed, generator
 from clear_mlflow.learning.images import (
@@ -165,6 +169,37 @@ def test_the_newest_bucket_and_the_test_sets_are_decoded_once(tmp_path):
     assert len(told) == count
     decoded.train(1)
     assert len(told) > count
+
+
+def test_images_from_the_cache_are_the_same(tmp_path):
+    """With a cache, tensors are the same to the bit; training images come from its files."""
+    stream, _ = random_stream(tmp_path / "data", train=(3, 5), test=(2, 4), side=70)
+    buckets = tuple(Bucket(b.key, hashed(b.train), hashed(b.test)) for b in stream.buckets)
+    stream = dataclasses.replace(stream, buckets=buckets)
+    plain = DecodedStream(stream, image_size=64, device=CPU)
+    for _ in range(2):  # the first builds, the second finds it built
+        cached = DecodedStream(
+            stream, image_size=64, device=CPU, cache=DecodedCache(tmp_path / "cache")
+        )
+        for position in range(2):
+            samples = cached.train(position)
+            assert torch.equal(samples.images, plain.train(position).images)
+            assert torch.equal(samples.labels, plain.train(position).labels)
+            expected = batches(plain.train(position), image_size=64)
+            for (images, _), (same, _) in zip(
+                batches(samples, image_size=64), expected, strict=True
+            ):
+                assert torch.equal(images, same)
+        held_out, same = cached.test(), plain.test()
+        assert torch.equal(held_out.samples.images, same.samples.images)
+        assert torch.equal(held_out.bucket, same.bucket)
+    assert len(list((tmp_path / "cache").glob("*.npy"))) == 4
+
+
+def hashed(images):
+    """An image set with its contents, as a dataset's reader gives it."""
+    contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in images.paths)
+    return dataclasses.replace(images, contents=contents)
 
 
 def test_a_damaged_image_is_named(tmp_path):
