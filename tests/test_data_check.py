@@ -134,7 +134,11 @@ DAMAGES = [
     (lambda r: (r / FIRST).unlink(), [("missing", FIRST)], False),
     (lambda r: (r / FIRST).write_bytes(b""), [("unreadable", FIRST)], False),
     (lambda r: (r / FIRST).write_bytes(b"GIF89a"), [("unreadable", FIRST)], True),
-    (lambda r: os.truncate(r / FIRST, 500), [("unreadable", FIRST)], True),
+    (
+        lambda r: os.truncate(r / FIRST, (r / FIRST).stat().st_size - 20),
+        [("unreadable", FIRST)],
+        True,
+    ),
     (
         lambda r: copy_image(r, f"{IMAGES}/1/bus/235821045.jpg", FIRST),
         [("within-bucket", FIRST)],
@@ -312,3 +316,13 @@ def test_the_command_says_what_is_there(root):
     assert done.stderr == "looking at images\n"
     assert re.search(r"^2 +9 +3 to 3 +6 +2 to 2 *$", done.stdout, re.MULTILINE)
     assert done.stdout.endswith("\nnothing is wrong\n")
+
+
+def test_a_leak_is_told_where_only_the_loader_tells_the_test_set(tmp_path):
+    """One tree of images: the split decides whether a copy within a class is a leak."""
+    root = write_challenge(tmp_path / "root")
+    bucket = load_stream("x", str(root), cache_dir=tmp_path).buckets[0]
+    source = next(p for p in bucket.test.paths if p.parent.name == "bus")
+    target = next(p for p in bucket.train.paths if p.parent.name == "bus")
+    shutil.copyfile(source, target)
+    assert [p.kind for p in check(root).problems] == ["train-and-test"]
