@@ -51,7 +51,7 @@ _DIGITS_RECIPE: Mapping[str, str] = {
 
 # On stored features, whatever the dataset: a linear head by the protocol of CLEAR's paper. The paper
 # gives batch, lr and momentum; 100 epochs are those of the image recipe, of which the lr is lowered
-# after 60, as in the CLEAR authors' own example. A head costs seconds, not hours.
+# after 60, as in the CLEAR authors' own example. A head costs minutes, not hours.
 # Source: Lin et al., arXiv:2201.06289; Avalanche's examples/clear_linear.py.
 _FEATURES_RECIPE: Mapping[str, str] = {
     "model": LINEAR,
