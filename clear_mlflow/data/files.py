@@ -124,7 +124,7 @@ def in_stream_order(keys: Iterable[str], *, named_in: Path) -> list[str]:
 
 
 def check_place(
-    path: Path,
+    folder: Path,
     *,
     base: Path,
     key: str,
@@ -132,15 +132,15 @@ def check_place(
     class_names: frozenset[str] | None = None,
     named_in: Path,
 ) -> None:
-    """Make sure that an image's folder does not contradict the bucket and class it is listed under.
+    """Make sure that images' folder does not contradict the bucket and class they are listed under.
 
     Images lie at ``labeled_images/<bucket>/<class>/<id>.jpg``. A list that was mixed up would put
     them into a wrong bucket in silence, were that redundancy not used.
 
     Args:
-        path: of the image.
+        folder: of the images.
         base: the folder that holds ``labeled_images``.
-        key: the bucket that it is listed under.
+        key: the bucket that they are listed under.
         class_name: likewise.
         class_names: all of them: folders that are called like neither a bucket nor a class are
             then let be. None: the folders have to be called like bucket and class.
@@ -149,17 +149,17 @@ def check_place(
     Raises:
         DataError: the folder tells another bucket or another class.
     """
-    _, bucket_folder, class_folder, *_ = (*path.relative_to(base).parts, "", "")
+    _, bucket_folder, class_folder, *_ = (*folder.relative_to(base).parts, "", "")
     is_key = _BUCKET_KEY.fullmatch(bucket_folder)
     if int(bucket_folder) != int(key) if is_key else class_names is None:
-        told = f"bucket {key}, but its folder is {shown(bucket_folder)}"
+        told = f"bucket {key}"
     elif class_folder != class_name and (class_names is None or class_folder in class_names):
-        told = f"class {shown(class_name)}, but its folder is {shown(class_folder)}"
+        told = f"class {shown(class_name)}"
     else:
         return
     raise DataError(
-        f"{path_text(named_in)} lists {path_text(path)} under {told}; the list was mixed up: "
-        "unpack the dataset again"
+        f"{path_text(named_in)} lists images of {path_text(folder)} under {told}, which the "
+        "folder's name contradicts; the list was mixed up: unpack the dataset again"
     )
 
 

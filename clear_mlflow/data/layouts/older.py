@@ -95,7 +95,7 @@ def _read_list(
 ) -> dict[Path, int]:
     """Read the lines ``labeled_images/1/bus/1.jpg 2`` as path to label."""
     entries: dict[Path, int] = {}
-    folders: set[Path] = set()
+    folders: set[tuple[Path, int]] = set()
     for number, line in enumerate(read_lines(file, root=root), start=1):
         stored, _, label_text = line.rpartition(" ")  # a path may hold spaces, a label does not
         if not _LABEL.fullmatch(label_text) or int(label_text) >= len(class_names):
@@ -109,16 +109,13 @@ def _read_list(
             raise DataError(
                 f"{path_text(file)} lists {path_text(path)} twice; unpack the dataset again"
             )
-        check_place(
-            path,
-            base=root,
-            key=key,
-            class_name=class_names[label],
-            named_in=file,
-        )
-        if path.parent not in folders:
+        # Once for a folder, not for each of its images: resolving walks every folder above.
+        if (path.parent, label) not in folders:
+            check_place(
+                path.parent, base=root, key=key, class_name=class_names[label], named_in=file
+            )
             resolve_folder(path.parent, root=root)
-            folders.add(path.parent)
+            folders.add((path.parent, label))
         entries[path] = label
     return entries
 

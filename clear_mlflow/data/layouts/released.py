@@ -142,38 +142,40 @@ def _read_images(
                 "of its own for each class"
             )
         files_seen[file] = class_name
-        for path in _read_class(file, base=base, root=root):
+        paths = _read_class(file, base=base, root=root)
+        # Once for a folder, not for each of its images: resolving walks every folder above.
+        for folder in sorted({path.parent for path in paths}):
             check_place(
-                path,
+                folder,
                 base=base,
                 key=key,
                 class_name=class_name,
                 class_names=known_names,
                 named_in=file,
             )
-            entries.append((label, path))
+            resolve_folder(folder, root=root)
+        entries.extend((label, path) for path in paths)
     return image_set(entries)
 
 
 def _read_class(file: Path, *, base: Path, root: Path) -> list[Path]:
     """The image paths that one class file of one bucket names."""
     paths: set[Path] = set()
-    folders: set[Path] = set()
     for image_id, value in read_json_object(file, root=root).items():
-        entry = expect_object(value, what=f"{path_text(file)}, {shown(image_id)},")
-        if "IMG_PATH" not in entry:
+        if not isinstance(value, dict):
+            raise DataError(
+                f"{path_text(file)} has image {shown(image_id)} as {shown(value)}; expected a JSON "
+                "object with IMG_PATH"
+            )
+        if "IMG_PATH" not in value:
             raise DataError(
                 f"{path_text(file)} has image {shown(image_id)} without IMG_PATH; unpack the "
                 "dataset again"
             )
-        path = stored_path(entry["IMG_PATH"], base=base, below=_IMAGE_FOLDER, named_in=file)
+        path = stored_path(value["IMG_PATH"], base=base, below=_IMAGE_FOLDER, named_in=file)
         if path in paths:
             raise DataError(
                 f"{path_text(file)} lists {path_text(path)} twice; unpack the dataset again"
             )
-        # Resolving walks every folder above: once for a folder, not for each of its images.
-        if path.parent not in folders:
-            resolve_folder(path.parent, root=root)
-            folders.add(path.parent)
         paths.add(path)
     return list(paths)
