@@ -16,7 +16,7 @@ from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.tracking import names
 
 # So that the fourth bucket is still training when the test has seen the third row.
-SLOW = ["-P", "epochs=40"]
+SLOW = ["-P", "epochs=20"]
 STATUS_OF_MLFLOW = ("KILLED", "FAILED")
 LONG = 180  # seconds: a bound, not a measurement
 
@@ -170,7 +170,7 @@ def test_stopped_run_is_scored_and_closed(project, store, experiment_id, stop):
 def test_killed_supervisor_leaves_rows_that_evaluate_scores(project, store, experiment_id):
     """Training stops by itself, and evaluate closes the run that nobody else will."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "clear_mlflow", "train", "--epochs", "40"],
+        [sys.executable, "-m", "clear_mlflow", "train", "--epochs", "20"],
         env=environment(),
         text=True,
         cwd=project,
