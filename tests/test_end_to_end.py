@@ -218,6 +218,23 @@ def test_bad_input_is_one_line_and_exit_code_2(project, store, experiment_id, ar
         assert run.info.status == "FAILED"
 
 
+def test_evaluate_says_what_is_wrong_with_which_run(project, store, experiment_id):
+    """One line and exit code 2 for each run that cannot be scored, and for no choice of runs."""
+    empty = store.create_run(experiment_id).info.run_id
+    for arguments, told in [
+        (["--run-id", f"{'0' * 32},{empty}"], ["no such run", "holds no rows"]),
+        (["--experiment", "nowhere"], ["no experiment has the name or id 'nowhere'"]),
+        ([], ["no runs are chosen"]),
+        (["--run-id", empty, "--experiment", "test"], ["give run ids alone"]),
+    ]:
+        done = clear_mlflow("evaluate", *arguments, cwd=project)
+        assert done.returncode == 2
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == len(told)
+        for line, words in zip(errors, told, strict=True):
+            assert words in line
+
+
 def test_unreachable_server_is_told_before_training(project, store):
     """Within seconds, with the address, and before data is read."""
     done = subprocess.run(
