@@ -16,7 +16,7 @@ from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.tracking import names
 
 # So that the fourth bucket is still training when the test has seen the third row.
-SLOW = ["-P", "epochs=40"]
+SLOW = ["-P", "epochs=20"]
 STATUS_OF_MLFLOW = ("KILLED", "FAILED")
 LONG = 180  # seconds: a bound, not a measurement
 
@@ -170,7 +170,7 @@ def test_stopped_run_is_scored_and_closed(project, store, experiment_id, stop):
 def test_killed_supervisor_leaves_rows_that_evaluate_scores(project, store, experiment_id):
     """Training stops by itself, and evaluate closes the run that nobody else will."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "clear_mlflow", "train", "--epochs", "40"],
+        [sys.executable, "-m", "clear_mlflow", "train", "--epochs", "20"],
         env=environment(),
         text=True,
         cwd=project,
@@ -216,6 +216,23 @@ def test_bad_input_is_one_line_and_exit_code_2(project, store, experiment_id, ar
     assert "Traceback" not in done.stderr
     for run in store.search_runs([experiment_id]):
         assert run.info.status == "FAILED"
+
+
+def test_evaluate_says_what_is_wrong_with_which_run(project, store, experiment_id):
+    """One line and exit code 2 for each run that cannot be scored, and for no choice of runs."""
+    empty = store.create_run(experiment_id).info.run_id
+    for arguments, told in [
+        (["--run-id", f"{'0' * 32},{empty}"], ["no such run", "holds no rows"]),
+        (["--experiment", "nowhere"], ["no experiment has the name or id 'nowhere'"]),
+        ([], ["no runs are chosen"]),
+        (["--run-id", empty, "--experiment", "test"], ["give run ids alone"]),
+    ]:
+        done = clear_mlflow("evaluate", *arguments, cwd=project)
+        assert done.returncode == 2
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == len(told)
+        for line, words in zip(errors, told, strict=True):
+            assert words in line
 
 
 def test_unreachable_server_is_told_before_training(project, store):

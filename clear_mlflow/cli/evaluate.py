@@ -52,7 +52,7 @@ from clear_mlflow.errors import ConfigError
 def evaluate(run_id: str, experiment: str, filter_string: str, only: str, dry_run: str) -> None:
     """Rebuild the accuracy matrix of old runs from their rows and log what MLflow lacks.
 
-    Scores are written into the scored runs. Running it twice changes nothing. The exit code is 1
+    Scores are written into the scored runs. Running it twice changes nothing. The exit code is 2
     where a run could not be scored or lacks a row; the other runs are scored all the same.
     """
     run_ids = () if run_id == NONE else tuple(i.strip() for i in run_id.split(",") if i.strip())
@@ -88,5 +88,8 @@ def evaluate(run_id: str, experiment: str, filter_string: str, only: str, dry_ru
     print_verdicts(verdicts, dry_run=dry)
     if own_run and not dry:
         log_verdicts(client, own_run, verdicts)
-    if any(verdict.is_problem for verdict in verdicts):
-        sys.exit(1)
+    problems = [verdict for verdict in verdicts if verdict.is_problem]
+    for verdict in problems:
+        click.echo(f"error: run {verdict.run_id}: {verdict.detail}", err=True)
+    if problems:
+        sys.exit(2)

@@ -90,6 +90,7 @@ def _cues(stream: RawIOBase) -> queue.SimpleQueue[None]:
 
 
 def _stop(signum: int, frame: object) -> None:
+    signal.signal(signum, signal.SIG_IGN)  # a repeat would break into what runs at the exit
     sys.exit(128 + signum)
 
 

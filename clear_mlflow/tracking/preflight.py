@@ -14,6 +14,7 @@ import requests
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage
 from mlflow.environment_variables import (
+    MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR,
     MLFLOW_EXPERIMENT_ID,
     MLFLOW_EXPERIMENT_NAME,
     MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR,
@@ -40,7 +41,8 @@ def bound_retries() -> None:
 
 
 def quiet_mlflow() -> None:
-    """Keep MLflow's remarks on its own business (migrations, monitors) off the terminal."""
+    """Keep MLflow's remarks on its own business (migrations, monitors, bars) off the terminal."""
+    os.environ.setdefault(MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.name, "false")
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
 

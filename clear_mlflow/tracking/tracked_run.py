@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 import clear_mlflow
@@ -48,6 +48,7 @@ class TrackedRun:
         self.run_id = run_id
         self.config = config
         self.asked = asked
+        self._run_name = run_id
         self._facts: StreamFacts | None = None
         self._rows: list[AccuracyRow] = []
         self._unsent: list[RowRecord] = []
@@ -55,8 +56,10 @@ class TrackedRun:
 
     def __enter__(self) -> TrackedRun:
         with explained(f"log the configuration of run {self.run_id}"):
-            self._refuse_foreign_rows()
-            self._log_params()
+            run = self.client.get_run(self.run_id)
+            self._run_name = run.info.run_name or self.run_id
+            self._refuse_foreign_rows(run)
+            self._log_params(run)
             self._set_tags()
             # The first artifact: a store that takes no artifacts is found before any training.
             self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
@@ -130,22 +133,21 @@ class TrackedRun:
         self._behind.send(lambda: self._log_metrics(matrix, protocol, row.row, time))
         self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
 
-    def _refuse_foreign_rows(self) -> None:
-        run = self.client.get_run(self.run_id)
+    def _refuse_foreign_rows(self, run: Run) -> None:
         if rows := stored_rows(self.client, run):
             raise TrackingError(
                 f"run {self.run_id} already holds {len(rows)} rows ({rows[0]} to {rows[-1]}); "
                 "training into it again would contradict them: start a new run"
             )
 
-    def _log_params(self) -> None:
+    def _log_params(self, run: Run) -> None:
         """Log what was asked for and what it resolved to, leaving alone what is there.
 
         ``mlflow run`` has logged the entry point's parameters already, as it got them (``auto``
         among them); MLflow refuses any other text for those. What a run really used has names of
         its own, the same however the run was started.
         """
-        there = self.client.get_run(self.run_id).data.params
+        there = run.data.params
         used = {f"used/{name}": text for name, text in self.config.as_text().items()}
         params = {**self.asked, **used}
         missing = [Param(name, text) for name, text in params.items() if name not in there]
@@ -176,7 +178,7 @@ class TrackedRun:
         self.client.log_batch(self.run_id, metrics=as_metrics(points, {step: time}))
 
     def _log_picture(self, matrix: AccuracyMatrix, step: int) -> None:
-        picture = heatmap_array(matrix, f"after {step} buckets")
+        picture = heatmap_array(matrix, f"{self._run_name}, after {step} buckets")
         self.client.log_image(self.run_id, picture, key=names.IMAGE_PER_ROW, step=step)
 
     def _beat(self) -> None:

@@ -1,0 +1,80 @@
+"""Every command and every piece of Python that the README shows, and every example, is run."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from released_layout import write_released
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.S | re.M)
+LINES = [line.split("#")[0].strip() for _, block in BLOCKS for line in block.splitlines()]
+# The first two commands install: CI runs them as they stand, in a fresh environment.
+COMMANDS = [
+    line.split("&&")[-1].strip()
+    for line in LINES
+    if re.match(r"(pip install -e \. && )?(mlflow run|clear-mlflow) ", line)
+]
+PYTHON = [block for language, block in BLOCKS if language == "python"]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# CLEAR's own recipe takes hours on a CPU: these make it short.
+SHORT = " -P model=small_cnn -P image_size=32 -P epochs=1"
+
+
+def run(command, **options):
+    python = str(Path(sys.executable).parent)
+    done = subprocess.run(
+        command,
+        env={**os.environ, "PATH": f"{python}{os.pathsep}{os.environ['PATH']}"},
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+        **options,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_commands_of_the_first_screen_are_known():
+    """If the README changes so that nothing is found, the tests below would test nothing."""
+    first = [line for line in BLOCKS[0][1].splitlines() if line]
+    assert len(first) == 5
+    assert first[1].startswith('pip install -e ".[test]" && pytest')
+    assert len(COMMANDS) == 6
+    assert len(PYTHON) == 2
+    assert EXAMPLES
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_command(store, experiment_id, tmp_path, command):
+    """It ends well, and a training leaves a complete run."""
+    if "evaluate" in command:
+        run(["clear-mlflow", "train", "--epochs", "1"], cwd=ROOT)
+        (trained,) = store.search_runs([experiment_id])
+        command = command.replace("=RUN", f"={trained.info.run_id}").replace("=NAME", "=test")
+    if "DIR" in command:
+        write_released(tmp_path / "data", size=(32, 32))
+        command = command.replace("DIR", str(tmp_path / "data")) + SHORT
+    if command.startswith("mlflow run"):
+        command += " --experiment-name test"
+    run(command, shell=True, cwd=ROOT)
+    for found in store.search_runs([experiment_id], "tags.strategy != ''"):
+        assert found.info.status == "FINISHED"
+        assert found.data.tags["clear_mlflow.rows"] == "complete"
+
+
+@pytest.mark.parametrize("code", PYTHON)
+def test_python(store, code):
+    """It runs as it stands."""
+    run([sys.executable, "-c", code], cwd=ROOT)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
+def test_example(store, example):
+    """It runs as its first lines say, and prints something."""
+    run(["clear-mlflow", "train", "--epochs", "1"], cwd=ROOT)
+    assert run([sys.executable, str(example)], cwd=ROOT)
