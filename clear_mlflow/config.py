@@ -49,7 +49,7 @@ _DIGITS_RECIPE: Mapping[str, str] = {
     "device": AUTO,
 }
 
-# On stored features, whatever the dataset: a linear head by the protocol of CLEAR's paper. The paper
+# On stored features, whatever the dataset: a linear head by the protocol of CLEAR's paper, which
 # gives batch, lr and momentum; 100 epochs are those of the image recipe, of which the lr is lowered
 # after 60, as in the CLEAR authors' own example. A head costs minutes, not hours.
 # Source: Lin et al., arXiv:2201.06289; Avalanche's examples/clear_linear.py.
@@ -152,7 +152,7 @@ class TrainConfig:
         help="digits (embedded; nothing to download), clear10 or clear100.",
     )
     data_root: str = _parameter(
-        _path, help="Folder that holds train/ and test/; auto for the embedded dataset."
+        _path, help="Folder of the dataset, in any of CLEAR's layouts; auto for the embedded one."
     )
     protocol: str = _parameter(
         _one_of(*PROTOCOLS),
@@ -233,13 +233,18 @@ class TrainConfig:
         config = cls(**values)
         if config.data_root == AUTO and dataset != "digits":
             raise ConfigError(
-                f"dataset {dataset} needs its folder; pass data_root=DIR, where DIR holds "
-                "train/ and test/ as CLEAR's authors released them"
+                f"dataset {dataset} needs its folder; pass data_root=DIR, the folder that it was "
+                f"unpacked to (clear-mlflow data download {dataset} DIR fetches it)"
             )
         if config.data_root != AUTO and dataset == "digits":
             raise ConfigError(
                 f"data_root is {config.data_root}, but dataset digits is embedded and reads no "
                 "folder; pass dataset=clear10 or dataset=clear100 with it"
+            )
+        if config.protocol == "streaming" and config.split != AUTO:
+            raise ConfigError(
+                f"protocol is streaming and split is {config.split}; under streaming a bucket's "
+                "test set is its training data, so leave split at auto"
             )
         if (config.features == NONE) == (config.model == LINEAR):
             raise ConfigError(
