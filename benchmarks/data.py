@@ -173,8 +173,10 @@ def _epoch(images, cache_folder: Path, size: int, margin: int) -> tuple[int, flo
     import torch
 
     from clear_mlflow.data.cache import DecodedCache
+    from clear_mlflow.learning.allocator import keep_freed_memory
     from clear_mlflow.learning.images import Samples, training_batches
 
+    keep_freed_memory()  # as the training process does
     cache = DecodedCache(cache_folder)
     cache.damaged(images, size=size, crop_margin=margin)
     pixels = torch.from_numpy(cache.images(images, size=size, crop_margin=margin))

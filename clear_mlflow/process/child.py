@@ -53,10 +53,12 @@ def _train(
     say: Callable[[dict[str, Any]], None],
 ) -> None:
     # Imported here: the supervisor is told what is wrong with a value before torch is loaded.
+    from clear_mlflow.learning.allocator import keep_freed_memory
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.progress import progress_for
     from clear_mlflow.learning.training import check
 
+    keep_freed_memory()
     config = check(TrainConfig.resolve(asked))
     say(messages.checked(config.to_json()))
     cues.get()
