@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from layout_trees import LAYOUTS, Photos
 
 from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.tracking import names
@@ -104,6 +105,26 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
     (record,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'evaluate'")
     assert record.data.tags[names.EVALUATED_TAG] == "1"
     assert not record.data.metrics
+
+
+def test_mlflow_run_takes_every_layout(project, store, experiment_id, tmp_path):
+    """The same images under the same split are the same dataset, whatever the layout."""
+    photos = Photos(buckets=("1", "2", "10"))
+    for name, write in LAYOUTS.items():
+        root = write(tmp_path / name, photos)
+        process = mlflow_run(
+            project,
+            *("-P", "dataset=clear10", "-P", f"data_root={root}", "-P", "split=0"),
+            *("-P", "model=small_cnn", "-P", "image_size=32", "-P", "epochs=1"),
+        )
+        output, _ = process.communicate(timeout=LONG)
+        assert process.returncode == 0, output
+    runs = store.search_runs([experiment_id])
+    assert len(runs) == len(LAYOUTS)
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    assert {run.data.tags[names.ROWS_TAG] for run in runs} == {"complete"}
+    assert len({run.data.tags["dataset_digest"] for run in runs}) == 1
+    assert len({str(stored_matrix(run).values.tolist()) for run in runs}) == 1
 
 
 def wait_for_row(store, experiment_id, row, process):
