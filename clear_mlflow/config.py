@@ -258,6 +258,13 @@ class TrainConfig:
         """Every parameter as the text that :meth:`resolve` reads back to the same value."""
         return {name: str(value) for name, value in asdict(self).items()}
 
+    def is_said_by(self, name: str, text: str | None) -> bool:
+        """Whether a text, as it was asked for, tells the value in force: ``auto`` does not."""
+        try:
+            return text is not None and bool(_parse(name, text) == getattr(self, name))
+        except ConfigError:
+            return False
+
     def to_json(self) -> str:
         """The configuration as ``config.json``, which ``--config`` reads back."""
         return json.dumps(self.as_text(), indent=2) + "\n"

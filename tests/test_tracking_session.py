@@ -84,7 +84,8 @@ def test_reports_are_artifacts(store, finished):
     assert "0.95" in text_artifact(store, finished, names.MATRIX_CSV)
     assert json.loads(text_artifact(store, finished, names.CONFIG_JSON))["seed"] == "7"
     table = json.loads(text_artifact(store, finished, names.MATRIX_TABLE))
-    assert len(table["data"]) == 20
+    assert table["columns"][2:] == ["on 1", "on 2", "on 3", "on 4"]
+    assert table["data"][4] == ["after 04", "70.0  81.0  90.0  95.0", 0.70, 0.81, 0.90, 0.95]
     assert json.loads(finished.data.tags["mlflow.loggedArtifacts"]) == [
         {"path": names.MATRIX_TABLE, "type": "table"}
     ]
@@ -105,6 +106,8 @@ def test_tags_params_and_dataset(finished):
     assert tags[names.ROWS_TAG] == "complete"
     assert params["epochs"] == "auto"
     assert int(params["used/epochs"]) >= 1
+    assert params["seed"] == "7"
+    assert "used/seed" not in params
     (entry,) = finished.inputs.dataset_inputs
     assert entry.dataset.name == "digits"
     assert entry.dataset.digest == ("ab" * 32)[:36]

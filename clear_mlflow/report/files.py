@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable
 
 from clear_mlflow.matrix import AccuracyMatrix
-from clear_mlflow.report._rows import named_rows
+from clear_mlflow.report.rows import named_rows
 
 SCHEMA = {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clear_mlflow.matrix import AccuracyMatrix
-from clear_mlflow.report._rows import ending, printable, shortened
+from clear_mlflow.report.rows import ending, printable, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

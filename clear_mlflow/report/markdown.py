@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from clear_mlflow.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS
 from clear_mlflow.record import Record
-from clear_mlflow.report._rows import NOT_MEASURED, named_rows, percent, printable, shortened
+from clear_mlflow.report.rows import NOT_MEASURED, named_rows, percent, printable, shortened
 
 # MLflow cuts a longer description off, silently, and with it the end of a table. Counted in bytes,
 # because some of its stores do.

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from clear_mlflow.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS
-from clear_mlflow.report._rows import NOT_MEASURED, ending, named_rows, percent, printable
+from clear_mlflow.report.rows import NOT_MEASURED, ending, named_rows, percent, printable
 
 _WIDTH = 80  # what a terminal has at least, and what is assumed where there is none
 _LABEL = 14  # columns for what was trained through

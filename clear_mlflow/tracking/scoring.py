@@ -23,6 +23,7 @@ from clear_mlflow.record import Record, RowRecord, assemble
 from clear_mlflow.report.files import matrix_csv, matrix_json
 from clear_mlflow.report.heatmap import heatmap_array, heatmap_png
 from clear_mlflow.report.markdown import description
+from clear_mlflow.report.rows import named_rows, percent
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.rows import read_rows
@@ -192,17 +193,22 @@ def _short_hash(text: str) -> str:
 
 
 def _table(record: Record) -> str:
-    """The measured cells as a table that MLflow's evaluation view compares across runs."""
+    """The matrix as a table that MLflow's evaluation view compares across runs.
+
+    That view groups by the first column and sets the second one of all runs side by side: so these
+    are what was trained through, and its row in one text. The cells follow, a column a bucket.
+    """
     matrix = record.matrix.masked(record.protocol)
-    rows = [*(matrix.values)] if matrix.initial is None else [matrix.initial, *matrix.values]
-    first = 1 if matrix.initial is None else 0
-    cells = [
-        [trained, matrix.buckets[j], float(accuracy)]
-        for trained, row in enumerate(rows, start=first)
-        for j, accuracy in enumerate(row)
-        if not math.isnan(accuracy)
+    rows = [
+        [
+            "initial" if i < 0 else f"after {i + 1:02d}",
+            "  ".join(percent(value) for value in values),
+            *(None if math.isnan(value) else float(value) for value in values),
+        ]
+        for i, _, values in named_rows(matrix)
     ]
-    return json.dumps({"columns": ["buckets_trained", "tested_on", "accuracy"], "data": cells})
+    cells = (f"on {key}" for key in matrix.buckets)
+    return json.dumps({"columns": ["trained", "accuracy in %", *cells], "data": rows})
 
 
 def _log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:

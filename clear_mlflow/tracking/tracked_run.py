@@ -17,7 +17,7 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 import clear_mlflow
-from clear_mlflow.config import TrainConfig
+from clear_mlflow.config import AUTO, TrainConfig, parameter_defaults
 from clear_mlflow.errors import TrackingError
 from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.record import JSON, DatasetIdentity, RowRecord, row_file_name
@@ -145,10 +145,17 @@ class TrackedRun:
 
         ``mlflow run`` has logged the entry point's parameters already, as it got them (``auto``
         among them); MLflow refuses any other text for those. What a run really used has names of
-        its own, the same however the run was started.
+        its own: always where a parameter may be ``auto``, so that runs can be compared by it, and
+        where a configuration file said otherwise than the parameter.
         """
         there = run.data.params
-        used = {f"used/{name}": text for name, text in self.config.as_text().items()}
+        told = {**self.asked, **there}
+        used = {
+            f"used/{name}": text
+            for name, text in self.config.as_text().items()
+            if parameter_defaults()[name] == AUTO
+            or not self.config.is_said_by(name, told.get(name))
+        }
         params = {**self.asked, **used}
         missing = [Param(name, text) for name, text in params.items() if name not in there]
         self.client.log_batch(self.run_id, params=missing)
