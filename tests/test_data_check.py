@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from PIL import Image
+from released_layout import read_json, write_image, write_json, write_released
 
 from clear_mlflow.cli import main
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.check import KINDS, Findings, check
 from clear_mlflow.errors import DataError
-from tests.released_layout import read_json, write_image, write_json, write_released
 
 IMAGES = "train/labeled_images"
 ABOUT = "train/labeled_metadata"

@@ -16,6 +16,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from file_server import REPOSITORY, Hub, serving
+from released_layout import write_released
 
 from clear_mlflow.data import download as download_module
 from clear_mlflow.data import load_stream
@@ -29,8 +31,6 @@ from clear_mlflow.data.download import (
     download,
 )
 from clear_mlflow.errors import DataError
-from tests.file_server import REPOSITORY, Hub, serving
-from tests.released_layout import write_released
 
 HURRIED = Patience(stall=0.3, window=0.3, min_bytes=1000, attempts=3, wait=0.01, max_wait=0.05)
 TRAIN, TEST = "small-train-image-only.zip", "small-test.zip"
