@@ -27,6 +27,8 @@ from clear_mlflow.learning.training import check
 
 CPU = torch.device("cpu")
 TINY = Geometry(resize=36, crop=32)
+IMAGENET_MEAN = [0.485, 0.456, 0.406]
+IMAGENET_STD = [0.229, 0.224, 0.225]
 
 
 @pytest.fixture(scope="module")
@@ -69,9 +71,8 @@ def test_features_are_the_backbones_own(root, tmp_path, backbone):
     for bucket, rows in zip(stream.buckets, found.test, strict=True):
         for path, row in zip(bucket.test.paths, rows, strict=True):
             pixels = functional.center_crop(functional.to_tensor(Image.open(path)), [32, 32])
-            mean, std = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
             with torch.inference_mode():
-                expected = body(functional.normalize(pixels, mean, std)[None])[0]
+                expected = body(functional.normalize(pixels, IMAGENET_MEAN, IMAGENET_STD)[None])[0]
             np.testing.assert_allclose(row, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -270,6 +271,26 @@ def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
     assert url.rsplit("/", 1)[-1] in told
     assert f"fetch {url} " in told
     assert "--weights PATH" in told
+
+
+@pytest.mark.parametrize("name", ["googlenet", "inception_v3"])
+def test_networks_with_a_normalisation_of_their_own_are_as_torchvision_makes_them(tmp_path, name):
+    """Given weights, torchvision normalises their input once more: a plain turn, by hand."""
+    made = torchvision.models.get_model(name, weights=None, aux_logits=True, init_weights=False)
+    path = tmp_path / "weights.pth"
+    torch.save(made.state_dict(), path)
+    loaded = load_backbone(name, str(path)).model
+    made.fc = torch.nn.Identity()
+    torch.manual_seed(0)
+    images = torch.randn(1, 3, 96, 96)
+    half = torch.full((3, 1, 1), 0.5)
+    mean, std = (torch.tensor(v)[:, None, None] for v in (IMAGENET_MEAN, IMAGENET_STD))
+    # From zero mean and unit deviation to pixels in [0, 1], and to [-1, 1] of the original papers.
+    turned = (images * std + mean - half) / half
+    with torch.inference_mode():
+        expected = made.eval()(turned)
+        torch.testing.assert_close(loaded(images), expected, rtol=1e-3, atol=1e-4)
+        assert not torch.allclose(loaded(images), made(images), rtol=1e-2)
 
 
 @pytest.mark.parametrize(

@@ -46,10 +46,16 @@ _IMAGES_AT_ONCE = 256  # decoded and held in memory; a whole bucket of CLEAR-100
 _BATCH = {"cpu": 16, "cuda": 128}
 _DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
 
-_AUXILIARY: Mapping[str, Mapping[str, bool]] = {
-    # Their weights were trained with auxiliary heads, which return nothing in eval mode.
-    "googlenet": {"aux_logits": True, "init_weights": False},
-    "inception_v3": {"aux_logits": True, "init_weights": False},
+# What torchvision sets by itself when it is given weights, and not when they are loaded later:
+# auxiliary heads, which return nothing in eval mode, and an input that is normalised once more.
+_AS_WITH_WEIGHTS: Mapping[str, bool] = {
+    "aux_logits": True,
+    "init_weights": False,
+    "transform_input": True,
+}
+_MADE_WITH: Mapping[str, Mapping[str, bool]] = {
+    "googlenet": _AS_WITH_WEIGHTS,
+    "inception_v3": _AS_WITH_WEIGHTS,
 }
 
 
@@ -96,7 +102,7 @@ def load_backbone(name: str, weights: str) -> Backbone:
             f"unknown backbone {name!r}; expected a torchvision classification model, as resnet50"
         )
     seed_everything(_RANDOM_SEED, Draw.WEIGHTS)
-    model: nn.Module = torchvision.models.get_model(name, weights=None, **_AUXILIARY.get(name, {}))
+    model: nn.Module = torchvision.models.get_model(name, weights=None, **_MADE_WITH.get(name, {}))
     head = _remove_head(model, name)
     if weights == RANDOM_WEIGHTS:
         return Backbone(model.eval(), name, f"random:{_RANDOM_SEED}", Geometry())
