@@ -30,11 +30,12 @@ def train(**parameters: object) -> AccuracyMatrix:
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.progress import progress_for
     from clear_mlflow.learning.training import check
-    from clear_mlflow.tracking.preflight import preflight
+    from clear_mlflow.tracking.preflight import bound_retries, preflight
     from clear_mlflow.tracking.session import train_in_process
 
     asked = {name: str(value) for name, value in parameters.items()}
     config = check(TrainConfig.resolve(asked))
+    bound_retries()
     client = preflight()  # before the data, which may take minutes to read
     training = prepare(config, progress_for(sys.stderr))
     scores = train_in_process(client, training, asked)

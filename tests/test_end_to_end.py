@@ -39,10 +39,10 @@ def mlflow_run(project, *arguments, **options):
     )
 
 
-def clear_mlflow(*arguments, **options):
+def clear_mlflow(*arguments, experiment="test", **options):
     return subprocess.run(
         [sys.executable, "-m", "clear_mlflow", *arguments],
-        env=environment(),
+        env=environment(MLFLOW_EXPERIMENT_NAME=experiment),
         text=True,
         capture_output=True,
         timeout=LONG,
@@ -186,6 +186,51 @@ def test_stopped_run_is_scored_and_closed(project, store, experiment_id, stop):
     matrix = stored_matrix(closed)
     assert matrix.num_rows == 3
     assert scores_of(closed) == summarize(matrix)
+
+
+@pytest.mark.parametrize("after", [1.0, 2.0, 3.0])
+def test_stopped_before_it_began(project, store, experiment_id, after):
+    """At whatever moment the group is stopped, the run that mlflow run opened is closed."""
+    process = mlflow_run(project, *SLOW, start_new_session=True)
+    until = time.monotonic() + LONG
+    while not store.search_runs([experiment_id]) and time.monotonic() < until:
+        time.sleep(0.05)
+    while not any("clear_mlflow" in part for part in supervisor_of(process)):
+        time.sleep(0.05)
+    time.sleep(after)
+    terminate(process)
+    process.communicate(timeout=LONG)
+    closed = wait_until_closed(store, only_run(store, experiment_id))
+    assert closed.info.status in STATUS_OF_MLFLOW
+
+
+def supervisor_of(process):
+    """The command lines below a process."""
+    try:
+        below = psutil.Process(process.pid).children(recursive=True)
+        return [" ".join(child.cmdline()) for child in below]
+    except psutil.Error:
+        return []
+
+
+def test_store_that_takes_no_artifacts_is_told(project, store):
+    """An artifact root whose plugin is not installed: one line, and the run FAILED."""
+    store.create_experiment("elsewhere", artifact_location="nowhere://bucket/path")
+    done = clear_mlflow("train", cwd=project, experiment="elsewhere")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    elsewhere = store.get_experiment_by_name("elsewhere").experiment_id
+    assert [run.info.status for run in store.search_runs([elsewhere])] in (["FAILED"], [])
+
+
+def test_options_go_before_a_configuration_file(project, store, experiment_id, tmp_path):
+    """Also one that says what the default is."""
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"seed": "3", "strategy": "replay", "epochs": "1"}))
+    done = clear_mlflow("train", "--config", str(file), "--seed", "0", cwd=project)
+    assert done.returncode == 0, done.stderr
+    params = only_run(store, experiment_id).data.params
+    assert (params["seed"], params["strategy"], params["used/epochs"]) == ("0", "replay", "1")
 
 
 def test_killed_supervisor_leaves_rows_that_evaluate_scores(project, store, experiment_id):

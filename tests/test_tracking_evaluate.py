@@ -115,6 +115,45 @@ def test_removed_metrics_come_back(store, trained, tmp_path):
     assert [v.action for v in run_evaluate(store, run.info.run_id)] == ["unchanged"]
 
 
+def test_a_run_asked_for_by_its_id_is_looked_at_in_full(store, trained, tmp_path):
+    """Points in the middle of a series and reports that are gone come back, too."""
+    import sqlite3
+
+    run = trained()
+    before = everything(store, run.info.run_id)
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        database.execute("DELETE FROM metrics WHERE step < 4 AND key LIKE 'clear/%'")
+    (local(run) / names.MATRIX_JSON).unlink()
+    (verdict,) = run_evaluate(store, run.info.run_id)
+    assert verdict.action == "scored"
+    after = everything(store, run.info.run_id)
+    assert after[2] == before[2]
+    assert (local(run) / names.MATRIX_JSON).exists()
+
+
+def test_a_store_that_cannot_be_read_stops_only_its_own_runs(store, trained):
+    """An artifact root whose plugin is not installed ends in a line, and the rest is scored."""
+    store.create_experiment("elsewhere", artifact_location="nowhere://bucket/path")
+    elsewhere = store.get_experiment_by_name("elsewhere").experiment_id
+    foreign = store.create_run(elsewhere).info.run_id
+    good = trained()
+    failed, unchanged = run_evaluate(store, foreign, good.info.run_id)
+    assert (failed.action, unchanged.action) == ("failed", "unchanged")
+    assert "nowhere" in failed.detail
+    everywhere = evaluate(store, select(store, Selection()), named=False, dry_run=False)
+    assert sorted(v.action for v in everywhere) == ["skipped", "unchanged"]
+
+
+def test_a_table_list_that_mlflow_cut_off_is_left_alone(store, trained, copied):
+    """MLflow cuts tags at 8,000 characters; what cannot be read is not written anew."""
+    copy = copied(trained())
+    store.set_tag(copy.info.run_id, "mlflow.loggedArtifacts", '[{"path": "a.json", "ty')
+    (verdict,) = run_evaluate(store, copy.info.run_id)
+    assert verdict.action == "scored"
+    tags = store.get_run(copy.info.run_id).data.tags
+    assert tags["mlflow.loggedArtifacts"] == '[{"path": "a.json", "ty'
+
+
 def test_dry_run_writes_nothing(store, trained, copied):
     """It says what it would do."""
     copy = copied(trained())

@@ -1,6 +1,8 @@
 """A training in this process: what stands in MLflow afterwards, read back from the store."""
 
 import json
+import shutil
+from pathlib import Path
 
 import mlflow
 import pytest
@@ -8,6 +10,7 @@ from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.errors import TrackingError
+from clear_mlflow.record import RowRecord
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.session import train_in_process
 
@@ -141,6 +144,66 @@ def test_active_run_is_joined_and_left_open(store):
         run.data.metrics["clear/in_domain_accuracy"]
         == summarize(EXPECTED)["clear/in_domain_accuracy"]
     )
+
+
+def test_own_tags_and_an_earlier_error_are_told_apart(store):
+    """A user's own tags keep their values; our word of an earlier failure goes."""
+    with mlflow.start_run(tags={"model": "mine", names.ERROR_TAG: "of an earlier try"}) as active:
+        train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
+    tags = store.get_run(active.info.run_id).data.tags
+    assert tags["model"] == "mine"
+    assert tags["strategy"] == "naive"
+    assert names.ERROR_TAG not in tags
+    assert names.PROCESS_TAG not in tags
+
+
+def test_training_that_failed_before_its_first_row_says_so(store, experiment_id):
+    """Nothing is stored, and that is told."""
+    with pytest.raises(RuntimeError):
+        train_in_process(store, KnownTraining([[1, 2]], ends_with=RuntimeError("no")), ASKED)
+    run = the_run(store, experiment_id)
+    assert run.data.tags[names.ERROR_TAG] == "RuntimeError: no"
+    assert run.info.status == "FAILED"
+
+
+def test_a_run_that_is_named_and_finished_is_left_as_it_is(store, finished, monkeypatch):
+    """A scheduler that names an old run again does not turn it into a failed one."""
+    monkeypatch.setenv("MLFLOW_RUN_ID", finished.info.run_id)
+    with pytest.raises(TrackingError, match="already holds 5 rows"):
+        train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
+    after = store.get_run(finished.info.run_id)
+    assert after.info.status == "FINISHED"
+    assert after.data.tags == finished.data.tags
+
+
+class LosingStore(KnownTraining):
+    """Loses its artifact store once two rows are measured."""
+
+    folder: Path
+
+    def rows(self):
+        for row in super().rows():
+            if row.row == 2:
+                shutil.rmtree(self.folder)
+                self.folder.write_text("no folder any more")
+            yield row
+
+
+def test_rows_that_the_store_does_not_take_lie_in_files(
+    store, experiment_id, tmp_path, monkeypatch
+):
+    """Each one from the moment it is refused; the error says where, and how to send them."""
+    monkeypatch.chdir(tmp_path)
+    training = LosingStore(FOUR_BUCKETS)
+    training.folder = tmp_path / "artifacts"
+    with pytest.raises(TrackingError, match="did not take 3 rows") as told:
+        train_in_process(store, training, ASKED)
+    run = the_run(store, experiment_id)
+    folder = tmp_path / "unsent_rows" / run.info.run_id
+    assert str(folder) in str(told.value)
+    assert sorted(path.name for path in folder.iterdir()) == [f"row_00{i}.json" for i in (2, 3, 4)]
+    row = RowRecord.from_json((folder / "row_004.json").read_text(), source="row_004.json")
+    assert row.row.correct == tuple(FOUR_BUCKETS[4])
 
 
 def test_second_training_into_the_same_run_is_refused(store):

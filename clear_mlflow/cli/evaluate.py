@@ -75,7 +75,7 @@ def evaluate(run_id: str, experiment: str, filter_string: str, only: str, dry_ru
 
     bound_retries()
     quiet_mlflow()
-    client = preflight()
+    client = preflight(opens_run=False)
     own_run = mark_evaluate_run(client)
     selection = Selection(
         run_ids=run_ids,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 
 from rich.console import Console
 from rich.table import Table
@@ -22,14 +23,17 @@ _PIPED_WIDTH = 200
 def print_outcome(outcome: Outcome) -> None:
     """The matrix and the metrics of a run that has ended, and where to look at it."""
     out = _console()
-    if outcome.scores is not None and outcome.scores.record is not None:
-        print_scores(outcome.scores, out)
-    if outcome.run_id is not None:
-        out.print(f"\nrun {outcome.run_id} {outcome.status}", highlight=False)
-    for line in outcome.links:
-        out.print(Text(line), soft_wrap=True)
-    if outcome.error:
-        print(f"error: {' '.join(outcome.error.split())}", file=sys.stderr)
+    # Whoever reads this may have gone (a pipe into head); how the run ended stays true.
+    with suppress(OSError):
+        if outcome.scores is not None and outcome.scores.record is not None:
+            print_scores(outcome.scores, out)
+        if outcome.run_id is not None:
+            out.print(f"\nrun {outcome.run_id} {outcome.status}", highlight=False)
+        for line in outcome.links:
+            out.print(Text(line), soft_wrap=True)
+    with suppress(OSError):
+        if outcome.error:
+            print(f"error: {' '.join(outcome.error.split())}", file=sys.stderr, flush=True)
 
 
 def print_scores(scores: Scores, out: Console) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from clear_mlflow.config import (
     NONE,
@@ -16,6 +17,7 @@ from clear_mlflow.config import (
     parameter_help,
     read_config_file,
 )
+from clear_mlflow.process.signals import StoppingSignals
 
 
 def _train_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -41,26 +43,39 @@ def _train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     default=NONE,
     show_default=True,
     metavar="FILE",
-    help="config.json of an earlier run, to repeat it; other options that are given go before it.",
+    help="config.json of an earlier run, to repeat it. Options that are given go before it; under "
+    "mlflow run, which gives them all, those that differ from their defaults.",
 )
-def train(config_file: str, **asked: str) -> None:
+@click.pass_context
+def train(context: click.Context, /, config_file: str, **asked: str) -> None:
     """Train on one bucket after another and test on all buckets after each.
 
     Every row of the accuracy matrix is stored in MLflow the moment it is measured. However the run
     ends, the rows are read back from there and scored.
     """
-    if config_file != NONE:
-        defaults = parameter_defaults()
-        given = {name: text for name, text in asked.items() if text != defaults[name]}
-        asked = {**defaults, **read_config_file(Path(config_file)), **given}
-    TrainConfig.resolve(asked)  # a wrong value is told at once, before anything is started
+    with StoppingSignals() as signals:
+        if config_file != NONE:
+            given = {name: asked[name] for name in _given(context, asked)}
+            asked = {**parameter_defaults(), **read_config_file(Path(config_file)), **given}
+        TrainConfig.resolve(asked)  # a wrong value is told at once, before anything is started
 
-    from clear_mlflow.cli.output import print_outcome
-    from clear_mlflow.tracking.preflight import bound_retries, quiet_mlflow
-    from clear_mlflow.tracking.session import train_supervised
+        from clear_mlflow.cli.output import print_outcome
+        from clear_mlflow.tracking.preflight import bound_retries, quiet_mlflow
+        from clear_mlflow.tracking.session import train_supervised
 
-    bound_retries()
-    quiet_mlflow()
-    outcome = train_supervised(asked)
-    print_outcome(outcome)
+        bound_retries()
+        quiet_mlflow()
+        outcome = train_supervised(asked, signals)
+        print_outcome(outcome)
     sys.exit(outcome.exit_code)
+
+
+def _given(context: click.Context, asked: dict[str, str]) -> list[str]:
+    """Parameters that a user gave, as far as can be known: ``mlflow run`` gives every one."""
+    named = [
+        name for name in asked if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    ]
+    if len(named) < len(asked):
+        return named
+    defaults = parameter_defaults()
+    return [name for name, text in asked.items() if text != defaults[name]]

@@ -104,8 +104,10 @@ def _evaluate_one(client: MlflowClient, run: Run, named: bool, dry_run: bool) ->
     abandoned = is_abandoned(run)
     if trains_now(run):
         return Verdict(run_id, name, "skipped", "is training now; it scores itself at its end")
+    ours = run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
     try:
-        scores = read_scores(client, run)
+        # A run that was asked for by its id is looked at in full; a search takes the short look.
+        scores = read_scores(client, run, thorough=named)
         notes = list(_describe(scores))
         if not dry_run:
             if not scores.is_stored:
@@ -113,13 +115,16 @@ def _evaluate_one(client: MlflowClient, run: Run, named: bool, dry_run: bool) ->
             if abandoned:
                 _close(client, run)
     except ClearError as error:
-        return Verdict(run_id, name, "failed", str(error))
+        detail = str(error)
+        if abandoned and not dry_run:
+            detail += f"; {_try_to_close(client, run)}"
+        return Verdict(run_id, name, "failed" if named or ours else "skipped", detail)
     if scores.record is None and not abandoned:
-        ours = run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
         action = "failed" if named or ours else "skipped"
         return Verdict(run_id, name, action, "holds no rows of an accuracy matrix", scores)
     if abandoned:
-        notes.append("its process is gone: run closed as KILLED")
+        closed = "would be closed" if dry_run else "run closed"
+        notes.append(f"its process is gone: {closed} as KILLED")
     changed = abandoned or not scores.is_stored
     return Verdict(run_id, name, "scored" if changed else "unchanged", "; ".join(notes), scores)
 
@@ -141,11 +146,20 @@ def _gaps(scores: Scores) -> tuple[int, ...]:
     return scores.record.missing if scores.record else ()
 
 
+def _try_to_close(client: MlflowClient, run: Run) -> str:
+    """Close an abandoned run whose rows cannot be scored; gives what to say of it."""
+    try:
+        _close(client, run)
+    except ClearError as error:
+        return str(error)
+    return "its process is gone: run closed as KILLED"
+
+
 def _close(client: MlflowClient, run: Run) -> None:
     with explained(f"close run {run.info.run_id}"):
         client.set_tag(run.info.run_id, names.ERROR_TAG, "the process that trained it is gone")
-        client.delete_tag(run.info.run_id, names.PROCESS_TAG)
         client.set_terminated(run.info.run_id, "KILLED")
+        client.delete_tag(run.info.run_id, names.PROCESS_TAG)
 
 
 def _get(client: MlflowClient, run_id: str) -> Run | Verdict:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.tracking.preflight import is_server
+from clear_mlflow.tracking.preflight import is_server, shown
 
 # Without it an experiment opens in the UI's view for language-model traces.
 _RUNS_VIEW = "workflowType=machine_learning"
@@ -16,7 +16,7 @@ _LOCAL_UI = "http://127.0.0.1:5000"
 
 def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
     """Lines that tell how to see a run, and all runs of its experiment."""
-    uri = client.tracking_uri
+    uri = shown(client.tracking_uri)
     base = uri.rstrip("/") if is_server(uri) else _LOCAL_UI
     experiment = f"{base}/#/experiments/{run.info.experiment_id}"
     lines = [

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import mlflow
-import requests
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage
 from mlflow.environment_variables import (
@@ -24,7 +24,7 @@ from mlflow.environment_variables import (
 )
 from mlflow.exceptions import MlflowException
 
-from clear_mlflow.errors import TrackingError
+from clear_mlflow.errors import ClearError, TrackingError
 
 _DEFAULT_EXPERIMENT_ID = "0"
 
@@ -52,11 +52,24 @@ def explained(action: str) -> Iterator[None]:
     """Turn MLflow's refusal of ``action`` into one line that names the store."""
     try:
         yield
-    except (MlflowException, requests.RequestException, OSError) as error:
-        reason = " ".join(str(error).split())[:500]
+    except ClearError:
+        raise
+    except Exception as error:  # what MLflow's stores and their plugins raise has no common base
+        reason = shown(str(error) or type(error).__name__)
+        if not isinstance(error, MlflowException):
+            reason = f"{type(error).__name__}: {reason}"
         raise TrackingError(
-            f"cannot {action} in the tracking store {mlflow.get_tracking_uri()}: {reason}"
+            f"cannot {action} in the tracking store {shown(mlflow.get_tracking_uri())}: {reason}"
         ) from error
+
+
+def shown(text: str) -> str:
+    """A text that may hold a URI, as it may be shown: on one line, and without a password.
+
+    >>> shown("postgresql://me:secret@host/db")
+    'postgresql://me:***@host/db'
+    """
+    return re.sub(r"(://[^:/@\s]*):[^@/\s]*@", r"\1:***@", " ".join(text.split())[:500])
 
 
 def is_server(tracking_uri: str) -> bool:
@@ -64,8 +77,11 @@ def is_server(tracking_uri: str) -> bool:
     return urlsplit(tracking_uri).scheme in ("http", "https")
 
 
-def preflight() -> MlflowClient:
+def preflight(*, opens_run: bool = True) -> MlflowClient:
     """Connect to the tracking store and check that a run with artifacts can be kept there.
+
+    Args:
+        opens_run: whether a run will be opened; reading and scoring old ones asks for less.
 
     Raises:
         TrackingError: the store cannot be reached or is refused by MLflow, the run or experiment
@@ -75,6 +91,8 @@ def preflight() -> MlflowClient:
     with explained("read experiments"):
         client = MlflowClient()
         client.search_experiments(max_results=1)
+    if not opens_run:
+        return client
     active = mlflow.active_run()
     run_id = active.info.run_id if active else MLFLOW_RUN_ID.get()
     if run_id:
@@ -89,10 +107,10 @@ def _artifact_uri_of(client: MlflowClient, run_id: str) -> str:
         run = client.get_run(run_id)
     except MlflowException as error:
         raise TrackingError(
-            f"run {run_id} (MLFLOW_RUN_ID) is not in the tracking store {client.tracking_uri} as "
-            f"seen from {Path.cwd()}: {' '.join(str(error).split())}; a relative sqlite path names "
-            "another file in each folder, so set MLFLOW_TRACKING_URI to an absolute one "
-            "(sqlite:////absolute/path/mlflow.db)"
+            f"run {run_id} (MLFLOW_RUN_ID) is not in the tracking store "
+            f"{shown(client.tracking_uri)} as seen from {Path.cwd()}: {shown(str(error))}; a "
+            "relative sqlite path names another file in each folder, so set MLFLOW_TRACKING_URI "
+            "to an absolute one (sqlite:////absolute/path/mlflow.db)"
         ) from error
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
         raise TrackingError(f"run {run_id} is deleted; restore it, or unset MLFLOW_RUN_ID")
@@ -124,7 +142,7 @@ def _check_artifact_root(tracking_uri: str, whose: str, artifact_root: str) -> N
     if urlsplit(artifact_root).scheme == "mlflow-artifacts" and not is_server(tracking_uri):
         raise TrackingError(
             f"{whose} keeps its artifacts behind a tracking server ({artifact_root}), but the "
-            f"tracking URI is {tracking_uri}; set MLFLOW_TRACKING_URI to the server's address "
-            "(http://127.0.0.1:5000 for a plain mlflow ui), or use an experiment of its own "
-            "(mlflow run --experiment-name NAME, or MLFLOW_EXPERIMENT_NAME=NAME)"
+            f"tracking URI is {shown(tracking_uri)}; set MLFLOW_TRACKING_URI to the server's "
+            "address (http://127.0.0.1:5000 for a plain mlflow ui), or use an experiment of its "
+            "own (mlflow run --experiment-name NAME, or MLFLOW_EXPERIMENT_NAME=NAME)"
         )

@@ -9,7 +9,7 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.errors import RecordError
+from clear_mlflow.errors import RecordError, TrackingError
 from clear_mlflow.record import ROWS_FOLDER, RowRecord, row_file_name, row_index
 from clear_mlflow.tracking.preflight import explained
 
@@ -43,6 +43,19 @@ def stored_rows(client: MlflowClient, run: Run) -> list[str]:
             raise RecordError(f"{name} has {file.file_size} bytes; a row has at most 1 MiB")
         rows[name] = index
     return sorted(rows, key=rows.__getitem__)
+
+
+def refuse_foreign_rows(client: MlflowClient, run: Run) -> None:
+    """Make sure that a run to be trained into holds no row yet.
+
+    Raises:
+        TrackingError: it does; training into it again would contradict them.
+    """
+    if rows := stored_rows(client, run):
+        raise TrackingError(
+            f"run {run.info.run_id} already holds {len(rows)} rows ({rows[0]} to {rows[-1]}); "
+            "training into it again would contradict them: start a new run"
+        )
 
 
 def read_rows(client: MlflowClient, run: Run) -> dict[str, RowRecord]:

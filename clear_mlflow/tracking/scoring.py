@@ -52,8 +52,14 @@ class Scores:
         return not self.lacking and not self.stale
 
 
-def read_scores(client: MlflowClient, run: Run) -> Scores:
+def read_scores(client: MlflowClient, run: Run, *, thorough: bool = False) -> Scores:
     """Read a run's rows and compute every score that they define; nothing is written.
+
+    Args:
+        client: the store.
+        run: as it is now.
+        thorough: look at every point of every series and at every report. Otherwise a run whose
+            last values and whose fingerprint agree with its rows is taken to hold the rest, too.
 
     Raises:
         RecordError: a row is damaged, or rows contradict each other.
@@ -71,7 +77,8 @@ def read_scores(client: MlflowClient, run: Run) -> Scores:
             points={},
             lacking=(),
             rows_state="none",
-            stale=run.data.tags.get(names.ROWS_TAG) not in (None, "none"),
+            stale=run.data.tags.get(names.ROWS_TAG) != "none"
+            and (names.ROWS_TAG in run.data.tags or run.data.tags.get(names.KIND_TAG) == "train"),
         )
     record = assemble(records)
     points = all_series(record.matrix, record.protocol)
@@ -85,10 +92,11 @@ def read_scores(client: MlflowClient, run: Run) -> Scores:
         summary=summarize(record.matrix, record.protocol),
         reasons=explain(record.matrix, record.protocol),
         points=points,
-        lacking=tuple(_lacking(client, run, points, times)),
+        lacking=tuple(_lacking(client, run, points, times, thorough)),
         rows_state=rows_state,
         stale=(tags.get(names.ROWS_TAG), tags.get(names.SCORED_TAG))
-        != (rows_state, fingerprint(points)),
+        != (rows_state, fingerprint(points))
+        or (thorough and _lacks_reports(client, run)),
     )
 
 
@@ -123,10 +131,10 @@ def _times(records: Iterable[RowRecord], num_rows: int) -> dict[int, int]:
 
 
 def _lacking(
-    client: MlflowClient, run: Run, points: Series, times: Mapping[int, int]
+    client: MlflowClient, run: Run, points: Series, times: Mapping[int, int], thorough: bool
 ) -> list[Metric]:
     """Points that the store has not, or whose value in force is another."""
-    if _all_latest_agree(run, points):
+    if not thorough and _all_latest_agree(run, points):
         return []
     found = []
     for name, steps in points.items():
@@ -144,6 +152,20 @@ def _lacking(
                 later = max(other.timestamp + 1, point.timestamp)
                 found.append(Metric(name, point.value, later, point.step))
     return found
+
+
+def _lacks_reports(client: MlflowClient, run: Run) -> bool:
+    with explained(f"list the reports of run {run.info.run_id}"):
+        listed = {f.path for f in client.list_artifacts(run.info.run_id, names.MATRIX_FOLDER)}
+    return (
+        not {
+            names.MATRIX_JSON,
+            names.MATRIX_CSV,
+            names.MATRIX_TABLE,
+            names.HEATMAP_PNG,
+        }
+        <= listed
+    )
 
 
 def _all_latest_agree(run: Run, points: Series) -> bool:
@@ -169,9 +191,12 @@ def _log_reports(client: MlflowClient, run: Run, scores: Scores, record: Record)
     client.log_image(run_id, heatmap_array(matrix, scores.run_name), key=names.IMAGE_FINAL, step=0)
 
     tags = {}
-    tables = json.loads(run.data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
     this_table = {"path": names.MATRIX_TABLE, "type": "table"}
-    if this_table not in tables:
+    try:
+        tables = json.loads(run.data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
+    except ValueError:
+        tables = None  # MLflow cuts long tags off; a list that cannot be read is left as it is
+    if isinstance(tables, list) and this_table not in tables:
         tags[MLFLOW_LOGGED_ARTIFACTS] = json.dumps([*tables, this_table])
     return tags | _note_tags(run, scores, record)
 

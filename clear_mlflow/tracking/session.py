@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import signal
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from types import FrameType
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, MLFLOW_RUN_ID
+from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 
 from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ClearError
+from clear_mlflow.errors import ClearError, TrackingError
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
+from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.generated_names import is_generated
 from clear_mlflow.tracking.links import run_links
+from clear_mlflow.tracking.liveness import heartbeat, trains_now
 from clear_mlflow.tracking.preflight import explained, preflight
+from clear_mlflow.tracking.rows import refuse_foreign_rows
 from clear_mlflow.tracking.scoring import Scores, read_scores, write_scores
 from clear_mlflow.tracking.tracked_run import TrackedRun, track
 from clear_mlflow.training import Training
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # A child that ended by one of these was stopped from outside; by any other it broke.
 _KILLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
@@ -41,7 +42,7 @@ class Outcome:
     links: tuple[str, ...] = ()  # lines that tell where to look at the run
 
 
-def train_supervised(asked: Mapping[str, str]) -> Outcome:
+def train_supervised(asked: Mapping[str, str], signals: StoppingSignals) -> Outcome:
     """Train in a child process, and close the record however that ends.
 
     This is the post-run hook, too: when the child is done, has failed, was stopped by a signal to
@@ -50,24 +51,26 @@ def train_supervised(asked: Mapping[str, str]) -> Outcome:
 
     Args:
         asked: parameters as text; see :class:`~clear_mlflow.config.TrainConfig`.
+        signals: entered already, so that none is missed while this starts.
     """
-    with TrainingProcess(asked) as process, _stopped_by_signals(process.stop) as received:
+    with TrainingProcess(asked) as process:
+        signals.hand_to(process.stop)
         try:
             client = preflight()
             config = process.config
-            with explained("open a run"):
-                run_id = _open_run(client, config)
+            run_id = _open_run(client, config)
         except (ClearError, TrainingDied) as error:
             process.stop()
-            return _outcome(error, received)
+            return _close_unopened(_outcome(error, signals.received))
         try:
             with TrackedRun(client, run_id, config, asked) as run:
                 track(process, run)
         except (ClearError, TrainingDied) as error:
             process.stop()
-            return _close_run(client, run_id, _outcome(error, received, run_id))
-        except BaseException:
-            _close_run(client, run_id, Outcome(1, "FAILED", run_id, None, "a bug"))
+            return _close_run(client, run_id, _outcome(error, signals.received, run_id))
+        except BaseException as error:
+            bug = f"{type(error).__name__}: {error}"
+            _close_run(client, run_id, Outcome(1, "FAILED", run_id, None, bug))
             raise
         return _close_run(client, run_id, Outcome(0, "FINISHED", run_id, None, None))
 
@@ -87,26 +90,45 @@ def _outcome(
     return Outcome(1, "FAILED", run_id, None, str(error))
 
 
+def _close_unopened(outcome: Outcome) -> Outcome:
+    """Close the run that ``mlflow run`` opened for a training that was stopped before it began.
+
+    A signal to the process group ends MLflow itself, which would have closed it.
+    """
+    run_id = MLFLOW_RUN_ID.get()
+    if outcome.status == "KILLED" and run_id:
+        with suppress(ClearError), explained(f"close run {run_id}"):
+            client = MlflowClient()
+            run = client.get_run(run_id)
+            if MLFLOW_PROJECT_ENTRY_POINT in run.data.tags and run.info.status == "RUNNING":
+                client.set_tag(run_id, names.ERROR_TAG, outcome.error)
+                client.set_terminated(run_id, outcome.status)
+    return outcome
+
+
 def _close_run(client: MlflowClient, run_id: str, outcome: Outcome) -> Outcome:
     """Score what is stored, say why the run ended, and set its status."""
-    scores, code, status, error = None, outcome.exit_code, outcome.status, outcome.error
+    scores, code, status = None, outcome.exit_code, outcome.status
+    errors = [outcome.error] if outcome.error else []
     try:
         scores = score(client, run_id)
     except ClearError as refusal:
         # Training went well or not; that its record is not in order is what counts now.
-        error = f"{error}; {refusal}" if error else str(refusal)
-        code, status = code or 2, status if status != "FINISHED" else "FAILED"
+        errors.append(str(refusal))
+        code, status = code or 2, "FAILED" if status == "FINISHED" else status
+    links: tuple[str, ...] = ()
     try:
         with explained(f"close run {run_id}"):
-            if error:
-                client.set_tag(run_id, names.ERROR_TAG, error)
-            _forget_process(client, run_id)
+            if errors:
+                client.set_tag(run_id, names.ERROR_TAG, "; ".join(errors))
+            # The status first: while a run is RUNNING, its process has to be known.
             mlflow.end_run(status)
+            _forget_process(client, run_id)
             links = tuple(run_links(client, client.get_run(run_id)))
     except ClearError as refusal:
-        links = ()
-        error, code = f"{error}; {refusal}" if error else str(refusal), code or 2
-    return Outcome(code, status, run_id, scores, error, links)
+        errors.append(str(refusal))
+        code = code or 2
+    return Outcome(code, status, run_id, scores, "; ".join(errors) or None, links)
 
 
 def score(client: MlflowClient, run_id: str) -> Scores:
@@ -133,19 +155,22 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
     run_id = joined.info.run_id if joined else _open_run(client, training.config)
     status = "FAILED"
     try:
-        try:
-            with TrackedRun(client, run_id, training.config, asked) as run:
-                track(training, run)
-        finally:
-            scores = score(client, run_id)
-            _forget_process(client, run_id)
+        with TrackedRun(client, run_id, training.config, asked) as run:
+            track(training, run)
+        scores = score(client, run_id)
         status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
+    except BaseException as error:
+        status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        # What the rows so far define is logged if it can be; the caller hears of the first error.
+        with suppress(ClearError), explained(f"score run {run_id}"):
+            client.set_tag(run_id, names.ERROR_TAG, f"{type(error).__name__}: {error}")
+            score(client, run_id)
         raise
     finally:
         if joined is None:
             mlflow.end_run(status)
+        with suppress(ClearError), explained(f"close run {run_id}"):
+            _forget_process(client, run_id)
     return scores
 
 
@@ -156,39 +181,29 @@ def _forget_process(client: MlflowClient, run_id: str) -> None:
 
 
 def _open_run(client: MlflowClient, config: TrainConfig) -> str:
-    """Start an MLflow run, or take up the one that the environment names."""
-    named = MLFLOW_RUN_ID.get()
-    # "replay digits seed 3" tells more than "upbeat-foal-91"; a name that a person gave stays.
-    keeps_name = named and not is_generated(client.get_run(named).info.run_name)
-    monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-    run = mlflow.start_run(
-        run_name=None if keeps_name else f"{config.strategy} {config.dataset} seed {config.seed}",
-        log_system_metrics=monitor.get() if monitor.is_set() else True,
-    )
-    return str(run.info.run_id)
+    """Start an MLflow run, or take up the one that the environment names.
 
-
-@contextmanager
-def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[list[int]]:
-    """Hand the first stopping signal on to ``stop``, and ignore its repeats.
-
-    A Ctrl-C under ``mlflow run`` arrives twice: from the terminal, and from MLflow.
-
-    Yields:
-        The signals received, in order.
+    Raises:
+        TrackingError: that run holds rows already, or another process trains into it; it is left
+            as it is.
     """
-    received: list[int] = []
-
-    def handle(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-        if len(received) == 1:
-            name = signal.Signals(signum).name
-            print(f"{name}: stopping; the rows so far will be scored", file=sys.stderr, flush=True)
-            stop()
-
-    before = {signum: signal.signal(signum, handle) for signum in _STOPPING}
-    try:
-        yield received
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+    named = MLFLOW_RUN_ID.get()
+    monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+    with explained("open a run"):
+        name: str | None = f"{config.strategy} {config.dataset} seed {config.seed}"
+        if named:
+            run = client.get_run(named)
+            if trains_now(run):
+                raise TrackingError(
+                    f"another process trains into run {named} now; unset MLFLOW_RUN_ID for a run "
+                    "of its own"
+                )
+            refuse_foreign_rows(client, run)
+            # "replay digits seed 3" tells more than "upbeat-foal-91"; a person's own name stays.
+            name = name if is_generated(run.info.run_name) else None
+        opened = mlflow.start_run(
+            run_name=name,
+            tags={names.PROCESS_TAG: heartbeat()},
+            log_system_metrics=monitor.get() if monitor.is_set() else True,
+        )
+    return str(opened.info.run_id)

@@ -6,8 +6,10 @@ import json
 import queue
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
@@ -20,12 +22,12 @@ import clear_mlflow
 from clear_mlflow.config import AUTO, TrainConfig, parameter_defaults
 from clear_mlflow.errors import TrackingError
 from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.record import JSON, DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.record import JSON, ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.liveness import heartbeat
 from clear_mlflow.tracking.preflight import explained
-from clear_mlflow.tracking.rows import stored_rows, write_row
+from clear_mlflow.tracking.rows import refuse_foreign_rows, write_row
 from clear_mlflow.tracking.series import all_series, as_metrics, milliseconds
 from clear_mlflow.training import StreamFacts, Training
 
@@ -38,7 +40,8 @@ class TrackedRun:
 
     A row's artifact is stored before :meth:`log_row` returns, so before the next bucket starts.
     All that is derived from rows (metrics, images) is sent from a thread behind it: training does
-    not wait for it, and what is lost of it the post-run hook restores from the rows.
+    not wait for it. Metrics that are lost of it the post-run hook restores from the rows; of the
+    pictures it restores the last one.
     """
 
     def __init__(
@@ -52,15 +55,16 @@ class TrackedRun:
         self._facts: StreamFacts | None = None
         self._rows: list[AccuracyRow] = []
         self._unsent: list[RowRecord] = []
+        self._unsent_folder: Path | None = None
         self._behind = _Behind(self._beat)
 
     def __enter__(self) -> TrackedRun:
         with explained(f"log the configuration of run {self.run_id}"):
             run = self.client.get_run(self.run_id)
             self._run_name = run.info.run_name or self.run_id
-            self._refuse_foreign_rows(run)
+            refuse_foreign_rows(self.client, run)
             self._log_params(run)
-            self._set_tags()
+            self._set_tags(run)
             # The first artifact: a store that takes no artifacts is found before any training.
             self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
         self._behind.start()
@@ -72,10 +76,17 @@ class TrackedRun:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._behind.finish()
-        self._send_unsent()
+        try:
+            self._send_unsent()
+        finally:
+            self._behind.finish()
         if self._unsent:
-            raise TrackingError(self._keep_unsent()) from error
+            raise TrackingError(
+                f"the tracking store did not take {len(self._unsent)} rows; they are in "
+                f"{self._unsent_folder}: send them with 'mlflow artifacts log-artifacts --run-id "
+                f"{self.run_id} --local-dir {self._unsent_folder} --artifact-path {ROWS_FOLDER}', "
+                "then run evaluate on that run"
+            ) from error
 
     def log_facts(self, facts: StreamFacts) -> None:
         """Log the dataset as an MLflow input, with its digest and its counts per bucket."""
@@ -133,13 +144,6 @@ class TrackedRun:
         self._behind.send(lambda: self._log_metrics(matrix, protocol, row.row, time))
         self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
 
-    def _refuse_foreign_rows(self, run: Run) -> None:
-        if rows := stored_rows(self.client, run):
-            raise TrackingError(
-                f"run {self.run_id} already holds {len(rows)} rows ({rows[0]} to {rows[-1]}); "
-                "training into it again would contradict them: start a new run"
-            )
-
     def _log_params(self, run: Run) -> None:
         """Log what was asked for and what it resolved to, leaving alone what is there.
 
@@ -160,20 +164,26 @@ class TrackedRun:
         missing = [Param(name, text) for name, text in params.items() if name not in there]
         self.client.log_batch(self.run_id, params=missing)
 
-    def _set_tags(self) -> None:
+    def _set_tags(self, run: Run) -> None:
         config = self.config
         tags = {
-            names.KIND_TAG: names.KIND_TRAIN,
             "strategy": config.strategy,
             "dataset": config.dataset,
             "protocol": config.protocol,
             "seed": str(config.seed),
             "model": config.model,
-            "clear_mlflow.version": clear_mlflow.__version__,
-            names.PROCESS_TAG: heartbeat(),
         }
         if commit := _git_commit():
             tags["git_commit"] = commit
+        # In a run of the user's own, tags of these plain names are theirs.
+        tags = {key: value for key, value in tags.items() if key not in run.data.tags}
+        tags |= {
+            names.KIND_TAG: names.KIND_TRAIN,
+            "clear_mlflow.version": clear_mlflow.__version__,
+            names.PROCESS_TAG: heartbeat(),
+        }
+        if names.ERROR_TAG in run.data.tags:  # of an earlier try that stored no row
+            self.client.delete_tag(self.run_id, names.ERROR_TAG)
         self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
 
     def _log_metrics(self, matrix: AccuracyMatrix, protocol: str, step: int, time: int) -> None:
@@ -192,25 +202,34 @@ class TrackedRun:
         self.client.set_tag(self.run_id, names.PROCESS_TAG, heartbeat())
 
     def _send_unsent(self) -> None:
+        for record in self._unsent[1:]:
+            self._keep(record)
         while self._unsent:
+            record = self._unsent[0]
             try:
-                write_row(self.client, self.run_id, self._unsent[0])
+                write_row(self.client, self.run_id, record)
             except TrackingError as error:
-                _warn(f"{error}; the row is kept and will be sent again")
+                self._keep(record)
+                _warn(f"{error}; the row is kept in {self._unsent_folder} and will be sent again")
                 return
             del self._unsent[0]
+            if self._unsent_folder is not None:
+                (self._unsent_folder / row_file_name(record.row.row)).unlink(missing_ok=True)
 
-    def _keep_unsent(self) -> str:
-        """Put rows that no store would take into files; give the line that tells where."""
-        folder = Path("unsent_rows", self.run_id).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
-        for record in self._unsent:
-            Path(folder, row_file_name(record.row.row)).write_text(record.to_json())
-        return (
-            f"the tracking store did not take {len(self._unsent)} rows; they are in {folder}: send "
-            f"them with 'mlflow artifacts log-artifacts --run-id {self.run_id} --local-dir {folder}"
-            " --artifact-path accuracy_matrix/rows', then run evaluate on that run"
-        )
+    def _keep(self, record: RowRecord) -> None:
+        """Put a row that the store did not take into a file, at once: this process may be killed.
+
+        It lies in the working folder, else in the system's temporary one.
+        """
+        if self._unsent_folder is None:
+            folder = Path("unsent_rows", self.run_id).absolute()
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError:
+                folder = Path(tempfile.mkdtemp(prefix=f"unsent_rows_{self.run_id}_"))
+            self._unsent_folder = folder
+        file = self._unsent_folder / row_file_name(record.row.row)
+        file.write_text(record.to_json(), encoding="utf-8")
 
 
 def track(training: Training, run: TrackedRun) -> None:
@@ -290,4 +309,5 @@ def _git_commit() -> str | None:
 
 def _warn(message: str) -> None:
     line = " ".join(message.split())
-    print(f"warning: {line}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # nobody may be reading any more
+        print(f"warning: {line}", file=sys.stderr, flush=True)

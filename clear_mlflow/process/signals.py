@@ -1,0 +1,57 @@
+"""Signals that ask a run to stop, from the first moment to the last."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class StoppingSignals:
+    """Hands the first stopping signal on, and ignores its repeats.
+
+    A Ctrl-C under ``mlflow run`` arrives twice: from the terminal, and from MLflow. A signal that
+    the process was told to ignore (``nohup``) stays ignored.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._stop: Callable[[], None] | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StoppingSignals:
+        for signum in _STOPPING:
+            if signal.getsignal(signum) is not signal.SIG_IGN:
+                self._before[signum] = signal.signal(signum, self._handle)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+
+    def hand_to(self, stop: Callable[[], None]) -> None:
+        """Call ``stop`` when a signal comes, or now if one has come already."""
+        self._stop = stop
+        if self.received:
+            stop()
+
+    def _handle(self, signum: int, frame: FrameType | None) -> None:
+        self.received.append(signum)
+        if len(self.received) > 1:
+            return
+        if self._stop is not None:
+            self._stop()
+        # The terminal may be what has gone, or be in the middle of another line.
+        with suppress(OSError, RuntimeError):
+            name = signal.Signals(signum).name
+            print(f"{name}: stopping; the rows so far will be scored", file=sys.stderr, flush=True)

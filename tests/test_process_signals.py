@@ -1,0 +1,62 @@
+"""Signals: the first is handed on, whatever is or is not ready for it."""
+
+import os
+import signal
+import subprocess
+import sys
+
+from clear_mlflow.process.signals import StoppingSignals
+
+
+def test_first_signal_is_handed_on_and_repeats_are_ignored():
+    """A Ctrl-C under mlflow run arrives twice."""
+    stopped = []
+    with StoppingSignals() as signals:
+        signals.hand_to(lambda: stopped.append(1))
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+    assert stopped == [1]
+    assert signals.received == [signal.SIGTERM, signal.SIGINT]
+
+
+def test_signal_before_there_is_anything_to_stop_is_kept():
+    """It is handed on as soon as there is."""
+    stopped = []
+    with StoppingSignals() as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        signals.hand_to(lambda: stopped.append(1))
+    assert stopped == [1]
+
+
+def test_ignored_signal_stays_ignored():
+    """What nohup set is what the user wants."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StoppingSignals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signals.received == []
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_signal_is_handed_on_where_nobody_reads_standard_error():
+    """The terminal may be what has gone."""
+    code = (
+        "import os, signal, sys\n"
+        "from clear_mlflow.process.signals import StoppingSignals\n"
+        "with StoppingSignals() as signals:\n"
+        "    signals.hand_to(lambda: os.write(1, b'stopped'))\n"
+        "    sys.stdin.read()\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "os._exit(0)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    process.stderr.close()
+    output, _ = process.communicate(timeout=60)
+    assert output == b"stopped"
+    assert process.returncode == 0
