@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -248,6 +249,21 @@ def test_foreign_weights_are_told(tmp_path, content, told):
     line = one_line(load_backbone, "resnet18", str(path))
     assert told in line
     assert str(path) in line
+
+
+@pytest.mark.parametrize(("claimed", "told"), [(2**32 - 2**20, "refused"), (2**34, "unpacks to")])
+def test_weights_may_be_larger_than_features_but_not_absurd(tmp_path, claimed, told):
+    """By what a zip file's directory says, before anything is unpacked; the largest have 2.6 GB."""
+    path = tmp_path / "weights.pth"
+    torch.save({"x": torch.zeros(3)}, path)
+    with zipfile.ZipFile(path, "a") as archive:
+        for number in range(max(1, claimed // 2**32)):
+            entry = zipfile.ZipInfo(f"weights/data/{number + 9}")
+            archive.writestr(entry, b"")
+            entry.file_size = min(claimed, 2**32 - 2)  # written into the directory on closing
+        archive.writestr("weights/rest", bytes(64))
+    assert path.stat().st_size < 2**14
+    assert told in one_line(load_backbone, "resnet18", str(path))
 
 
 def test_missing_weights_and_backbones_are_told(tmp_path):

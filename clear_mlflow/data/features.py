@@ -346,23 +346,28 @@ def _read_filelist(path: Path, *, root: Path) -> list[tuple[str, int]]:
     return listed
 
 
-def load_torch_file(path: Path) -> Any:
+def load_torch_file(path: Path, *, max_bytes: int | None = None) -> Any:
     """Read a torch file that may hold tensors, numbers, texts, lists, tuples and dicts only.
+
+    Args:
+        path: the file.
+        max_bytes: what it may unpack to; by default, what stored features may.
 
     Raises:
         DataError: it is no such file, is damaged, wants to run code, or is absurdly large.
     """
     import torch
 
+    most = _MAX_FILE_BYTES if max_bytes is None else max_bytes
     try:
         # A zip file of some kilobytes may claim to hold gigabytes of zeros.
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 unpacked = sum(entry.file_size for entry in archive.infolist())
-            if unpacked > _MAX_FILE_BYTES:
+            if unpacked > most:
                 raise DataError(
-                    f"{path_text(path)} unpacks to {unpacked} bytes; expected {_MAX_FILE_BYTES} "
-                    "at most, so it is not what its name says"
+                    f"{path_text(path)} unpacks to {unpacked} bytes; expected {most} at most, so "
+                    "it is not what its name says"
                 )
         return torch.load(path, map_location="cpu", weights_only=True)
     except DataError:

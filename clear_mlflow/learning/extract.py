@@ -42,6 +42,7 @@ RANDOM_WEIGHTS = "none"
 _IMAGENET_CLASSES = 1000
 _IMAGENET_MEAN = [0.485, 0.456, 0.406]  # what normalised() subtracts
 _RANDOM_SEED = 0
+_MAX_WEIGHTS_BYTES = 2**33  # torchvision's largest, of regnet_y_128gf and vit_h_14, are above 2**31
 _IMAGES_AT_ONCE = 256  # decoded and held in memory; a whole bucket of CLEAR-100 is gigabytes
 _BATCH = {"cpu": 16, "cuda": 128}
 _DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
@@ -108,7 +109,7 @@ def load_backbone(name: str, weights: str) -> Backbone:
         return Backbone(model.eval(), name, f"random:{_RANDOM_SEED}", Geometry())
     path = _downloaded(name) if weights == DEFAULT_WEIGHTS else Path(weights).expanduser()
     digest = _hash(path)
-    _fill(model, load_torch_file(path), head=head, path=path, name=name)
+    _fill(model, load_torch_file(path, max_bytes=_MAX_WEIGHTS_BYTES), head=head, path=path, name=name)
     return Backbone(model.eval(), name, f"sha256:{digest}", _geometry(name, digest))
 
 
