@@ -21,6 +21,7 @@ from layout_trees import (
 )
 
 from clear_mlflow.data import load_stream
+from clear_mlflow.data.check import check
 from clear_mlflow.data.content import stream_of
 from clear_mlflow.data.layouts import find_listing
 from clear_mlflow.data.splits import seeded_split
@@ -300,6 +301,22 @@ def test_several_datasets_below_the_root_are_told(tmp_path):
     write_older(tmp_path / "clear10_neurips2021", PHOTOS)
     write_challenge(tmp_path / "clear10_challenge", PHOTOS)
     assert "'clear10_challenge', 'clear10_neurips2021'" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("below", ["", "clear10"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("released", "challenge"), ("released", "older"), ("older", "released")],
+)
+def test_two_layouts_in_one_folder_are_told(tmp_path, below, first, second):
+    """Neither is read in silence, by the loader or by the check, which have one rule."""
+    LAYOUTS[first](tmp_path / below, PHOTOS)
+    LAYOUTS[second](tmp_path / below, Photos(buckets=("1", "2")))
+    told = refusal(tmp_path)
+    assert all(f"{layout} (" in told for layout in (first, second))
+    with pytest.raises(DataError) as caught:
+        check(tmp_path)
+    assert str(caught.value) == told
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -34,14 +34,14 @@ from clear_mlflow.data.files import (
     stored_path,
 )
 from clear_mlflow.data.images import decode
-from clear_mlflow.data.layouts import read_any
+from clear_mlflow.data.layouts import find_layout, read_any
 from clear_mlflow.data.stream import ImageSet
 from clear_mlflow.errors import DataError
 
 SCHEMA = 1
 
 _NAME = "dataset"  # nobody sees it
-_RELEASE = re.compile("clear100?([_-]|$)", re.IGNORECASE)  # what archives unpack to
+_NAMES = ("clear10", "clear100")  # what archives unpack to
 _SPLITS = (("train", "train"), ("train_image_only", "train"), ("test", "test"))
 _IMAGE_FOLDER = "labeled_images"
 _METADATA = "labeled_metadata.json"
@@ -170,7 +170,7 @@ def check(root: Path, *, on_progress: OnImages = _tell_nobody) -> Findings:
     Raises:
         DataError: there is no dataset at *root*.
     """
-    layout, folder = _find(root)
+    layout, folder = find_layout(root, names=_NAMES)
     folder = folder.resolve()
     trees = [tree for name, split in _trees(folder) if (tree := _survey(folder, name, split))]
     if not trees:
@@ -243,24 +243,7 @@ def _if_new(message: str, problems: Sequence[Problem], root: Path) -> list[Probl
     return [Problem("structure", root, message)]
 
 
-# -- finding the dataset ------------------------------------------------------------------------
-
-
-def _find(root: Path) -> tuple[str, Path]:
-    """The layout's name, and the folder that has it."""
-    if not is_folder(root) or not os.access(root, os.R_OK | os.X_OK):
-        read_any(root, name=_NAME)  # says what is the matter
-    below = (path for path in sorted(root.iterdir()) if _RELEASE.match(path.name))
-    for folder in (root, *below):
-        if any(is_folder(folder / name / _IMAGE_FOLDER) for name, _ in _SPLITS):
-            return "released", folder
-        if is_folder(folder / _IMAGE_FOLDER):
-            older = is_folder(folder / "training_folder") or (folder / _CLASS_LIST).is_file()
-            return ("older" if older else "challenge"), folder
-    raise DataError(
-        f"no dataset is in {path_text(root)}: expected the folder {_IMAGE_FOLDER}, or train and "
-        "test with it; pass the folder that the dataset was unpacked to"
-    )
+# -- the dataset's trees ------------------------------------------------------------------------
 
 
 def _trees(root: Path) -> Iterator[tuple[Path, str]]:

@@ -7,8 +7,10 @@ by looking at the folder; ``listing(root)`` gives its images. A new module is fo
 from __future__ import annotations
 
 import pkgutil
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from clear_mlflow.data.content import stream_of
 from clear_mlflow.data.files import path_text, reason, shown
@@ -54,27 +56,58 @@ def find_listing(root: Path, *, name: str) -> Listing:
         name: the dataset's name.
 
     Raises:
-        DataError: no known layout is there, several datasets are, or it is damaged.
+        DataError: no known layout is there, several are, or the dataset is damaged.
+    """
+    layout, folder = find_layout(root, names=(name,))
+    listing: Listing = _modules()[layout].listing(folder)
+    return listing
+
+
+def find_layout(root: Path, *, names: Collection[str]) -> tuple[str, Path]:
+    """Find the one dataset at *root*, and say which layout it has; nothing in it is read.
+
+    Args:
+        root: see :func:`find_listing`.
+        names: what the dataset may be called.
+
+    Returns:
+        The layout's name, and the folder that has it: *root*, or one in it.
+
+    Raises:
+        DataError: no known layout is there, several datasets are, or one folder has what several
+            layouts have.
     """
     found = _names_in(root)
-    modules = [
-        import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)
-    ]
-    for folders in ([root], [root / name], [root / n for n in found if _is_release(n, name)]):
-        fitting = [(f, m) for f in folders for m in modules if m.is_below(f)]
+    modules = _modules()
+    named = [root / name for name in names]
+    released = [root / n for n in found if any(_is_release(n, name) for name in names)]
+    for folders in ([root], named, released):
+        fitting = [(f, layout) for f in folders for layout, m in modules.items() if m.is_below(f)]
         if len({folder for folder, _ in fitting}) > 1:
             raise DataError(
                 f"several datasets lie below {path_text(root)}: "
                 f"{_listed(sorted({folder.name for folder, _ in fitting}))}; pass the folder of one"
             )
-        for folder, module in fitting:
-            listing: Listing = module.listing(folder)
-            return listing
-    expected = ", or ".join(module.EXPECTED for module in modules)
+        if len(fitting) > 1:
+            several = ", and of ".join(f"{name} ({modules[name].EXPECTED})" for _, name in fitting)
+            raise DataError(
+                f"{path_text(fitting[0][0])} has files of {len(fitting)} layouts, of {several}; "
+                "expected one: move what is not the dataset's elsewhere"
+            )
+        for folder, layout in fitting:
+            return layout, folder
+    expected = ", or ".join(module.EXPECTED for module in modules.values())
     raise DataError(
         f"no known layout below {path_text(root)}: expected {expected}; found "
         f"{_listed(found)}; pass the folder that the dataset was unpacked to"
     )
+
+
+def _modules() -> dict[str, Any]:
+    return {
+        module.name: import_module(f"{__name__}.{module.name}")
+        for module in pkgutil.iter_modules(__path__)
+    }
 
 
 def _is_release(folder_name: str, name: str) -> bool:
