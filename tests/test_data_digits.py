@@ -16,7 +16,7 @@ from PIL import Image
 from clear_mlflow.data import digits, load_stream
 from clear_mlflow.data.images import decode
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.errors import DataError
+from clear_mlflow.errors import ConfigError, DataError
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +186,17 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path, in_the_way):
     assert str(tmp_path / "cache" / digits.FOLDER) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert (tmp_path / in_the_way).read_text() == "in the way"
+
+
+def test_the_embedded_dataset_reads_no_folder(tmp_path):
+    """A user's folder is not taken for a damaged copy, which a message would have deleted."""
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(ConfigError) as caught:
+        load_stream("digits", str(tmp_path / "photos"), cache_dir=tmp_path)
+    assert "is embedded and reads no folder" in str(caught.value)
+    assert "delete" not in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
 
 
 def test_clear_needs_a_folder(tmp_path):

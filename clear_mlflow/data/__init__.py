@@ -7,11 +7,11 @@ from pathlib import Path
 
 from clear_mlflow.data import digits
 from clear_mlflow.data.content import stream_of
-from clear_mlflow.data.files import path_text
+from clear_mlflow.data.files import path_text, shown
 from clear_mlflow.data.layouts import find_listing, read_any
 from clear_mlflow.data.splits import AUTO, IID, check_protocol
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.errors import DataError
+from clear_mlflow.errors import ConfigError, DataError
 
 EMBEDDED = "digits"
 
@@ -24,14 +24,15 @@ def load_stream(
     Args:
         dataset: ``digits`` for the embedded dataset; any other name is that of the dataset that
             lies at *data_root*.
-        data_root: the dataset's folder; ``auto`` for the embedded one.
+        data_root: the dataset's folder; ``auto``, and nothing else, for the embedded one.
         cache_dir: where the embedded dataset is written on first use, and where the hashes of
             files that do not change stay from run to run.
         protocol: ``iid`` or ``streaming``; see :func:`~clear_mlflow.data.splits.choose`.
         split: ``auto``, or the number of a 70/30 split; likewise.
 
     Raises:
-        ConfigError: the protocol or the split is unknown.
+        ConfigError: the protocol or the split is unknown, or the embedded dataset is asked for
+            from a folder.
         DataError: the dataset is missing, damaged, or of no known layout.
     """
     check_protocol(protocol, split)
@@ -41,7 +42,12 @@ def load_stream(
         return read_any(
             Path(data_root), name=dataset, protocol=protocol, split=split, hashes_in=cache_dir
         )
-    root = digits.digits_root(cache_dir) if data_root == AUTO else Path(data_root)
+    if data_root != AUTO:  # what is damaged is to be deleted: never a user's own folder
+        raise ConfigError(
+            f"dataset {dataset} is embedded and reads no folder, but {shown(data_root)} was given; "
+            "leave it out"
+        )
+    root = digits.digits_root(cache_dir)
     try:
         listing = find_listing(root, name=dataset)
         stream = stream_of(listing, name=dataset)
