@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -23,6 +24,8 @@ from clear_mlflow.learning.images import (
     training_batches,
 )
 from clear_mlflow.learning.models import build_model
+from clear_mlflow.learning.strategies import naive
+from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.train import count_correct, train
 from clear_mlflow.learning.training import StreamTraining, check
 
@@ -240,6 +243,48 @@ def test_weights_broken_by_the_last_step_are_not_measured(tmp_path):
     next(rows)
     with pytest.raises(TrainingError, match="not a finite number"):
         next(rows)
+
+
+def test_no_bucket_is_held_while_the_strategy_or_the_next_bucket_needs_room(tmp_path, monkeypatch):
+    """What a strategy gave away for training is gone once it is trained on."""
+    given = []
+    held = []
+
+    class Watching(Naive):
+        def training_set(self, position):
+            held.append([images() is not None for images in given])
+            samples = super().training_set(position)
+            copied = Samples(samples.images.clone(), samples.labels.clone())
+            given.append(weakref.ref(copied.images))
+            return copied
+
+        def after_bucket(self, position):
+            held.append([images() is not None for images in given])
+
+    monkeypatch.setattr(naive, "Naive", Watching)
+    stream, _ = random_stream(tmp_path, train=(6, 4, 5), test=(2, 3, 2), side=8)
+    rows_of(stream, strategy="naive")
+    assert held == [[], [False], [False], [False] * 2, [False] * 2, [False] * 3]
+
+
+def test_the_stream_holds_one_bucket_at_a_time(tmp_path):
+    """While a bucket is decoded, nothing of an earlier one is in memory."""
+    given = []
+    held = []
+
+    class Watched(DecodedStream):
+        def train(self, position):
+            samples = super().train(position)
+            given.append(weakref.ref(samples.images))
+            return samples
+
+        def _decode(self, images, *, done, total):
+            held.append(any(earlier() is not None for earlier in given))
+            return super()._decode(images, done=done, total=total)
+
+    stream, _ = random_stream(tmp_path, train=(6, 4, 5), test=(2, 3, 2), side=8)
+    list(train(Watched(stream, image_size=8, device=CPU), config(), progress=Recorded()))
+    assert held == [False] * 6
 
 
 def test_a_training_tells_its_dataset_and_always_leaves_its_progress(tmp_path):

@@ -67,6 +67,8 @@ def train(
             key, position=position, num_buckets=len(stream.keys), num_steps=steps
         )
         _train_on_bucket(model, samples, config, key=key, position=position, progress=progress)
+        # Two buckets may not fit: let go of this one before the strategy or the next needs room.
+        del samples
         strategy.after_bucket(position)
         yield _row(model, stream, trained=position + 1, progress=progress)
 
