@@ -109,7 +109,8 @@ def load_backbone(name: str, weights: str) -> Backbone:
         return Backbone(model.eval(), name, f"random:{_RANDOM_SEED}", Geometry())
     path = _downloaded(name) if weights == DEFAULT_WEIGHTS else Path(weights).expanduser()
     digest = _hash(path)
-    _fill(model, load_torch_file(path, max_bytes=_MAX_WEIGHTS_BYTES), head=head, path=path, name=name)
+    found = load_torch_file(path, max_bytes=_MAX_WEIGHTS_BYTES)
+    _fill(model, found, head=head, path=path, name=name)
     return Backbone(model.eval(), name, f"sha256:{digest}", _geometry(name, digest))
 
 
