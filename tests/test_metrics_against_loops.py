@@ -189,6 +189,12 @@ def test_three_buckets_by_hand(metric, by_hand):
     assert metric(THREE_BUCKETS) == pytest.approx(by_hand)
 
 
+def test_change_on_past_buckets_needs_no_cell_of_the_last_one():
+    """Renate's backward transfer says nothing of the bucket just trained."""
+    matrix = AccuracyMatrix([[0.5, 0.9], [0.4, float("nan")]])
+    assert renate.backward_transfer(matrix) == pytest.approx(-0.1)
+
+
 def test_forgetting_counts_rows_before_the_bucket_was_trained():
     """Bucket 2 was best before it was trained on: Renate's code counts that, its text does not."""
     matrix = AccuracyMatrix([[0.5, 0.9, 0.1], [0.5, 0.4, 0.1], [0.5, 0.3, 0.1]])

@@ -119,8 +119,9 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     -0.3
     """
     need_trained(matrix, 2, "a past bucket")
-    diagonal = cells_where(matrix, np.eye(matrix.num_rows, dtype=np.bool_))
-    return float((_last(matrix)[:-1] - diagonal[:-1]).mean())
+    last = matrix.num_rows - 1
+    end = measured(matrix.values[last, :last], lambda j: f"R[{last}, {j}]")
+    return float((end - cells_where(matrix, np.eye(last + 1, last, dtype=np.bool_))).mean())
 
 
 def forward_transfer(matrix: AccuracyMatrix) -> float:
