@@ -19,11 +19,13 @@ from clear_mlflow.errors import DataError
 from clear_mlflow.learning.device import Draw, derive_seed, generator
 from clear_mlflow.learning.images import (
     DecodedStream,
+    Normaliser,
     Samples,
+    _augment_on_device,
+    _augment_on_host,
     batch_bounds,
     centre_crop,
     crop_margin,
-    normalised,
     training_batches,
 )
 
@@ -39,6 +41,11 @@ def numbered_samples(count, side):
     """Images whose first row of bytes tells which image, and every pixel where it is."""
     images = torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8)
     return Samples(images, torch.arange(count))
+
+
+def normalised(images):
+    """The model's input, by a normaliser of its own."""
+    return Normaliser(images.shape[2], CPU)(images)
 
 
 def literal_normalised(pixel, channel):
@@ -61,12 +68,41 @@ def test_batches_cover_every_image_once_and_never_leave_one_alone(count, batch_s
 def test_normalised_equals_the_definition_pixel_by_pixel():
     """The broadcast over long rows gives each channel its own mean and deviation."""
     images = torch.randint(0, 256, (2, 3, 4, 3), dtype=torch.uint8)
-    result = normalised(images, CPU)
+    result = normalised(images)
     assert result.shape == (2, 3, 3, 4)
     assert result.is_contiguous(memory_format=torch.channels_last)
     for (i, row, column, channel), pixel in np.ndenumerate(images.numpy()):
         expected = literal_normalised(float(pixel), channel)
         assert result[i, channel, row, column].item() == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_normaliser_is_the_same_for_every_batch():
+    """Batches of any number of images, in any order, are what they are alone, to the bit."""
+    images = torch.randint(0, 256, (7, 3, 4, 3), dtype=torch.uint8)
+    before = images.clone()
+    normalise = Normaliser(4, CPU)
+    for start, stop in ((0, 7), (3, 4), (2, 6), (0, 7)):
+        assert torch.equal(normalise(images[start:stop]), normalised(images)[start:stop])
+    assert torch.equal(images, before)
+
+
+@given(
+    st.integers(1, 5),
+    st.integers(1, 6),
+    st.integers(0, 4),
+    st.lists(st.integers(0, 4), min_size=1, max_size=8),
+    st.integers(0, 2**32),
+)
+def test_crops_on_a_device_equal_those_in_main_memory(count, size, margin, chosen, seed):
+    """Two ways to the same bytes, whatever images, corners and flips were drawn."""
+    random = torch.Generator().manual_seed(seed)
+    side = size + margin
+    images = torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=random)
+    which = torch.tensor(chosen) % count
+    corners = torch.randint(0, margin + 1, (2, len(chosen)), generator=random)
+    mirrored = torch.randint(0, 2, (len(chosen),), generator=random).bool()
+    on_host = _augment_on_host(images, which, corners, mirrored, size)
+    assert torch.equal(_augment_on_device(images, which, corners, mirrored, size), on_host)
 
 
 def test_an_epoch_without_margin_is_every_image_once_and_untouched():
@@ -77,7 +113,7 @@ def test_an_epoch_without_margin_is_every_image_once_and_untouched():
     assert sorted(labels.tolist()) == list(range(10))
     assert labels.tolist() != list(range(10))
     for images, labels in epoch:
-        assert torch.equal(images, normalised(samples.images[labels], CPU))
+        assert torch.equal(images, normalised(samples.images[labels]))
 
 
 def test_with_margin_every_image_is_one_of_its_own_crops_or_mirrored_crops():
@@ -93,7 +129,7 @@ def test_with_margin_every_image_is_one_of_its_own_crops_or_mirrored_crops():
                         crop = samples.images[label : label + 1, top : top + 8, left : left + 8]
                         for mirrored in (False, True):
                             shown = crop.flip(2) if mirrored else crop
-                            if torch.equal(normalised(shown.contiguous(), CPU)[0], image):
+                            if torch.equal(normalised(shown.contiguous())[0], image):
                                 found.append((top, left, mirrored))
                 assert len(found) == 1
                 seen.add(found[0])

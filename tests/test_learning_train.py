@@ -19,8 +19,8 @@ from clear_mlflow.learning.device import Draw, resolve_device, seed_everything
 from clear_mlflow.learning.images import (
     DecodedStream,
     HeldOutImages,
+    Normaliser,
     Samples,
-    normalised,
     training_batches,
 )
 from clear_mlflow.learning.models import build_model
@@ -120,7 +120,7 @@ def test_counts_equal_testing_image_by_image():
     model.eval()
     with torch.no_grad():
         for i in range(total):
-            logits = model(normalised(images[i : i + 1], CPU))[0].tolist()
+            logits = model(Normaliser(images.shape[2], CPU)(images[i : i + 1]))[0].tolist()
             expected[bucket[i]] += logits.index(max(logits)) == labels[i].item()
     model.train()
     held_out = HeldOutImages(Samples(images, labels), bucket, counts)

@@ -34,13 +34,13 @@ from clear_mlflow.data.images import decode
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.errors import ConfigError, DataError
 from clear_mlflow.learning.device import Draw, seed_everything
-from clear_mlflow.learning.images import centre_crop, normalised
+from clear_mlflow.learning.images import Normaliser, centre_crop
 
 DEFAULT_WEIGHTS = "DEFAULT"
 RANDOM_WEIGHTS = "none"
 
 _IMAGENET_CLASSES = 1000
-_IMAGENET_MEAN = [0.485, 0.456, 0.406]  # what normalised() subtracts
+_IMAGENET_MEAN = [0.485, 0.456, 0.406]  # what Normaliser subtracts
 _RANDOM_SEED = 0
 _MAX_WEIGHTS_BYTES = 2**33  # torchvision's largest, of regnet_y_128gf and vit_h_14, are above 2**31
 _IMAGES_AT_ONCE = 256  # decoded and held in memory; a whole bucket of CLEAR-100 is gigabytes
@@ -205,6 +205,7 @@ def features_of(
     Raises:
         DataError: an image cannot be decoded, or the model's output is not finite.
     """
+    normalise = Normaliser(geometry.crop, device)
     found: list[NDArray[np.float32]] = []
     for start in range(0, len(images), _IMAGES_AT_ONCE):
         stop = min(start + _IMAGES_AT_ONCE, len(images))
@@ -214,7 +215,7 @@ def features_of(
         for first in range(0, stop - start, _BATCH[device.type]):
             batch = cropped[first : first + _BATCH[device.type]].contiguous()
             with torch.inference_mode():
-                features: Tensor = model(normalised(batch, device))
+                features: Tensor = model(normalise(batch))
                 found.append(features.float().cpu().numpy())
             on_image(start + first + len(batch))
     array = np.concatenate(found)

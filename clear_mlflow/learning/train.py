@@ -20,9 +20,9 @@ from clear_mlflow.learning.features import (
 )
 from clear_mlflow.learning.images import (
     HeldOutImages,
+    Normaliser,
     Samples,
     batch_bounds,
-    normalised,
     training_batches,
 )
 from clear_mlflow.learning.models import build_model, linear_head
@@ -171,12 +171,12 @@ def count_correct(
     """
     images, labels = held_out.samples.images, held_out.samples.labels
     correct = torch.zeros(len(held_out.counts) + 1, dtype=torch.int64, device=device)
+    normalise = None if is_features(images) else Normaliser(images.shape[2], device)
     model.eval()
     with torch.inference_mode():
         for start, stop in batch_bounds(len(labels), _TEST_BATCH[device.type]):
             chosen = images[start:stop]
-            inputs = chosen.to(device) if is_features(chosen) else normalised(chosen, device)
-            logits: Tensor = model(inputs)
+            logits: Tensor = model(chosen.to(device) if normalise is None else normalise(chosen))
             hits = logits.argmax(dim=1) == labels[start:stop].to(device, non_blocking=True)
             bucket = held_out.bucket[start:stop].to(device, non_blocking=True)
             correct.index_add_(0, bucket, hits.long())
