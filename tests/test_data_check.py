@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -161,8 +163,8 @@ DAMAGES = [
     ),
     (leave_out, [("unlisted", f"{IMAGES}/2/bus/235821045.jpg")], True),
     (
-        lambda r: (r / IMAGES / "2/bus/.DS_Store").write_text("x"),
-        [("not-an-image", f"{IMAGES}/2/bus/.DS_Store")],
+        lambda r: (r / IMAGES / "2/bus/notes.txt").write_text("x"),
+        [("not-an-image", f"{IMAGES}/2/bus/notes.txt")],
         True,
     ),
     (
@@ -254,6 +256,73 @@ def test_older_lists_are_held_against_the_images(tmp_path):
         ("missing", "labeled_images/1/bus/3.jpg"),
         ("unlisted", "labeled_images/2/bus/10.jpg"),
     ]
+
+
+@pytest.mark.parametrize("lists", [False, True])
+def test_hidden_entries_are_let_be(tmp_path, lists):
+    """What file managers and notebooks leave behind is no problem, as it is none to the loader."""
+    root = write_challenge(tmp_path / "root", lists=lists)
+    whole = check(root)
+    for folder in ("labeled_images", "labeled_images/1", "labeled_images/1/bus"):
+        (root / folder / ".DS_Store").write_text("x")
+        (root / folder / ".ipynb_checkpoints").mkdir()
+    if lists:
+        (root / "training_folder/filelists/.ipynb_checkpoints").mkdir()
+    assert check(root) == whole
+
+
+def damaged_list(root: Path, change: Callable[[Path], object]) -> Findings:
+    """What is found where the file list of bucket 1 is changed."""
+    write_challenge(root, lists=True)
+    change(root / "training_folder/filelists/1/all.txt")
+    return check(root)
+
+
+@pytest.mark.parametrize("label", ["\u00b2", "\u0661", "-1", "1_0", "1234567890", "2", ""])
+def test_a_label_in_a_list_is_a_plain_number(tmp_path, label):
+    """Superscripts and foreign digits are none, whatever Python says of them."""
+    findings = damaged_list(
+        tmp_path / "root", lambda path: path.write_text(path.read_text()[:-1] + label)
+    )
+    assert told(findings) == [
+        ("metadata", "training_folder/filelists/1/all.txt"),
+        ("unlisted", "labeled_images/1/camera/9.jpg"),
+    ]
+
+
+def test_a_list_that_links_out_of_the_dataset_is_not_shown(tmp_path):
+    """Its lines would be told, one by one."""
+    secret = tmp_path / "secret"
+    secret.write_text("hunter2 password\n")
+
+    def link(path: Path) -> None:
+        path.unlink()
+        path.symlink_to(secret)
+
+    details = [problem.detail for problem in damaged_list(tmp_path / "root", link).problems]
+    assert any("leads out of" in detail for detail in details)
+    assert not any("hunter2" in detail for detail in details)
+
+
+def test_a_list_that_is_a_pipe_is_not_waited_for(tmp_path):
+    """A writer stands by with a good list, so that reading it would end, and be seen."""
+
+    def pipe(path: Path) -> None:
+        content = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        threading.Thread(target=path.write_bytes, args=(content,), daemon=True).start()
+
+    details = [problem.detail for problem in damaged_list(tmp_path / "root", pipe).problems]
+    assert any("is not a plain file" in detail for detail in details)
+
+
+def test_a_file_too_large_for_an_image_is_not_read(root):
+    """The loader's bound; a sparse file of it takes no disk, but would take long to hash."""
+    os.truncate(root / FIRST, 2**40)
+    findings = check(root)
+    assert told(findings) == [("unreadable", FIRST)]
+    assert f"has {2**40} bytes" in findings.problems[0].detail
 
 
 @pytest.mark.parametrize("make", [None, "folder", "file"])

@@ -259,6 +259,13 @@ def test_a_link_out_of_the_dataset_is_not_followed(tmp_path):
         (lambda rows, labels: (rows, labels[:-1]), "no such list of labels"),
         (lambda rows, labels: (rows, None), "no such list of labels"),
         (lambda rows, labels: (rows, [1 - label for label in labels]), "for image 0"),
+        (lambda rows, labels: (rows, torch.tensor(labels).to_sparse()), "no such list of labels"),
+        (lambda rows, labels: (rows, torch.tensor(labels, device="meta")), "no such list of"),
+        (lambda rows, labels: (rows, torch.tensor(5)), "no such list of labels"),
+        (lambda rows, labels: (rows, torch.tensor([1] * 2).expand(8, 2)), "no such list of"),
+        (lambda rows, labels: (rows, [torch.tensor([n, n]) for n in labels]), "a Tensor as the"),
+        (lambda rows, labels: (rows, [str(n) for n in labels]), "a str as the label of image 0"),
+        (lambda rows, labels: (rows, [bool(n) for n in labels]), "a bool as the label of image 0"),
         (lambda rows, labels: (rows[:-1], labels[:-1]), "lists 8"),
         (lambda rows, labels: (rows[0], labels), "shape (5,)"),
         (lambda rows, labels: (rows / 0, labels), "finite"),
@@ -273,12 +280,15 @@ def test_damaged_older_features_are_told(tmp_path, change, told):
     assert told in problem(root, tmp_path)
 
 
-def test_labels_may_be_a_tensor(tmp_path):
-    """Labels are numbers, however they are stored."""
+@pytest.mark.parametrize(
+    "stored", [torch.tensor, tuple, lambda labels: [torch.tensor(n) for n in labels]]
+)
+def test_labels_may_be_tensors(tmp_path, stored):
+    """Labels are whole numbers, however they are stored."""
     root = write_older(tmp_path / "older")
     before = features_of(root, tmp_path)
     rows, labels = torch.load(all_of_1(root), weights_only=True)
-    torch.save((rows, torch.tensor(labels)), all_of_1(root))
+    torch.save((rows, stored(labels)), all_of_1(root))
     assert features_of(root, tmp_path).digest == before.digest
 
 

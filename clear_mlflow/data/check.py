@@ -22,11 +22,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from clear_mlflow.data.content import MAX_IMAGE_BYTES
 from clear_mlflow.data.files import (
     is_folder,
+    list_entry,
+    names_in,
     path_text,
     read_class_names,
     read_json_object,
+    read_lines,
     reason,
     regular_file_size,
     resolve_folder,
@@ -64,7 +68,6 @@ _IMAGE_ENDINGS = (
 _BUCKET = re.compile("[0-9]{1,9}")
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _FILES_IN_A_TASK = 16
-_MAX_LIST_BYTES = 64 * 2**20
 
 # What is wrong, in the order in which it is told.
 KINDS = {
@@ -360,10 +363,11 @@ def _on_disk(folder: Path, tree: _Tree) -> dict[tuple[str, str], list[Path]]:
 
 
 def _entries(folder: Path, tree: _Tree) -> list[Path]:
+    """What lies in a folder, without what is hidden: the loader leaves that alone, too."""
     try:
         resolve_folder(folder, root=tree.root)
-        return sorted(folder.iterdir())
-    except (DataError, OSError) as error:
+        return [folder / name for name in names_in(folder)]
+    except DataError as error:
         tree.add("structure", folder, f"cannot be read: {reason(error)}")
         return []
 
@@ -458,18 +462,20 @@ def _from_file_lists(tree: _Tree, folder: Path) -> _Listed:
             continue
         buckets.append(bucket.name)
         try:
-            if path.stat().st_size > _MAX_LIST_BYTES:
-                raise ValueError(f"it has over {_MAX_LIST_BYTES} bytes")
-            lines = path.read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            tree.add("metadata", path, f"cannot be read: {reason(error)}")
+            lines = read_lines(path, root=tree.root)
+        except DataError as error:
+            tree.add("metadata", path, str(error))
             continue
         for number, line in enumerate(lines, start=1):
-            stored, _, label = line.rpartition(" ")
             try:
-                image = stored_path(stored, base=tree.base, below=_IMAGE_FOLDER, named_in=path)
-                if not label.isdigit() or len(label) > 9 or int(label) >= len(tree.class_names):
-                    raise DataError(f"line {number} has the label {shown(label)}")
+                image, _ = list_entry(
+                    line,
+                    number,
+                    base=tree.base,
+                    below=_IMAGE_FOLDER,
+                    num_classes=len(tree.class_names),
+                    named_in=path,
+                )
             except DataError as error:
                 tree.add("metadata", path, str(error))
                 continue
@@ -500,7 +506,11 @@ def _look_at(images: Sequence[_Image], root: Path, on_progress: OnImages) -> lis
 
 def _look(path: Path, root: Path) -> _Look:
     try:
-        regular_file_size(path, root=root)
+        num_bytes = regular_file_size(path, root=root)
+        if num_bytes > MAX_IMAGE_BYTES:
+            return _Look(
+                "", (0, 0), "", f"has {num_bytes} bytes; expected {MAX_IMAGE_BYTES} at most"
+            )
         with path.open("rb") as file:
             content = hashlib.sha256()
             while block := file.read(2**20):

@@ -24,8 +24,11 @@ from numpy.typing import NDArray
 from clear_mlflow.data.files import (
     expect_object,
     is_folder,
+    list_entry,
+    names_in,
     path_text,
     read_json_object,
+    read_lines,
     reason,
     regular_file_size,
     resolve_folder,
@@ -40,7 +43,6 @@ if TYPE_CHECKING:
 
 MAX_WIDTH = 16_384  # numbers per image; CLEAR's own features have 2,048
 _MAX_FILE_BYTES = 2**31  # the largest of CLEAR-100's own is near 2**27
-_MAX_LIST_BYTES = 2**28
 
 _IMAGE_FOLDER = "labeled_images"
 _RELEASED_FOLDER = "features"
@@ -118,12 +120,16 @@ def load_features(stream: BucketStream, name: str, *, cache_dir: Path) -> Stored
 
 
 def own_names(stream: BucketStream) -> tuple[str, ...]:
-    """The feature types that lie beside any of a stream's images, sorted."""
+    """The feature types that lie beside any of a stream's images, sorted.
+
+    Raises:
+        DataError: their folder cannot be read.
+    """
     names: set[str] = set()
     for base in _bases(stream):
         for folder in (base / _RELEASED_FOLDER, base / _OLDER_FOLDER):
             if is_folder(folder):
-                names.update(entry.name for entry in folder.iterdir() if is_folder(entry))
+                names.update(name for name in names_in(folder) if is_folder(folder / name))
     return tuple(sorted(names))
 
 
@@ -200,7 +206,7 @@ class _OwnFeatures:
             if is_folder(base / _RELEASED_FOLDER / self._name):
                 self._released(base, bucket, images, chosen, class_names, rows)
             elif is_folder(base / _OLDER_FOLDER / self._name):
-                self._older(base, bucket, images, chosen, rows)
+                self._older(base, bucket, images, chosen, class_names, rows)
             else:
                 raise DataError(
                     f"{path_text(base)} has no features {self._name} (CLEAR's released test sets "
@@ -272,11 +278,12 @@ class _OwnFeatures:
         bucket: str,
         images: ImageSet,
         chosen: list[int],
+        class_names: tuple[str, ...],
         rows: list[Tensor | None],
     ) -> None:
         file = base / _OLDER_FOLDER / self._name / bucket / _OLDER_FILE
         list_path = base / _OLDER_LISTS / bucket / "all.txt"
-        listed = _read_filelist(list_path, root=base.resolve())
+        listed = _read_filelist(list_path, len(class_names), root=base.resolve())
         pair = _load(file, root=base.resolve())
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise DataError(
@@ -284,12 +291,7 @@ class _OwnFeatures:
                 "and labels: unpack it again"
             )
         features = _checked(pair[0], dims=2, what=f"{path_text(file)}, features,")
-        labels = pair[1].tolist() if hasattr(pair[1], "tolist") else pair[1]
-        if not isinstance(labels, (list, tuple)) or len(labels) != len(features):
-            raise DataError(
-                f"{path_text(file)} has features of {len(features)} images and no such list of "
-                "labels; unpack it again"
-            )
+        labels = _labels(pair[1], count=len(features), what=path_text(file))
         if len(listed) != len(features):
             raise DataError(
                 f"{path_text(file)} has features of {len(features)} images, "
@@ -297,9 +299,9 @@ class _OwnFeatures:
             )
         places = {}
         for row, ((tail, label), own_label) in enumerate(zip(listed, labels, strict=True)):
-            if isinstance(own_label, bool) or own_label != label:
+            if own_label != label:
                 raise DataError(
-                    f"{path_text(file)} has label {shown(own_label)} for image {row}, "
+                    f"{path_text(file)} has label {own_label} for image {row}, "
                     f"{path_text(list_path)} has {label}; expected the same images in the same "
                     "order: unpack both again"
                 )
@@ -320,29 +322,14 @@ class _OwnFeatures:
             rows[i] = features[place]
 
 
-def _read_filelist(path: Path, *, root: Path) -> list[tuple[str, int]]:
+def _read_filelist(path: Path, num_classes: int, *, root: Path) -> list[tuple[str, int]]:
     """The lines of a file list: the path from ``labeled_images`` on, and the label."""
-    resolve_folder(path.parent, root=root)
-    size = regular_file_size(path, root=root)
-    if size > _MAX_LIST_BYTES:
-        raise DataError(
-            f"{path_text(path)} has {size} bytes; expected {_MAX_LIST_BYTES} at most, so it is no "
-            "list of images"
-        )
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
     listed = []
-    for number, line in enumerate(lines, start=1):
-        name, _, label = line.rpartition(" ")
-        split = _split(Path(name))
-        if split is None or not (label.isascii() and label.isdigit()) or len(label) > 9:
-            raise DataError(
-                f"{path_text(path)} line {number} is {shown(line)}; expected an image's path below "
-                f"{_IMAGE_FOLDER} and its label"
-            )
-        listed.append((split[1], int(label)))
+    for number, line in enumerate(read_lines(path, root=root), start=1):
+        image, label = list_entry(
+            line, number, base=root, below=_IMAGE_FOLDER, num_classes=num_classes, named_in=path
+        )
+        listed.append((image.relative_to(root).as_posix(), label))
     return listed
 
 
@@ -404,22 +391,59 @@ def _checked(value: Any, *, dims: int, what: str) -> Tensor:
         raise DataError(
             f"{what} has the shape {shape}; expected {wanted} with a width of 1 to {MAX_WIDTH}"
         )
-    if (
-        value.layout != torch.strided
-        or value.device.type != "cpu"
-        or value.is_quantized
-        or not value.is_floating_point()
-    ):
+    if not _is_plain(value) or not value.is_floating_point():
         raise DataError(
             f"{what} holds {value.dtype} in the layout {value.layout}; expected a plain tensor of "
             "floating-point numbers"
         )
-    # A tensor may repeat one number a billion times without any memory, until it is copied.
-    if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+    if not _holds_all(value):
         raise DataError(f"{what} claims {value.numel()} numbers but does not hold them")
     if not bool(torch.isfinite(value).all()):
         raise DataError(f"{what} holds numbers that are not finite; unpack the dataset again")
     return value.detach()
+
+
+def _is_plain(value: Tensor) -> bool:
+    import torch
+
+    return value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+
+
+def _holds_all(value: Tensor) -> bool:
+    # A tensor may repeat one number a billion times without any memory, until it is copied.
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()
+
+
+def _labels(value: Any, *, count: int, what: str) -> list[int]:
+    """Labels out of a torch file: a tensor of whole numbers, or a list of them."""
+    import torch
+
+    def is_whole(tensor: Tensor, dims: int) -> bool:
+        # The dimensions first: a nested tensor has no shape to be asked for.
+        return (
+            _is_plain(tensor)
+            and tensor.dim() == dims
+            and tensor.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+            and _holds_all(tensor)
+        )
+
+    if isinstance(value, torch.Tensor) and is_whole(value, 1):
+        value = value.tolist()
+    if not isinstance(value, (list, tuple)) or len(value) != count:
+        raise DataError(
+            f"{what} has features of {count} images and no such list of labels; unpack it again"
+        )
+    labels: list[int] = []
+    for row, label in enumerate(value):
+        if isinstance(label, torch.Tensor) and is_whole(label, 0):
+            label = label.item()
+        if isinstance(label, bool) or not isinstance(label, int):
+            raise DataError(
+                f"{what} has a {type(label).__name__} as the label of image {row}; expected a "
+                "whole number: unpack it again"
+            )
+        labels.append(label)
+    return labels
 
 
 def _stacked(rows: Sequence[Tensor]) -> NDArray[np.float32]:

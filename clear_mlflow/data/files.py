@@ -16,6 +16,7 @@ MAX_METADATA_BYTES = 256 * 2**20  # CLEAR-100's largest metadata file is far bel
 _MAX_CLASS_LIST_BYTES = 2**20
 _MAX_SHOWN = 80
 _BUCKET_KEY = re.compile("[0-9]{1,9}")
+_LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
 
 
 def shown(value: object) -> str:
@@ -177,6 +178,34 @@ def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> li
     if lines == [""]:
         raise DataError(f"{path_text(path)} is empty; unpack the dataset again")
     return lines
+
+
+def list_entry(
+    line: str, number: int, *, base: Path, below: str, num_classes: int, named_in: Path
+) -> tuple[Path, int]:
+    """What one line of a list of images says, as ``labeled_images/1/bus/1.jpg 2``.
+
+    Args:
+        line: of :func:`read_lines`.
+        number: of the line, from 1.
+        base: see :func:`stored_path`.
+        below: likewise.
+        num_classes: labels are below it.
+        named_in: the list.
+
+    Returns:
+        The image's path, joined to *base*, and its label.
+
+    Raises:
+        DataError: the line says anything else.
+    """
+    stored, _, label = line.rpartition(" ")  # a path may hold spaces, a label does not
+    if not _LABEL.fullmatch(label) or int(label) >= num_classes:
+        raise DataError(
+            f"{path_text(named_in)} line {number} is {shown(line)}; expected a path, a space, and "
+            f"a label from 0 to {num_classes - 1}"
+        )
+    return stored_path(stored, base=base, below=below, named_in=named_in), int(label)
 
 
 def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:

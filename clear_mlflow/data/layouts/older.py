@@ -10,7 +10,6 @@ Source:
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from clear_mlflow.data.files import (
     check_place,
     in_stream_order,
     is_folder,
+    list_entry,
     path_text,
     read_class_names,
     read_json_texts,
@@ -27,7 +27,6 @@ from clear_mlflow.data.files import (
     resolve_folder,
     resolve_root,
     shown,
-    stored_path,
 )
 from clear_mlflow.data.splits import Listing, Split
 from clear_mlflow.data.stream import ImageSet, image_set
@@ -43,7 +42,6 @@ _ALL = "all.txt"
 _SPLITS = "testset_ratio_0.3"
 _IMAGE_FOLDER = "labeled_images"
 _METADATA = "labeled_metadata.json"
-_LABEL = re.compile("[0-9]{1,9}")
 
 
 def is_below(root: Path) -> bool:
@@ -93,18 +91,18 @@ def listing(root: Path) -> Listing:
 def _read_list(
     file: Path, key: str, class_names: tuple[str, ...], *, root: Path
 ) -> dict[Path, int]:
-    """Read the lines ``labeled_images/1/bus/1.jpg 2`` as path to label."""
+    """Read a list of images as path to label."""
     entries: dict[Path, int] = {}
     folders: set[tuple[Path, int]] = set()
     for number, line in enumerate(read_lines(file, root=root), start=1):
-        stored, _, label_text = line.rpartition(" ")  # a path may hold spaces, a label does not
-        if not _LABEL.fullmatch(label_text) or int(label_text) >= len(class_names):
-            raise DataError(
-                f"{path_text(file)} line {number} is {shown(line)}; expected a path, a space, and "
-                f"a label from 0 to {len(class_names) - 1}"
-            )
-        label = int(label_text)
-        path = stored_path(stored, base=root, below=_IMAGE_FOLDER, named_in=file)
+        path, label = list_entry(
+            line,
+            number,
+            base=root,
+            below=_IMAGE_FOLDER,
+            num_classes=len(class_names),
+            named_in=file,
+        )
         if path in entries:
             raise DataError(
                 f"{path_text(file)} lists {path_text(path)} twice; unpack the dataset again"
