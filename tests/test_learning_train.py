@@ -15,7 +15,13 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.errors import ConfigError, TrainingError
 from clear_mlflow.learning import train as loop
-from clear_mlflow.learning.device import Draw, resolve_device, seed_everything
+from clear_mlflow.learning.device import (
+    Draw,
+    home_of,
+    memory_told,
+    resolve_device,
+    seed_everything,
+)
 from clear_mlflow.learning.images import (
     DecodedStream,
     HeldOutImages,
@@ -243,6 +249,50 @@ def test_weights_broken_by_the_last_step_are_not_measured(tmp_path):
     next(rows)
     with pytest.raises(TrainingError, match="not a finite number"):
         next(rows)
+
+
+def test_a_device_that_is_full_is_told_in_one_line(tmp_path):
+    """No traceback; the progress is left, and other errors of torch are not mistaken for it."""
+
+    class Greedy(Recorded):
+        def step_done(self):
+            torch.empty(2**50)
+
+    class Wrong(Recorded):
+        def step_done(self):
+            torch.zeros(2) + torch.zeros(3)
+
+    stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
+    progress = Greedy()
+    with pytest.raises(TrainingError) as caught:
+        list(StreamTraining(check(config()), stream, "made up", progress).rows())
+    assert str(caught.value) == (
+        "the device has no room for this; pass a smaller batch_size, image_size or memory"
+    )
+    assert progress.told[-1] == ("left", RuntimeError)
+    with pytest.raises(RuntimeError, match="must match"):
+        list(StreamTraining(check(config()), stream, "made up", Wrong()).rows())
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines"),
+        RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+    ],
+)
+def test_every_way_of_cuda_to_be_full_is_known(error):
+    """As torch words them."""
+    told = pytest.raises(TrainingError, match=r"^the device has no room for this; wait$")
+    with told, memory_told("wait"):
+        raise error
+
+
+def test_samples_of_any_size_stay_in_main_memory_without_an_accelerator():
+    """Only a device with memory of its own is asked for it."""
+    assert home_of(0, CPU) == CPU
+    assert home_of(2**62, CPU) == CPU
 
 
 def test_no_bucket_is_held_while_the_strategy_or_the_next_bucket_needs_room(tmp_path, monkeypatch):

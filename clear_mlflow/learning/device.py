@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
 from clear_mlflow.config import AUTO
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.errors import ConfigError, TrainingError
+
+# Of a device's free memory, what images or features may take: activations need the rest.
+_SHARE_FOR_SAMPLES = 0.5
+
+# How torch tells that memory ran out where it raises a plain RuntimeError: on a CPU, where the
+# driver and not torch was asked, and from within CUDA's libraries.
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
 
 
 class Draw(enum.IntEnum):
@@ -43,6 +57,43 @@ def resolve_device(asked: str) -> str:
             "device=cpu, or check the driver and CUDA_VISIBLE_DEVICES"
         )
     return asked
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that a CUDA device could still give to tensors of this process.
+
+    What torch keeps of tensors that are gone is not free to the driver, but it is to the next
+    tensor: right after a bucket was let go, that is most of what there is.
+    """
+    free, _ = torch.cuda.mem_get_info(device)
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free + kept
+
+
+def home_of(num_bytes: int, device: torch.device) -> torch.device:
+    """Where samples of a size stay: on the device if they fit well there, else in main memory."""
+    if device.type == "cuda" and num_bytes <= _SHARE_FOR_SAMPLES * free_memory(device):
+        return device
+    return torch.device("cpu")
+
+
+@contextlib.contextmanager
+def memory_told(advice: str) -> Iterator[None]:
+    """Turn torch's many ways to run out of memory into one line.
+
+    Args:
+        advice: what to do, as the end of a sentence.
+
+    Raises:
+        TrainingError: there was no room for what was computed.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        known = isinstance(error, torch.OutOfMemoryError)
+        if not known and not any(mark in str(error) for mark in _OUT_OF_MEMORY):
+            raise
+        raise TrainingError(f"the device has no room for this; {advice}") from None
 
 
 def derive_seed(seed: int, purpose: Draw, *where: int) -> int:

@@ -33,7 +33,7 @@ from clear_mlflow.data.files import path_text, reason, shown
 from clear_mlflow.data.images import decode
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.errors import ConfigError, DataError
-from clear_mlflow.learning.device import Draw, seed_everything
+from clear_mlflow.learning.device import Draw, memory_told, seed_everything
 from clear_mlflow.learning.images import Normaliser, centre_crop
 
 DEFAULT_WEIGHTS = "DEFAULT"
@@ -45,6 +45,7 @@ _RANDOM_SEED = 0
 _MAX_WEIGHTS_BYTES = 2**33  # torchvision's largest, of regnet_y_128gf and vit_h_14, are above 2**31
 _IMAGES_AT_ONCE = 256  # decoded and held in memory; a whole bucket of CLEAR-100 is gigabytes
 _BATCH = {"cpu": 16, "cuda": 128}
+_LESS_MEMORY = "pass a smaller backbone or another device, or end what else runs on it"
 _DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
 
 # What torchvision sets by itself when it is given weights, and not when they are loaded later:
@@ -143,6 +144,7 @@ def extract(
         ConfigError: the name stands for other features already.
         DataError: an image cannot be decoded, the backbone's output is not finite, or the cache
             cannot be written.
+        TrainingError: the device has not enough memory.
     """
     extraction = Extraction(name, backbone.name, backbone.weights, str(backbone.geometry))
     refuse_taken_name(stream, extraction, cache_dir=cache_dir)
@@ -157,19 +159,21 @@ def extract(
     if is_extracted(folder) and all(whole):
         on_image(total, total)
         return folder
-    model = backbone.model.to(device).to(memory_format=torch.channels_last)
+    with memory_told(_LESS_MEMORY):
+        model = backbone.model.to(device).to(memory_format=torch.channels_last)
     done = 0
     width = 0
     for number, images in enumerate(sets):
         array = arrays[number] if whole[number] else None
         if array is None:
-            array = features_of(
-                model,
-                images,
-                geometry=backbone.geometry,
-                device=device,
-                on_image=partial(_from, done, total, on_image),
-            )
+            with memory_told(_LESS_MEMORY):
+                array = features_of(
+                    model,
+                    images,
+                    geometry=backbone.geometry,
+                    device=device,
+                    on_image=partial(_from, done, total, on_image),
+                )
             write_array(array_file(folder, number), array)
         width = array.shape[1]
         done += len(images)

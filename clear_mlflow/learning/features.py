@@ -13,11 +13,8 @@ from torch import Tensor
 from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.errors import DataError
-from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.device import Draw, generator, home_of
 from clear_mlflow.learning.images import DecodedStream, HeldOutImages, Samples, batch_bounds
-
-# Of the device's free memory, what features may take; the model on them is a single layer.
-_SHARE_FOR_FEATURES = 0.5
 
 
 class FeatureStream:
@@ -71,11 +68,7 @@ class FeatureStream:
     def room_for(self, count: int) -> Samples:
         """Uninitialised room for features, for a strategy that keeps some."""
         num_bytes = count * self.width * 4
-        home = torch.device("cpu")
-        if self.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.device)
-            if num_bytes <= _SHARE_FOR_FEATURES * free:
-                home = self.device
+        home = home_of(num_bytes, self.device)
         try:
             room = torch.empty(count, self.width, device=home)
         except RuntimeError:

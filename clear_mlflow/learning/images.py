@@ -19,7 +19,7 @@ from clear_mlflow.data.cache import DecodedCache
 from clear_mlflow.data.images import decode
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.errors import DataError
-from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.device import Draw, generator, home_of
 
 # ImageNet's mean and standard deviation, the field's habit. Constants, not measured on the data:
 # statistics of the whole stream would tell the model of buckets that it has not yet seen.
@@ -29,9 +29,6 @@ _STD = (0.229, 0.224, 0.225)
 # Below this side, images are drawings of a few strokes: nothing to crop, and often no mirror image
 # of the same class (a digit's is none).
 _SMALLEST_PHOTO = 64
-
-# Of the device's free memory, what images may take: activations need the rest.
-_SHARE_FOR_IMAGES = 0.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +108,7 @@ class DecodedStream:
         if self._test is None:
             counts = tuple(len(images) for images in self._test_sets)
             total = sum(counts)
-            home = self._home(total * self.image_size**2 * 3)
+            home = home_of(total * self.image_size**2 * 3, self.device)
             pixels = _empty_images(total, self.image_size, home)
             done = 0
             for images in self._test_sets:
@@ -137,21 +134,14 @@ class DecodedStream:
     def room_for(self, count: int) -> Samples:
         """Uninitialised room for training images, for a strategy that keeps some."""
         side = self.image_size + crop_margin(self.image_size)
-        home = self._home(count * side**2 * 3)
+        home = home_of(count * side**2 * 3, self.device)
         return Samples(
             _empty_images(count, side, home), torch.empty(count, dtype=torch.int64, device=home)
         )
 
     def _placed(self, images: Tensor, labels: NDArray[np.int64]) -> Samples:
-        home = self._home(images.nbytes)
+        home = home_of(images.nbytes, self.device)
         return Samples(images.to(home), torch.tensor(labels, device=home))
-
-    def _home(self, num_bytes: int) -> torch.device:
-        if self.device.type == "cuda":
-            free, _ = torch.cuda.mem_get_info(self.device)
-            if num_bytes <= _SHARE_FOR_IMAGES * free:
-                return self.device
-        return torch.device("cpu")
 
 
 class Normaliser:

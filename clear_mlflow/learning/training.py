@@ -12,7 +12,7 @@ from clear_mlflow.config import NONE, TrainConfig
 from clear_mlflow.data.cache import DecodedCache
 from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.learning.device import resolve_device
+from clear_mlflow.learning.device import memory_told, resolve_device
 from clear_mlflow.learning.features import FeatureStream, TrainingStream
 from clear_mlflow.learning.images import DecodedStream
 from clear_mlflow.learning.models import check_model
@@ -21,6 +21,8 @@ from clear_mlflow.learning.strategies._base import load_strategy
 from clear_mlflow.learning.train import train
 from clear_mlflow.matrix import AccuracyRow
 from clear_mlflow.training import StreamFacts
+
+_LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
 
 def check(config: TrainConfig) -> TrainConfig:
@@ -98,8 +100,12 @@ class StreamTraining:
         )
 
     def rows(self) -> Iterator[AccuracyRow]:
-        """Train, and give each row as soon as it is measured; see :func:`train`."""
-        with self.progress as progress:
+        """Train, and give each row as soon as it is measured; see :func:`train`.
+
+        Raises:
+            TrainingError: as :func:`train` does, or there is not enough memory.
+        """
+        with memory_told(_LESS_MEMORY), self.progress as progress:
             yield from train(self._on_device(progress), self.config, progress=progress)
 
     def _on_device(self, progress: TrainingProgress) -> TrainingStream:
