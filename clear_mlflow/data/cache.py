@@ -109,6 +109,23 @@ class DecodedCache:
             return decode_blocks(images, side=side, put=lambda *_: None, on_image=on_image)
         return found if isinstance(found, tuple) else ()
 
+    def keep(
+        self,
+        images: ImageSet,
+        *,
+        size: int,
+        crop_margin: int,
+        on_image: Callable[[int], None] | None = None,
+    ) -> None:
+        """Have a set ready for :meth:`images`; where nothing can be kept, do nothing.
+
+        Raises:
+            DataError: an image is damaged, is missing, cannot be read, or has changed.
+        """
+        found = self._ready(images, size + crop_margin, on_image)
+        if isinstance(found, tuple):
+            raise refusal(found)
+
     def _ready(
         self, images: ImageSet, side: int, on_image: Callable[[int], None] | None
     ) -> NDArray[np.uint8] | tuple[Damaged, ...] | None:

@@ -48,7 +48,8 @@ def sound_stream(
         crop_margin: what a random crop may cut away later, pixels.
         damaged: ``leave_out``, or ``stop``.
         root: the dataset's folder, which paths of images left out are told from.
-        on_image: called with the numbers of images that are ready and of all.
+        on_image: called with the numbers of images that are ready and of all; and once more from
+            the sets that are sound as they are, where others are decoded without what they lack.
 
     Returns:
         The stream itself; or, where damaged images are left out, the stream without them: its
@@ -90,6 +91,18 @@ def sound_stream(
                     f"none of bucket {bucket.key}'s {split} images can be decoded; the first "
                     f"damaged image is {path_text(everything[0].path)}: unpack the dataset again"
                 )
+    # A set without its damaged images is another one to the cache. It is decoded now, as the others
+    # were, and not in the middle of the training.
+    total = sum(map(len, left.values()))
+    done = sum(len(left[identity]) for identity in left if not found[identity])
+    for identity, images in left.items():
+        if found[identity]:
+
+            def on_image_left(count: int, before: int = done) -> None:
+                on_image(before + count, total)
+
+            cache.keep(images, size=size, crop_margin=crop_margin, on_image=on_image_left)
+            done += len(images)
     listed = everything[:_MOST_LISTED]
     warnings = [
         f"{path_text(one.path)} is left out: it cannot be decoded: {one.why}" for one in listed
