@@ -252,6 +252,11 @@ class TrainConfig:
                 "for the model linear, images for every other: pass model=linear with "
                 "features=NAME, or leave both out"
             )
+        if config.features != NONE and config.damaged != "stop":
+            raise ConfigError(
+                f"damaged is {config.damaged} and features is {config.features}; a training on "
+                "stored features decodes no image: leave damaged at stop"
+            )
         return config
 
     def as_text(self) -> dict[str, str]:

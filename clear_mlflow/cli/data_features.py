@@ -5,7 +5,10 @@ from __future__ import annotations
 import click
 
 from clear_mlflow.config import AUTO, NONE, RECIPES, feature_name
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.errors import ConfigError, DataError
+from clear_mlflow.matrix import PROTOCOLS
+
+_LEAVE_OUT_ADVICE = ", or pass damaged=leave_out to train without"
 
 
 @click.command()
@@ -44,8 +47,29 @@ from clear_mlflow.errors import ConfigError
     metavar="NAME",
     help="What train's --features calls them; auto: the backbone's name.",
 )
+@click.option(
+    "--protocol",
+    type=click.Choice(list(PROTOCOLS)),
+    default="iid",
+    show_default=True,
+    help="As train's; streaming: the features of all training images, and of no others.",
+)
+@click.option(
+    "--split",
+    default=AUTO,
+    show_default=True,
+    metavar="N",
+    help="As train's; under iid, a number leaves a released test set alone.",
+)
 def features(
-    folder: str, backbone: str, weights: str, dataset: str, device: str, name: str
+    folder: str,
+    backbone: str,
+    weights: str,
+    dataset: str,
+    device: str,
+    name: str,
+    protocol: str,
+    split: str,
 ) -> None:
     """Compute the features of all images in DIR, for 'train --features NAME'.
 
@@ -60,6 +84,10 @@ def features(
     if name == NONE:
         raise ConfigError(f"name is {NONE}, by which train means no features; pass another --name")
 
+    from clear_mlflow.data.splits import check_protocol
+
+    check_protocol(protocol, split)
+
     import torch
 
     from clear_mlflow.cli.data import progress_for_images
@@ -71,14 +99,18 @@ def features(
     place = torch.device(resolve_device(device))
     cache_dir = default_cache_dir()
     frozen = load_backbone(backbone, weights)
-    stream = load_stream(dataset, folder, cache_dir=cache_dir)
-    with progress_for_images() as progress:
-        stored = extract(
-            stream,
-            frozen,
-            name=name,
-            cache_dir=cache_dir,
-            device=place,
-            on_image=lambda done, total: progress.tell(f"features {name}", done, total),
-        )
+    stream = load_stream(dataset, folder, cache_dir=cache_dir, protocol=protocol, split=split)
+    try:
+        with progress_for_images() as progress:
+            stored = extract(
+                stream,
+                frozen,
+                name=name,
+                cache_dir=cache_dir,
+                device=place,
+                on_image=lambda done, total: progress.tell(f"features {name}", done, total),
+            )
+    except DataError as error:
+        # Advice for training: features of some images only are of no use to it.
+        raise DataError(str(error).removesuffix(_LEAVE_OUT_ADVICE)) from error
     click.echo(f"features {name} of {dataset}: {stored}")

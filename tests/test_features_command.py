@@ -1,0 +1,80 @@
+"""The command that extracts features: the options that its error lines name are its own."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from click.testing import CliRunner
+from released_layout import write_released
+
+from clear_mlflow.cli import main
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.features import load_features
+from clear_mlflow.errors import ConfigError
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def run(*arguments):
+    own = ["--backbone", "resnet18", "--weights", "none", "--device", "cpu", "--name", "mine"]
+    return CliRunner().invoke(main, ["data", "features", *map(str, arguments), *own])
+
+
+@pytest.mark.parametrize("options", [("--split", "0"), ("--protocol", "streaming")])
+def test_a_tree_without_its_test_set_has_features_under_other_protocols(tmp_path, cache, options):
+    """What the error line says to pass can be passed, and training then finds the features."""
+    root = write_released(tmp_path / "data", train=4)
+    shutil.rmtree(root / "test")
+    refused = run(root)
+    assert refused.exit_code == 2
+    assert "pass split=0" in refused.output
+    done = run(root, *options)
+    assert done.exit_code == 0, done.output
+    chosen = {options[0].removeprefix("--"): options[1]}
+    stream = load_stream("clear10", str(root), cache_dir=cache, **chosen)
+    assert load_features(stream, "mine", cache_dir=cache).width == 512
+
+
+@pytest.mark.parametrize("options", [("--split", "x"), ("--split", "1", "--protocol", "streaming")])
+def test_splits_that_make_no_sense_are_bad_input(tmp_path, cache, options):
+    """In one line, before the backbone is loaded."""
+    result = run(write_released(tmp_path / "data"), *options)
+    assert result.exit_code == 2
+    assert "split is" in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+def test_the_embedded_dataset_is_not_looked_for_in_a_users_folder(tmp_path, cache):
+    """Nor is anybody told to delete it."""
+    result = run(write_released(tmp_path / "data"), "--dataset", "digits")
+    assert result.exit_code == 2
+    assert "reads no folder" in result.output
+    assert "delete" not in result.output
+
+
+def test_a_damaged_image_is_told_in_words_that_fit(tmp_path, cache):
+    """No option is named that this command does not have."""
+    root = write_released(tmp_path / "data")
+    image = root / "train/labeled_images/1/bus/235821044.jpg"
+    image.write_bytes(b"no image")
+    result = run(root)
+    assert result.exit_code == 2
+    assert str(image) in result.output
+    assert "leave_out" not in result.output
+    assert "unpack the dataset again" in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+def test_training_on_features_leaves_no_image_out():
+    """It decodes none, so that asking for it is a mistake, which is told."""
+    asked = {"dataset": "digits", "features": "mine", "damaged": "leave_out"}
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.resolve(asked)
+    assert "decodes no image" in str(caught.value)
+    assert TrainConfig.resolve({**asked, "damaged": "stop"}).features == "mine"
