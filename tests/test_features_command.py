@@ -6,12 +6,17 @@ import shutil
 
 import pytest
 from click.testing import CliRunner
-from released_layout import write_released
+from released_layout import read_json, write_released
 
 from clear_mlflow.cli import main
 from clear_mlflow.config import TrainConfig
-from clear_mlflow.data import load_stream
-from clear_mlflow.data.features import load_features
+from clear_mlflow.data import images, load_stream
+from clear_mlflow.data.features import (
+    Extraction,
+    load_features,
+    refuse_taken_name,
+    write_sidecar,
+)
 from clear_mlflow.errors import ConfigError
 
 
@@ -78,3 +83,15 @@ def test_training_on_features_leaves_no_image_out():
         TrainConfig.resolve(asked)
     assert "decodes no image" in str(caught.value)
     assert TrainConfig.resolve({**asked, "damaged": "stop"}).features == "mine"
+
+
+def test_another_decoder_extracts_anew_under_the_same_name(tmp_path, monkeypatch):
+    """Half of an interrupted extraction is never of other pixels than the rest."""
+    stream = load_stream("clear10", str(write_released(tmp_path / "data")), cache_dir=tmp_path)
+    extraction = Extraction("mine", "resnet18", "random:0", "made up")
+    before = extraction.folder(stream, cache_dir=tmp_path)
+    write_sidecar(before, extraction, stream, width=3)
+    assert read_json(before / "features.json")["decoder"] == images.decoder_version()
+    monkeypatch.setattr(images, "_DECODER", 99)
+    assert extraction.folder(stream, cache_dir=tmp_path) != before
+    refuse_taken_name(stream, extraction, cache_dir=tmp_path)

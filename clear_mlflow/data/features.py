@@ -35,6 +35,7 @@ from clear_mlflow.data.files import (
     shown,
     stored_path,
 )
+from clear_mlflow.data.images import decoder_version
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.errors import ConfigError, DataError
 
@@ -479,7 +480,8 @@ class Extraction:
     def folder(self, stream: BucketStream, *, cache_dir: Path) -> Path:
         """Where the features of a stream's images go."""
         key = hashlib.sha256()
-        for text in (str(_FORMAT), self.backbone, self.weights, self.preprocessing):
+        own = (self.backbone, self.weights, self.preprocessing)
+        for text in (str(_FORMAT), decoder_version(), *own):
             key.update(text.encode() + b"\0")
         for images in image_sets(stream):
             key.update("\n".join(images.contents).encode() + b"\0")
@@ -531,6 +533,7 @@ def write_sidecar(
         "backbone": extraction.backbone,
         "weights": extraction.weights,
         "preprocessing": extraction.preprocessing,
+        "decoder": decoder_version(),
         "width": width,
         "dataset": {"name": stream.name, "digest": stream.digest},
         "files": {
