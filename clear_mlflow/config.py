@@ -77,14 +77,14 @@ def _one_of(*known: str) -> Callable[[str], str]:
     return parse
 
 
-def _whole(*, least: int) -> Callable[[str], int]:
+def _whole(*, least: int, below: int = 2**63) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if value < least:
-            raise ValueError(f"expected a whole number of at least {least}")
+        if not least <= value < below:
+            raise ValueError(f"expected a whole number of at least {least}, below 2**63")
         return value
 
     return parse
@@ -131,7 +131,14 @@ def feature_name(text: str) -> str:
 
 
 def _path(text: str) -> str:
-    return text if text == AUTO else str(Path(text).expanduser().absolute())
+    if text == AUTO:
+        return text
+    if "\0" in text or not text.isprintable():
+        raise ValueError("expected a path of printable characters")
+    try:
+        return str(Path(text).expanduser().absolute())
+    except RuntimeError:
+        raise ValueError("expected a path; its ~ names no home folder") from None
 
 
 def _parameter(parse: Callable[[str], Any], *, help: str, default: str = AUTO) -> Any:  # noqa: A002
@@ -296,7 +303,7 @@ def read_config_file(path: Path) -> dict[str, str]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(v, str) for v in content.values()):
         raise ConfigError(
