@@ -77,13 +77,16 @@ def _one_of(*known: str) -> Callable[[str], str]:
     return parse
 
 
-def _whole(*, least: int, below: int = 2**63) -> Callable[[str], int]:
+_LARGEST_WHOLE = 2**63 - 1  # what torch's seeds, MLflow's store and JSON's readers all hold
+
+
+def _whole(*, least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if not least <= value < below:
+        if not least <= value <= _LARGEST_WHOLE:
             raise ValueError(f"expected a whole number of at least {least}, below 2**63")
         return value
 

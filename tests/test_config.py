@@ -1,0 +1,94 @@
+"""Parameters: texts in, a checked configuration out, and back."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clear_mlflow.config import (
+    RECIPES,
+    TrainConfig,
+    parameter_defaults,
+    read_config_file,
+)
+from clear_mlflow.errors import ConfigError
+
+ASKED = [
+    {},
+    {"dataset": "clear10", "data_root": "/somewhere", "strategy": "replay", "lr": "0.10"},
+    {"dataset": "clear100", "data_root": "/somewhere", "protocol": "streaming"},
+    {"dataset": "clear10", "data_root": "/somewhere", "features": "moco_b0", "split": "3"},
+]
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_configuration_read_back_is_the_same(asked, tmp_path):
+    """config.json repeats a run: through its file, nothing is left to auto that was resolved."""
+    config = TrainConfig.resolve(asked)
+    file = tmp_path / "config.json"
+    file.write_text(config.to_json())
+    assert TrainConfig.resolve(read_config_file(file)) == config
+
+
+@pytest.mark.parametrize("dataset", RECIPES)
+def test_a_recipe_names_every_value_that_is_auto(dataset):
+    """Only what is found out later may stay auto: folder, split and device."""
+    asked = {"dataset": dataset} | ({} if dataset == "digits" else {"data_root": "/somewhere"})
+    texts = TrainConfig.resolve(asked).as_text()
+    left = {name for name, text in texts.items() if text == "auto"}
+    assert left <= {"data_root", "split", "device"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"epoch": "3"}, "unknown parameter 'epoch'"),
+        ({"epochs": "0"}, "at least 1"),
+        ({"epochs": "three"}, "at least 1"),
+        ({"epochs": ""}, "at least 1"),
+        ({"seed": str(2**64)}, "below 2**63"),
+        ({"lr": "inf"}, "finite"),
+        ({"lr": "0"}, "above 0"),
+        ({"weight_decay": "-1"}, "at least 0"),
+        ({"dataset": "clear10"}, "needs its folder"),
+        ({"data_root": "/somewhere"}, "embedded"),
+        ({"dataset": "clear10", "data_root": "~nobody-of-this-name/x"}, "no home folder"),
+        ({"dataset": "clear10", "data_root": "a\0b"}, "printable"),
+        ({"protocol": "streaming", "split": "1"}, "leave split at auto"),
+        ({"model": "linear"}, "features"),
+    ],
+)
+def test_a_wrong_value_is_told_in_one_line(asked, told):
+    """With the parameter's name or what was expected of it."""
+    with pytest.raises(ConfigError) as error:
+        TrainConfig.resolve(asked)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"[1]", b'{"seed": 3}', b"\xff", b"[" * 100_000], ids=len)
+def test_a_damaged_configuration_file_is_told_with_its_path(tmp_path, content):
+    """Whatever lies there: one line."""
+    file = tmp_path / "config.json"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"config\.json"):
+        read_config_file(file)
+
+
+@given(st.dictionaries(st.sampled_from(sorted(parameter_defaults())), st.text(max_size=20)))
+def test_any_texts_are_resolved_or_refused(asked):
+    """Nothing but a ConfigError, and what is accepted reads back."""
+    try:
+        config = TrainConfig.resolve(asked)
+    except ConfigError:
+        return
+    assert TrainConfig.resolve(json.loads(config.to_json())) == config
+
+
+def test_what_says_a_value():
+    """Another way to write the same number does; auto does not."""
+    config = TrainConfig.resolve({})
+    assert config.is_said_by("weight_decay", "1e-05")
+    assert not config.is_said_by("epochs", "auto")
+    assert not config.is_said_by("epochs", None)
