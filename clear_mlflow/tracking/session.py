@@ -23,7 +23,7 @@ from clear_mlflow.tracking.liveness import heartbeat, trains_now
 from clear_mlflow.tracking.preflight import explained, preflight
 from clear_mlflow.tracking.rows import refuse_foreign_rows
 from clear_mlflow.tracking.scoring import Scores, read_scores, write_scores
-from clear_mlflow.tracking.tracked_run import TrackedRun, track
+from clear_mlflow.tracking.tracked_run import TrackedRun, track, warn
 from clear_mlflow.training import Training
 
 # A child that ended by one of these was stopped from outside; by any other it broke.
@@ -161,10 +161,14 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
         status = "FINISHED"
     except BaseException as error:
         status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
-        # What the rows so far define is logged if it can be; the caller hears of the first error.
-        with suppress(ClearError), explained(f"score run {run_id}"):
-            client.set_tag(run_id, names.ERROR_TAG, f"{type(error).__name__}: {error}")
-            score(client, run_id)
+        # What the rows so far define is logged if it can be. The caller gets the first error, and
+        # is told of a second one: it must not take the first one's place.
+        try:
+            with explained(f"score run {run_id}"):
+                client.set_tag(run_id, names.ERROR_TAG, f"{type(error).__name__}: {error}")
+                score(client, run_id)
+        except ClearError as refusal:
+            warn(str(refusal))
         raise
     finally:
         if joined is None:

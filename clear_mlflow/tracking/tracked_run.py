@@ -92,7 +92,7 @@ class TrackedRun:
         """Log the dataset as an MLflow input, with its digest and its counts per bucket."""
         self._facts = facts
         for warning in facts.warnings:
-            _warn(f"dataset {facts.name}: {warning}")
+            warn(f"dataset {facts.name}: {warning}")
         profile = {
             "num_classes": facts.num_classes,
             "num_train": dict(zip(facts.buckets, facts.num_train, strict=True)),
@@ -210,7 +210,7 @@ class TrackedRun:
                 write_row(self.client, self.run_id, record)
             except TrackingError as error:
                 self._keep(record)
-                _warn(f"{error}; the row is kept in {self._unsent_folder} and will be sent again")
+                warn(f"{error}; the row is kept in {self._unsent_folder} and will be sent again")
                 return
             del self._unsent[0]
             if self._unsent_folder is not None:
@@ -282,7 +282,7 @@ class _Behind:
                 job()
             except Exception as error:  # the row itself is stored: see TrackedRun
                 if not failed:
-                    _warn(f"metrics are late and will be logged at the end: {error}")
+                    warn(f"metrics are late and will be logged at the end: {error}")
                 failed = True
 
 
@@ -307,7 +307,8 @@ def _git_commit() -> str | None:
         return None
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
+    """Say something on standard error, in one line."""
     line = " ".join(message.split())
     with suppress(OSError):  # nobody may be reading any more
         print(f"warning: {line}", file=sys.stderr, flush=True)
