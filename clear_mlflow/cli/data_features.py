@@ -5,10 +5,8 @@ from __future__ import annotations
 import click
 
 from clear_mlflow.config import AUTO, NONE, RECIPES, feature_name
-from clear_mlflow.errors import ConfigError, DataError
+from clear_mlflow.errors import ConfigError
 from clear_mlflow.matrix import PROTOCOLS
-
-_LEAVE_OUT_ADVICE = ", or pass damaged=leave_out to train without"
 
 
 @click.command()
@@ -100,17 +98,13 @@ def features(
     cache_dir = default_cache_dir()
     frozen = load_backbone(backbone, weights)
     stream = load_stream(dataset, folder, cache_dir=cache_dir, protocol=protocol, split=split)
-    try:
-        with progress_for_images() as progress:
-            stored = extract(
-                stream,
-                frozen,
-                name=name,
-                cache_dir=cache_dir,
-                device=place,
-                on_image=lambda done, total: progress.tell(f"features {name}", done, total),
-            )
-    except DataError as error:
-        # Advice for training: features of some images only are of no use to it.
-        raise DataError(str(error).removesuffix(_LEAVE_OUT_ADVICE)) from error
+    with progress_for_images() as progress:
+        stored = extract(
+            stream,
+            frozen,
+            name=name,
+            cache_dir=cache_dir,
+            device=place,
+            on_image=lambda done, total: progress.tell(f"features {name}", done, total),
+        )
     click.echo(f"features {name} of {dataset}: {stored}")

@@ -77,7 +77,7 @@ def sound_stream(
     if not everything:
         return SoundStream(stream)
     if damaged != LEAVE_OUT:
-        raise refusal(everything)
+        raise refusal(everything, advice=", or pass damaged=leave_out to train without")
 
     left = {identity: _without(images, found[identity]) for identity, images in sets.items()}
     buckets = tuple(

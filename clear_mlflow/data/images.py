@@ -157,16 +157,20 @@ def decode_blocks(
     return tuple(found)
 
 
-def refusal(damaged: Sequence[Damaged]) -> DataError:
-    """The error about images that cannot be decoded: all are counted and the first is named."""
+def refusal(damaged: Sequence[Damaged], *, advice: str = "") -> DataError:
+    """The error about images that cannot be decoded: all are counted and the first is named.
+
+    Args:
+        damaged: one image or more.
+        advice: what else the caller's user can do, to follow "unpack the dataset again".
+    """
     first = damaged[0]
     one = f"{path_text(first.path)} cannot be decoded: {first.why}"
     what = (
         one if len(damaged) == 1 else f"{len(damaged)} images cannot be decoded; the first: {one}"
     )
     return DataError(
-        f"{what}; expected a whole JPEG or PNG image: unpack the dataset again, or pass "
-        "damaged=leave_out to train without"
+        f"{what}; expected a whole JPEG or PNG image: unpack the dataset again{advice}"
     )
 
 
