@@ -1,0 +1,179 @@
+"""Predictions per image: what is saved reads back, and what is damaged is named."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clear_mlflow.errors import RecordError
+from clear_mlflow.matrix import AccuracyRow
+from clear_mlflow.predictions import (
+    EVALUATION_SET_FILE,
+    EvaluationSet,
+    RowPredictions,
+    predictions_file_name,
+)
+
+
+def evaluation_set(counts: tuple[int, ...] = (3, 2), classes: int = 4) -> EvaluationSet:
+    total = sum(counts)
+    draws = np.random.default_rng(0)
+    return EvaluationSet(
+        buckets=tuple(str(j + 1) for j in range(len(counts))),
+        class_names=tuple(f"class {c}" for c in range(classes)),
+        bucket=np.repeat(np.arange(len(counts)), counts).astype(np.uint16),
+        label=(np.arange(total) % classes).astype(np.uint16),
+        content=draws.integers(0, 256, (total, 16)).astype(np.uint8),
+        names=tuple(f"image é {i}" for i in range(total)),
+    )
+
+
+def row_predictions(images: EvaluationSet, labels: list[int], **more: object) -> RowPredictions:
+    return RowPredictions(
+        row=2,
+        labels=np.array(labels, dtype=np.uint8),
+        evaluation_set=images.digest,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+def test_an_evaluation_set_reads_back(tmp_path: Path) -> None:
+    """All parts, and the digest that settles what was tested on."""
+    images = evaluation_set()
+    images.save(tmp_path / EVALUATION_SET_FILE)
+    back = EvaluationSet.load(tmp_path / EVALUATION_SET_FILE)
+    for name in ("bucket", "label", "content"):
+        assert np.array_equal(getattr(back, name), getattr(images, name))
+    assert back.names == images.names
+    assert (back.buckets, back.class_names) == (images.buckets, images.class_names)
+    assert (back.digest, back.num_instances) == (images.digest, (3, 2))
+
+
+@pytest.mark.parametrize("part", ["bucket", "label", "content", "class_names", "buckets"])
+def test_the_digest_follows_from_every_part(part: str) -> None:
+    """Whatever is other about the images, the digest is another."""
+    images = evaluation_set()
+    parts = {
+        name: getattr(images, name)
+        for name in ("buckets", "class_names", "bucket", "label", "content", "names")
+    }
+    changed = parts[part]
+    if isinstance(changed, tuple):
+        changed = (*changed[:-1], "other")
+    elif part == "bucket":
+        changed = np.array([0, 0, 1, 1, 1], dtype=np.uint16)
+    else:
+        changed = changed.copy()
+        changed[0] = (changed[0] + 1) % 4
+    assert EvaluationSet(**{**parts, part: changed}).digest != images.digest
+    assert EvaluationSet(**{**parts, "names": tuple("abcde")}).digest == images.digest
+
+
+@settings(max_examples=40, deadline=None)
+@given(labels=st.lists(st.integers(0, 3), min_size=5, max_size=5), probs=st.booleans())
+def test_predictions_read_back_and_count_as_their_row_says(
+    tmp_path_factory: pytest.TempPathFactory, labels: list[int], probs: bool
+) -> None:
+    """Labels and probabilities to the bit, and the counts that a slow loop gives."""
+    images = evaluation_set()
+    probabilities = np.full((5, 4), 0.25, dtype=np.float16) if probs else None
+    path = tmp_path_factory.mktemp("p") / predictions_file_name(2)
+    row_predictions(images, labels, probabilities=probabilities).save(path)
+    back = RowPredictions.load(path)
+    assert back.labels.tolist() == labels
+    assert (back.probabilities is not None) == probs
+    correct = [0, 0]
+    for i, label in enumerate(labels):
+        correct[images.bucket[i]] += int(label == images.label[i])
+    row = AccuracyRow(row=2, buckets=images.buckets, correct=tuple(correct), num_instances=(3, 2))
+    back.check(images, row)
+
+
+def test_predictions_of_another_row_or_set_are_refused(tmp_path: Path) -> None:
+    """What counts otherwise than its row, answers other images, or was renamed, is no evidence."""
+    images = evaluation_set()
+    answers = row_predictions(images, [0, 1, 2, 3, 0])
+    row = AccuracyRow(row=2, buckets=images.buckets, correct=(3, 1), num_instances=(3, 2))
+    with pytest.raises(RecordError, match="but the row says"):
+        answers.check(images, row)
+    with pytest.raises(RecordError, match="another evaluation set"):
+        answers.check(evaluation_set((2, 3)))
+    with pytest.raises(RecordError, match="a class that is not one of the 4"):
+        row_predictions(images, [9, 0, 0, 0, 0]).check(images)
+    answers.save(tmp_path / predictions_file_name(3))
+    with pytest.raises(RecordError, match="holds the predictions of row '2'"):
+        RowPredictions.load(tmp_path / predictions_file_name(3))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 1.5, -0.25])
+def test_probabilities_are_probabilities(bad: float) -> None:
+    """NaN, and what lies outside 0 to 1, is refused."""
+    probabilities = np.full((5, 4), 0.25, dtype=np.float16)
+    probabilities[3, 1] = bad
+    with pytest.raises(RecordError, match="no float16 from 0 to 1"):
+        row_predictions(evaluation_set(), [0] * 5, probabilities=probabilities)
+
+
+def _header(metadata: dict[str, str], tensors: dict[str, object], body: bytes) -> bytes:
+    header = json.dumps({"__metadata__": metadata, **tensors}).encode()
+    return struct.pack("<Q", len(header)) + header + body
+
+
+HOSTILE = {
+    "empty": b"",
+    "text": b"<script>alert(1)</script>" * 20,
+    "pickle": b"\x80\x04\x95" + b"\0" * 64,
+    "huge header": struct.pack("<Q", 2**60) + b"{}",
+    "other format": _header({"format": "x"}, {}, b""),
+    "bfloat16": _header(
+        {"format": "clear_mlflow/predictions", "version": "1.0", "row": "2"},
+        {"labels": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}},
+        b"\0" * 4,
+    ),
+    "newer": _header(
+        {"format": "clear_mlflow/predictions", "version": "2.0", "row": "2"},
+        {"labels": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}},
+        b"\0",
+    ),
+    "more than the file holds": _header(
+        {"format": "clear_mlflow/predictions", "version": "1.0", "row": "2"},
+        {"labels": {"dtype": "U8", "shape": [2**40], "data_offsets": [0, 2**40]}},
+        b"\0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_file_is_one_line(tmp_path: Path, name: str) -> None:
+    """Every one of them ends in a RecordError that names the file."""
+    path = tmp_path / predictions_file_name(2)
+    path.write_bytes(HOSTILE[name])
+    for read in (RowPredictions.load, EvaluationSet.load):
+        with pytest.raises(RecordError, match=r"row_002\.safetensors") as caught:
+            read(path)
+        assert "\n" not in str(caught.value)
+
+
+@settings(max_examples=200, deadline=None)
+@given(position=st.integers(0, 10_000), byte=st.integers(0, 255))
+def test_a_damaged_file_reads_the_same_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory, position: int, byte: int
+) -> None:
+    """One wrong byte anywhere in an evaluation set never gives another set in silence."""
+    images = evaluation_set()
+    path = tmp_path_factory.mktemp("d") / EVALUATION_SET_FILE
+    images.save(path)
+    content = bytearray(path.read_bytes())
+    content[position % len(content)] = byte
+    path.write_bytes(bytes(content))
+    try:
+        back = EvaluationSet.load(path)
+    except RecordError:
+        return
+    assert back.digest == images.digest
