@@ -29,5 +29,9 @@ class TrainingError(ClearError):
     """Training cannot go on: the model's loss is no longer a number, for example."""
 
 
+class DivergedError(TrainingError):
+    """The loss or the model's output is no longer a finite number; the run is tagged so."""
+
+
 class UndefinedMetricError(ClearError):
     """A metric has no value on this matrix; the message is the reason."""

@@ -5,22 +5,27 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import torch
+from safetensors.torch import save
 
-from clear_mlflow.config import NONE, TrainConfig
+from clear_mlflow.config import FULL, NONE, TrainConfig
 from clear_mlflow.data.cache import DecodedCache
+from clear_mlflow.data.evaluation_set import evaluation_set
 from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.learning.device import memory_told, resolve_device
+from clear_mlflow.learning.device import memory_told, resolve_device, resolve_precision
 from clear_mlflow.learning.features import FeatureStream, TrainingStream
 from clear_mlflow.learning.images import DecodedStream
 from clear_mlflow.learning.models import check_model
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.strategies._base import load_strategy
-from clear_mlflow.learning.train import train
-from clear_mlflow.matrix import AccuracyRow
-from clear_mlflow.training import StreamFacts
+from clear_mlflow.learning.strategies._arguments import arguments_as_text
+from clear_mlflow.learning.strategies._base import check_strategy
+from clear_mlflow.learning.train import Trained, train
+from clear_mlflow.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.training import MeasuredRow, StreamFacts
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
@@ -29,20 +34,26 @@ def check(config: TrainConfig) -> TrainConfig:
     """Check all that can be known without data: strategy, device, and model on made-up images.
 
     Returns:
-        The configuration with its device resolved.
+        The configuration with its device, precision and strategy's arguments resolved.
 
     Raises:
         ConfigError: one of them is unknown, absent, or does not fit the others.
     """
-    load_strategy(config.strategy)
+    arguments = arguments_as_text(check_strategy(config))
     device = resolve_device(config.device)
+    precision = resolve_precision(config.precision, device)
     if config.features == NONE:  # a linear head takes whatever width the features have
         check_model(
             config.model,
             image_size=config.image_size,
             batch_size=_smallest_batch(config.batch_size),
         )
-    return dataclasses.replace(config, device=device)
+    return dataclasses.replace(
+        config,
+        device=device,
+        precision=precision,
+        strategy_args=",".join(f"{k}={v}" for k, v in arguments.items()) or NONE,
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,12 +87,13 @@ class StreamTraining:
         check_model(
             self.config.model,
             image_size=self.config.image_size,
-            batch_size=_smallest_batch(min(self.config.batch_size, fewest)),
+            batch_size=min(_smallest_batch(self.config.batch_size), fewest),
         )
 
     @property
     def facts(self) -> StreamFacts:
         """The dataset that is trained on."""
+        images = self._evaluation_set
         return StreamFacts(
             name=self.stream.name,
             digest=self.stream.digest,
@@ -97,16 +109,37 @@ class StreamTraining:
             features_digest=None if self.features is None else self.features.digest,
             left_out=self.left_out,
             num_left_out=self.num_left_out,
+            evaluation_set=None if images is None else images.to_bytes(),
         )
 
-    def rows(self) -> Iterator[AccuracyRow]:
+    @cached_property
+    def _evaluation_set(self) -> EvaluationSet | None:
+        return None if self.config.predictions == NONE else evaluation_set(self.stream)
+
+    def rows(self) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured; see :func:`train`.
 
         Raises:
             TrainingError: as :func:`train` does, or there is not enough memory.
         """
         with memory_told(_LESS_MEMORY), self.progress as progress:
-            yield from train(self._on_device(progress), self.config, progress=progress)
+            for trained in train(self._on_device(progress), self.config, progress=progress):
+                yield self._measured(trained)
+
+    def _measured(self, trained: Trained) -> MeasuredRow:
+        predictions = model = None
+        if self._evaluation_set is not None:
+            predictions = RowPredictions(
+                row=trained.row.row,
+                labels=trained.tested.labels,
+                probabilities=trained.tested.probabilities,
+                evaluation_set=self._evaluation_set.digest,
+            ).to_bytes()
+        kept = {"none": (), "last": (len(trained.row.buckets),)}.get(self.config.log_models)
+        if kept is None or trained.row.row in kept:
+            state = trained.model.state_dict()
+            model = save({name: tensor.contiguous() for name, tensor in state.items()})
+        return MeasuredRow(trained.row, predictions, model)
 
     def _on_device(self, progress: TrainingProgress) -> TrainingStream:
         device = torch.device(self.config.device)
@@ -121,6 +154,6 @@ class StreamTraining:
         )
 
 
-def _smallest_batch(batch_size: int) -> int:
+def _smallest_batch(batch_size: int | Literal["full"]) -> int:
     """Images in the smallest batch of an epoch: a rest of one joins the batch before it."""
-    return min(batch_size, 2)
+    return 2 if batch_size == FULL else min(batch_size, 2)

@@ -34,7 +34,10 @@ def main() -> None:
         cues = _cues(down)
 
         def say(message: dict[str, Any]) -> None:
-            up.write(messages.encode(message))
+            for part in messages.encode(message):
+                view = memoryview(part)
+                while view:  # an unbuffered write may take less than all
+                    view = view[up.write(view) :]
 
         try:
             _train(asked, cues, say)
@@ -58,8 +61,9 @@ def _train(
     from clear_mlflow.learning.progress import progress_for
     from clear_mlflow.learning.training import check
 
-    keep_freed_memory()
     config = check(TrainConfig.resolve(asked))
+    if config.allocator == "on":
+        keep_freed_memory()
     say(messages.checked(config.to_json()))
     cues.get()
     training = prepare(config, progress_for(sys.stderr))

@@ -13,6 +13,8 @@ SCORED_TAG = "clear_mlflow.scored"
 NOTE_TAG = "clear_mlflow.note"
 # Why training ended early.
 ERROR_TAG = "clear_mlflow.error"
+# "true" on a run whose loss or output was no longer a finite number.
+DIVERGED_TAG = "diverged"
 # Who trains and when that process last said that it lives, as JSON; gone when the run is closed.
 PROCESS_TAG = "clear_mlflow.process"
 # Runs that an evaluate run scored, as a count; the list is an artifact.
@@ -25,7 +27,17 @@ MATRIX_TABLE = f"{MATRIX_FOLDER}/table.json"
 HEATMAP_PNG = f"{MATRIX_FOLDER}/heatmap.png"
 CONFIG_JSON = "config.json"
 EVALUATED_JSON = "evaluated_runs.json"
+MODELS_FOLDER = "models"
 
 # Keys of the images that MLflow's chart view shows side by side, runs beside runs.
 IMAGE_PER_ROW = "accuracy_matrix_by_row"
 IMAGE_FINAL = "accuracy_matrix"
+
+
+def model_file_name(row: int) -> str:
+    """The name of the file of the weights that gave a row.
+
+    >>> model_file_name(4)
+    'after_004.safetensors'
+    """
+    return f"after_{row:03d}.safetensors"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
@@ -13,7 +14,7 @@ from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, M
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 
 from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ClearError, TrackingError
+from clear_mlflow.errors import ClearError, DivergedError, TrackingError
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.tracking import names
@@ -39,6 +40,7 @@ class Outcome:
     run_id: str | None  # None: it ended before a run was opened
     scores: Scores | None  # of the rows that are stored
     error: str | None  # one line
+    diverged: bool = False  # the loss or the model's output was no longer a number
     links: tuple[str, ...] = ()  # lines that tell where to look at the run
 
 
@@ -84,7 +86,8 @@ def _outcome(
             128 + signum, "KILLED", run_id, None, f"stopped by {signal.Signals(signum).name}"
         )
     if isinstance(error, ClearError):
-        return Outcome(2, "FAILED", run_id, None, str(error))
+        diverged = isinstance(error, DivergedError)
+        return Outcome(2, "FAILED", run_id, None, str(error), diverged)
     if -error.returncode in _KILLING:
         return Outcome(128 - error.returncode, "KILLED", run_id, None, str(error))
     return Outcome(1, "FAILED", run_id, None, str(error))
@@ -121,6 +124,8 @@ def _close_run(client: MlflowClient, run_id: str, outcome: Outcome) -> Outcome:
         with explained(f"close run {run_id}"):
             if errors:
                 client.set_tag(run_id, names.ERROR_TAG, "; ".join(errors))
+            if outcome.diverged:
+                client.set_tag(run_id, names.DIVERGED_TAG, "true")
             # The status first: while a run is RUNNING, its process has to be known.
             mlflow.end_run(status)
             _forget_process(client, run_id)
@@ -128,7 +133,14 @@ def _close_run(client: MlflowClient, run_id: str, outcome: Outcome) -> Outcome:
     except ClearError as refusal:
         errors.append(str(refusal))
         code = code or 2
-    return Outcome(code, status, run_id, scores, "; ".join(errors) or None, links)
+    return dataclasses.replace(
+        outcome,
+        exit_code=code,
+        status=status,
+        scores=scores,
+        error="; ".join(errors) or None,
+        links=links,
+    )
 
 
 def score(client: MlflowClient, run_id: str) -> Scores:
@@ -166,6 +178,8 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
         try:
             with explained(f"score run {run_id}"):
                 client.set_tag(run_id, names.ERROR_TAG, f"{type(error).__name__}: {error}")
+                if isinstance(error, DivergedError):
+                    client.set_tag(run_id, names.DIVERGED_TAG, "true")
                 score(client, run_id)
         except ClearError as refusal:
             warn(str(refusal))
