@@ -16,6 +16,7 @@ from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.features import FeatureStream
+from clear_mlflow.learning.picks import Picks
 from clear_mlflow.learning.progress import LineProgress
 from clear_mlflow.learning.training import StreamTraining, check
 from clear_mlflow.process.parent import TrainingProcess
@@ -46,7 +47,8 @@ def made_up(counts=((30, 20), (17, 9), (24, 13))):
             )
             features[-1].setflags(write=False)  # as a mapped file is
             paths = tuple(Path(f"{i}/{n}.jpg") for n in range(count))
-            sets.append(ImageSet(paths, labels))
+            contents = tuple(f"{i:02x}{n:04x}".ljust(64, "0") for n in range(count))
+            sets.append(ImageSet(paths, labels, contents))
         buckets.append(Bucket(str(i + 1), *sets))
     names = tuple(map(str, range(CLASSES)))
     stream = BucketStream("made-up", names, tuple(buckets), "sha256:0")
@@ -75,7 +77,7 @@ def training(settings):
 
 
 def rows_of(settings):
-    return list(training(settings).rows())
+    return [measured.row for measured in training(settings).rows()]
 
 
 def literal_matrix(settings, *, cumulative=False):
@@ -150,7 +152,7 @@ def test_the_untrained_row_takes_all_for_the_first_class():
 
 
 def test_a_stream_of_features_keeps_every_row_with_its_label():
-    """Training sets bucket by bucket, test sets end to end, and room for what a strategy keeps."""
+    """Training sets bucket by bucket, test sets end to end, and any pick of them."""
     stream, features = made_up()
     placed = FeatureStream(stream, features, device=torch.device("cpu"))
     assert placed.keys == ("1", "2", "3")
@@ -159,10 +161,15 @@ def test_a_stream_of_features_keeps_every_row_with_its_label():
         np.testing.assert_array_equal(placed.train(i).images.numpy(), features.train[i])
         np.testing.assert_array_equal(placed.train(i).labels.numpy(), bucket.train.labels)
     held_out = placed.test()
-    np.testing.assert_array_equal(held_out.samples.images.numpy(), np.concatenate(features.test))
+    np.testing.assert_array_equal(held_out.images.numpy(), np.concatenate(features.test))
     np.testing.assert_array_equal(held_out.bucket.numpy(), np.repeat([0, 1, 2], [20, 9, 13]))
     assert held_out.counts == (20, 9, 13)
-    assert placed.room_for(5).images.shape == (5, WIDTH)
+    picks = Picks(np.array([2, 0, 2]), np.array([5, 1, 0]))
+    samples = placed.select(picks)
+    expected = [features.train[2][5], features.train[0][1], features.train[2][0]]
+    np.testing.assert_array_equal(samples.images.numpy(), expected)
+    classes = [stream.buckets[b].train.labels[n] for b, n in ((2, 5), (0, 1), (2, 0))]
+    assert samples.labels.tolist() == classes
 
 
 def test_features_choose_the_papers_protocol():

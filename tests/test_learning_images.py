@@ -34,7 +34,8 @@ def batches(samples, **changes):
     """One epoch as a list."""
     options = {"image_size": 8, "batch_size": 3, "device": CPU, "seed": 0}
     options |= {"position": 0, "epoch": 0, **changes}
-    return list(training_batches(samples, **options))
+    epoch = training_batches(samples, **options)
+    return [(batch.inputs, batch.labels) for batch in epoch]
 
 
 def numbered_samples(count, side):
@@ -180,9 +181,9 @@ def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
     assert held_out.bucket.tolist() == [0, 0, 1, 2, 2, 2, 2]
     assert told[-1] == (7, 7)
     expected = np.concatenate([pixels[path] for b in stream.buckets for path in b.test.paths])
-    assert np.array_equal(held_out.samples.images.numpy().reshape(expected.shape), expected)
+    assert np.array_equal(held_out.images.numpy().reshape(expected.shape), expected)
     labels = np.concatenate([bucket.test.labels for bucket in stream.buckets])
-    assert held_out.samples.labels.tolist() == labels.tolist()
+    assert held_out.labels.tolist() == labels.tolist()
     for position, bucket in enumerate(stream.buckets):
         samples = decoded.train(position)
         assert samples.labels.tolist() == bucket.train.labels.tolist()
@@ -227,7 +228,7 @@ def test_images_from_the_cache_are_the_same(tmp_path):
             ):
                 assert torch.equal(images, same)
         held_out, same = cached.test(), plain.test()
-        assert torch.equal(held_out.samples.images, same.samples.images)
+        assert torch.equal(held_out.images, same.images)
         assert torch.equal(held_out.bucket, same.bucket)
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 4
 
