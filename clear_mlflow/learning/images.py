@@ -134,7 +134,7 @@ class DecodedStream:
         self._test_sets = tuple(bucket.test for bucket in stream.buckets)
         self._decoded = decode if cache is None else cache.images
         self._on_image = on_image
-        self._opened: dict[int, Tensor] = {}
+        self._mapped: dict[int, Tensor] = {}
         self._newest: tuple[int, Samples] | None = None
         self._test: HeldOutImages | None = None
 
@@ -185,7 +185,8 @@ class DecodedStream:
             done = 0
             for images in self._test_sets:
                 decoded = self._decode(images, done=done, total=total)
-                pixels[done : done + len(images)] = centre_crop(decoded, self.image_size)
+                cropped = centre_crop(torch.from_numpy(decoded), self.image_size)
+                pixels[done : done + len(images)] = cropped
                 done += len(images)
             labels = np.concatenate([images.labels for images in self._test_sets])
             bucket = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
@@ -195,20 +196,22 @@ class DecodedStream:
         return self._test
 
     def _open(self, position: int) -> Tensor:
-        """One bucket's images, where the cache has mapped them; taken from there when used."""
-        if position not in self._opened:
-            images = self._train_sets[position]
-            self._opened[position] = self._decode(images, done=0, total=len(images))
-        return self._opened[position]
+        """One bucket's images: where the cache has mapped them, else decoded into memory anew."""
+        if position in self._mapped:
+            return self._mapped[position]
+        images = self._train_sets[position]
+        decoded = self._decode(images, done=0, total=len(images))
+        opened = torch.from_numpy(decoded)
+        if isinstance(decoded.base, np.memmap):
+            self._mapped[position] = opened
+        return opened
 
-    def _decode(self, images: ImageSet, *, done: int, total: int) -> Tensor:
-        return torch.from_numpy(
-            self._decoded(
-                images,
-                size=self.image_size,
-                crop_margin=crop_margin(self.image_size),
-                on_image=lambda count: self._on_image(done + count, total),
-            )
+    def _decode(self, images: ImageSet, *, done: int, total: int) -> NDArray[np.uint8]:
+        return self._decoded(
+            images,
+            size=self.image_size,
+            crop_margin=crop_margin(self.image_size),
+            on_image=lambda count: self._on_image(done + count, total),
         )
 
     def _placed(self, images: Tensor, labels: NDArray[np.int64]) -> Samples:
