@@ -34,6 +34,8 @@ class Draw(enum.IntEnum):
     AUGMENTATION = 2
     MODEL = 3  # what layers draw by themselves while training: dropout, stochastic depth
     BUFFER = 4
+    FISHER = 5  # the images and labels that a strategy measures its weights' importance on
+    MEMORY = 6  # the order in which a step's batches are taken from a buffer
 
 
 def resolve_device(asked: str) -> str:
