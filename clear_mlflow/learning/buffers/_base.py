@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.config import NONE
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.buffers import buffer_names
-from clear_mlflow.learning.picks import Picks
+from clear_mlflow.learning.picks import Picks, joined, whole_bucket
 
 
 class Buffer(ABC):
@@ -21,12 +23,11 @@ class Buffer(ABC):
         capacity: images that it holds at most.
         num_classes: of the stream.
         seed: of the run; what is drawn follows from it and the bucket's position alone.
-        alpha: for the ways to choose that have one such number; None for their own default.
+        alpha: how much a biased reservoir prefers what is new; ``none`` for all others.
     """
 
-    def __init__(
-        self, *, capacity: int, num_classes: int, seed: int, alpha: float | None = None
-    ) -> None:
+    def __init__(self, *, capacity: int, num_classes: int, seed: int, alpha: str = NONE) -> None:
+        self.check_alpha(alpha)
         self.capacity = capacity
         self.num_classes = num_classes
         self.seed = seed
@@ -37,9 +38,50 @@ class Buffer(ABC):
     def __len__(self) -> int:
         return len(self.picks)
 
+    def offer(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A bucket is done: its images, of these classes, compete for the buffer.
+
+        Args:
+            position: of the bucket in the stream.
+            labels: (N,), of its images, in their order.
+
+        Returns:
+            (len(self),), what is held now, as indices into what was held before followed by the
+            bucket's images: what is kept along with each image is chosen by them.
+        """
+        kept = self._choose(position, labels)
+        candidates = joined(self.picks, whole_bucket(position, len(labels)))
+        self.picks = candidates.take(kept)
+        self.labels = np.concatenate([self.labels, labels])[kept]
+        return kept
+
     @abstractmethod
-    def offer(self, position: int, labels: NDArray[np.int64]) -> None:
-        """A bucket is done: its images, of these classes, compete for the buffer."""
+    def _choose(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What :meth:`offer` returns, while :attr:`picks` and :attr:`labels` are as before."""
+
+    @classmethod
+    def check_alpha(cls, alpha: str) -> None:
+        """Check the text of an alpha, as ``strategy_args`` gives it.
+
+        Raises:
+            ConfigError: it is none of this buffer's.
+        """
+        if alpha != NONE:
+            raise ConfigError(
+                f"strategy_args has alpha={alpha}, which only buffer=biased_reservoir takes; "
+                "leave it out or pass that buffer"
+            )
+
+
+@dataclass(frozen=True)
+class BufferArguments:
+    """Which images a strategy keeps: arguments of all strategies that let one choose."""
+
+    buffer: str = "class_balanced"  # a module of this package
+    alpha: str = NONE
+
+    def __post_init__(self) -> None:
+        load_buffer(self.buffer).check_alpha(self.alpha)
 
 
 def load_buffer(name: str) -> type[Buffer]:

@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from clear_mlflow.learning.buffers._base import Buffer
 from clear_mlflow.learning.device import Draw, generator
-from clear_mlflow.learning.picks import joined, whole_bucket
 
 
 class ClassBalanced(Buffer):
@@ -27,19 +26,19 @@ class ClassBalanced(Buffer):
     _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
     _num_seen: NDArray[np.int64] | None = None  # (num_classes,), images of each class so far
 
-    def offer(self, position: int, labels: NDArray[np.int64]) -> None:
-        """Let the bucket's images compete for the buffer."""
+    def _choose(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:
         draws = generator(self.seed, Draw.BUFFER, position)
-        priorities = torch.rand(len(labels), generator=draws, dtype=torch.float64).numpy()
+        new = torch.rand(len(labels), generator=draws, dtype=torch.float64).numpy()
         num_new = np.bincount(labels, minlength=self.num_classes)
         self._num_seen = num_new if self._num_seen is None else self._num_seen + num_new
-        candidates = joined(self.picks, whole_bucket(position, len(labels)))
-        priorities = np.concatenate([self._priorities, priorities])
-        labels = np.concatenate([self.labels, labels])
-        kept = lowest_of_each_class(labels, priorities, class_quotas(self._num_seen, self.capacity))
+        priorities = np.concatenate([self._priorities, new])
+        kept = lowest_of_each_class(
+            np.concatenate([self.labels, labels]),
+            priorities,
+            class_quotas(self._num_seen, self.capacity),
+        )
         self._priorities = priorities[kept]
-        self.picks = candidates.take(kept)
-        self.labels = labels[kept]
+        return kept
 
 
 def class_quotas(num_seen: NDArray[np.int64], memory: int) -> NDArray[np.int64]:

@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.buffers._base import Buffer, BufferArguments, load_buffer
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.features import TrainingStream
 from clear_mlflow.learning.images import Batch, Samples
@@ -117,6 +118,20 @@ def memory_in_images(config: TrainConfig, stream: TrainingStream) -> int:
             f"memory is {config.memory}, which of {total} training images is not one; pass more"
         )
     return images
+
+
+def new_buffer(config: TrainConfig, stream: TrainingStream, arguments: BufferArguments) -> Buffer:
+    """An empty buffer of the run's memory.
+
+    Raises:
+        ConfigError: the memory is a fraction of the stream that is less than one image.
+    """
+    return load_buffer(arguments.buffer)(
+        capacity=memory_in_images(config, stream),
+        num_classes=stream.num_classes,
+        seed=config.seed,
+        alpha=arguments.alpha,
+    )
 
 
 def load_strategy(name: str) -> type[Strategy]:

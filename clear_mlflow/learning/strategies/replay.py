@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from clear_mlflow.config import TrainConfig
-from clear_mlflow.learning.buffers._base import load_buffer
+from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.features import TrainingStream
 from clear_mlflow.learning.images import Samples
 from clear_mlflow.learning.picks import joined, whole_bucket
-from clear_mlflow.learning.strategies._base import Strategy, memory_in_images
+from clear_mlflow.learning.strategies._base import Strategy, new_buffer
 
 
 class Replay(Strategy):
@@ -26,13 +26,8 @@ class Replay(Strategy):
     """
 
     @dataclass(frozen=True)
-    class Arguments:
+    class Arguments(BufferArguments):
         """Which images are kept."""
-
-        buffer: str = "class_balanced"  # a module of learning/buffers
-
-        def __post_init__(self) -> None:
-            load_buffer(self.buffer)
 
     needs_memory = True
 
@@ -40,11 +35,7 @@ class Replay(Strategy):
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
     ) -> None:
         super().__init__(config, stream, model, arguments)
-        self._buffer = load_buffer(arguments.buffer)(
-            capacity=memory_in_images(config, stream),
-            num_classes=stream.num_classes,
-            seed=config.seed,
-        )
+        self._buffer = new_buffer(config, stream, arguments)
 
     def training_set(self, position: int) -> Samples:
         """The new bucket's images, then the buffer's."""
