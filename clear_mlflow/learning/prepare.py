@@ -40,7 +40,13 @@ def prepare(config: TrainConfig, progress: TrainingProgress) -> StreamTraining:
     )
     source = "embedded" if config.data_root == AUTO else config.data_root
     if config.features != NONE:
-        features = load_features(stream, config.features, cache_dir=default_cache_dir())
+        with progress:
+            features = load_features(
+                stream,
+                config.features,
+                cache_dir=default_cache_dir(),
+                on_image=progress.images_decoded,
+            )
         return StreamTraining(
             config=config, stream=stream, source=source, progress=progress, features=features
         )
