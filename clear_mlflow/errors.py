@@ -33,5 +33,9 @@ class DivergedError(TrainingError):
     """The loss or the model's output is no longer a finite number; the run is tagged so."""
 
 
+class PeerLostError(TrainingError):
+    """Another of the processes that train one model together has ended, or says nothing."""
+
+
 class UndefinedMetricError(ClearError):
     """A metric has no value on this matrix; the message is the reason."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import DivergedError
 from clear_mlflow.learning.device import Draw, autocast, seed_everything
+from clear_mlflow.learning.group import ALONE, Group
 from clear_mlflow.learning.images import Batch, Samples, batch_bounds, training_batches
 from clear_mlflow.learning.models import trainable
 from clear_mlflow.learning.progress import TrainingProgress
@@ -45,6 +46,7 @@ class GradientDescent:
         config: the run's parameters, ``precision`` resolved.
         keys: of all buckets, in stream order.
         progress: who is told of each step.
+        group: the processes that train the model together, each on its share of every batch.
     """
 
     def __init__(
@@ -54,11 +56,14 @@ class GradientDescent:
         *,
         keys: tuple[str, ...],
         progress: TrainingProgress,
+        group: Group = ALONE,
     ) -> None:
         self._model = model
+        spread = group.spread(model)
         self._forward: Callable[[Tensor], Tensor] = (
-            torch.compile(model) if config.compile == "on" else model
+            torch.compile(spread) if config.compile == "on" else spread
         )
+        self._group = group
         self._config = config
         self._keys = keys
         self._progress = progress
@@ -93,12 +98,14 @@ class GradientDescent:
         for epoch in range(config.epochs):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(config, epoch)
-            seed_everything(config.seed, Draw.MODEL, position, epoch)
+            # Processes have different images, which dropout is to treat differently.
+            others = (self._group.rank,) if self._group.size > 1 else ()
+            seed_everything(config.seed, Draw.MODEL, position, epoch, *others)
             hooks.begin_epoch(position, epoch, len(bounds))
             # Summed on the device and read once per epoch: reading it at every step would make the
             # host wait for the device at every step.
             total_loss = torch.zeros((), device=self._device)
-            for batch in training_batches(
+            shares = training_batches(
                 samples,
                 image_size=config.image_size,
                 batch_size=config.batch_size,
@@ -106,9 +113,11 @@ class GradientDescent:
                 seed=config.seed,
                 position=position,
                 epoch=epoch,
-            ):
+                group=self._group,
+            )
+            for (start, stop), batch in zip(bounds, shares, strict=True):
                 with autocast(self._device, config.precision):
-                    loss = hooks.loss(self._forward, batch)
+                    loss = self._loss(hooks, batch, whole=stop - start)
                 optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss)
                 hooks.before_step()
@@ -118,11 +127,19 @@ class GradientDescent:
                 hooks.after_step()
                 total_loss += loss.detach()
                 self._progress.step_done()
-            if not math.isfinite(total_loss.item()):
+            if not math.isfinite(self._group.add_up(total_loss).item()):
                 raise DivergedError(
                     f"the loss is no longer a finite number in epoch {epoch + 1} of "
                     f"{config.epochs} on bucket {self._keys[position]}; pass a lr below {config.lr}"
                 )
+
+    def _loss(self, hooks: Hooks, batch: Batch, *, whole: int) -> Tensor:
+        """The strategy's loss; of a share of a batch, with the weight that it has in the batch."""
+        part = len(batch.labels)
+        if part == 0:  # the mean of nothing; but the other processes wait for this one's gradients
+            return self._forward(batch.inputs).sum() * 0
+        loss = hooks.loss(self._forward, batch)
+        return loss if self._group.size == 1 else loss * self._group.weight(part, whole)
 
     def _optimizer_for_bucket(self) -> torch.optim.Optimizer:
         if self._optimizer is None or self._config.optimizer_state == "reset":

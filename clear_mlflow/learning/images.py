@@ -21,6 +21,7 @@ from clear_mlflow.data.images import decode
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.errors import DataError
 from clear_mlflow.learning.device import Draw, generator, home_of
+from clear_mlflow.learning.group import ALONE, Group
 from clear_mlflow.learning.picks import Picks
 
 # ImageNet's mean and standard deviation, the field's habit. Constants, not measured on the data:
@@ -263,6 +264,7 @@ def training_batches(
     seed: int,
     position: int,
     epoch: int,
+    group: Group = ALONE,
 ) -> Iterator[Batch]:
     """One epoch: every sample once, in random order; images randomly cropped and mirrored.
 
@@ -277,11 +279,12 @@ def training_batches(
         seed: the run's seed.
         position: of the bucket in the stream.
         epoch: within the bucket, from 0.
+        group: the processes that share every batch; the batches are this one's shares.
     """
     return batches(
         samples,
         torch.randperm(len(samples), generator=generator(seed, Draw.ORDER, position, epoch)),
-        batch_bounds(len(samples), batch_size),
+        [group.share(*bounds) for bounds in batch_bounds(len(samples), batch_size)],
         image_size=image_size,
         device=device,
         draws=generator(seed, Draw.AUGMENTATION, position, epoch),

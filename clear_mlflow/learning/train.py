@@ -15,6 +15,7 @@ from clear_mlflow.errors import DivergedError
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import Draw, autocast, seed_everything
 from clear_mlflow.learning.features import FeatureStream, TrainingStream
+from clear_mlflow.learning.group import ALONE, Group
 from clear_mlflow.learning.images import HeldOutImages, Normaliser, batch_bounds, is_features
 from clear_mlflow.learning.models import build_model, linear_head
 from clear_mlflow.learning.progress import TrainingProgress
@@ -46,7 +47,11 @@ class Trained:
 
 
 def train(
-    stream: TrainingStream, config: TrainConfig, *, progress: TrainingProgress
+    stream: TrainingStream,
+    config: TrainConfig,
+    *,
+    progress: TrainingProgress,
+    group: Group = ALONE,
 ) -> Iterator[Trained]:
     """Train through the stream and test on all buckets before the first and after each.
 
@@ -56,6 +61,7 @@ def train(
         stream: the dataset.
         config: the parameters; ``device`` and ``precision`` are resolved.
         progress: who is told.
+        group: the processes that do this together; each gets all rows.
 
     Yields:
         Row 0, of the untrained model, then one row per bucket. The next bucket begins only when
@@ -66,17 +72,19 @@ def train(
         DataError: an image cannot be decoded.
         DivergedError: the loss or the model's output is no longer a finite number.
     """
-    model = fresh_model(stream, config)
+    model = group.synchronize(fresh_model(stream, config))
     arguments = check_strategy(config)
     strategy = load_strategy(config.strategy)(config, stream, model, arguments)
-    descent = GradientDescent(model, config, keys=stream.keys, progress=progress)
+    descent = GradientDescent(model, config, keys=stream.keys, progress=progress, group=group)
 
-    yield _row(model, stream, config, trained=0, progress=progress)
+    yield measured_row(model, stream, config, trained=0, progress=progress, group=group)
     for position, key in enumerate(stream.keys):
         progress.bucket_started(key, position=position, num_buckets=len(stream.keys))
         strategy.learn(position, descent)
         strategy.after_bucket(position)
-        yield _row(model, stream, config, trained=position + 1, progress=progress)
+        yield measured_row(
+            model, stream, config, trained=position + 1, progress=progress, group=group
+        )
 
 
 def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.Module:
@@ -104,14 +112,20 @@ def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.
     return model.to(memory_format=torch.channels_last) if config.channels_last == "on" else model
 
 
-def _row(
+def measured_row(
     model: nn.Module,
     stream: TrainingStream,
     config: TrainConfig,
     *,
     trained: int,
     progress: TrainingProgress,
+    group: Group = ALONE,
 ) -> Trained:
+    """Test a model on all buckets, as a row.
+
+    Raises:
+        DivergedError: an output is infinite or no number.
+    """
     held_out = stream.test()
     tested = measure(
         model,
@@ -119,6 +133,7 @@ def _row(
         device=stream.device,
         precision=config.precision,
         probabilities=config.predictions == "probs",
+        group=group,
     )
     if tested is None:
         raise DivergedError(
@@ -139,6 +154,7 @@ def measure(
     device: torch.device,
     precision: str = "off",
     probabilities: bool = False,
+    group: Group = ALONE,
 ) -> Tested | None:
     """Test a model on all buckets in one pass.
 
@@ -148,12 +164,14 @@ def measure(
         device: where to compute.
         precision: ``off`` or ``bf16``.
         probabilities: whether to keep them, too.
+        group: the processes that share the test images; each gets the whole answer.
 
     Returns:
         What the model answered; None where an output is infinite or no number, since the class that
         it would be counted for means nothing.
     """
     images, truth = held_out.images, held_out.labels
+    start, stop = group.share(0, len(truth))
     features = is_features(images)
     normalise = None if features else Normaliser(images.shape[2], device)
     step = _TEST_BATCH_OF_FEATURES if features else _TEST_BATCH[device.type]
@@ -161,8 +179,8 @@ def measure(
     not_finite = torch.zeros((), dtype=torch.int64, device=device)
     model.eval()
     with torch.inference_mode():
-        for start, stop in batch_bounds(len(truth), step):
-            chosen = images[start:stop]
+        for begin, end in batch_bounds(stop - start, step) if stop > start else [(0, 0)]:
+            chosen = images[start + begin : start + end]
             inputs = chosen.to(device) if normalise is None else normalise(chosen)
             with autocast(device, precision):
                 logits: Tensor = model(inputs)
@@ -172,8 +190,13 @@ def measure(
                 likelihoods.append(logits.float().softmax(dim=1).half())
         labels = torch.cat(answers)
         correct = torch.zeros(len(held_out.counts) + 1, dtype=torch.int64, device=device)
-        correct[:-1].index_add_(0, held_out.bucket.to(device), (labels == truth.to(device)).long())
+        right = labels == truth[start:stop].to(device)
+        correct[:-1].index_add_(0, held_out.bucket[start:stop].to(device), right.long())
         correct[-1] = not_finite
+        group.add_up(correct)
+        labels = group.put_together(labels, start, len(truth))
+        if probabilities:
+            likelihood = group.put_together(torch.cat(likelihoods), start, len(truth))
     *counts, wrong = correct.tolist()
     if wrong:
         return None
@@ -182,5 +205,5 @@ def measure(
     return Tested(
         tuple(counts),
         labels.cpu().numpy().astype(kind),
-        torch.cat(likelihoods).cpu().numpy() if probabilities else None,
+        likelihood.cpu().numpy() if probabilities else None,
     )
