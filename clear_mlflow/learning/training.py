@@ -123,10 +123,11 @@ class StreamTraining:
             TrainingError: as :func:`train` does, or there is not enough memory.
         """
         with memory_told(_LESS_MEMORY), self.progress as progress:
-            for trained in train(self._on_device(progress), self.config, progress=progress):
-                yield self._measured(trained)
+            for trained in train(self.on_device(progress), self.config, progress=progress):
+                yield self.measured(trained)
 
-    def _measured(self, trained: Trained) -> MeasuredRow:
+    def measured(self, trained: Trained) -> MeasuredRow:
+        """A row, with those files of it that the configuration keeps."""
         predictions = model = None
         if self._evaluation_set is not None:
             predictions = RowPredictions(
@@ -141,7 +142,8 @@ class StreamTraining:
             model = save({name: tensor.contiguous() for name, tensor in state.items()})
         return MeasuredRow(trained.row, predictions, model)
 
-    def _on_device(self, progress: TrainingProgress) -> TrainingStream:
+    def on_device(self, progress: TrainingProgress) -> TrainingStream:
+        """The stream as tensors, decoded when they are first asked for."""
         device = torch.device(self.config.device)
         if self.features is not None:
             return FeatureStream(self.stream, self.features, device=device)

@@ -17,6 +17,8 @@ ERROR_TAG = "clear_mlflow.error"
 DIVERGED_TAG = "diverged"
 # Who trains and when that process last said that it lives, as JSON; gone when the run is closed.
 PROCESS_TAG = "clear_mlflow.process"
+# The run whose stored models this one tested again.
+RETESTED_TAG = "clear_mlflow.retested_from"
 # Runs that an evaluate run scored, as a count; the list is an artifact.
 EVALUATED_TAG = "clear_mlflow.evaluated_runs"
 
