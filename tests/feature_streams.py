@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -47,8 +48,9 @@ def made_up(counts=((30, 20), (17, 9), (24, 13)), *, balanced=False, without=Non
             features[-1].setflags(write=False)  # as a mapped file is
             if without is not None and without[0] == i and features is train_sets:
                 labels = np.where(labels == without[1], (labels + 1) % CLASSES, labels)
-            paths = tuple(Path(f"{i}/{n}.jpg") for n in range(count))
-            sets.append(ImageSet(paths, labels))
+            paths = tuple(Path(f"{i}/{len(sets)}/{n}.jpg") for n in range(count))
+            contents = tuple(hashlib.sha256(str(path).encode()).hexdigest() for path in paths)
+            sets.append(ImageSet(paths, labels, contents))
         buckets.append(Bucket(str(i + 1), *sets))
     names = tuple(map(str, range(CLASSES)))
     stream = BucketStream("made-up", names, tuple(buckets), "sha256:0")
