@@ -10,6 +10,7 @@ import click
 from clear_mlflow.cli.data import data
 from clear_mlflow.cli.evaluate import evaluate
 from clear_mlflow.cli.train import train
+from clear_mlflow.cli.train_distributed import train_distributed
 from clear_mlflow.errors import ClearError
 from clear_mlflow.version import __version__
 
@@ -39,5 +40,6 @@ def main() -> None:
 
 
 main.add_command(train)
+main.add_command(train_distributed)
 main.add_command(evaluate)
 main.add_command(data)

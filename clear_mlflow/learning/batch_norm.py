@@ -83,9 +83,9 @@ class _Normalize(torch.autograd.Function):
         if count:
             variance, mean = torch.var_mean(images.float(), dim=over, correction=0)
             part = torch.stack([mean, variance, torch.full_like(mean, count)])
-        parts = torch.empty(dist.get_world_size(), *part.shape)
+        parts = torch.empty(3 * dist.get_world_size(), channels)
         dist.all_gather_into_tensor(parts, part)
-        means, variances, counts = parts.unbind(1)  # each (processes, channels)
+        means, variances, counts = parts.view(-1, 3, channels).unbind(1)  # (processes, channels)
         total = counts.sum(0)
         mean = (means * counts).sum(0) / total
         variance = ((variances + (means - mean).square()) * counts).sum(0) / total

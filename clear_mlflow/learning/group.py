@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,7 +30,12 @@ from clear_mlflow.ranks import Place
 WAIT = timedelta(minutes=10)
 
 # How gloo tells that it no longer hears another process, where torch raises a plain RuntimeError.
-_PEER_GONE = ("gloo/", "Gloo", "Connection closed by peer", "Connection reset by peer")
+_PEER_GONE = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+)
 
 
 @dataclass(frozen=True)
@@ -84,8 +90,11 @@ class Group:
         """The model as a step has to call it: the gradients that follow are averages over all."""
         if self.size == 1:
             return model
-        # Buffers are the same everywhere already: all of them follow from the same batches.
-        return DistributedDataParallel(model, broadcast_buffers=False)
+        with warnings.catch_warnings():
+            # Under its new name older torch does not know it.
+            warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
+            # Buffers are the same everywhere already: all follow from the same batches.
+            return DistributedDataParallel(model, broadcast_buffers=False)
 
     def synchronize(self, model: nn.Module) -> nn.Module:
         """Have batch normalisation see the whole batch instead of this process's share."""
@@ -157,7 +166,9 @@ def losses_told() -> Iterator[None]:
         known = isinstance(error, dist.DistError)
         if not known and not any(mark in str(error) for mark in _PEER_GONE):
             raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise PeerLostError(
             "another process of this training has ended, or has said nothing for "
-            f"{WAIT.seconds // 60} minutes, so this one cannot go on; look for its own error above"
+            f"{WAIT.seconds // 60} minutes, so this one cannot go on; look for that one's own "
+            f"error ({reason})"
         ) from error

@@ -96,6 +96,16 @@ class LineProgress:
             self._stream.flush()
 
 
+class SilentProgress(LineProgress):
+    """Nothing: of several processes that train together, one tells."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def row_measured(self, row: AccuracyRow) -> None:
+        """Say nothing."""
+
+
 class TerminalProgress:
     """A bar for the stream, with the current accuracies, and a bar for the bucket's steps."""
 

@@ -16,22 +16,30 @@ from clear_mlflow.data.cache import DecodedCache
 from clear_mlflow.data.evaluation_set import evaluation_set
 from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.device import memory_told, resolve_device, resolve_precision
 from clear_mlflow.learning.features import FeatureStream, TrainingStream
+from clear_mlflow.learning.group import ALONE, Group, check_devices
 from clear_mlflow.learning.images import DecodedStream
 from clear_mlflow.learning.models import check_model
 from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.strategies import strategy_names
 from clear_mlflow.learning.strategies._arguments import arguments_as_text
-from clear_mlflow.learning.strategies._base import check_strategy
+from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 from clear_mlflow.learning.train import Trained, train
 from clear_mlflow.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.ranks import ALONE_HERE, Place
 from clear_mlflow.training import MeasuredRow, StreamFacts
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
 
-def check(config: TrainConfig) -> TrainConfig:
+def check(config: TrainConfig, place: Place = ALONE_HERE) -> TrainConfig:
     """Check all that can be known without data: strategy, device, and model on made-up images.
+
+    Args:
+        config: the parameters.
+        place: of this process among those that train together.
 
     Returns:
         The configuration with its device, precision and strategy's arguments resolved.
@@ -42,6 +50,8 @@ def check(config: TrainConfig) -> TrainConfig:
     arguments = arguments_as_text(check_strategy(config))
     device = resolve_device(config.device)
     precision = resolve_precision(config.precision, device)
+    if place.size > 1:
+        _check_processes(config, place, device)
     if config.features == NONE:  # a linear head takes whatever width the features have
         check_model(
             config.model,
@@ -54,6 +64,22 @@ def check(config: TrainConfig) -> TrainConfig:
         precision=precision,
         strategy_args=",".join(f"{k}={v}" for k, v in arguments.items()) or NONE,
     )
+
+
+def _check_processes(config: TrainConfig, place: Place, device: str) -> None:
+    """Raise ConfigError where a configuration is for one process alone, or GPUs are too few."""
+    check_devices(place, device)
+    if not load_strategy(config.strategy).several_processes:
+        able = [name for name in strategy_names() if load_strategy(name).several_processes]
+        raise ConfigError(
+            f"strategy {config.strategy} trains in one process and this is one of {place.size}; "
+            f"expected one of {', '.join(able)}, or a class that sets several_processes = True"
+        )
+    if config.seeds != NONE:
+        raise ConfigError(
+            f"seeds is {config.seeds} and this is one of {place.size} processes; an ensemble "
+            "trains in one process: pass seed=N, or leave out processes"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +95,7 @@ class StreamTraining:
         cache: where the stream's decoded images are; without one they are decoded into memory.
         left_out: paths of damaged images that the stream no longer holds; the first 100.
         num_left_out: how many they are in all.
+        group: the processes that train together; of those but the first, rows have no files.
     """
 
     config: TrainConfig
@@ -79,6 +106,7 @@ class StreamTraining:
     cache: DecodedCache | None = None
     left_out: tuple[str, ...] = ()
     num_left_out: int = 0
+    group: Group = ALONE
 
     def __post_init__(self) -> None:
         if self.features is not None:
@@ -114,7 +142,9 @@ class StreamTraining:
 
     @cached_property
     def _evaluation_set(self) -> EvaluationSet | None:
-        return None if self.config.predictions == NONE else evaluation_set(self.stream)
+        if self.config.predictions == NONE or self.group.rank > 0:
+            return None
+        return evaluation_set(self.stream)
 
     def rows(self) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured; see :func:`train`.
@@ -123,7 +153,8 @@ class StreamTraining:
             TrainingError: as :func:`train` does, or there is not enough memory.
         """
         with memory_told(_LESS_MEMORY), self.progress as progress:
-            for trained in train(self.on_device(progress), self.config, progress=progress):
+            stream = self.on_device(progress)
+            for trained in train(stream, self.config, progress=progress, group=self.group):
                 yield self.measured(trained)
 
     def measured(self, trained: Trained) -> MeasuredRow:
@@ -137,7 +168,7 @@ class StreamTraining:
                 evaluation_set=self._evaluation_set.digest,
             ).to_bytes()
         kept = {"none": (), "last": (len(trained.row.buckets),)}.get(self.config.log_models)
-        if kept is None or trained.row.row in kept:
+        if self.group.rank == 0 and (kept is None or trained.row.row in kept):
             state = trained.model.state_dict()
             model = save({name: tensor.contiguous() for name, tensor in state.items()})
         return MeasuredRow(trained.row, predictions, model)

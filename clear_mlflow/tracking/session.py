@@ -16,7 +16,9 @@ from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ClearError, DivergedError, TrackingError
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
+from clear_mlflow.process.siblings import Siblings
 from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.ranks import ALONE_HERE, Place
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.generated_names import is_generated
 from clear_mlflow.tracking.links import run_links
@@ -44,7 +46,9 @@ class Outcome:
     links: tuple[str, ...] = ()  # lines that tell where to look at the run
 
 
-def train_supervised(asked: Mapping[str, str], signals: StoppingSignals) -> Outcome:
+def train_supervised(
+    asked: Mapping[str, str], signals: StoppingSignals, place: Place = ALONE_HERE
+) -> Outcome:
     """Train in a child process, and close the record however that ends.
 
     This is the post-run hook, too: when the child is done, has failed, was stopped by a signal to
@@ -54,9 +58,16 @@ def train_supervised(asked: Mapping[str, str], signals: StoppingSignals) -> Outc
     Args:
         asked: parameters as text; see :class:`~clear_mlflow.config.TrainConfig`.
         signals: entered already, so that none is missed while this starts.
+        place: among the processes that train together; the record is kept by the first.
     """
+    siblings = Siblings(place)
     with TrainingProcess(asked) as process:
-        signals.hand_to(process.stop)
+
+        def stop() -> None:
+            siblings.look()
+            process.stop()
+
+        signals.hand_to(stop)
         try:
             client = preflight()
             config = process.config
@@ -64,12 +75,14 @@ def train_supervised(asked: Mapping[str, str], signals: StoppingSignals) -> Outc
         except (ClearError, TrainingDied) as error:
             process.stop()
             return _close_unopened(_outcome(error, signals.received))
+        siblings.find()
         try:
             with TrackedRun(client, run_id, config, asked) as run:
                 track(process, run)
         except (ClearError, TrainingDied) as error:
             process.stop()
-            return _close_run(client, run_id, _outcome(error, signals.received, run_id))
+            outcome = _outcome(error, signals.received, run_id, siblings.died)
+            return _close_run(client, run_id, outcome)
         except BaseException as error:
             bug = f"{type(error).__name__}: {error}"
             _close_run(client, run_id, Outcome(1, "FAILED", run_id, None, bug))
@@ -78,8 +91,16 @@ def train_supervised(asked: Mapping[str, str], signals: StoppingSignals) -> Outc
 
 
 def _outcome(
-    error: ClearError | TrainingDied, received: list[int], run_id: str | None = None
+    error: ClearError | TrainingDied,
+    received: list[int],
+    run_id: str | None = None,
+    died: tuple[int, ...] = (),
 ) -> Outcome:
+    if died:
+        which = " and ".join(map(str, died))
+        return Outcome(
+            1, "FAILED", run_id, None, f"the process of rank {which} ended before its training did"
+        )
     if received:
         signum = received[0]
         return Outcome(

@@ -50,6 +50,9 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
 
     needs_memory: ClassVar[bool] = False  # a buffer, so that memory 0 makes no sense
     needs_features: ClassVar[bool] = False  # stored features in the place of images
+    # Right when several processes each have a share of every batch: the loss is a mean over the
+    # batch's images (and of what depends on weights alone), and before_step needs no batch.
+    several_processes: ClassVar[bool] = False
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

@@ -17,6 +17,8 @@ class Cumulative(Strategy):
         Lomonaco and Maltoni, CORe50, arXiv:1705.03550: the "cumulative" strategy.
     """
 
+    several_processes = True
+
     def training_set(self, position: int) -> Samples:
         """The images of all buckets up to this one, in stream order."""
         counts = self.stream.train_counts[: position + 1]

@@ -11,3 +11,5 @@ class Naive(Strategy):
     Source:
         Lin et al., The CLEAR Benchmark, arXiv:2201.06289: "finetuning".
     """
+
+    several_processes = True

@@ -30,6 +30,7 @@ class Replay(Strategy):
         """Which images are kept."""
 
     needs_memory = True
+    several_processes = True
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
