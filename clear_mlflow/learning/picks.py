@@ -18,6 +18,10 @@ class Picks:
     def __len__(self) -> int:
         return len(self.index)
 
+    def equals(self, other: Picks) -> bool:
+        """Whether these are the same images in the same order."""
+        return np.array_equal(self.bucket, other.bucket) and np.array_equal(self.index, other.index)
+
     def take(self, places: NDArray[np.int64]) -> Picks:
         """Those at *places*, in that order."""
         return Picks(self.bucket[places], self.index[places])

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import DivergedError
-from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import Draw, autocast, seed_everything
 from clear_mlflow.learning.features import FeatureStream, TrainingStream
 from clear_mlflow.learning.group import ALONE, Group
+from clear_mlflow.learning.heads import descent_for
 from clear_mlflow.learning.images import HeldOutImages, Normaliser, batch_bounds, is_features
 from clear_mlflow.learning.models import build_model, linear_head
 from clear_mlflow.learning.progress import TrainingProgress
@@ -75,7 +75,7 @@ def train(
     model = group.synchronize(fresh_model(stream, config))
     arguments = check_strategy(config)
     strategy = load_strategy(config.strategy)(config, stream, model, arguments)
-    descent = GradientDescent(model, config, keys=stream.keys, progress=progress, group=group)
+    descent = descent_for(strategy, model, config, keys=stream.keys, progress=progress, group=group)
 
     yield measured_row(model, stream, config, trained=0, progress=progress, group=group)
     for position, key in enumerate(stream.keys):
