@@ -23,11 +23,13 @@ class MeasuredRow:
         predictions: the file of :class:`~clear_mlflow.predictions.RowPredictions`; None where they
             are not kept.
         model: the file of the model's weights, as safetensors; None where it is not kept.
+        seed: of the member of an ensemble that it is of; None where one run trains alone.
     """
 
     row: AccuracyRow
     predictions: bytes | None = None
     model: bytes | None = None
+    seed: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ class Training(Protocol):
         """Train, and give each row as soon as it is measured.
 
         The next bucket begins only when the next row is asked for: what a caller does with a row
-        (store it) is done before training goes on.
+        (store it) is done before training goes on. An ensemble gives a row of each member, in the
+        order of ``seeds``, before the next bucket.
         """
         ...

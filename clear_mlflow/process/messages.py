@@ -35,7 +35,7 @@ def facts(found: StreamFacts) -> dict[str, Any]:
 def row(measured: MeasuredRow) -> dict[str, Any]:
     """A row is measured."""
     attached = {"predictions": measured.predictions, "model": measured.model}
-    return {"kind": "row", **asdict(measured.row), "attached": attached}
+    return {"kind": "row", **asdict(measured.row), "seed": measured.seed, "attached": attached}
 
 
 def refused(error: errors.ClearError) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def to_row(message: dict[str, Any]) -> MeasuredRow:
         correct=tuple(message["correct"]),
         num_instances=tuple(message["num_instances"]),
     )
-    return MeasuredRow(row, **message["attached"])
+    return MeasuredRow(row, seed=message["seed"], **message["attached"])
 
 
 def to_error(message: dict[str, Any]) -> errors.ClearError:
