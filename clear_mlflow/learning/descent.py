@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -75,7 +76,9 @@ class GradientDescent:
         self._model.load_state_dict(fresh.state_dict())
         self._optimizer = None
 
-    def run(self, samples: Samples, *, position: int, hooks: Hooks) -> None:
+    def run(
+        self, samples: Samples, *, position: int, hooks: Hooks, epochs: int | None = None
+    ) -> None:
         """Train for all epochs of a bucket.
 
         The schedule starts anew at every bucket, as in the CLEAR authors' own example; so does the
@@ -85,11 +88,12 @@ class GradientDescent:
             samples: what an epoch goes through.
             position: of the bucket in the stream.
             hooks: the strategy.
+            epochs: how many, where they are not those of the parameters.
 
         Raises:
             DivergedError: the loss is no longer a finite number.
         """
-        config = self._config
+        config = self._config if epochs is None else replace(self._config, epochs=epochs)
         bounds = batch_bounds(len(samples), config.batch_size)
         self._progress.steps_planned(config.epochs * len(bounds))
         optimizer = self._optimizer_for_bucket()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -82,18 +83,20 @@ class HeadsDescent:
         self._optimizer = None
 
     @torch.no_grad()
-    def run(self, samples: Sequence[Samples], *, position: int) -> None:
+    def run(self, samples: Sequence[Samples], *, position: int, epochs: int | None = None) -> None:
         """Train for all epochs of a bucket; see :meth:`GradientDescent.run`.
 
         Args:
             samples: what an epoch of each head goes through; equally many for all, and often the
                 same object.
             position: of the bucket in the stream.
+            epochs: how many, where they are not those of the parameters.
 
         Raises:
             DivergedError: the loss of a head is no longer a finite number.
         """
-        config, stack = self._config, self.stack
+        config = self._config if epochs is None else replace(self._config, epochs=epochs)
+        stack = self.stack
         count = len(samples[0])
         bounds = batch_bounds(count, config.batch_size)
         self._progress.steps_planned(config.epochs * len(bounds))
@@ -123,7 +126,8 @@ class HeadsDescent:
                     raise DivergedError(
                         f"the loss{self._whose(seed)} is no longer a finite number in epoch "
                         f"{epoch + 1} of {config.epochs} on bucket {self._keys[position]}; pass a "
-                        f"lr below {config.lr}"
+                        f"lr below {config.lr}",
+                        seed if len(self._seeds) > 1 else None,
                     )
 
     def _gradients(self, batches: _Batches, start: int, stop: int, total: Tensor) -> None:
@@ -174,9 +178,11 @@ class HeadDescent(GradientDescent):
         super().restart(fresh)
         self._heads.forget_steps()
 
-    def run(self, samples: Samples, *, position: int, hooks: Hooks) -> None:
+    def run(
+        self, samples: Samples, *, position: int, hooks: Hooks, epochs: int | None = None
+    ) -> None:
         """Train for all epochs of a bucket; the hooks add nothing, see :func:`is_plain`."""
-        self._heads.run([samples], position=position)
+        self._heads.run([samples], position=position, epochs=epochs)
 
 
 def descent_for(

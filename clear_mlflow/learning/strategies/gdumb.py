@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from clear_mlflow.config import TrainConfig
+from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.features import TrainingStream
@@ -26,8 +27,9 @@ class Gdumb(Strategy):
     The paper's sampler, :class:`.greedy_balanced.GreedyBalanced`, was made for streams that bring
     new classes; where every bucket brings all classes, a memory no larger than the first bucket is
     never renewed, and later rows are as the first. ``buffer=class_balanced`` renews it, as
-    Avalanche's does. Epochs, optimiser and schedule are the run's; the paper trains for 256 epochs
-    with warm restarts of a cosine and with CutMix.
+    Avalanche's does. Optimiser and schedule are the run's, and so are the epochs unless
+    ``epochs=N`` says otherwise: a memory smaller than a bucket gives fewer steps in each, and the
+    model starts anew. The paper trains for 256 epochs, with warm restarts of a cosine and CutMix.
 
     Source:
         Prabhu, Torr and Dokania, GDumb: A Simple Approach that Questions Our Progress in Continual
@@ -36,9 +38,15 @@ class Gdumb(Strategy):
 
     @dataclass(frozen=True)
     class Arguments(BufferArguments):
-        """Which images are kept."""
+        """Which images are kept, and how long they are trained on."""
 
         buffer: str = "greedy_balanced"
+        epochs: int = 0  # passes over the memory; 0 for the run's
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.epochs < 0:
+                raise ConfigError(f"epochs is {self.epochs} in strategy_args; pass 0 or more")
 
     needs_memory = True
 
@@ -53,7 +61,9 @@ class Gdumb(Strategy):
         self._buffer.offer(position, self.stream.labels(position))
         if position > 0:
             descent.restart(fresh_model(self.stream, self.config, position))
-        super().learn(position, descent)
+        samples = self.training_set(position)
+        epochs = self.arguments.epochs or None
+        descent.run(samples, position=position, hooks=self, epochs=epochs)
 
     def training_set(self, position: int) -> Samples:
         """The memory."""
