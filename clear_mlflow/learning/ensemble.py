@@ -108,7 +108,8 @@ def train_ensemble(
             if found is None:
                 raise DivergedError(
                     f"after training on {trained} buckets the output of seed {seed} is not a "
-                    "finite number; pass a lower lr"
+                    "finite number; pass a lower lr",
+                    seed,
                 )
             row = AccuracyRow(trained, stream.keys, found.correct, held_out.counts)
             if seed == seeds[0]:

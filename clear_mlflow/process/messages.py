@@ -40,7 +40,13 @@ def row(measured: MeasuredRow) -> dict[str, Any]:
 
 def refused(error: errors.ClearError) -> dict[str, Any]:
     """The input is at fault."""
-    return {"kind": "refused", "error": type(error).__name__, "message": str(error)}
+    seed = error.seed if isinstance(error, errors.DivergedError) else None
+    return {
+        "kind": "refused",
+        "error": type(error).__name__,
+        "message": str(error),
+        "seed": seed,
+    }
 
 
 def done() -> dict[str, Any]:
@@ -100,6 +106,8 @@ def to_row(message: dict[str, Any]) -> MeasuredRow:
 
 def to_error(message: dict[str, Any]) -> errors.ClearError:
     """What :func:`refused` said."""
+    if message["error"] == errors.DivergedError.__name__:
+        return errors.DivergedError(message["message"], message["seed"])
     known = {
         kind.__name__: kind
         for kind in vars(errors).values()

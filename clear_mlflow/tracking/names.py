@@ -1,9 +1,11 @@
 """Names of the tags and artifacts that clear_mlflow writes into an MLflow run."""
 
-# What kind of run it is: "train" holds rows; "evaluate" re-scored other runs.
+# What kind of run it is: "train" holds rows; "evaluate" re-scored other runs; "ensemble" stands
+# above runs that trained together, and holds no rows.
 KIND_TAG = "clear_mlflow.kind"
 KIND_TRAIN = "train"
 KIND_EVALUATE = "evaluate"
+KIND_ENSEMBLE = "ensemble"
 
 # How much of the accuracy matrix is stored: "complete", "partial" or "none".
 ROWS_TAG = "clear_mlflow.rows"
@@ -21,6 +23,8 @@ PROCESS_TAG = "clear_mlflow.process"
 RETESTED_TAG = "clear_mlflow.retested_from"
 # Runs that an evaluate run scored, as a count; the list is an artifact.
 EVALUATED_TAG = "clear_mlflow.evaluated_runs"
+# Runs that an ensemble's summary is over, as a count.
+MEMBERS_TAG = "clear_mlflow.members"
 
 MATRIX_FOLDER = "accuracy_matrix"
 MATRIX_JSON = f"{MATRIX_FOLDER}/matrix.json"

@@ -47,10 +47,26 @@ class TrackedRun:
     All that is derived from rows (metrics, images) is sent from a thread behind it: training does
     not wait for it. Metrics that are lost of it the post-run hook restores from the rows; of the
     pictures it restores the last one.
+
+    Args:
+        client: the store.
+        run_id: of the run, which is there.
+        config: the parameters in force.
+        asked: parameters as text, as the user gave them.
+        kind: what the run is tagged as.
+        leader: the run above this one, of an ensemble; its thread does this run's work, too, and
+            no picture is drawn per row.
     """
 
     def __init__(
-        self, client: MlflowClient, run_id: str, config: TrainConfig, asked: Mapping[str, str]
+        self,
+        client: MlflowClient,
+        run_id: str,
+        config: TrainConfig,
+        asked: Mapping[str, str],
+        *,
+        kind: str = names.KIND_TRAIN,
+        leader: TrackedRun | None = None,
     ) -> None:
         self.client = client
         self.run_id = run_id
@@ -60,7 +76,13 @@ class TrackedRun:
         self._facts: StreamFacts | None = None
         self._rows: list[AccuracyRow] = []
         self._outbox = Outbox(client, run_id)
+        self._kind = kind
+        self._leader = leader
+        self._alive = [run_id]  # runs that the heartbeat is of
         self._behind = _Behind(self._beat)
+        if leader is not None:
+            self._behind = leader._behind
+            leader._alive.append(run_id)
 
     def __enter__(self) -> TrackedRun:
         with explained(f"log the configuration of run {self.run_id}"):
@@ -71,7 +93,8 @@ class TrackedRun:
             self._set_tags(run)
             # The first artifact: a store that takes no artifacts is found before any training.
             self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
-        self._behind.start()
+        if self._leader is None:
+            self._behind.start()
         return self
 
     def __exit__(
@@ -83,7 +106,8 @@ class TrackedRun:
         try:
             self._outbox.retry()
         finally:
-            self._behind.finish()
+            if self._leader is None:
+                self._behind.finish()
         if self._outbox:
             raise TrackingError(
                 f"the tracking store did not take {len(self._outbox)} files of rows; they are in "
@@ -152,7 +176,8 @@ class TrackedRun:
         protocol = record.protocol
         time = milliseconds(record.written_at)
         self._behind.send(lambda: self._log_metrics(matrix, protocol, row.row, time))
-        self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
+        if self._leader is None:
+            self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
 
     def _log_params(self, run: Run) -> None:
         """Log what was asked for and what it resolved to, leaving alone what is there.
@@ -185,7 +210,7 @@ class TrackedRun:
             "strategy": config.strategy,
             "dataset": config.dataset,
             "protocol": config.protocol,
-            "seed": str(config.seed),
+            **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
             "model": config.model,
         }
         if commit := _git_commit():
@@ -193,7 +218,7 @@ class TrackedRun:
         # In a run of the user's own, tags of these plain names are theirs.
         tags = {key: value for key, value in tags.items() if key not in run.data.tags}
         tags |= {
-            names.KIND_TAG: names.KIND_TRAIN,
+            names.KIND_TAG: self._kind,
             "clear_mlflow.version": clear_mlflow.__version__,
             names.PROCESS_TAG: heartbeat(),
         }
@@ -214,7 +239,8 @@ class TrackedRun:
         self.client.log_image(self.run_id, picture, key=names.IMAGE_PER_ROW, step=step)
 
     def _beat(self) -> None:
-        self.client.set_tag(self.run_id, names.PROCESS_TAG, heartbeat())
+        for run_id in self._alive:
+            self.client.set_tag(run_id, names.PROCESS_TAG, heartbeat())
 
     def _send(self, artifact: str, content: bytes) -> None:
         if problem := self._outbox.send(artifact, content):
@@ -226,6 +252,13 @@ def track(training: Training, run: TrackedRun) -> None:
     run.log_facts(training.facts)
     for measured in training.rows():
         run.log_row(measured)
+
+
+def run_name(config: TrainConfig) -> str:
+    """What a run is called where nobody named it: "replay digits seed 3" tells more than a bird."""
+    seeds = len(config.seeds.split(","))
+    which = f"seed {config.seed}" if config.seeds == NONE else f"{seeds} seeds"
+    return f"{config.strategy} {config.dataset} {which}"
 
 
 def _features_of(facts: StreamFacts) -> dict[str, JSON]:
