@@ -50,7 +50,7 @@ class SynchronizedBatchNorm(_BatchNorm):
         """(N, C, ...) to the same; N may be 0 here as long as another process has images."""
         if not (self.training or self.running_mean is None):
             return super().forward(input)
-        output, mean, variance, count = _Normalize.apply(  # type: ignore[no-untyped-call]
+        output, mean, variance, count = _Normalize.apply(
             input, self.weight, self.bias, self.eps
         )
         if self.training and self.running_mean is not None and self.running_var is not None:
@@ -58,7 +58,7 @@ class SynchronizedBatchNorm(_BatchNorm):
                 self.num_batches_tracked.add_(1)
             share = self.momentum
             if share is None:  # the mean of all batches so far
-                share = 1.0 / float(self.num_batches_tracked)  # type: ignore[arg-type]
+                share = 1.0 / float(self.num_batches_tracked or 1)
             with torch.no_grad():
                 self.running_mean.lerp_(mean, share)
                 self.running_var.lerp_(variance * (count / (count - 1)), share)

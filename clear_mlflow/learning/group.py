@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -101,8 +102,8 @@ class Group:
         if self.size == 1:
             return model
         if next(model.parameters()).device.type == "cuda":
-            synchronized: nn.Module = nn.SyncBatchNorm.convert_sync_batchnorm(model)
-            return synchronized
+            convert: Callable[[nn.Module], nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
+            return convert(model)
         return SynchronizedBatchNorm.convert(model)
 
 
@@ -166,9 +167,14 @@ def losses_told() -> Iterator[None]:
         known = isinstance(error, dist.DistError)
         if not known and not any(mark in str(error) for mark in _PEER_GONE):
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        # "[file:line] Connection closed by peer [address]:port. This is typically ..."
+        reason = re.sub(r"^\[\S*\]\s*", "", str(error).strip()).split(". ")[0].splitlines()
+        happened = (
+            f"has said nothing for {WAIT.seconds // 60} minutes"
+            if "timed out" in str(error).lower()
+            else "has ended"
+        )
         raise PeerLostError(
-            "another process of this training has ended, or has said nothing for "
-            f"{WAIT.seconds // 60} minutes, so this one cannot go on; look for that one's own "
-            f"error ({reason})"
+            f"another process of this training {happened}, so this one cannot go on; look for that "
+            f"one's own error ({(reason or [type(error).__name__])[0]})"
         ) from error
