@@ -35,3 +35,19 @@ def pull(weights: list[Tensor], anchor: list[Tensor], stiffness: list[Tensor]) -
     displaced = torch._foreach_sub(weights, anchor)
     torch._foreach_mul_(displaced, stiffness)
     return list(displaced)
+
+
+def stiffness(importance: list[Tensor], strength: float, *, lr: float) -> list[Tensor]:
+    """How firmly each weight is held: *strength* times its importance, and at most ``1 / lr``.
+
+    At ``1 / lr`` one step takes a weight all the way back. A parabola that is steeper than twice
+    that throws it beyond, each time further, and the training diverges.
+
+    Args:
+        importance: one tensor per weight, not negative.
+        strength: of the penalty.
+        lr: the largest learning rate that a step is taken with.
+    """
+    held = torch._foreach_mul(importance, strength)
+    torch._foreach_clamp_max_(held, 1 / lr)
+    return list(held)

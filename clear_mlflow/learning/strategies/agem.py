@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ConfigError
-from clear_mlflow.learning.buffers._base import load_buffer
-from clear_mlflow.learning.device import Draw, autocast, generator
+from clear_mlflow.learning.buffers._base import BufferArguments
+from clear_mlflow.learning.device import autocast
 from clear_mlflow.learning.features import TrainingStream
-from clear_mlflow.learning.images import Batch, Samples, batches
-from clear_mlflow.learning.strategies._base import Strategy, memory_in_images
+from clear_mlflow.learning.images import Batch, Samples
+from clear_mlflow.learning.strategies._base import Strategy, new_buffer
+from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
 from clear_mlflow.learning.strategies._weights import gradients, trained_weights
 
 
@@ -36,14 +37,13 @@ class Agem(Strategy):
     """
 
     @dataclass(frozen=True)
-    class Arguments:
+    class Arguments(BufferArguments):
         """Which images are kept, and how many of them limit a step."""
 
-        buffer: str = "class_balanced"  # a module of learning/buffers
         batch: int = 0  # images of the buffer in a step; 0 for as many as batch_size
 
         def __post_init__(self) -> None:
-            load_buffer(self.buffer)
+            super().__post_init__()
             if self.batch < 0:
                 raise ConfigError(f"batch is {self.batch} in strategy_args; pass 0 or more")
 
@@ -54,47 +54,35 @@ class Agem(Strategy):
     ) -> None:
         super().__init__(config, stream, model, arguments)
         self._weights = trained_weights(model)
-        self._buffer = load_buffer(arguments.buffer)(
-            capacity=memory_in_images(config, stream),
-            num_classes=stream.num_classes,
-            seed=config.seed,
-        )
-        self._remembered: Samples | None = None
+        self._buffer = new_buffer(config, stream, arguments)
+        self._held: Samples | None = None
         self._batches: Iterator[Batch] = iter(())
 
     def training_set(self, position: int) -> Samples:
         """The bucket's own images; the buffer's are fetched, too."""
         if len(self._buffer):
-            self._remembered = self.stream.select(self._buffer.picks)
+            self._held = self.stream.select(self._buffer.picks)
         return super().training_set(position)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
         """Draw the epoch's batches from the buffer."""
-        if self._remembered is None:
+        if self._held is None:
             return
-        config, held = self.config, len(self._remembered)
-        asked = self.arguments.batch or config.batch_size
-        size = held if asked == "full" else min(asked, held)
-        draws = generator(config.seed, Draw.MEMORY, position, epoch)
-        # Shuffled anew when all have been taken: each image limits as many steps as any other.
-        rounds = -(-num_steps * size // held)
-        order = torch.cat([torch.randperm(held, generator=draws) for _ in range(rounds)])
-        self._batches = batches(
-            self._remembered,
-            order[: num_steps * size],
-            [(step * size, (step + 1) * size) for step in range(num_steps)],
-            image_size=config.image_size,
-            device=self.stream.device,
-            draws=draws,
+        size = self.arguments.batch or self.config.batch_size
+        self._batches = rehearsal_batches(
+            self._held,
+            num_steps,
+            replace(self.config, batch_size=size),
+            self.stream.device,
+            position,
+            epoch,
         )
 
     def before_step(self) -> None:
         """Take from the gradient what would raise the loss on a batch of the buffer."""
-        if self._remembered is None:
+        if self._held is None:
             return
         batch = next(self._batches)
-        # The model itself, and not the step's forward: spread over devices, that one would add up
-        # the gradients of a batch which every device has whole.
         with autocast(self.stream.device, self.config.precision):
             loss = self.criterion(self.model(batch.inputs), batch.labels)
         reference = torch.autograd.grad(loss, self._weights, materialize_grads=True)
@@ -102,7 +90,7 @@ class Agem(Strategy):
 
     def after_bucket(self, position: int) -> None:
         """Let the bucket's images compete for the buffer."""
-        self._remembered = None
+        self._held = None
         self._buffer.offer(position, self.stream.labels(position))
 
 

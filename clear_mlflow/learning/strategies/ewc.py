@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.functional import cross_entropy
+from torch.func import functional_call, vjp, vmap
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ConfigError
@@ -17,13 +15,20 @@ from clear_mlflow.learning.device import Draw, generator
 from clear_mlflow.learning.features import TrainingStream
 from clear_mlflow.learning.images import batch_bounds, batches
 from clear_mlflow.learning.strategies._base import Strategy
-from clear_mlflow.learning.strategies._weights import copied, gradients, pull, trained_weights
+from clear_mlflow.learning.strategies._weights import (
+    copied,
+    gradients,
+    pull,
+    stiffness,
+    trained_weights,
+)
 
 _KINDS = ("sampled", "exact", "empirical")
 
-# Numbers in the gradients of all images that are differentiated at once: 256 MiB of them.
+# Gradients, of one image's likelihood of one label each, that are computed at once; and numbers in
+# them: 256 MiB of these.
+_MOST_GRADIENTS = 256
 _LARGEST_GRADIENTS = 2**26
-_MOST_IMAGES_AT_ONCE = 128
 
 
 class Ewc(Strategy):
@@ -52,6 +57,10 @@ class Ewc(Strategy):
     - ``fisher=exact``: the expectation over all labels, at a cost that grows with their number;
     - ``fisher=empirical``: the image's true label; not the Fisher information, but often called so.
 
+    No weight is held more firmly than so that one step takes it all the way back: lambda F is at
+    most 1 / ``lr``. Beyond twice that, gradient descent diverges, which limits the strengths that
+    can be used without this to those that hold most weights hardly at all.
+
     Batch normalisation's running statistics are no weights, and nothing holds them.
 
     Source:
@@ -68,8 +77,8 @@ class Ewc(Strategy):
         strength: float = 100.0  # lambda
         online: bool = False
         gamma: float = 0.95  # of what is known of all past buckets, the share that stays; online
-        fisher: str = "sampled"
-        images: int = 1000  # of each bucket, to estimate F on; 0 for all
+        fisher: str = "exact"
+        images: int = 100  # of each bucket, to estimate F on; 0 for all
 
         def __post_init__(self) -> None:
             if self.strength < 0:
@@ -83,6 +92,8 @@ class Ewc(Strategy):
             if self.images < 0:
                 raise ConfigError(f"images is {self.images} in strategy_args; pass 0 or more")
 
+    several_processes = True
+
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
     ) -> None:
@@ -90,15 +101,14 @@ class Ewc(Strategy):
         self._weights = trained_weights(model)
         self._curvature: list[Tensor] = []  # one per weight; empty before the first bucket is done
         self._vertex: list[Tensor] = []
+        self._stiffness: list[Tensor] = []
 
     def before_step(self) -> None:
         """Add the penalty's gradient."""
         if not self._curvature:
             return
-        own = self.arguments
-        strength = own.strength * (own.gamma if own.online else 1.0)
-        back = pull(self._weights, self._vertex, self._curvature)
-        torch._foreach_add_(gradients(self._weights), back, alpha=strength)
+        back = pull(self._weights, self._vertex, self._stiffness)
+        torch._foreach_add_(gradients(self._weights), back)
 
     def after_bucket(self, position: int) -> None:
         """Measure what the bucket depends on, and add its parabola."""
@@ -115,6 +125,9 @@ class Ewc(Strategy):
             # Where no bucket depends on a weight, 0 / 0 would be asked for.
             known = torch._foreach_clamp_min(self._curvature, torch.finfo(torch.float32).tiny)
             torch._foreach_lerp_(self._vertex, here, torch._foreach_div(fisher, known))
+        own: Ewc.Arguments = self.arguments
+        strength = own.strength * (own.gamma if own.online else 1.0)
+        self._stiffness = stiffness(self._curvature, strength, lr=self.config.lr)
 
     def _fisher(self, position: int) -> list[Tensor]:
         """The diagonal Fisher information, one tensor per weight."""
@@ -123,62 +136,63 @@ class Ewc(Strategy):
         order = torch.randperm(
             len(samples), generator=generator(config.seed, Draw.FISHER, position, 0)
         )[: own.images or None]
+        num_labels = self.stream.num_classes if own.fisher == "exact" else 1
         size = sum(weight.numel() for weight in self._weights)
-        at_once = max(1, min(_MOST_IMAGES_AT_ONCE, _LARGEST_GRADIENTS // size))
+        at_once = max(1, min(_MOST_GRADIENTS, _LARGEST_GRADIENTS // size))
         chances = generator(config.seed, Draw.FISHER, position, 1)
         fisher = [torch.zeros_like(weight) for weight in self._weights]
         self.model.eval()
         for batch in batches(
             samples,
             order,
-            batch_bounds(len(order), at_once),
+            batch_bounds(len(order), max(1, at_once // num_labels)),
             image_size=config.image_size,
             device=self.stream.device,
             draws=generator(config.seed, Draw.FISHER, position, 2),
         ):
-            for labels, share in self._labels(batch.inputs, batch.labels, chances):
-                for total, squares in zip(
+            labels, share = self._labels(batch.inputs, batch.labels, chances)
+            share = share / len(order)
+            for start in range(0, num_labels, at_once):  # all at once, but for huge models
+                some = slice(start, start + at_once)
+                torch._foreach_add_(
                     fisher,
-                    squared_gradients(self.model, batch.inputs, labels, share / len(order)),
-                    strict=True,
-                ):
-                    total += squares
+                    squared_gradients(self.model, batch.inputs, labels[:, some], share[:, some]),
+                )
         return fisher
 
     def _labels(
         self, inputs: Tensor, truth: Tensor, chances: torch.Generator
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Which labels' likelihood to differentiate: (B,) labels, and (B,) how much each counts."""
-        one = torch.ones(len(truth), device=truth.device)
+    ) -> tuple[Tensor, Tensor]:
+        """Which labels' likelihoods to differentiate: (B, K) labels, (B, K) how each counts."""
         if self.arguments.fisher == "empirical":
-            yield truth, one
-            return
+            labels = truth[:, None]
+            return labels, torch.ones_like(labels, dtype=torch.float32)
         with torch.no_grad():
             answers = self.model(inputs).float().softmax(dim=1)
         num_classes = answers.shape[1]
-        if self.arguments.fisher == "sampled":
-            drawn = torch.rand(len(truth), 1, generator=chances).to(truth.device)
-            # The last sum may be below 1 by rounding, and what was drawn above it.
-            label = (answers.cumsum(dim=1) <= drawn).sum(dim=1).clamp_max(num_classes - 1)
-            yield label, one
-            return
-        for label in range(num_classes):
-            yield torch.full_like(truth, label), answers[:, label]
+        if self.arguments.fisher == "exact":
+            labels = torch.arange(num_classes, device=truth.device).expand(len(truth), -1)
+            return labels, answers
+        drawn = torch.rand(len(truth), 1, generator=chances).to(truth.device)
+        # The last sum may be below 1 by rounding, and what was drawn above it.
+        labels = (answers.cumsum(dim=1) <= drawn).sum(dim=1, keepdim=True)
+        labels.clamp_max_(num_classes - 1)
+        return labels, torch.ones_like(labels, dtype=torch.float32)
 
 
 def squared_gradients(
     model: nn.Module, inputs: Tensor, labels: Tensor, share: Tensor
 ) -> list[Tensor]:
-    """Square the gradient of each image's log-likelihood, and add them up.
+    """Square the gradients of each image's log-likelihoods, and add them up.
 
-    The gradients of all images are computed together, by vectorising over images what
+    The gradients of all images are computed together, by vectorising over images and labels what
     differentiates one.
 
     Args:
         model: in evaluation mode, so that an image's answer does not depend on the others.
         inputs: (B, ...).
-        labels: (B,), the label whose likelihood is meant.
-        share: (B,), factor of each image's squares.
+        labels: (B, K), the labels whose likelihood is meant.
+        share: (B, K), factor of each square.
 
     Returns:
         One tensor per trained weight, of its shape.
@@ -187,9 +201,15 @@ def squared_gradients(
         name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad
     }
 
-    def minus_log_likelihood(of: dict[str, Tensor], image: Tensor, label: Tensor) -> Tensor:
-        logits = functional_call(model, of, (image.unsqueeze(0),))
-        return cross_entropy(logits, label.unsqueeze(0))
+    def of_image(image: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        def likelihoods(weights: dict[str, Tensor]) -> Tensor:
+            logits: Tensor = functional_call(model, weights, (image.unsqueeze(0),))
+            return logits[0].log_softmax(dim=0)[labels]
 
-    of_images = vmap(grad(minus_log_likelihood), in_dims=(None, 0, 0))(weights, inputs, labels)
-    return [torch.einsum("n,n...->...", share, of_images[name].square_()) for name in weights]
+        likelihood, back = vjp(likelihoods, weights)[:2]
+        one_each = torch.eye(len(labels), dtype=likelihood.dtype, device=likelihood.device)
+        slopes: dict[str, Tensor] = vmap(lambda one: back(one)[0])(one_each)
+        return slopes
+
+    slopes = vmap(of_image)(inputs, labels)
+    return [torch.einsum("nk,nk...->...", share, slopes[name].square_()) for name in weights]

@@ -27,13 +27,12 @@ class Lwf(Strategy):
 
     No past image is kept. The loss of a step is
 
-    .. math:: CE(z, y) + \lambda T^2 \, CE(z / T, softmax(z^{old} / T))
+    .. math:: CE(z, y) + \lambda \, CE(z / T, softmax(z^{old} / T))
 
-    with z the logits and z_old those of the model before the bucket (equations 1 and 2). Theirs is
-    without T^2, which keeps the second term's gradients as large at every temperature (Hinton et
-    al.), so at T = 2 their strength of 1 is 0.25 here. They distil the heads of old tasks, and the
-    new task has one of its own; here one head is asked for all buckets, and both terms are about
-    all of its classes. The old model answers in evaluation mode.
+    with z the logits and z_old those of the model before the bucket (equations 1 to 3). Some
+    implementations multiply the second term by T^2; the paper does not. It distils the heads of old
+    tasks, and the new task has one of its own; here one head is asked for all buckets, and both
+    terms are about all of its classes. The old model answers in evaluation mode.
 
     The paper writes the old answers down once. So does this, where every epoch shows the same
     inputs (features, small images); where images are cropped at random, the old model answers each
@@ -41,7 +40,6 @@ class Lwf(Strategy):
 
     Source:
         Li and Hoiem, Learning without Forgetting, arXiv:1606.09282.
-        Hinton, Vinyals and Dean, Distilling the Knowledge in a Neural Network, arXiv:1503.02531.
     """
 
     @dataclass(frozen=True)
@@ -58,6 +56,8 @@ class Lwf(Strategy):
                 raise ConfigError(
                     f"temperature is {self.temperature} in strategy_args; pass a number above 0"
                 )
+
+    several_processes = True
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
@@ -94,7 +94,7 @@ class Lwf(Strategy):
                 old = self._old(batch.inputs)
         else:
             old = self._answers[batch.chosen].to(logits.device, non_blocking=True)
-        own = self.arguments
+        own: Lwf.Arguments = self.arguments
         return learning + own.strength * distillation(logits, old, temperature=own.temperature)
 
     @torch.no_grad()
@@ -114,7 +114,7 @@ class Lwf(Strategy):
 
 
 def distillation(logits: Tensor, old: Tensor, *, temperature: float) -> Tensor:
-    """Cross-entropy with softened answers, times the temperature's square.
+    """Cross-entropy with a teacher's answers, both softened.
 
     Args:
         logits: (B, classes), of the model in training.
@@ -125,5 +125,4 @@ def distillation(logits: Tensor, old: Tensor, *, temperature: float) -> Tensor:
         A scalar, mean over the batch.
     """
     soft = (old.float() / temperature).softmax(dim=1)
-    loss: Tensor = temperature**2 * cross_entropy(logits.float() / temperature, soft)
-    return loss
+    return cross_entropy(logits.float() / temperature, soft)

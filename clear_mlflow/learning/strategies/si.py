@@ -12,7 +12,13 @@ from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.features import TrainingStream
 from clear_mlflow.learning.strategies._base import Strategy
-from clear_mlflow.learning.strategies._weights import copied, gradients, pull, trained_weights
+from clear_mlflow.learning.strategies._weights import (
+    copied,
+    gradients,
+    pull,
+    stiffness,
+    trained_weights,
+)
 
 
 class Si(Strategy):
@@ -32,6 +38,9 @@ class Si(Strategy):
     :math:`c \sum_i \Omega_i (\theta_i - \theta^*_i)^2` around where the newest bucket left the
     weights (equation 4). That nothing is held with negative stiffness is not in the paper, but in
     its authors' code. Their g is of a batch, as here: its noise makes the integral an overestimate.
+
+    No weight is held more firmly than so that one step takes it all the way back: 2 c Omega is at
+    most 1 / ``lr``. Beyond twice that, gradient descent diverges.
 
     Batch normalisation's running statistics are no weights, and nothing holds them.
 
@@ -55,6 +64,8 @@ class Si(Strategy):
                     f"damping is {self.damping} in strategy_args; pass a number above 0"
                 )
 
+    several_processes = True
+
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
     ) -> None:
@@ -62,6 +73,7 @@ class Si(Strategy):
         self._weights = trained_weights(model)
         self._anchor = copied(self._weights)
         self._importance = [torch.zeros_like(weight) for weight in self._weights]
+        self._stiffness = self._importance
         self._path = [torch.zeros_like(weight) for weight in self._weights]
         self._before = copied(self._weights)
         self._of_loss: list[Tensor] = []
@@ -72,8 +84,7 @@ class Si(Strategy):
         with torch.no_grad():
             torch._foreach_copy_(self._before, self._weights)
         # The optimiser gets other tensors, so that the loss's gradient stays without a copy.
-        penalised = pull(self._weights, self._anchor, self._importance)
-        torch._foreach_mul_(penalised, 2 * self.arguments.strength)
+        penalised = pull(self._weights, self._anchor, self._stiffness)
         torch._foreach_add_(penalised, self._of_loss)
         for weight, gradient in zip(self._weights, penalised, strict=True):
             weight.grad = gradient
@@ -94,3 +105,6 @@ class Si(Strategy):
         torch._foreach_clamp_min_(self._importance, 0.0)
         torch._foreach_zero_(self._path)
         self._anchor = here
+        # The paper's penalty has no half in it.
+        strength = 2 * self.arguments.strength
+        self._stiffness = stiffness(self._importance, strength, lr=self.config.lr)
