@@ -36,8 +36,8 @@ VARIANTS: dict[str, list[dict[str, str]]] = {
     "replay": [
         {"strategy_args": "buffer=class_balanced"},
         {"strategy_args": "buffer=reservoir"},
-        {"strategy_args": "buffer=biased_reservoir"},
-        {"strategy_args": "buffer=biased_reservoir,alpha=dynamic"},
+        {"strategy_args": "buffer=biased_reservoir,alpha=2"},
+        {"strategy_args": "buffer=biased_reservoir,alpha=0.75n/k"},
     ],
     "ewc": [{}, {"strategy_args": "online=yes"}],
     "linear": [{"features": "pixels"}],
