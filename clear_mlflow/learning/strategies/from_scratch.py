@@ -19,6 +19,8 @@ class FromScratch(Strategy):
         Lin et al., The CLEAR Benchmark, arXiv:2201.06289: training on a single bucket.
     """
 
+    several_processes = True
+
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Train a fresh model on the bucket."""
         if position > 0:

@@ -49,6 +49,7 @@ class Gdumb(Strategy):
                 raise ConfigError(f"epochs is {self.epochs} in strategy_args; pass 0 or more")
 
     needs_memory = True
+    several_processes = True
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

@@ -37,6 +37,8 @@ class Joint(Strategy):
             if self.epochs < 0:
                 raise ConfigError(f"epochs is {self.epochs} in strategy_args; pass 0 or more")
 
+    several_processes = True
+
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Train once, on everything."""
         if position == 0:

@@ -18,3 +18,4 @@ class Linear(Strategy):
     """
 
     needs_features = True
+    several_processes = True

@@ -28,6 +28,7 @@ class Ncm(Strategy):
     """
 
     needs_features = True
+    several_processes = True
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

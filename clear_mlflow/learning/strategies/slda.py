@@ -62,6 +62,7 @@ class Slda(Strategy):
                 )
 
     needs_features = True
+    several_processes = True
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
