@@ -5,10 +5,19 @@ from __future__ import annotations
 import pytest
 import torch
 from learning_streams import config
-from strategy_runs import feature_stream, image_stream, on_features, rows_of
+from strategy_runs import (
+    CLASSES,
+    WIDTH,
+    feature_stream,
+    image_stream,
+    on_features,
+    rows_of,
+    strategy_on,
+)
 from torch import nn
 
 from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.images import Batch, Samples
 from clear_mlflow.learning.models import head_of
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._weights import gradients, pull
@@ -45,6 +54,36 @@ def test_they_forget_less_than_naive_on_features_that_wander():
         rows, _ = rows_of(stream, settings)
         assert rows[:2] == naive[:2]
         assert sum(rows[-1].correct[:2]) > sum(naive[-1].correct[:2]) + 10, name
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_nothing_in_a_step_waits_for_the_device(name):
+    """On a device whose tensors hold no numbers, whatever reads one fails."""
+    nowhere = torch.device("meta")
+    model = nn.Linear(WIDTH, CLASSES, device=nowhere)
+    weights = list(model.parameters())
+    strategy, _ = strategy_on(feature_stream(), on_features(strategy=name), model)
+    batch = Batch(
+        torch.empty(4, WIDTH, device=nowhere),
+        torch.empty(4, dtype=torch.int64, device=nowhere),
+        torch.empty(4, dtype=torch.int64, device=nowhere),
+    )
+    # As in the middle of a later bucket.
+    if name == "ewc":
+        strategy._curvature = strategy._vertex = strategy._stiffness = weights
+    elif name == "lwf":
+        strategy._old = model
+        strategy._answers = torch.empty(9, CLASSES, device=nowhere)
+    elif name == "agem":
+        strategy._held = Samples(batch.inputs, batch.labels)
+        strategy._batches = iter([batch])
+    loss = strategy.loss(model, batch)
+    loss.backward()
+    strategy.before_step()
+    strategy.after_step()
+    assert loss.device == weights[0].grad.device == nowhere
+    with pytest.raises(RuntimeError):
+        loss.item()
 
 
 @pytest.mark.parametrize("name", ["ewc", "si", "lwf"])

@@ -74,7 +74,7 @@ class Ewc(Strategy):
     class Arguments:
         """How firmly, and how importance is measured."""
 
-        strength: float = 100.0  # lambda
+        strength: float = 10.0  # lambda
         online: bool = False
         gamma: float = 0.95  # of what is known of all past buckets, the share that stays; online
         fisher: str = "exact"
