@@ -9,6 +9,12 @@ KIND_EVALUATE = "evaluate"
 ROWS_TAG = "clear_mlflow.rows"
 # Fingerprint of the scores that were written last: which values of which metric definitions.
 SCORED_TAG = "clear_mlflow.scored"
+# The rows themselves, in a form that a listing of runs brings: see matrix_tag.py.
+MATRIX_TAG = "clear_mlflow.matrix"
+# Which definition of each metric the logged values are of, as JSON: name to version.
+VERSIONS_TAG = "clear_mlflow.metric_versions"
+# Versions whose values were overwritten on request, as JSON: name to the versions before.
+REPLACED_TAG = "clear_mlflow.replaced_definitions"
 # Fingerprint of the description that was written last, so that a person's own is left alone.
 NOTE_TAG = "clear_mlflow.note"
 # Why training ended early.
