@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from clear_mlflow.errors import RecordError
 from clear_mlflow.matrix import AccuracyRow, shown
@@ -104,12 +104,11 @@ class EvaluationSet:
             hasher.update(np.ascontiguousarray(array).tobytes())
         return f"sha256:{hasher.hexdigest()}"
 
-    def save(self, path: Path) -> None:
-        """Write the file of this evaluation set."""
+    def to_bytes(self) -> bytes:
+        """The file of this evaluation set."""
         names = np.frombuffer("\n".join(self.names).encode(), dtype=np.uint8)
-        save_file(
+        return save(
             {"bucket": self.bucket, "label": self.label, "content": self.content, "names": names},
-            path,
             metadata={
                 "format": _FORMAT,
                 "version": _VERSION,
@@ -121,7 +120,7 @@ class EvaluationSet:
 
     @classmethod
     def load(cls, path: Path) -> EvaluationSet:
-        """Read what :meth:`save` wrote; nothing about the file is trusted.
+        """Read a file of :meth:`to_bytes`; nothing about the file is trusted.
 
         Raises:
             RecordError: the file is damaged, of another format, or not what its digest says.
@@ -228,14 +227,13 @@ class RowPredictions:
         right = np.bincount(images.bucket[self.hits(images)], minlength=len(images.buckets))
         return tuple(right.tolist())
 
-    def save(self, path: Path) -> None:
-        """Write the file of this row's predictions."""
+    def to_bytes(self) -> bytes:
+        """The file of this row's predictions."""
         arrays: dict[str, NDArray[Any]] = {"labels": self.labels}
         if self.probabilities is not None:
             arrays["probabilities"] = self.probabilities
-        save_file(
+        return save(
             arrays,
-            path,
             metadata={
                 "format": _FORMAT,
                 "version": _VERSION,
@@ -246,7 +244,7 @@ class RowPredictions:
 
     @classmethod
     def load(cls, path: Path) -> RowPredictions:
-        """Read what :meth:`save` wrote; nothing about the file is trusted.
+        """Read a file of :meth:`to_bytes`; nothing about the file is trusted.
 
         Raises:
             RecordError: the file is damaged or of another format.

@@ -46,7 +46,7 @@ def row_predictions(images: EvaluationSet, labels: list[int], **more: object) ->
 def test_an_evaluation_set_reads_back(tmp_path: Path) -> None:
     """All parts, and the digest that settles what was tested on."""
     images = evaluation_set()
-    images.save(tmp_path / EVALUATION_SET_FILE)
+    (tmp_path / EVALUATION_SET_FILE).write_bytes(images.to_bytes())
     back = EvaluationSet.load(tmp_path / EVALUATION_SET_FILE)
     for name in ("bucket", "label", "content"):
         assert np.array_equal(getattr(back, name), getattr(images, name))
@@ -84,7 +84,7 @@ def test_predictions_read_back_and_count_as_their_row_says(
     images = evaluation_set()
     probabilities = np.full((5, 4), 0.25, dtype=np.float16) if probs else None
     path = tmp_path_factory.mktemp("p") / predictions_file_name(2)
-    row_predictions(images, labels, probabilities=probabilities).save(path)
+    path.write_bytes(row_predictions(images, labels, probabilities=probabilities).to_bytes())
     back = RowPredictions.load(path)
     assert back.labels.tolist() == labels
     assert (back.probabilities is not None) == probs
@@ -106,7 +106,7 @@ def test_predictions_of_another_row_or_set_are_refused(tmp_path: Path) -> None:
         answers.check(evaluation_set((2, 3)))
     with pytest.raises(RecordError, match="a class that is not one of the 4"):
         row_predictions(images, [9, 0, 0, 0, 0]).check(images)
-    answers.save(tmp_path / predictions_file_name(3))
+    (tmp_path / predictions_file_name(3)).write_bytes(answers.to_bytes())
     with pytest.raises(RecordError, match="holds the predictions of row '2'"):
         RowPredictions.load(tmp_path / predictions_file_name(3))
 
@@ -168,8 +168,7 @@ def test_a_damaged_file_reads_the_same_or_is_refused(
     """One wrong byte anywhere in an evaluation set never gives another set in silence."""
     images = evaluation_set()
     path = tmp_path_factory.mktemp("d") / EVALUATION_SET_FILE
-    images.save(path)
-    content = bytearray(path.read_bytes())
+    content = bytearray(images.to_bytes())
     content[position % len(content)] = byte
     path.write_bytes(bytes(content))
     try:
