@@ -11,6 +11,7 @@ import pkgutil
 import posixpath
 import re
 from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -21,13 +22,21 @@ from clear_mlflow.metrics._base import Metric
 __all__ = ["METRICS", "Metric", "explain", "gather", "series", "summarize"]
 
 
-def gather(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_AnyMetric = TypeVar("_AnyMetric", bound=_Named)
+
+
+def gather(metrics: Iterable[_AnyMetric]) -> tuple[_AnyMetric, ...]:
     """All metrics, once it is sure that MLflow can hold them side by side.
 
     Raises:
         ValueError: a name stands twice, or is one that MLflow refuses.
     """
-    found: dict[str, Metric] = {}
+    found: dict[str, _AnyMetric] = {}
     for metric in metrics:
         name = metric.name
         # MLflow takes a name as a path too: no "a//b", "./a" or "../a".
@@ -45,7 +54,7 @@ def gather(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
     return tuple(found.values())
 
 
-METRICS = gather(
+METRICS: tuple[Metric, ...] = gather(
     metric
     for module in pkgutil.iter_modules(__path__)
     if not module.name.startswith("_")
