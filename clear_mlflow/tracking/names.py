@@ -4,10 +4,13 @@
 KIND_TAG = "clear_mlflow.kind"
 KIND_TRAIN = "train"
 KIND_EVALUATE = "evaluate"
+KIND_COMPARE = "compare"
+# Kinds that tell of other runs and hold no rows: no search for rows looks at them.
+WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE)
 
 # How much of the accuracy matrix is stored: "complete", "partial" or "none".
 ROWS_TAG = "clear_mlflow.rows"
-# Fingerprint of the scores that were written last: which values of which metric definitions.
+# Digest of the rows that the stored scores are of, and whether heat maps are among the reports.
 SCORED_TAG = "clear_mlflow.scored"
 # The rows themselves, in a form that a listing of runs brings: see matrix_tag.py.
 MATRIX_TAG = "clear_mlflow.matrix"
