@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from clear_mlflow.cli.compare import compare
 from clear_mlflow.cli.data import data
 from clear_mlflow.cli.evaluate import evaluate
 from clear_mlflow.cli.train import train
@@ -40,4 +41,5 @@ def main() -> None:
 
 main.add_command(train)
 main.add_command(evaluate)
+main.add_command(compare)
 main.add_command(data)

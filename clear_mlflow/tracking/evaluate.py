@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 
@@ -40,13 +40,11 @@ class Verdict:
     action: str  # "scored", "unchanged", "skipped" or "failed"
     detail: str  # what was written, or why nothing was
     scores: Scores | None = None
+    is_problem: bool = False  # somebody should look at this run
 
-    @property
-    def is_problem(self) -> bool:
-        """Whether somebody should look at this run."""
-        return self.action == "failed" or bool(
-            self.scores and (_gaps(self.scores) or self.scores.outdated)
-        )
+    def without_scores(self) -> Verdict:
+        """The same in a few hundred bytes, to be kept of many runs."""
+        return replace(self, scores=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +88,7 @@ class Evaluation:
 
     def _verdict(self, client: MlflowClient, run: Run | MissingRun) -> Verdict:
         if isinstance(run, MissingRun):
-            return Verdict(run.run_id, run.run_name, "failed", run.problem)
+            return _failed(run.run_id, run.run_name, run.problem)
         run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
         if trains_now(run):
             return Verdict(run_id, name, "skipped", "is training now; it scores itself at its end")
@@ -104,22 +102,28 @@ class Evaluation:
         except ClearError as error:
             if _is_deleted(client, run_id):
                 told = "was deleted while it was scored; restore it to score it"
-                return Verdict(run_id, name, "failed", told)
+                return _failed(run_id, name, told)
             detail = str(error)
             if abandoned and not self.dry_run:
                 detail += f"; {_try_to_close(client, run)}"
             # A row that is damaged is a row: it is looked for in no other program's run.
             matters = self.named or ours or isinstance(error, RecordError)
-            return Verdict(run_id, name, "failed" if matters else "skipped", detail)
+            if matters:
+                return _failed(run_id, name, detail)
+            return Verdict(run_id, name, "skipped", detail)
         if scores.record is None and not abandoned:
-            action = "failed" if self.named or ours else "skipped"
-            return Verdict(run_id, name, action, "holds no rows of an accuracy matrix", scores)
+            told = "holds no rows of an accuracy matrix"
+            if self.named or ours:
+                return _failed(run_id, name, told)
+            return Verdict(run_id, name, "skipped", told, scores)
         notes = list(_describe(scores, self.accept_new))
         if abandoned:
             closed = "would be closed" if self.dry_run else "run closed"
             notes.append(f"its process is gone: {closed} as KILLED")
         changed = abandoned or not scores.is_stored
-        return Verdict(run_id, name, "scored" if changed else "unchanged", "; ".join(notes), scores)
+        matters = bool(_gaps(scores) or (scores.outdated and not self.accept_new))
+        action = "scored" if changed else "unchanged"
+        return Verdict(run_id, name, action, "; ".join(notes), scores, matters)
 
     def _scored(self, client: MlflowClient, run: Run, ours: bool) -> Scores:
         scores = read_scores(
@@ -163,6 +167,10 @@ def evaluate(
         verdicts.append(verdict)
         on_run(verdict)
     return verdicts
+
+
+def _failed(run_id: str, run_name: str, detail: str) -> Verdict:
+    return Verdict(run_id, run_name, "failed", detail, is_problem=True)
 
 
 def _suitable_jobs(client: MlflowClient, first: Run | MissingRun) -> int:

@@ -27,6 +27,10 @@ PROCESS_TAG = "clear_mlflow.process"
 # Runs that an evaluate run scored, as a count; the list is an artifact.
 EVALUATED_TAG = "clear_mlflow.evaluated_runs"
 
+# Runs that a comparison is of: their ids, as many as a tag holds, and how many there are.
+COMPARED_TAG = "clear_mlflow.compared_runs"
+COMPARED_COUNT_TAG = "clear_mlflow.compared_count"
+
 MATRIX_FOLDER = "accuracy_matrix"
 MATRIX_JSON = f"{MATRIX_FOLDER}/matrix.json"
 MATRIX_CSV = f"{MATRIX_FOLDER}/matrix.csv"
@@ -34,6 +38,13 @@ MATRIX_TABLE = f"{MATRIX_FOLDER}/table.json"
 HEATMAP_PNG = f"{MATRIX_FOLDER}/heatmap.png"
 CONFIG_JSON = "config.json"
 EVALUATED_JSON = "evaluated_runs.json"
+
+# What a comparison run holds.
+COMPARISON_PAGE = "comparison.html"
+LEADERBOARD_TABLE = "leaderboard.json"
+LEADERBOARD_CSV = "leaderboard.csv"
+COMPARED_JSON = "compared_runs.json"
+FIGURES_FOLDER = "figures"
 
 # Keys of the images that MLflow's chart view shows side by side, runs beside runs.
 IMAGE_PER_ROW = "accuracy_matrix_by_row"
