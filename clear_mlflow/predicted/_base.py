@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.errors import ConfigError, RecordError, UndefinedMetricError
-from clear_mlflow.matrix import PROTOCOLS, AccuracyRow, shown
+from clear_mlflow.matrix import PROTOCOLS, AccuracyMatrix, shown
 from clear_mlflow.predictions import EvaluationSet, RowPredictions
 
 
@@ -55,22 +55,36 @@ class Predictions:
         """Buckets trained on; the last row."""
         return 0 if self.num_rows is None else self.num_rows
 
-    def check(self, rows: Iterable[AccuracyRow]) -> None:
-        """Make sure that the predictions count up to the stored rows.
+    def check(self, matrix: AccuracyMatrix) -> None:
+        """Make sure that the predictions count up to a run's accuracy matrix.
 
         Raises:
-            RecordError: they do not, or a row of these predictions is not stored.
+            RecordError: they do not, or the matrix has no such row.
         """
-        stored = {row.row: row for row in rows}
-        for number, answer in self.answers.items():
-            if number not in stored:
-                raise RecordError(f"there are predictions of row {number}, but no such row")
-            if stored[number].buckets != self.images.buckets:
+        images = self.images
+        if images.buckets != matrix.buckets:
+            raise RecordError(
+                f"predictions are of buckets {shown(images.buckets)}, but the rows say "
+                f"{shown(matrix.buckets)}"
+            )
+        counts = np.array(images.num_instances)
+        if matrix.num_instances is not None and not np.array_equal(counts, matrix.num_instances):
+            raise RecordError(
+                f"predictions are of {shown(counts.tolist())} images per bucket, but the rows say "
+                f"{shown(matrix.num_instances.tolist())}"
+            )
+        for row, answer in self.answers.items():
+            stored = matrix.initial if row == 0 else None
+            if 0 < row <= matrix.num_rows:
+                stored = matrix.values[row - 1]
+            # A row without counts was written with some number of digits.
+            apart = 0.0 if matrix.num_instances is not None else 1e-4
+            counted = np.array(answer.correct(images)) / counts
+            if stored is None or not bool((np.abs(counted - stored) <= apart).all()):
                 raise RecordError(
-                    f"predictions of row {number} are of buckets {shown(self.images.buckets)}, "
-                    f"but the row says {shown(stored[number].buckets)}"
+                    f"predictions of row {row} count {shown(answer.correct(images))} right images "
+                    "per bucket, but the stored row says otherwise"
                 )
-            answer.check(self.images, stored[number])
 
     def after(self, k: int) -> Predictions:
         """The predictions of the run cut off after k buckets."""

@@ -2,7 +2,7 @@
 
 All are of the last row, over the test images of the buckets trained on, taken together; so, at
 step k of a series, of row k over buckets 1 to k. They need probabilities, which a run keeps with
-``keep_predictions=probs``.
+``predictions=probs``.
 
 Stored probabilities are of half precision: one below 2**-25 is stored as 0.
 """
@@ -120,7 +120,7 @@ def _learned(predictions: Predictions) -> tuple[NDArray[np.float16], NDArray[np.
     where = predictions.learned()
     probabilities = predictions.of_row(predictions.k).probabilities
     if probabilities is None:
-        raise UndefinedMetricError("needs stored probabilities: keep_predictions=probs")
+        raise UndefinedMetricError("needs stored probabilities: predictions=probs")
     return probabilities[where], predictions.images.label[where]
 
 
