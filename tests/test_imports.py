@@ -12,6 +12,7 @@ PURE = [
     "clear_mlflow.report.markdown",
     "clear_mlflow.report.files",
     "clear_mlflow.report.heatmap",
+    "clear_mlflow.imports",
 ]
 
 
