@@ -182,7 +182,6 @@ def write_comparison(
     experiment_id: str,
     run_id: str | None = None,
     params: Mapping[str, str] | None = None,
-    folder: Path | None = None,
 ) -> Run:
     """Store a comparison in a run of its own.
 
@@ -193,40 +192,46 @@ def write_comparison(
         experiment_id: where the run is opened.
         run_id: a run that is there for it already; it is left open.
         params: how the comparison was asked for.
-        folder: what :func:`write_files` has written; None: it is written now.
 
     Returns:
         The run, as it is then.
     """
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+        # Before any run is opened: what cannot be drawn leaves nothing half done.
+        write_files(comparison, left_out, Path(scratch))
+        with explained("store the comparison"):
+            return _store(client, comparison, scratch, experiment_id, run_id, params or {})
+
+
+def _store(
+    client: MlflowClient,
+    comparison: Comparison,
+    folder: str,
+    experiment_id: str,
+    run_id: str | None,
+    params: Mapping[str, str],
+) -> Run:
+    name = run_name(comparison)
     opened = run_id
-    with explained("store the comparison"):
-        name = run_name(comparison)
-        if opened is None:
-            tags = {names.KIND_TAG: names.KIND_COMPARE}
-            opened = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
-        status = "FAILED"
-        try:
-            run = client.get_run(opened)
-            tags = _tags(comparison, run)
-            if run_id is not None and is_generated(run.info.run_name):
-                tags[MLFLOW_RUN_NAME] = name
-            there = run.data.params
-            client.log_batch(
-                opened,
-                params=[Param(k, v) for k, v in (params or {}).items() if k not in there],
-                tags=[RunTag(key, text) for key, text in tags.items()],
-            )
-            if folder is not None:
-                client.log_artifacts(opened, str(folder))
-            else:
-                with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
-                    write_files(comparison, left_out, Path(scratch))
-                    client.log_artifacts(opened, scratch)
-            status = "FINISHED"
-        finally:
-            if run_id is None:
-                client.set_terminated(opened, status)
-        return client.get_run(opened)
+    if opened is None:
+        kind = {names.KIND_TAG: names.KIND_COMPARE}
+        opened = client.create_run(experiment_id, tags=kind, run_name=name).info.run_id
+    status = "FAILED"
+    try:
+        run = client.get_run(opened)
+        tags = _tags(comparison)
+        if run_id is not None and is_generated(run.info.run_name):
+            tags[MLFLOW_RUN_NAME] = name
+        missing = [Param(key, text) for key, text in params.items() if key not in run.data.params]
+        client.log_batch(
+            opened, params=missing, tags=[RunTag(key, text) for key, text in tags.items()]
+        )
+        client.log_artifacts(opened, folder)
+        status = "FINISHED"
+    finally:
+        if run_id is None:
+            client.set_terminated(opened, status)
+    return client.get_run(opened)
 
 
 def write_files(comparison: Comparison, left_out: Sequence[LeftOut], folder: Path) -> None:
@@ -263,7 +268,7 @@ def run_name(comparison: Comparison) -> str:
     return f"compare {told} ({runs} runs)"
 
 
-def _tags(comparison: Comparison, run: Run) -> dict[str, str]:
+def _tags(comparison: Comparison) -> dict[str, str]:
     ids = [subject.run_id for subject in comparison.subjects]
     listed = ",".join(ids)
     while len(listed) > _LONGEST_TAG:
