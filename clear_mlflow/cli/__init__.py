@@ -10,6 +10,7 @@ import click
 from clear_mlflow.cli.compare import compare
 from clear_mlflow.cli.data import data
 from clear_mlflow.cli.evaluate import evaluate
+from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.train import train
 from clear_mlflow.errors import ClearError
 from clear_mlflow.version import __version__
@@ -42,4 +43,5 @@ def main() -> None:
 main.add_command(train)
 main.add_command(evaluate)
 main.add_command(compare)
+main.add_command(import_runs)
 main.add_command(data)

@@ -19,6 +19,7 @@ from clear_mlflow.imports._base import (
     Imported,
     Reading,
     Source,
+    as_rows,
     finish,
 )
 from clear_mlflow.matrix import shown
@@ -29,6 +30,7 @@ __all__ = [
     "Imported",
     "Reading",
     "Source",
+    "as_rows",
     "load",
     "passed_over",
     "read_runs",

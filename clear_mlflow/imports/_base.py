@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.errors import ConfigError, RecordError
-from clear_mlflow.matrix import AccuracyMatrix, shown
+from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow, shown
 
 MOST_BUCKETS: Final = 1000
 LARGEST_FILE: Final = 16 << 20  # bytes; a matrix of a thousand buckets takes 20 MB at most
@@ -206,6 +206,22 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
     return Imported(matrix, dict(parsed.facts), parsed.label, digest)
 
 
+def as_rows(matrix: AccuracyMatrix) -> tuple[AccuracyRow, ...]:
+    """The rows of a matrix whose counts of right answers are not known, as a run stores them.
+
+    A row without a measured cell is left out.
+    """
+    counts = None if matrix.num_instances is None else matrix.num_instances.tolist()
+    numbered = [(i + 1, cells) for i, cells in enumerate(matrix.values)]
+    if matrix.initial is not None:
+        numbered.insert(0, (0, matrix.initial))
+    return tuple(
+        AccuracyRow.from_fractions(row, matrix.buckets, cells.tolist(), counts)
+        for row, cells in numbered
+        if not np.isnan(cells).all()
+    )
+
+
 def number(value: object, what: str) -> float:
     """A value of a document as a float; null is NaN.
 
@@ -359,7 +375,7 @@ def _future(values: NDArray[np.float64], kind: Format, reading: Reading) -> NDAr
         )
     if not (kind.zeros_are_untested or reading.future == "not-tested"):
         return values
-    found = values.copy()
+    found: NDArray[np.float64] = values.copy()
     found[rows, columns] = NAN
     if kind.zeros_are_untested:
         return found

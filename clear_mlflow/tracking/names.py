@@ -31,6 +31,11 @@ EVALUATED_TAG = "clear_mlflow.evaluated_runs"
 COMPARED_TAG = "clear_mlflow.compared_runs"
 COMPARED_COUNT_TAG = "clear_mlflow.compared_count"
 
+# Where an imported run comes from: the name of the file, its format, and a digest of what was read.
+IMPORTED_FROM_TAG = "clear_mlflow.imported_from"
+IMPORT_FORMAT_TAG = "clear_mlflow.import_format"
+IMPORTED_DIGEST_TAG = "clear_mlflow.imported_sha256"
+
 MATRIX_FOLDER = "accuracy_matrix"
 MATRIX_JSON = f"{MATRIX_FOLDER}/matrix.json"
 MATRIX_CSV = f"{MATRIX_FOLDER}/matrix.csv"
