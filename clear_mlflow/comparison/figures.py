@@ -138,7 +138,7 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
     size = change.shape[1]
     measured = change[~np.isnan(change)]
     largest = float(np.abs(measured).max()) if measured.size else 0.0
-    scale = next((step for step in (2, 5, 10, 20, 50) if largest <= step), 100)
+    scale = next((step for step in (2, 5, 10, 20, 30, 50) if largest <= step), 100)
     side = min(max(0.5 * size, 2.4), 7.5)
     figure, (panel,) = _grid(1, 1, side + 1.4, side + 1.6)
     colours = colormaps["RdBu"](0.5 + np.nan_to_num(change) / (2 * scale))

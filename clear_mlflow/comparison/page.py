@@ -33,8 +33,9 @@ _MOST_DOTS = 24
 # Cells of single runs' matrices: about 40 bytes each, twice.
 _MOST_CELLS = 12_000
 _COLOURS = 8
-_STEPS = (2, 5, 10, 20, 50, 100)  # ends of the scale of differences, percentage points
-_WORDS = {"different": "Different.", "not shown": "Not shown.", "too few": "Too few."}
+_STEPS = (2, 5, 10, 20, 30, 50, 100)  # ends of the scale of differences, percentage points
+_WORDS = {"different": "different", "not shown": "not shown", "too few": "too little to say"}
+_SIGNS = {"different": "✓", "not shown": "–", "too few": "?"}
 _DIGITS = 6  # of the fractions that the script subtracts; shown with three
 
 
@@ -154,7 +155,7 @@ def _verdicts(comparison: Comparison) -> dict[str, Any]:
 
 def _sentence(test: PairTest) -> dict[str, Any]:
     return {
-        "word": _WORDS[test.outcome],
+        "sign": _SIGNS[test.outcome],
         "real": test.outcome == "different",
         "sentence": test.sentence,
         "pair": f"{test.a}-{test.b}",
@@ -196,7 +197,7 @@ def _board(comparison: Comparison) -> dict[str, Any]:
                     "text": "" if found is None else f"{found.mean:.4f}",
                     "best": position in best.get(metric, ()),
                     "spread": _spread(group, found),
-                    "interval": "" if found is None else _interval(found.interval),
+                    "interval": "" if found is None else _interval(found.interval, 3),
                     "sorted": metric == comparison.ranked_by,
                 }
             )
@@ -252,7 +253,8 @@ def _plots_about(comparison: Comparison) -> str:
 
 def _plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     shown = list(enumerate(comparison.groups))[:_MOST_DOTS]
-    width, left, right, line = 420, 140, 404, 22
+    longest = max(len(shortened(_one_line(group.name), 20)) for _, group in shown)
+    width, left, right, line = 420, 24 + 6 * longest, 404, 22
     for metric in comparison.metrics:
         found = [
             (position, group, group.metrics[metric], *_reach(comparison, position, group, metric))
@@ -326,7 +328,8 @@ def _curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
     for setting in range(len(comparison.settings)):
         groups = [(p, g) for p, g in enumerate(comparison.groups) if g.setting == setting]
         shown = groups[:MOST_CURVES]
-        about = "Across: buckets trained on. Up: test accuracy in %."
+        buckets = bucket_charts(shown, comparison.level)
+        about = "Across: buckets trained on. Up: test accuracy in %; mind where the axis begins."
         if any(len(group.members) > 1 for _, group in shown):
             about += f" Band: {100 * comparison.level:g} % interval of the mean over seeds."
         if len(groups) > len(shown):
@@ -343,18 +346,35 @@ def _curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 for position, group in shown
             ],
             "means": [
-                _chart(chart, comparison, 560, 300, dots=True)
+                _chart(chart, comparison, 560, 300, _lowest([chart]), dots=True)
                 for chart in mean_charts(shown, comparison.level)
             ],
             "buckets": [
-                _chart(chart, comparison, 240, 140, dots=False)
-                for chart in bucket_charts(shown, comparison.level)
+                _chart(chart, comparison, 240, 165, _lowest(buckets), dots=False)
+                for chart in buckets
             ],
         }
 
 
+def _lowest(charts: Sequence[CurveChart]) -> float:
+    """Where the axis begins: the quarter below all that is drawn."""
+    found = [
+        s.mean if s.interval is None else min(s.mean, s.interval.low)
+        for chart in charts
+        for curve in chart.curves
+        for _, s in curve.points
+    ]
+    return max(0.0, min(0.75, math.floor(4 * min(found)) / 4))
+
+
 def _chart(
-    chart: CurveChart, comparison: Comparison, width: int, height: int, *, dots: bool
+    chart: CurveChart,
+    comparison: Comparison,
+    width: int,
+    height: int,
+    lowest: float,
+    *,
+    dots: bool,
 ) -> dict[str, Any]:
     left, right, top, bottom = 34, width - 10, 8, height - 22
     group = comparison.groups[chart.curves[0].group]
@@ -364,7 +384,8 @@ def _chart(
         return round(left + (right - left) * k / last, 1)
 
     def y(value: float) -> float:
-        return round(bottom - (bottom - top) * min(max(value, 0.0), 1.0), 1)
+        share = (min(max(value, lowest), 1.0) - lowest) / (1 - lowest)
+        return round(bottom - (bottom - top) * share, 1)
 
     def drawn(curve: Curve) -> dict[str, Any]:
         name = _one_line(comparison.groups[curve.group].name, 60)
@@ -392,6 +413,8 @@ def _chart(
         }
 
     every = max(1, math.ceil(last / (10 if dots else 5)))
+    # Steps of a round number, whatever quarter the axis begins at.
+    ticks = {0.0: 4, 0.25: 3, 0.5: 5, 0.75: 5}[lowest] if dots else 2
     return {
         "title": _one_line(chart.title),
         "width": width,
@@ -401,11 +424,15 @@ def _chart(
         "dot": 3.5 if dots else 2.5,
         "across": [{"at": x(k), "text": str(k)} for k in range(0, last + 1, every)],
         "up": [
-            {"at": y(share / 100), "text": str(share)}
-            for share in ((0, 25, 50, 75, 100) if dots else (0, 50, 100))
+            {"at": y(lowest + (1 - lowest) * i / ticks), "text": _share(lowest, i / ticks)}
+            for i in range(ticks + 1)
         ],
         "curves": [drawn(curve) for curve in chart.curves],
     }
+
+
+def _share(lowest: float, part: float) -> str:
+    return f"{100 * (lowest + (1 - lowest) * part):g}"
 
 
 def _with_spread(summary: SeedSummary) -> str:
@@ -656,8 +683,10 @@ def _seed_of(seed: int | None) -> str:
     return "no seed" if seed is None else f"seed {seed}"
 
 
-def _interval(interval: Interval | None) -> str:
-    return "" if interval is None else f"[{interval.low:.4f}, {interval.high:.4f}]"
+def _interval(interval: Interval | None, decimals: int = 4) -> str:
+    if interval is None:
+        return ""
+    return f"[{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]"
 
 
 def _signed(value: float) -> str:
