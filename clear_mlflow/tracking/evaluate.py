@@ -116,7 +116,7 @@ class Evaluation:
             if self.named or ours:
                 return _failed(run_id, name, told)
             return Verdict(run_id, name, "skipped", told, scores)
-        notes = list(_describe(scores, self.accept_new))
+        notes = list(_describe(scores, self.accept_new, self.metrics))
         if abandoned:
             closed = "would be closed" if self.dry_run else "run closed"
             notes.append(f"its process is gone: {closed} as KILLED")
@@ -179,7 +179,7 @@ def _suitable_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
     return _JOBS_LOCAL if isinstance(first, MissingRun) or are_rows_local(first) else _JOBS_REMOTE
 
 
-def _describe(scores: Scores, accept_new: bool) -> Iterator[str]:
+def _describe(scores: Scores, accept_new: bool, metrics: Sequence[Metric]) -> Iterator[str]:
     if scores.record is None:
         yield "no rows"
         return
@@ -189,13 +189,15 @@ def _describe(scores: Scores, accept_new: bool) -> Iterator[str]:
         yield f"missing {', '.join(f'row {row}' for row in gaps)}"
     if scores.lacking:
         yield f"{len(scores.lacking)} metric values logged"
+    ours = {metric.name: metric.version for metric in metrics}
     for name, version in scores.outdated.items():
         if accept_new:
-            yield f"{name} of definition {version} overwritten"
+            yield f"{name} of definition {version} overwritten by {ours[name]}"
         else:
-            yield f"holds {name} of definition {version}, which this program computes otherwise"
-    if scores.outdated and not accept_new:
-        yield "nothing of these was overwritten (accept_new_definitions=yes does)"
+            yield (
+                f"holds {name} of definition {version}; this program computes {ours[name]}, and "
+                "overwrites with accept_new_definitions=yes alone"
+            )
 
 
 def _gaps(scores: Scores) -> tuple[int, ...]:
