@@ -158,7 +158,8 @@ class Record:
     dataset: DatasetIdentity
     seed: int | None
     rows: tuple[int, ...]  # rows that are stored, ascending; 0 is the initialisation
-    missing: tuple[int, ...]  # rows that are not, below the highest that is
+    # Rows that are not, below the highest that is; row 0 only where this program's rows are held.
+    missing: tuple[int, ...]
 
     @property
     def is_complete(self) -> bool:
@@ -215,13 +216,15 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
                     "remove the one that is foreign"
                 )
     rows = tuple(record.row.row for _, record in ordered)
+    # Rows without counts are another program's, and few of those test before they train.
+    least = 0 if first.row.correct is not None else 1
     return Record(
         matrix=AccuracyMatrix.from_rows(record.row for _, record in ordered),
         protocol=first.protocol,
         dataset=first.dataset,
         seed=first.seed,
         rows=rows,
-        missing=tuple(sorted(set(range(rows[-1])) - set(rows))),
+        missing=tuple(sorted(set(range(least, rows[-1])) - set(rows))),
     )
 
 

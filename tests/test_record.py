@@ -135,6 +135,7 @@ def test_a_row_without_counts_says_what_was_not_measured():
     assert accuracy_document()["schema"]["version"] == "1.1"
     found = assemble({"row_002.json": read(json.dumps(accuracy_document()))})
     assert found.matrix.num_instances is None
+    assert found.missing == (1,)  # and not row 0, which few other programs measure
     np.testing.assert_array_equal(found.matrix.values[1], [0.2, 0.25, math.nan])
     counted = read(json.dumps(accuracy_document(num_instances=[10, 20, 30])))
     known = assemble({"row_002.json": counted}).matrix.num_instances

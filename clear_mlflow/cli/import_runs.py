@@ -276,10 +276,17 @@ def _show(lines: list[Line], *, stopped: bool) -> None:
         out.print("; stopped: the same command does the rest" if stopped else "")
     for line in lines:
         if line.action == "failed":
-            text = " ".join(line.detail.split())
-            click.echo(f"error: {printable(line.file)}: {printable(text)}", err=True)
+            click.echo(f"error: {printable(_told(line))}", err=True)
     if not lines and not stopped:
         click.echo("error: no file was found; name files, or a folder that holds some", err=True)
+
+
+def _told(line: Line) -> str:
+    """A failure with the file's name before it, once."""
+    detail, name = " ".join(line.detail.split()), shown(Path(line.file).name, 120)
+    if detail.startswith(name):
+        return line.file + detail.removeprefix(name)
+    return f"{line.file}: {detail}"
 
 
 def _said(text: str) -> str | None:
