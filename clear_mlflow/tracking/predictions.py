@@ -10,7 +10,7 @@ import hashlib
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import mlflow
@@ -54,11 +54,11 @@ _REPORTS_VERSION = 1  # raised when a file above changes, so that it is written 
 class PredictionScores:
     """What a run's stored predictions say beyond its rows."""
 
-    points: Series  # metric name to step to value
     summary: Mapping[str, float]
-    reasons: Mapping[str, str]  # metric name to why it is not defined
-    files: Mapping[str, str]  # artifact path to text
-    tags: Mapping[str, str]  # to be written once all the rest is stored
+    points: Series = field(default_factory=dict)  # metric name to step to value
+    reasons: Mapping[str, str] = field(default_factory=dict)  # metric name to why it is undefined
+    files: Mapping[str, str] = field(default_factory=dict)  # artifact path to text, to be stored
+    tags: Mapping[str, str] = field(default_factory=dict)  # to be written when all is stored
     problem: str | None = None  # why nothing was computed, though predictions were kept
 
 
@@ -70,6 +70,9 @@ def keeps_predictions(run: Run) -> bool:
 
 def read_predictions(client: MlflowClient, run: Run, record: Record) -> Predictions | None:
     """Read a run's stored predictions, of the rows that its record has.
+
+    Files are called what the format calls them, never what a store or another file says, and live
+    in a temporary folder until they are read.
 
     Args:
         client: the store.
@@ -128,6 +131,9 @@ def read_prediction_scores(
 ) -> PredictionScores | None:
     """Everything that a run's stored predictions define; nothing is written.
 
+    A run that holds all of this already, as a tag of it says, is asked for nothing: what its
+    metrics show is the summary.
+
     Args:
         client: the store.
         run: as it is now.
@@ -136,7 +142,7 @@ def read_prediction_scores(
         thorough: compute it although the run says that it holds all of this already.
 
     Returns:
-        None where the run stored no predictions, or holds all of this already.
+        None where the run says that it kept no predictions.
 
     Raises:
         TrackingError: the store does not answer.
@@ -144,22 +150,24 @@ def read_prediction_scores(
     if not keeps_predictions(run):
         return None
     stamp = _stamp(record, metrics)
-    if not thorough and run.data.tags.get(PREDICTIONS_SCORED_TAG) == stamp:
-        return None
+    is_stored = run.data.tags.get(PREDICTIONS_SCORED_TAG) == stamp
+    if is_stored and not thorough:
+        logged = run.data.metrics
+        return PredictionScores({m.name: logged[m.name] for m in metrics if m.name in logged})
     try:
         predictions = read_predictions(client, run, record)
     except RecordError as error:
         # The rows are whole without: they are scored, and this is told beside them.
-        return PredictionScores({}, {}, {}, {}, {}, str(error))
+        return PredictionScores({}, problem=str(error))
     if predictions is None:
-        return None
+        return PredictionScores({})  # removed since, to save room: no concern of the rows
     points = metric_series(predictions, metrics)
     last = predictions.k
     return PredictionScores(
-        points=points,
         summary={name: steps[last] for name, steps in points.items() if last in steps},
+        points=points,
         reasons=explain_metrics(predictions, metrics),
-        files=_files(predictions),
+        files={} if is_stored and _has_tables(client, run) else _files(predictions),
         tags={PREDICTIONS_SCORED_TAG: stamp},
     )
 
@@ -173,6 +181,12 @@ def write_prediction_files(client: MlflowClient, run_id: str, scores: Prediction
     with explained(f"store what the predictions of run {run_id} say"):
         for path, text in scores.files.items():
             client.log_text(run_id, text, path)
+
+
+def _has_tables(client: MlflowClient, run: Run) -> bool:
+    with explained(f"list the predictions of run {run.info.run_id}"):
+        listed = client.list_artifacts(run.info.run_id, PREDICTIONS_FOLDER)
+    return {PER_CLASS_CSV, CONFUSION_FOLDER} <= {file.path for file in listed}
 
 
 def _files(predictions: Predictions) -> dict[str, str]:

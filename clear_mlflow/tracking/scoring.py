@@ -12,7 +12,7 @@ import math
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -20,6 +20,7 @@ from mlflow.entities import Metric, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NOTE
 
 from clear_mlflow import metrics as definitions
+from clear_mlflow import predicted
 from clear_mlflow.metrics import METRICS, explain, summarize
 from clear_mlflow.record import Record, RowRecord, assemble
 from clear_mlflow.report.files import matrix_csv, matrix_json
@@ -28,6 +29,11 @@ from clear_mlflow.report.markdown import description
 from clear_mlflow.report.rows import named_rows, percent
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.matrices import StoredRows, stored_rows_of
+from clear_mlflow.tracking.predictions import (
+    PredictionScores,
+    read_prediction_scores,
+    write_prediction_files,
+)
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.series import Series, all_series, as_metrics, milliseconds
 
@@ -54,11 +60,13 @@ class Scores:
     # Metric name to the version that the stored values are of, where this program computes another.
     outdated: Mapping[str, int]
     from_tag: bool  # the rows were taken from the run's tag
+    # What its stored predictions say; their points, values and tags are among those above, too.
+    predicted: PredictionScores = field(default_factory=lambda: PredictionScores({}))
 
     @property
     def is_stored(self) -> bool:
         """Whether MLflow holds all of this already."""
-        return not self.lacking and not self.tags and not self.reports
+        return not self.lacking and not self.tags and not self.reports and not self.predicted.files
 
 
 def read_scores(
@@ -68,6 +76,7 @@ def read_scores(
     thorough: bool = False,
     verify: str = "all",
     metrics: Sequence[definitions.Metric] = METRICS,
+    prediction_metrics: Sequence[predicted.PredictionMetric] = predicted.METRICS,
     accept_new: bool = False,
     pictures: bool = True,
 ) -> Scores:
@@ -81,6 +90,7 @@ def read_scores(
         verify: when row artifacts are looked at although a tag holds the rows; see
             :func:`~clear_mlflow.tracking.matrices.stored_rows_of`.
         metrics: to compute.
+        prediction_metrics: to compute of its stored predictions, where it kept any.
         accept_new: values that are of another version of a metric's definition are to be
             overwritten; otherwise they are left alone, and told as outdated.
         pictures: heat maps are wanted; where there is one, it is kept up to date in any case.
@@ -110,14 +120,16 @@ def read_scores(
             from_tag=rows.from_tag,
         )
     record = assemble(rows.records)
-    summary = summarize(record.matrix, record.protocol, metrics)
-    outdated = dict(_outdated(run, metrics, summary))
+    answers = read_prediction_scores(
+        client, run, record, metrics=prediction_metrics, thorough=thorough
+    ) or PredictionScores({})
+    summary = summarize(record.matrix, record.protocol, metrics) | dict(answers.summary)
+    versions = {metric.name: metric.version for metric in metrics}
+    versions |= {metric.name: metric.version for metric in prediction_metrics}
+    outdated = dict(_outdated(run, versions, summary))
     left_alone = frozenset() if accept_new else outdated.keys()
-    points = {
-        name: steps
-        for name, steps in all_series(record.matrix, record.protocol, metrics).items()
-        if name not in left_alone
-    }
+    everything = all_series(record.matrix, record.protocol, metrics) | dict(answers.points)
+    points = {name: steps for name, steps in everything.items() if name not in left_alone}
     scored_digest, had_pictures = _last_scoring(run)
     same_rows = scored_digest == rows.digest
     settled = {
@@ -127,6 +139,9 @@ def read_scores(
     }
     times = _times(rows.records.values(), record.matrix.num_rows)
     reasons = explain(record.matrix, record.protocol, metrics)
+    # Those that come with this program are missing in most runs, which kept labels alone.
+    own = versions.keys() - {metric.name for metric in predicted.METRICS}
+    reasons |= {name: reason for name, reason in answers.reasons.items() if name in own}
     for name in left_alone:
         summary.pop(name, None)
         reasons[name] = f"the run holds values of version {outdated[name]} of its definition"
@@ -147,7 +162,9 @@ def read_scores(
                 names.ROWS_TAG: rows_state,
                 names.SCORED_TAG: f"{rows.digest} {_PICTURES}" if pictures else rows.digest,
                 **_matrix_tag(tags, rows),
-                **_version_tags(tags, points, metrics, outdated if accept_new else {}),
+                **_version_tags(tags, points, versions, outdated if accept_new else {}),
+                # Not before all of it is stored: what is left alone is looked at again.
+                **({} if left_alone & answers.points.keys() else answers.tags),
             },
         ),
         reports=not same_rows
@@ -156,6 +173,7 @@ def read_scores(
         pictures=pictures,
         outdated=outdated,
         from_tag=rows.from_tag,
+        predicted=answers,
     )
 
 
@@ -171,6 +189,7 @@ def write_scores(client: MlflowClient, run: Run, scores: Scores) -> None:
         if scores.record is not None:
             if scores.reports:
                 tags |= _log_reports(client, run, scores, scores.record)
+            write_prediction_files(client, run_id, scores.predicted)
             tags |= _note_tags(run, scores, scores.record)
         *whole, last = _batches(scores.lacking)
         for batch in whole:
@@ -191,7 +210,7 @@ def _last_scoring(run: Run) -> tuple[str, bool]:
 
 
 def _outdated(
-    run: Run, metrics: Sequence[definitions.Metric], summary: Mapping[str, float]
+    run: Run, computed: Mapping[str, int], summary: Mapping[str, float]
 ) -> Iterator[tuple[str, int]]:
     """Metrics whose stored values are of another version of the definition, with that version.
 
@@ -199,9 +218,8 @@ def _outdated(
     computes anyway: a training logs them one by one, and is closed by a scoring.
     """
     versions = _read_versions(run.data.tags.get(names.VERSIONS_TAG))
-    for metric in metrics:
-        name = metric.name
-        if name not in run.data.metrics or versions.get(name, 1) == metric.version:
+    for name, version in computed.items():
+        if name not in run.data.metrics or versions.get(name, 1) == version:
             continue
         if name in versions or run.data.metrics[name] != summary.get(name):
             yield name, versions.get(name, 1)
@@ -210,7 +228,7 @@ def _outdated(
 def _read_versions(text: str | None) -> dict[str, int]:
     try:
         found = json.loads(text or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     if not isinstance(found, dict):
         return {}
@@ -225,7 +243,7 @@ def _is_told_of(tags: Mapping[str, str], name: str) -> bool:
 def _version_tags(
     tags: Mapping[str, str],
     points: Series,
-    metrics: Sequence[definitions.Metric],
+    computed: Mapping[str, int],
     replaced: Mapping[str, int],
 ) -> dict[str, str]:
     """The tags that say which definitions the logged values are of, and were of before.
@@ -233,11 +251,11 @@ def _version_tags(
     What another scoring logged, of metrics that this one does not compute, stays told.
     """
     versions = _read_versions(tags.get(names.VERSIONS_TAG))
-    versions |= {metric.name: metric.version for metric in metrics if metric.name in points}
+    versions |= {name: version for name, version in computed.items() if name in points}
     told = {names.VERSIONS_TAG: json.dumps(versions, sort_keys=True, separators=(",", ":"))}
     if replaced:
         before = {name: [version] for name, version in replaced.items()}
-        with suppress(ValueError, TypeError, AttributeError):
+        with suppress(ValueError, TypeError, AttributeError, RecursionError):
             for name, earlier in json.loads(tags.get(names.REPLACED_TAG, "{}")).items():
                 before[name] = [*earlier, *before.get(name, [])]
         told[names.REPLACED_TAG] = json.dumps(before, sort_keys=True, separators=(",", ":"))
@@ -330,7 +348,7 @@ def _log_reports(client: MlflowClient, run: Run, scores: Scores, record: Record)
     this_table = {"path": names.MATRIX_TABLE, "type": "table"}
     try:
         tables = json.loads(run.data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
-    except ValueError:
+    except (ValueError, RecursionError):
         tables = None  # MLflow cuts long tags off; a list that cannot be read is left as it is
     if isinstance(tables, list) and this_table not in tables:
         return {MLFLOW_LOGGED_ARTIFACTS: json.dumps([*tables, this_table])}
