@@ -27,7 +27,7 @@ def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
             dataset=DatasetIdentity("digits", digest),
             seed=seed,
             package_version="0.1.0",
-            written_at=f"2026-01-31T12:{i:02d}:00.123+00:00",
+            written_at=f"2026-01-31T{i // 60:02d}:{i % 60:02d}:00.123+00:00",
         ).to_json()
         for i, counts in enumerate(correct)
     }

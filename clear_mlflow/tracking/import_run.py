@@ -140,7 +140,7 @@ class Importer:
             "strategy": said.strategy or told.get("strategy"),
             "dataset": said.dataset or told.get("dataset"),
             "model": told.get("model"),
-            "seed": seed if _seed(seed) is not None else None,
+            "seed": seed if seed_of(seed) is not None else None,
             "protocol": said.protocol,
         }
         return {
@@ -161,7 +161,7 @@ def _records(
             row=row,
             protocol=protocol,
             dataset=DatasetIdentity(facts.get("dataset", UNKNOWN), UNKNOWN),
-            seed=_seed(facts.get("seed")),
+            seed=seed_of(facts.get("seed")),
             package_version=clear_mlflow.__version__,
             written_at=written_at,
             extra=origin,
@@ -170,7 +170,7 @@ def _records(
     ]
 
 
-def _seed(text: str | None) -> int | None:
+def seed_of(text: str | None) -> int | None:
     """A seed as a record holds it; None where a file says something else."""
     if text is None or not text.isascii() or not text.removeprefix("-").isdecimal():
         return None

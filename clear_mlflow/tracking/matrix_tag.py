@@ -87,8 +87,9 @@ def read_matrix_tag(run_id: str, text: str | None) -> CachedRows | None:
                 return None
             records[name] = record
         return CachedRows(records, body["files"], body["digest"])
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecordError):
-        return None  # whatever stands there, it is no tag of ours, and the artifacts are read
+    # Whatever else stands there is no tag of ours, and the artifacts are read.
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, RecordError):
+        return None
 
 
 def _checksum(run_id: str, body: Mapping[str, Any]) -> str:
