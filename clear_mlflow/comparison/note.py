@@ -29,7 +29,7 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
     warnings = [f"- {escaped(warning, 400)}" for warning in comparison.warnings]
     lead = f"Everything in one page: the artifact `{page}`."
     # The table gets what it needs first, up to half of the room; then verdicts, then warnings.
-    lines = [heading, "", *verdicts[:1], "", lead, ""]
+    lines = [heading, "", *_leaders(comparison), *verdicts[:1], "", lead, ""]
     lines = _filled(lines, _table(comparison), _LARGEST // 2, "more groups in `leaderboard.csv`")
     if verdicts[1:]:
         lines = _filled([*lines, "", ""], verdicts[1:], 6_500, "more verdicts on the page")
@@ -38,6 +38,20 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
             [*lines, "", "**Read this first**", ""], warnings, _LARGEST, "more warnings"
         )
     return "\n".join(lines) + "\n"
+
+
+def _leaders(comparison: Comparison) -> list[str]:
+    """The first groups in one line: MLflow's page folds a description after some four lines."""
+    ranked = comparison.ranked_by
+    if ranked is None:
+        return []
+    told = []
+    for group in comparison.groups[:4]:
+        if found := group.metrics.get(ranked):
+            spread = "" if found.std is None else f" ± {found.std:.4f}"
+            told.append(f"{escaped(group.name, 40)} **{found.mean:.4f}**{spread}")
+    more = ", …" if len(comparison.groups) > 4 else ""
+    return [f"`{ranked}`: {', '.join(told)}{more}", ""]
 
 
 def _filled(lines: list[str], more: Sequence[str], limit: int, rest: str) -> list[str]:

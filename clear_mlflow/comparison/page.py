@@ -675,7 +675,7 @@ def _runs(comparison: Comparison) -> Iterator[dict[str, str]]:
                 "group": _name(comparison, group),
                 "seed": "" if record.seed is None else str(record.seed),
                 "rows": f"{stored} of {record.matrix.num_buckets}",
-                "id": run.run_id,
+                "id": _one_line(run.run_id),
             }
 
 
