@@ -10,6 +10,7 @@ import click
 from clear_mlflow.cli.interrupt import scratch_folder, stoppable
 from clear_mlflow.config import AUTO, NONE
 from clear_mlflow.errors import ConfigError
+from clear_mlflow.imports import Reading, RowPattern
 from clear_mlflow.metrics import METRICS
 from clear_mlflow.own_metrics import load_own_metrics
 
@@ -50,6 +51,28 @@ from clear_mlflow.own_metrics import load_own_metrics
     show_default=True,
     metavar="NAME[,NAME...]",
     help="Your own metrics, as package.module:function; see docs/metrics.md.",
+)
+@click.option(
+    "--rows",
+    default=NONE,
+    show_default=True,
+    metavar="PATTERN",
+    help="Rows that runs hold under names of their own, as 'results/acc_after_{row}.json', are "
+    "first written as rows; see docs/import.md.",
+)
+@click.option(
+    "--rows-scale",
+    type=click.Choice([AUTO, "fraction", "percent"]),
+    default=AUTO,
+    show_default=True,
+    help="Of such rows. Auto takes fractions, and refuses a value above 1.",
+)
+@click.option(
+    "--rows-future",
+    type=click.Choice([AUTO, "tested", "not-tested"]),
+    default=AUTO,
+    show_default=True,
+    help="What zeros above the diagonal of such rows mean; auto refuses to guess.",
 )
 @click.option(
     "--verify",
@@ -98,6 +121,9 @@ def evaluate(
     filter_string: str,
     only: str,
     metric: str,
+    rows: str,
+    rows_scale: str,
+    rows_future: str,
     verify: str,
     accept_new_definitions: str,
     pictures: str,
@@ -121,10 +147,16 @@ def evaluate(
             "no runs are chosen; pass run_id=ID, experiment=NAME, filter=TEXT, or only=unscored "
             "for all runs that lack a score"
         )
+    pattern = None if rows == NONE else RowPattern(rows)
+    if pattern and dry_run == "yes":
+        raise ConfigError(
+            f"rows is {rows!r} in a dry run; rows have to be written before they can be scored"
+        )
     num_jobs = _jobs(jobs)
     own = load_own_metrics(_listed(metric))
 
     from clear_mlflow.cli.verdicts import RunProgress, Summary
+    from clear_mlflow.tracking.adopt import adopting
     from clear_mlflow.tracking.evaluate import Evaluation, Selection, select
     from clear_mlflow.tracking.evaluate_run import VerdictFile, mark_evaluate_run
     from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
@@ -152,7 +184,11 @@ def evaluate(
         client = preflight(opens_run=False)
         own_run = mark_evaluate_run(client)
         with VerdictFile() as told:
-            verdicts = evaluation.over(client, select(client, selection))
+            runs = select(client, selection)
+            if pattern:
+                reading = Reading(scale=rows_scale, future=rows_future)
+                runs = adopting(client, runs, pattern, reading)
+            verdicts = evaluation.over(client, runs)
             with suppress(KeyboardInterrupt):
                 progress = RunProgress(len(run_ids) or None)
                 for verdict in progress.watch(verdicts, summary):

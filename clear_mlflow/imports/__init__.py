@@ -13,6 +13,7 @@ from pathlib import Path
 
 from clear_mlflow.errors import ConfigError, DataError, RecordError
 from clear_mlflow.imports._base import (
+    LARGEST_FILE,
     LARGEST_LOG,
     MOST_CELLS,
     Format,
@@ -22,16 +23,20 @@ from clear_mlflow.imports._base import (
     as_rows,
     finish,
 )
+from clear_mlflow.imports._row_files import RowPattern, matrix_of_rows
 from clear_mlflow.matrix import shown
 
 __all__ = [
     "FORMATS",
+    "LARGEST_FILE",
     "Format",
     "Imported",
     "Reading",
+    "RowPattern",
     "Source",
     "as_rows",
     "load",
+    "matrix_of_rows",
     "passed_over",
     "read_runs",
     "recognise",

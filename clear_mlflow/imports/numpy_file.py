@@ -19,16 +19,34 @@ _MATRIX_NAMES = ("matrix", "accuracy", "accuracies", "acc", "values", "R", "arr_
 _MOST_ARRAYS = 100
 
 
+def is_array(content: bytes) -> bool:
+    """Whether bytes begin as a .npy file does."""
+    return content[:6] == npy.MAGIC_PREFIX
+
+
+def read_row(content: bytes) -> list[float]:
+    """The numbers of a .npy file that holds one row of a matrix.
+
+    Raises:
+        RecordError: it holds anything else.
+    """
+    array = _read(content)
+    if array.ndim == 2 and 1 in array.shape:
+        array = array.reshape(-1)
+    if array.ndim != 1:
+        raise RecordError(f"holds an array of shape {array.shape}; expected one row")
+    return _rows(array[np.newaxis])[0]
+
+
 def _recognises(source: Source) -> bool:
-    magic = source.content[:6]
-    return magic == npy.MAGIC_PREFIX or (
-        magic[:4] == b"PK\x03\x04" and source.name.lower().endswith(".npz")
+    return is_array(source.content) or (
+        source.content[:4] == b"PK\x03\x04" and source.name.lower().endswith(".npz")
     )
 
 
 def _parse(source: Source) -> list[Parsed]:
     source.bounded(LARGEST_FILE)
-    if source.content[:6] == npy.MAGIC_PREFIX:
+    if is_array(source.content):
         return [Parsed(rows=_rows(_read(source.content)))]
     arrays = _members(source.content)
     named = [name for name in _MATRIX_NAMES if name in arrays]
