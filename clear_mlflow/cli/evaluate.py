@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import click
 
+from clear_mlflow import predicted
 from clear_mlflow.cli.interrupt import scratch_folder, stoppable
 from clear_mlflow.config import AUTO, NONE
 from clear_mlflow.errors import ConfigError
@@ -169,6 +170,7 @@ def evaluate(
         dry_run=dry,
         verify=verify,
         metrics=(*METRICS, *own.matrix),
+        prediction_metrics=(*predicted.METRICS, *own.predictions),
         accept_new=accept_new_definitions == "yes",
         pictures=pictures,
         jobs=num_jobs,

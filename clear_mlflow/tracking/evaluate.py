@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,6 +13,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run
 from mlflow.exceptions import MlflowException
 
+from clear_mlflow import predicted
 from clear_mlflow.errors import ClearError, RecordError
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.tracking import names
@@ -59,6 +60,7 @@ class Evaluation:
         verify: when a search reads row artifacts although a tag holds the rows; see
             :func:`~clear_mlflow.tracking.matrices.stored_rows_of`.
         metrics: to compute.
+        prediction_metrics: to compute of stored predictions, where a run kept any.
         accept_new: overwrite values of other versions of a metric's definition.
         pictures: ``yes``: draw heat maps; ``no``: only where there is one; ``auto``: of runs that
             were named, or trained by this program.
@@ -69,6 +71,7 @@ class Evaluation:
     dry_run: bool = False
     verify: str = "auto"
     metrics: Sequence[Metric] = METRICS
+    prediction_metrics: Sequence[predicted.PredictionMetric] = predicted.METRICS
     accept_new: bool = False
     pictures: str = "auto"
     jobs: int | None = None
@@ -116,14 +119,23 @@ class Evaluation:
             if self.named or ours:
                 return _failed(run_id, name, told)
             return Verdict(run_id, name, "skipped", told, scores)
-        notes = list(_describe(scores, self.accept_new, self.metrics))
+        notes = list(_describe(scores, self.accept_new, self._versions))
         if abandoned:
             closed = "would be closed" if self.dry_run else "run closed"
             notes.append(f"its process is gone: {closed} as KILLED")
         changed = abandoned or not scores.is_stored
-        matters = bool(_gaps(scores) or (scores.outdated and not self.accept_new))
+        matters = bool(
+            _gaps(scores)
+            or (scores.outdated and not self.accept_new)
+            or scores.predicted.problem is not None
+        )
         action = "scored" if changed else "unchanged"
         return Verdict(run_id, name, action, "; ".join(notes), scores, matters)
+
+    @property
+    def _versions(self) -> dict[str, int]:
+        of_rows = {metric.name: metric.version for metric in self.metrics}
+        return of_rows | {metric.name: metric.version for metric in self.prediction_metrics}
 
     def _scored(self, client: MlflowClient, run: Run, ours: bool) -> Scores:
         scores = read_scores(
@@ -132,6 +144,7 @@ class Evaluation:
             thorough=self.named or self.verify == "all",
             verify="all" if self.named else self.verify,
             metrics=self.metrics,
+            prediction_metrics=self.prediction_metrics,
             accept_new=self.accept_new,
             pictures=self.pictures == "yes" or (self.pictures == "auto" and (self.named or ours)),
         )
@@ -179,7 +192,7 @@ def _suitable_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
     return _JOBS_LOCAL if isinstance(first, MissingRun) or are_rows_local(first) else _JOBS_REMOTE
 
 
-def _describe(scores: Scores, accept_new: bool, metrics: Sequence[Metric]) -> Iterator[str]:
+def _describe(scores: Scores, accept_new: bool, versions: Mapping[str, int]) -> Iterator[str]:
     if scores.record is None:
         yield "no rows"
         return
@@ -189,14 +202,15 @@ def _describe(scores: Scores, accept_new: bool, metrics: Sequence[Metric]) -> It
         yield f"missing {', '.join(f'row {row}' for row in gaps)}"
     if scores.lacking:
         yield f"{len(scores.lacking)} metric values logged"
-    ours = {metric.name: metric.version for metric in metrics}
+    if scores.predicted.problem is not None:
+        yield f"its predictions were left out: {scores.predicted.problem}"
     for name, version in scores.outdated.items():
         if accept_new:
-            yield f"{name} of definition {version} overwritten by {ours[name]}"
+            yield f"{name} of definition {version} overwritten by {versions[name]}"
         else:
             yield (
-                f"holds {name} of definition {version}; this program computes {ours[name]}, and "
-                "overwrites with accept_new_definitions=yes alone"
+                f"holds {name} of definition {version}; this program computes {versions[name]}, "
+                "and overwrites with accept_new_definitions=yes alone"
             )
 
 

@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from clear_mlflow.errors import RecordError
 from clear_mlflow.predicted import METRICS, PredictionMetric, Predictions, macro_matrix
@@ -87,13 +87,12 @@ def read_predictions(client: MlflowClient, run: Run, record: Record) -> Predicti
         TrackingError: the artifact store does not answer.
     """
     run_id = run.info.run_id
-    folder = f"{run.info.artifact_uri}/{PREDICTIONS_FOLDER}"
+    repository = get_artifact_repository(
+        f"{run.info.artifact_uri}/{PREDICTIONS_FOLDER}", tracking_uri=client.tracking_uri
+    )
     with explained(f"list the predictions of run {run_id}"):
-        listed = mlflow.artifacts.list_artifacts(
-            artifact_uri=folder, tracking_uri=client.tracking_uri
-        )
-    # Names alone are compared: what is fetched is called as the format says, not as a store does.
-    sizes = {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed or []}
+        listed = repository.list_artifacts() or []
+    sizes = {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed}
     rows = [row for row in record.rows if predictions_file_name(row) in sizes]
     if not rows:
         return None
@@ -106,13 +105,10 @@ def read_predictions(client: MlflowClient, run: Run, record: Record) -> Predicti
             if size is not None and size > _LARGEST_FILE:
                 raise RecordError(f"{name} has {size} bytes; predictions have at most 256 MiB")
             with explained(f"read {name} of run {run_id}"):
-                return Path(
-                    mlflow.artifacts.download_artifacts(
-                        artifact_uri=f"{folder}/{name}",
-                        dst_path=scratch,
-                        tracking_uri=client.tracking_uri,
-                    )
-                )
+                local = Path(scratch, name)
+                # One request; MLflow's own download of a file lists it first.
+                repository._download_file(name, str(local))
+                return local
 
         images = EvaluationSet.load(fetched(EVALUATION_SET_FILE))
         answers = {row: RowPredictions.load(fetched(predictions_file_name(row))) for row in rows}
