@@ -1,6 +1,7 @@
 """``clear-mlflow import``: files of other programs become runs that everything else finds."""
 
 import json
+import shlex
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import result_files as files
 from click.testing import CliRunner
 
 from clear_mlflow.cli import main
+from clear_mlflow.imports import FORMATS
 from clear_mlflow.record import assemble
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.evaluate import Selection, evaluate, select
@@ -217,3 +219,37 @@ if PUBLISHED.exists():
         np.testing.assert_array_equal(
             record_of(store, run).matrix.values, np.loadtxt(PUBLISHED, delimiter=",")
         )
+
+
+def test_every_format_and_option_is_documented(project):
+    """docs/import.md has a line per format, and names every option that changes what is read."""
+    page = (project / "docs" / "import.md").read_text()
+    table = page.split("## Formats")[1].split("\n## ")[0]
+    told = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(told) == sorted(FORMATS)
+    for option in main.commands["import"].params[1:]:
+        if option.name not in ("name", "protocol"):
+            assert f"`{option.opts[0]}" in page or f"{option.opts[0]} " in page, option.opts
+    for bound in ("64 MiB", "16 MiB", "1,000", "8,000,000", "10,000"):
+        assert bound in page
+
+
+def test_the_documented_commands_do_what_they_say(store, experiment_id, tmp_path, monkeypatch):
+    """The first lines of docs/import.md, in a folder that has such files."""
+    monkeypatch.chdir(tmp_path)
+    Path("results").mkdir()
+    Path("results", "acc.csv").write_text(files.savetxt(SQUARE, delimiter=","))
+    Path("old_results").mkdir()
+    Path("old_results", "acc.npy").write_bytes(files.npy(np.array(SQUARE)))
+    Path("logs.pyd").write_text(files.mammoth_line(SQUARE))
+    Path("metric_log.txt").write_text(files.avalanche_text(SQUARE))
+    page = (Path(__file__).parents[1] / "docs" / "import.md").read_text()
+    lines = page.split("```\n")[1].splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        command, *arguments = shlex.split(line)
+        assert command == "clear-mlflow"
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
+    before = store.get_experiment_by_name("before MLflow").experiment_id
+    assert set(stored(store, before)) == {"acc", "logs", "metric_log"}
