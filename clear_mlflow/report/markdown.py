@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from clear_mlflow import predicted
 from clear_mlflow.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS
 from clear_mlflow.record import Record
@@ -105,12 +106,12 @@ def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
 
 def _metrics(summary: Mapping[str, float], reasons: Mapping[str, str]) -> list[str]:
     lines = [f"| metric | {_PAD}value{_PAD} | |", "|:--|--:|:--|"]
-    known = {metric.name: metric for metric in METRICS}
+    known = {m.name: m.higher_is_better for m in METRICS}
+    known |= {m.name: m.higher_is_better for m in predicted.METRICS}
     for name in dict.fromkeys([*known, *summary, *reasons]):
-        metric = known.get(name)
-        shown = f"`{name}`" if metric else escaped(name, 60)
+        shown = f"`{name}`" if name in known else escaped(name, 60)
         if name in summary:
-            better = "lower is better" if metric and not metric.higher_is_better else ""
+            better = "" if known.get(name, True) else "lower is better"
             lines.append(f"| {shown} | {summary[name]:.4f} | {better} |")
         elif name in reasons:
             reason = escaped(reasons[name], 100)
