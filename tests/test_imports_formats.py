@@ -419,6 +419,12 @@ def test_sizes_are_bounded_before_memory_is_taken(tmp_path):
         read("a.npy", header)
     with pytest.raises(RecordError, match="at most 1000"):
         read("a.npy", files.npy(np.zeros((2, 2000))))
+    with pytest.raises(RecordError, match="more than 1000 rows"):
+        read("a.csv", "0.5\n" * 100_000)
+    with pytest.raises(RecordError, match="more than 4001 cells"):
+        read("a.csv", "0.5," * 100_000)
+    with pytest.raises(RecordError, match="at most 4194304 are read"):
+        read("a.pkl", b"\x80\x04" + b"]" * (5 << 20), "van-de-ven")
     with pytest.raises(RecordError, match="expected 1 to 1000"):
         read("a.csv", ",".join(["0.5"] * 1001))
     with pytest.raises(RecordError, match="more than 8000000 cells"):

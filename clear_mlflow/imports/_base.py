@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -17,7 +18,7 @@ from clear_mlflow.errors import ConfigError, RecordError
 from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow, shown
 
 MOST_BUCKETS: Final = 1000
-LARGEST_FILE: Final = 16 << 20  # bytes; a matrix of a thousand buckets takes 20 MB at most
+LARGEST_FILE: Final = 16 << 20  # bytes; a matrix of eight hundred buckets, in full digits
 LARGEST_LOG: Final = 64 << 20  # bytes; logs tell of every epoch, too
 MOST_CELLS: Final = 8_000_000  # in all runs of one file
 
@@ -44,14 +45,6 @@ class Source:
         return self.content[:_HEAD].decode("utf-8", "replace").removeprefix("\ufeff")
 
     @cached_property
-    def text_or_nothing(self) -> str:
-        """The whole file as text; nothing where it is none."""
-        try:
-            return self.text
-        except RecordError:
-            return ""
-
-    @cached_property
     def text(self) -> str:
         """The whole file as text.
 
@@ -62,6 +55,20 @@ class Source:
             return self.content.decode("utf-8").removeprefix("\ufeff")
         except UnicodeDecodeError as error:
             raise RecordError(f"is no UTF-8 text: {error.reason} at byte {error.start}") from error
+
+    def lines(self, most: int) -> Iterator[str]:
+        """The lines that are not empty, one after the other, without what ends them.
+
+        Raises:
+            RecordError: it is not UTF-8, or there are more than ``most`` of them.
+        """
+        count = 0
+        for line in io.StringIO(self.text):
+            if line.strip():
+                count += 1
+                if count > most:
+                    raise RecordError(f"holds more than {most} lines")
+                yield line.rstrip("\r\n")
 
     @cached_property
     def json(self) -> Any:

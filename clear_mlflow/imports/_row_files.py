@@ -137,8 +137,7 @@ def _cells(source: Source) -> list[float]:
         if isinstance(document, dict):
             document = next((document[name] for name in _FIELDS if name in document), document)
         return numbers(document, "the row")
-    lines = [line for line in source.text.splitlines() if line.strip()]
-    table = [plain_text.cells_of(line) for line in lines if not line.lstrip().startswith("#")]
+    table = plain_text.table_of(source)
     if len(table) == 1:
         cells = table[0]
     elif table and all(len(line) == 1 for line in table):

@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clear_mlflow.errors import RecordError
-from clear_mlflow.imports._avalanche import Cell, experience, one_run
+from clear_mlflow.imports._avalanche import experience, one_run
 from clear_mlflow.imports._base import LARGEST_FILE, Format, Parsed, Source
 from clear_mlflow.imports.plain_text import to_cell
 from clear_mlflow.matrix import shown
 
 _EVAL = "eval_exp,training_exp,eval_accuracy,eval_loss,forgetting"
 _TRAINING = "training_exp,epoch,training_accuracy,val_accuracy,training_loss,val_loss"
+_MOST_LINES = 2_000_000
 _NO_MATRIX = "holds accuracies of training epochs; import eval_results.csv, which lies beside it"
 
 
@@ -26,17 +27,15 @@ def _recognises(source: Source) -> bool:
 
 def _parse(source: Source) -> list[Parsed]:
     source.bounded(LARGEST_FILE)
-    lines = source.text.splitlines()
-    if lines[:1] == [_TRAINING]:
+    lines = source.lines(_MOST_LINES)
+    first = next(lines, "")
+    if first == _TRAINING:
         raise RecordError(_NO_MATRIX)
-    if lines[:1] != [_EVAL]:
-        raise RecordError(f"begins with {shown(lines[:1])}; expected {_EVAL!r}")
+    if first != _EVAL:
+        raise RecordError(f"begins with {shown(first)}; expected {_EVAL!r}")
     found: dict[tuple[int, int], float] = {}
-    cells: list[Cell] = []
-    for line in lines[1:]:
-        cells_in_line = line.split(",")
-        if not line.strip():
-            continue
+    for line in lines:
+        cells_in_line = line.split(",", maxsplit=5)
         if len(cells_in_line) < 3:
             raise RecordError(f"holds the line {shown(line)}; expected five values")
         tested, trained, accuracy = (cell.strip() for cell in cells_in_line[:3])
@@ -50,10 +49,9 @@ def _parse(source: Source) -> list[Parsed]:
                 f"holds two accuracies of experience {column} after {row} trainings, "
                 f"{found[row, column]} and {value}: of two streams, or of two trainings"
             )
-        cells.append((row, "test", column, value))
-    if not cells:
+    if not found:
         raise RecordError("holds no accuracy: monitor accuracy_metrics(experience=True)")
-    return [one_run(cells)]
+    return [one_run((row, "test", column, value) for (row, column), value in found.items())]
 
 
 def _experience(text: str) -> int:

@@ -14,8 +14,10 @@ from clear_mlflow.imports._avalanche import METRIC, SIGN, Cell, experience, one_
 from clear_mlflow.imports._base import Format, Parsed, Source, number
 from clear_mlflow.imports.plain_text import to_cell
 
-_TRAINING = re.compile(r"-- Starting training on experience ([0-9]{1,9})\b.*--")
+_TRAINING = re.compile(r"-- Starting training on experience ([0-9]{1,9})\b")
 _VALUE = re.compile(rf"{METRIC.pattern} = (?P<value>\S{{1,40}})")
+_MOST_LINES = 2_000_000
+_LONGEST_LINE = 4096
 
 
 def _recognises(source: Source) -> bool:
@@ -28,14 +30,16 @@ def _recognises(source: Source) -> bool:
 
 def _parse(source: Source) -> list[Parsed]:
     trained: list[int] = [0]
-    cells = list(_cells(source.text, trained))
+    cells = list(_cells(source, trained))
     return [one_run(cells, max(trained))]
 
 
-def _cells(text: str, trained: list[int]) -> Iterator[Cell]:
+def _cells(source: Source, trained: list[int]) -> Iterator[Cell]:
     """Tests outside of trainings; ``trained`` collects how many buckets were trained, in order."""
     within = False
-    for line in text.splitlines():
+    for line in source.lines(_MOST_LINES):
+        if len(line) > _LONGEST_LINE:
+            continue  # a tensor or a progress bar, and no accuracy
         if "-- >> Start of training phase" in line:
             within = True
         elif "-- >> End of training phase" in line:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from clear_mlflow.errors import RecordError
 from clear_mlflow.imports._base import LARGEST_FILE, Format, Parsed, Source
-from clear_mlflow.imports.plain_text import to_cell
+from clear_mlflow.imports.plain_text import table_of, to_cell
 
 _RESULT = re.compile(r"(?P<what>acc|forg|avg_accs|wavg_accs)_(taw|tag)-[0-9]{4}(-[0-9]{2}){4}\.txt")
 # What lies in the other folders of a FACIL experiment.
@@ -28,8 +28,7 @@ def _parse(source: Source) -> list[Parsed]:
     match = _RESULT.fullmatch(source.name)
     if match and match["what"] != "acc":
         raise RecordError(f"holds {match['what']}, no accuracies; import acc_taw or acc_tag")
-    lines = [line for line in source.text.splitlines() if line.strip()]
-    rows = [[to_cell(cell.strip()) for cell in line.split("\t")] for line in lines]
+    rows = [[to_cell(cell) for cell in line] for line in table_of(source)]
     if any(len(row) != len(rows) for row in rows):
         raise RecordError("is no square matrix; expected a row and a column per task")
     while rows and not any(value != 0 for value in rows[-1]):

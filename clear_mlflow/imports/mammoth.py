@@ -30,20 +30,18 @@ _FACTS = {"model": "strategy", "dataset": "dataset", "backbone": "model", "seed"
 
 def _recognises(source: Source) -> bool:
     return source.name.lower().endswith(".pyd") or (
-        source.head.startswith("{'") and "accmean_task" in source.text_or_nothing
+        source.head.startswith("{'") and b"'accmean_task1'" in source.content
     )
 
 
 def _parse(source: Source) -> Iterator[Parsed]:
-    lines = [line for line in source.text.split("\n") if line.strip()]
-    if len(lines) > _MOST_RUNS:
-        raise RecordError(f"holds {len(lines)} runs; at most {_MOST_RUNS} are read from one file")
-    for position, line in enumerate(lines):
+    is_one = sum(1 for _ in source.lines(_MOST_RUNS)) == 1
+    for position, line in enumerate(source.lines(_MOST_RUNS)):
         try:
             rows, facts = _run(line.strip())
         except RecordError as error:
             raise RecordError(f"line {position + 1} {error}") from error
-        label = f"line {position + 1}" if len(lines) > 1 else ""
+        label = "" if is_one else f"line {position + 1}"
         yield Parsed(rows=rows, facts=facts, label=label, part=line.strip().encode())
 
 

@@ -6,10 +6,12 @@ import csv
 import re
 
 from clear_mlflow.errors import RecordError
-from clear_mlflow.imports._base import LARGEST_FILE, NAN, Format, Parsed, Source
+from clear_mlflow.imports._base import LARGEST_FILE, MOST_BUCKETS, NAN, Format, Parsed, Source
 from clear_mlflow.matrix import shown
 
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,5})?")
+_MOST_LINES = 100_000  # with remarks
+_MOST_CELLS = 4 * MOST_BUCKETS + 1  # in a line: some programs set several metrics side by side
 _NOT_MEASURED = frozenset(["", "nan", "na", "n/a", "none", "null", "-", "–"])
 
 
@@ -17,12 +19,30 @@ def cells_of(line: str) -> list[str]:
     """A line's cells: separated by commas, semicolons, tabs, or else by spaces."""
     for separator in ("\t", ";", ","):
         if separator in line:
+            if line.count(separator) > _MOST_CELLS:
+                raise RecordError(f"holds a line of more than {_MOST_CELLS} cells")
             try:
                 cells = next(csv.reader([line], delimiter=separator, strict=True))
             except (csv.Error, StopIteration) as error:
                 raise RecordError(f"holds a line that is no CSV: {shown(line)}") from error
             return [cell.strip() for cell in cells]
-    return line.split()
+    return line.split(maxsplit=_MOST_CELLS)
+
+
+def table_of(source: Source) -> list[list[str]]:
+    """The cells of every line that is no remark.
+
+    Raises:
+        RecordError: there are more than a matrix has.
+    """
+    table = []
+    for line in source.lines(_MOST_LINES):
+        if not line.lstrip().startswith("#"):
+            table.append(cells_of(line))
+            # A row per bucket, one of the untrained model, and one of names.
+            if len(table) > MOST_BUCKETS + 2:
+                raise RecordError(f"holds more than {MOST_BUCKETS} rows")
+    return table
 
 
 def is_cell(text: str) -> bool:
@@ -67,8 +87,7 @@ def _parse(source: Source) -> list[Parsed]:
     remarks, as numpy.savetxt writes its header.
     """
     source.bounded(LARGEST_FILE)
-    lines = [line for line in source.text.splitlines() if line.strip()]
-    table = [cells_of(line) for line in lines if not line.lstrip().startswith("#")]
+    table = table_of(source)
     if not table:
         raise RecordError("holds no row of numbers")
     names: list[str] | None = None

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from clear_mlflow.errors import RecordError
 from clear_mlflow.imports._base import LARGEST_FILE, MOST_BUCKETS, Format, Parsed, Source, numbers
-from clear_mlflow.imports.plain_text import cells_of, to_cell
+from clear_mlflow.imports.plain_text import table_of, to_cell
 from clear_mlflow.matrix import shown
 
 _METRIC = "accuracy"
@@ -32,7 +32,7 @@ def _recognises_csv(source: Source) -> bool:
 def _parse_csv(source: Source) -> list[Parsed]:
     """Two header lines (metric, task), then a line per update."""
     source.bounded(LARGEST_FILE)
-    table = [cells_of(line) for line in source.text.splitlines() if line.strip()]
+    table = table_of(source)
     if len(table) < 2 or "Average Accuracy" in table[0]:
         raise RecordError(_NO_MATRIX)
     metrics, tasks = table[0], table[1]
@@ -64,9 +64,8 @@ def _passes_over(name: str, siblings: Sequence[str]) -> str | None:
 
 
 def _recognises_json(source: Source) -> bool:
-    return source.looks_like_json and f'"{_METRIC}_init"' in source.content[:LARGEST_FILE].decode(
-        "utf-8", "replace"
-    )
+    # Each metric's results stand one after the other, so the name may be far from the beginning.
+    return source.looks_like_json and f'"{_METRIC}_init"'.encode() in source.content
 
 
 def _parse_json(source: Source) -> list[Parsed]:

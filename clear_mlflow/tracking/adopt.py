@@ -6,7 +6,6 @@ The artifacts that were there stay as they are.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 import clear_mlflow
-from clear_mlflow.errors import ClearError, RecordError
+from clear_mlflow.errors import RecordError
 from clear_mlflow.imports import (
     LARGEST_FILE,
     Reading,
@@ -30,28 +29,11 @@ from clear_mlflow.matrix import PROTOCOLS, AccuracyMatrix, shown
 from clear_mlflow.record import DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.report.rows import printable, shortened
 from clear_mlflow.tracking.import_run import UNKNOWN, seed_of
-from clear_mlflow.tracking.liveness import trains_now
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.rows import read_rows, write_row
-from clear_mlflow.tracking.selection import MissingRun
 
 _MOST_LISTED = 10_000  # artifacts of one run
 _MOST_FOLDERS = 200
-
-
-def adopting(
-    client: MlflowClient, runs: Iterable[Run | MissingRun], pattern: RowPattern, reading: Reading
-) -> Iterator[Run | MissingRun]:
-    """The same runs, each with rows of its own where artifacts match; what cannot be is told."""
-    for run in runs:
-        if isinstance(run, Run) and not trains_now(run):
-            try:
-                adopt_rows(client, run, pattern, reading)
-            except ClearError as error:
-                name = run.info.run_name or run.info.run_id
-                yield MissingRun(run.info.run_id, name, str(error))
-                continue
-        yield run
 
 
 def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Reading) -> int:
@@ -121,6 +103,9 @@ def _matching(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
                     continue
                 if is_last and file.file_size is not None and file.file_size > LARGEST_FILE:
                     raise RecordError(f"{shown(name)} has {file.file_size} bytes; no row has")
+                if "#" in name or "?" in name:
+                    # Such a name blocks a request to a server for minutes.
+                    raise RecordError(f"{shown(name)} matches; rename it, without # and ?")
                 found.append(f"{folder}/{name}" if folder else name)
         folders = found
     return folders
