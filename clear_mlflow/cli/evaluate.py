@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
+from functools import partial
 
 import click
 
 from clear_mlflow import predicted
 from clear_mlflow.cli.interrupt import scratch_folder, stoppable
 from clear_mlflow.config import AUTO, NONE
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.errors import ClearError, ConfigError
 from clear_mlflow.imports import Reading, RowPattern
 from clear_mlflow.metrics import METRICS
 from clear_mlflow.own_metrics import load_own_metrics
@@ -153,11 +153,12 @@ def evaluate(
         raise ConfigError(
             f"rows is {rows!r} in a dry run; rows have to be written before they can be scored"
         )
+    reading = Reading(scale=rows_scale, future=rows_future)
     num_jobs = _jobs(jobs)
     own = load_own_metrics(_listed(metric))
 
     from clear_mlflow.cli.verdicts import RunProgress, Summary
-    from clear_mlflow.tracking.adopt import adopting
+    from clear_mlflow.tracking.adopt import adopt_rows
     from clear_mlflow.tracking.evaluate import Evaluation, Selection, select
     from clear_mlflow.tracking.evaluate_run import VerdictFile, mark_evaluate_run
     from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
@@ -174,6 +175,7 @@ def evaluate(
         accept_new=accept_new_definitions == "yes",
         pictures=pictures,
         jobs=num_jobs,
+        prepare=partial(adopt_rows, pattern=pattern, reading=reading) if pattern else None,
     )
     selection = Selection(
         run_ids=run_ids,
@@ -187,11 +189,9 @@ def evaluate(
         own_run = mark_evaluate_run(client)
         with VerdictFile() as told:
             runs = select(client, selection)
-            if pattern:
-                reading = Reading(scale=rows_scale, future=rows_future)
-                runs = adopting(client, runs, pattern, reading)
             verdicts = evaluation.over(client, runs)
-            with suppress(KeyboardInterrupt):
+            failure: ClearError | None = None
+            try:
                 progress = RunProgress(len(run_ids) or None)
                 for verdict in progress.watch(verdicts, summary):
                     summary.add(verdict)
@@ -199,7 +199,14 @@ def evaluate(
                         told.add(verdict)
                     if received:
                         break
-            summary.show(dry_run=dry, stopped=bool(received))
+            except KeyboardInterrupt:
+                pass  # it is among those received
+            except ClearError as error:  # the listing broke off; what is done is told all the same
+                failure = error
+            if failure is None or summary.counts:
+                summary.show(dry_run=dry, stopped=bool(received or failure))
+            if failure is not None:
+                raise failure
             if own_run and not dry and not received:
                 told.log(client, own_run, summary.counts)
     if received:

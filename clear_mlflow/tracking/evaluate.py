@@ -65,6 +65,7 @@ class Evaluation:
         pictures: ``yes``: draw heat maps; ``no``: only where there is one; ``auto``: of runs that
             were named, or trained by this program.
         jobs: runs under way at once; None: as many as suits the store.
+        prepare: called with the client and each run before its rows are read; not in a dry run.
     """
 
     named: bool = False
@@ -75,6 +76,7 @@ class Evaluation:
     accept_new: bool = False
     pictures: str = "auto"
     jobs: int | None = None
+    prepare: Callable[[MlflowClient, Run], object] | None = None
     _writing: threading.Lock = field(
         default_factory=threading.Lock, init=False, repr=False, compare=False
     )
@@ -138,6 +140,8 @@ class Evaluation:
         return of_rows | {metric.name: metric.version for metric in self.prediction_metrics}
 
     def _scored(self, client: MlflowClient, run: Run, ours: bool) -> Scores:
+        if self.prepare is not None and not self.dry_run:
+            self.prepare(client, run)
         scores = read_scores(
             client,
             run,
