@@ -183,7 +183,7 @@ def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_i
 
 
 def test_parameters_quoted_by_mlflow_group_as_they_were_meant(store, experiment_id):
-    """Under mlflow run 'a b' is logged with apostrophes; what was used goes before what was asked for."""
+    """Under mlflow run 'a b' has apostrophes; what was used goes before what was asked for."""
     for seed, memory in enumerate(("auto", "'auto'")):
         run = log_run(store, experiment_id, "r", counts(180, seed), strategy="replay", seed=seed)
         store.log_param(run.info.run_id, "note", ["two words", "'two words'"][seed])

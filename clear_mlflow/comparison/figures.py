@@ -27,8 +27,10 @@ _FONT = "DejaVu Sans"
 _COLOURS = (
     "#0b66c3", "#d1495b", "#1a8a5a", "#a05a00", "#7a3db8", "#00838f", "#6b6b00", "#b5307f",
 )  # fmt: skip
+_EDGE, _BELOW = 0.15, 0.42  # inches right of a panel and below it
 _STYLES = ("solid", "dashed", "dotted")
-_MOST_CURVES, _MOST_DOTS, _MOST_MAPS, _MOST_DIFFERENCES = 8, 24, 12, 6
+# The leaders: what a person looks at, one picture at a time. The page shows more.
+_MOST_CURVES, _MOST_DOTS, _MOST_MAPS, _MOST_DIFFERENCES = 8, 12, 8, 3
 
 
 def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
@@ -62,8 +64,8 @@ def metrics_png(comparison: Comparison) -> bytes:
     shown = list(enumerate(comparison.groups))[:_MOST_DOTS]
     columns = min(3, len(comparison.metrics))
     rows = math.ceil(len(comparison.metrics) / columns)
-    height = 0.75 + 0.26 * len(shown)
-    figure, panels = _grid(rows, columns, 4.2 * columns, height * rows)
+    height = 0.85 + 0.24 * len(shown)
+    figure, panels = _grid(rows, columns, 4.4, height, left=1.5, top=0.35)
     for panel, metric in zip(panels, comparison.metrics, strict=False):
         for position, group in shown:
             found = group.metrics.get(metric)
@@ -81,6 +83,7 @@ def metrics_png(comparison: Comparison) -> bytes:
         panel.set_ylim(-len(shown) + 0.4, 0.6)
         names = [_text(group.name, 18) for _, group in shown]
         panel.set_yticks([-position for position, _ in shown], names)
+        panel.locator_params(axis="x", nbins=5)
         lower = "" if is_higher_better(metric) else "  (lower is better)"
         _finish(panel, f"{metric}{lower}", grid="x")
     for panel in panels[len(comparison.metrics) :]:
@@ -94,7 +97,7 @@ def curves_png(comparison: Comparison, setting: int) -> bytes | None:
     charts = mean_charts(groups[:_MOST_CURVES], comparison.level)
     if not charts:
         return None
-    figure, panels = _grid(1, len(charts), 5.6 * len(charts), 4.2)
+    figure, panels = _grid(1, len(charts), 5.6, 4.2, left=0.6, top=0.4)
     for panel, chart in zip(panels, charts, strict=True):
         for curve in chart.curves:
             colour = _COLOURS[curve.group % len(_COLOURS)]
@@ -139,8 +142,9 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
     measured = change[~np.isnan(change)]
     largest = float(np.abs(measured).max()) if measured.size else 0.0
     scale = next((step for step in (2, 5, 10, 20, 30, 50) if largest <= step), 100)
-    side = min(max(0.5 * size, 2.4), 7.5)
-    figure, (panel,) = _grid(1, 1, side + 1.4, side + 1.6)
+    side = min(max(0.5 * size, 2.8), 7.5)
+    height = side * (size + 1) / size + 1.1 + _BELOW
+    figure, (panel,) = _grid(1, 1, side + 0.8 + _EDGE, height, left=0.8, top=1.1)
     colours = colormaps["RdBu"](0.5 + np.nan_to_num(change) / (2 * scale))
     colours[np.isnan(change)] = (0.94, 0.94, 0.94, 1.0)
     panel.imshow(colours, interpolation="nearest", aspect="equal")
@@ -151,7 +155,7 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
             panel.text(
                 j,
                 i,
-                f"{change[i, j]:+.1f}",
+                _signed(float(change[i, j])),
                 ha="center",
                 va="center",
                 fontsize=7.5,
@@ -179,14 +183,35 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
     return _png(figure)
 
 
-def _grid(rows: int, columns: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+def _grid(
+    rows: int, columns: int, width: float, height: float, *, left: float, top: float
+) -> tuple[Figure, list[Axes]]:
+    """Panels of so many inches each, with so much room for names on the left and a title above.
+
+    Laid out by hand: matplotlib's own layout takes twice as long as all the drawing.
+    """
     # Imported late: matplotlib takes longer to load than a whole comparison takes to compute.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width, height), dpi=_DPI, facecolor="white", layout="constrained")
+    figure = Figure(figsize=(columns * width, rows * height), dpi=_DPI, facecolor="white")
+    figure.set_layout_engine("none")
     FigureCanvasAgg(figure)
-    return figure, list(np.ravel(figure.subplots(rows, columns, squeeze=False)))
+    inner_width, inner_height = width - left - _EDGE, height - top - _BELOW
+    panels = figure.subplots(
+        rows,
+        columns,
+        squeeze=False,
+        gridspec_kw={
+            "left": left / (columns * width),
+            "right": 1 - _EDGE / (columns * width),
+            "top": 1 - top / (rows * height),
+            "bottom": _BELOW / (rows * height),
+            "wspace": (left + _EDGE) / inner_width,
+            "hspace": (top + _BELOW) / inner_height,
+        },
+    )
+    return figure, list(np.ravel(panels))
 
 
 def _finish(panel: Axes, title: str, *, grid: str) -> None:
@@ -201,6 +226,11 @@ def _finish(panel: Axes, title: str, *, grid: str) -> None:
     if grid:
         panel.grid(axis="x" if grid == "x" else "y", color=_LINE, linewidth=0.7)
         panel.set_axisbelow(True)
+
+
+def _signed(points: float) -> str:
+    text = f"{points:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text
 
 
 def _text(text: str, limit: int) -> str:
