@@ -123,11 +123,7 @@ class Line:
 )
 @click.option(
     "--again",
-    type=click.Choice(["yes", "no"]),
-    is_flag=False,
-    flag_value="yes",
-    default="no",
-    show_default=True,
+    is_flag=True,
     help="Import a file once more whose content the experiment holds already.",
 )
 def import_runs(
@@ -144,7 +140,7 @@ def import_runs(
     future: str,
     num_instances: str,
     buckets: str,
-    again: str,
+    again: bool,
 ) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
 
@@ -174,7 +170,7 @@ def import_runs(
     lines: list[Line] = []
     with stoppable() as received, suppress(KeyboardInterrupt):
         client = preflight(experiment=wanted)
-        importer = Importer(client, wanted, facts, again=again == "yes")
+        importer = Importer(client, wanted, facts, again=again)
         for path, label, reason in _files(paths):
             if reason:
                 lines.append(Line(label, "passed over", reason))
@@ -207,7 +203,7 @@ def _import(
             detail = f"{size}, {done.num_metrics} metrics"
             yield Line(label, "imported", detail, done.run_id, done.run_name)
         else:
-            detail = "its content was imported before (again=yes imports it once more)"
+            detail = "its content was imported before (--again imports it once more)"
             yield Line(label, "there already", detail, done.run_id, done.run_name)
 
 
