@@ -226,6 +226,19 @@ def test_runs_that_stopped_have_fewer_rows():
         same(read(name, content), PAST_ONLY[:2])
 
 
+def test_the_older_form_of_van_de_vens_dictionary_is_read():
+    """Lists in place of names, and another word for the context."""
+    newer = files.van_de_ven(SQUARE)
+    older = {
+        "all_tasks": list(newer["acc per context"].values()),
+        "average": newer["average"],
+        "x_iteration": newer["x_iteration"],
+        "x_task": newer["x_context"],
+    }
+    same(read("dict.pkl", files.pickled(older)), PAST_ONLY)
+    same(read("dict.json", json.dumps(older)), PAST_ONLY)
+
+
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
 def test_a_pickle_of_plain_values_is_read_without_unpickling(protocol):
     """Every protocol of Python 3 builds lists and numbers in its own way."""
@@ -448,7 +461,7 @@ def test_files_that_lie_beside_a_matrix_are_passed_over():
     """A folder of FACIL's or Renate's holds many files, and the last state of one run."""
     facil = ["forg_tag-2026-01-31-12-00.txt", "avg_accs_taw-2026-01-31-12-00.txt", FACIL_NAME]
     assert [bool(passed_over(name, facil)) for name in facil] == [True, True, False]
-    renate = [RENATE_NAME, RENATE_NAME.replace("_2_", "_10_"), "metrics_summary.csv"]
+    renate = [RENATE_NAME, "metrics_summary_update_10.csv", "metrics_summary.csv"]
     assert [bool(passed_over(name, renate)) for name in renate] == [True, False, True]
     avalanche = ["training_results.csv", "eval_results.csv"]
     assert [bool(passed_over(name, avalanche)) for name in avalanche] == [True, False]

@@ -2,7 +2,7 @@
 
 Source: src/renate/benchmark/experimentation.py and src/renate/utils/module.py. After each update
 all test sets are tested, future ones too; accuracies are fractions. A file
-``metrics_summary_update_<n>_<time>.csv`` has the matrix so far; the ``metrics_summary.csv`` of
+``metrics_summary_update_<n>.csv`` has the matrix so far; the ``metrics_summary.csv`` of
 newer versions has metrics and no matrix. The dictionary has the untrained model under
 ``accuracy_init``.
 """
@@ -18,7 +18,8 @@ from clear_mlflow.imports.plain_text import table_of, to_cell
 from clear_mlflow.matrix import shown
 
 _METRIC = "accuracy"
-_UPDATE = re.compile(r"metrics_summary_update_([0-9]{1,6})_.*\.csv")
+# Some versions put the time behind the number, others do not.
+_UPDATE = re.compile(r"metrics_summary_update_([0-9]{1,6})(_.*)?\.csv")
 _NO_MATRIX = (
     "holds metrics of an experiment and no matrix; import the last metrics_summary_update_*.csv "
     "beside it"

@@ -1,9 +1,10 @@
 """The results dictionary of GMvandeVen/continual-learning (``--results-dict``).
 
 Source: eval/evaluate.py, ``test_all_so_far`` and ``initiate_plotting_dict``; utils.py,
-``save_object``. Accuracies are fractions. Future contexts are written as 0 and not tested, so they
-are NaN. The program pickles its dictionary: such a file is taken apart without being unpickled (see
-``_literal_pickle``), and the same dictionary as JSON is read, too.
+``save_object``; for the older form, evaluate.py, ``initiate_precision_dict``. Accuracies are
+fractions. Future contexts are written as 0 and not tested, so they are NaN. The program pickles its
+dictionary: such a file is taken apart without being unpickled (see ``_literal_pickle``), and the
+same dictionary as JSON is read, too.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from clear_mlflow.imports._literal_pickle import looks_like_pickle, read_literal
 from clear_mlflow.matrix import shown
 
 _ACCURACIES = "acc per context"
+_OLDER = "all_tasks"
 _CONTEXT = re.compile(r"context ([0-9]{1,9})")
 _LARGEST_PICKLE = 4 << 20  # bytes; a hundred contexts tested a hundred times take 90 kB
 _MOST_TESTS = 100_000
@@ -32,8 +34,10 @@ _MOST_TESTS = 100_000
 
 def _recognises(source: Source) -> bool:
     # The key stands first in the dictionary, so it is in what a format is told by.
-    return f'"{_ACCURACIES}"' in source.head or (
-        looks_like_pickle(source.content) and _ACCURACIES in source.head
+    if looks_like_pickle(source.content):
+        return _ACCURACIES in source.head or _OLDER in source.head
+    return source.looks_like_json and (
+        f'"{_ACCURACIES}"' in source.head or f'"{_OLDER}"' in source.head
     )
 
 
@@ -44,10 +48,15 @@ def _parse(source: Source) -> list[Parsed]:
         check_depth(document)
     else:
         document = source.json
-    accuracies = document.get(_ACCURACIES) if isinstance(document, dict) else None
+    if not isinstance(document, dict):
+        raise RecordError(f"is {shown(document)}; expected the results of a run")
+    accuracies, trained = document.get(_ACCURACIES), document.get("x_context")
+    if isinstance(older := document.get(_OLDER), list):
+        accuracies = {f"context {j + 1}": values for j, values in enumerate(older)}
+        trained = document.get("x_task")
     if not isinstance(accuracies, dict) or not accuracies:
         raise RecordError(f"has no dictionary {_ACCURACIES!r}; expected the results of a run")
-    tests = _contexts(document.get("x_context"))
+    tests = _contexts(trained)
     cells: dict[tuple[int, int], float] = {}
     for name, values in accuracies.items():
         match = _CONTEXT.fullmatch(name) if isinstance(name, str) else None
