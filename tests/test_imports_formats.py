@@ -403,7 +403,7 @@ def test_counts_and_keys_are_kept_or_said():
         ("a.json", '[[0.5, "x"]]', {}, "expected a number"),
         ("a.json", "[[1e999]]", {}, "is no fraction"),
         ("a.json", "[[Infinity]]", {}, "no accuracy"),
-        ("a.json", "[" * 100_000, {}, "nested too deeply"),
+        ("a.json", "[" * 90_000, {}, "nested too deeply"),
         ("a.json", "[" * 50 + "]" * 50, {}, "nested too deeply"),
         ("a.json", "[[" + "9" * 10_000 + "]]", {}, "too large to read"),
         ("notes.txt", "We had fun.\n", {}, "of no format that is read"),
@@ -432,6 +432,8 @@ def test_sizes_are_bounded_before_memory_is_taken(tmp_path):
         read("a.npy", header)
     with pytest.raises(RecordError, match="at most 1000"):
         read("a.npy", files.npy(np.zeros((2, 2000))))
+    with pytest.raises(RecordError, match="more than 100000 lists"):
+        read("a.json", "[" + "[]," * 100_000 + "[]]")
     with pytest.raises(RecordError, match="more than 1000 rows"):
         read("a.csv", "0.5\n" * 100_000)
     with pytest.raises(RecordError, match="more than 4001 cells"):

@@ -23,6 +23,7 @@ LARGEST_LOG: Final = 64 << 20  # bytes; logs tell of every epoch, too
 MOST_CELLS: Final = 8_000_000  # in all runs of one file
 
 NAN: Final = math.nan
+_MOST_LISTS = 100_000  # in a JSON document; a matrix has one for each row
 _DEEPEST = 32  # levels of nesting
 _HEAD = 4096  # bytes that are looked at to tell one format from another
 
@@ -78,6 +79,9 @@ class Source:
             RecordError: it is none, or nested too deeply.
         """
         self.bounded(LARGEST_FILE)
+        # Empty lists take thirty times the room that their text takes.
+        if self.content.count(b"[") + self.content.count(b"{") > _MOST_LISTS:
+            raise RecordError(f"holds more than {_MOST_LISTS} lists and objects")
         try:
             document = json.loads(self.text, parse_constant=_constant)
         except json.JSONDecodeError as error:
