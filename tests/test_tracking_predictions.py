@@ -211,6 +211,7 @@ def test_own_metrics_over_rows_and_predictions(store, experiment_id, tmp_path, m
         main, ["evaluate", "--run-id", run.info.run_id, "--metric", asked], catch_exceptions=False
     )
     assert done.exit_code == 0, done.output
+    assert "lab_of_mine/broken left out: lab_of_mine:broken raised KeyError: 'x'" in done.output
     found = store.get_run(run.info.run_id).data
     matrix = assemble(read_rows(store, run)).matrix
     assert found.metrics["lab_of_mine/worst"] == matrix.values.min()

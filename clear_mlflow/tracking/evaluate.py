@@ -31,6 +31,10 @@ __all__ = ["Evaluation", "MissingRun", "Selection", "Verdict", "evaluate", "sele
 # than threads take turns.
 _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
 
+_BUILT_IN = frozenset(
+    [*(metric.name for metric in METRICS), *(metric.name for metric in predicted.METRICS)]
+)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -208,6 +212,10 @@ def _describe(scores: Scores, accept_new: bool, versions: Mapping[str, int]) -> 
         yield f"{len(scores.lacking)} metric values logged"
     if scores.predicted.problem is not None:
         yield f"its predictions were left out: {scores.predicted.problem}"
+    # A user's own metric was asked for: where it has no value, they want to know why.
+    for name, reason in scores.reasons.items():
+        if name in versions.keys() - _BUILT_IN - scores.outdated.keys():
+            yield f"{name} left out: {reason}"
     for name, version in scores.outdated.items():
         if accept_new:
             yield f"{name} of definition {version} overwritten by {versions[name]}"
