@@ -303,6 +303,14 @@ def test_avalanches_unmonitored_zero_is_not_an_accuracy():
     )
 
 
+def test_avalanches_tests_within_a_training_are_no_rows():
+    """A log that ends in the third training holds two rows, whatever was tested in the third."""
+    text = files.avalanche_text(SQUARE, within=True)
+    cut = text[: text.rindex("-- >> End of training phase")]
+    matrix = read("metric_log.txt", cut)
+    np.testing.assert_array_equal(matrix.values, SQUARE[:2])
+
+
 def test_avalanches_last_test_alone_is_the_last_row():
     """One dictionary tells of the model after the last bucket, and of no other."""
     last = {files.avalanche_name(j): cell for j, cell in enumerate(TWELVE[-1])}
