@@ -17,6 +17,12 @@ PURE = [
     "clear_mlflow.report.files",
     "clear_mlflow.report.heatmap",
     "clear_mlflow.imports",
+    "clear_mlflow.comparison",
+    "clear_mlflow.comparison.figures",
+    "clear_mlflow.comparison.leaderboard",
+    "clear_mlflow.comparison.note",
+    "clear_mlflow.comparison.page",
+    "clear_mlflow.comparison.terminal",
 ]
 
 
