@@ -7,6 +7,7 @@ matrix and not a worse one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -26,11 +27,15 @@ _LARGEST_COUNT = 2**53
 class AccuracyRow:
     """One test of all buckets, after training through ``row`` of them.
 
+    A row holds counts. One that was imported from a program that kept no counts holds fractions in
+    their place: ``correct`` is then None, and a bucket that was not tested is NaN.
+
     Args:
         row: buckets trained so far; 0 is the initialisation, before any training.
         buckets: keys of all buckets, in stream order.
-        correct: test images classified correctly, per bucket.
-        num_instances: test images, per bucket; at least 1 each.
+        correct: test images classified correctly, per bucket; None where only fractions are known.
+        num_instances: test images, per bucket; at least 1 each. None where they are not known.
+        fractions: accuracies from 0 to 1, per bucket, NaN = not measured; only without ``correct``.
 
     Raises:
         RecordError: the numbers do not fit each other.
@@ -38,12 +43,15 @@ class AccuracyRow:
     >>> row = AccuracyRow(row=1, buckets=("1", "2"), correct=(9, 6), num_instances=(10, 10))
     >>> row.accuracy, row.trained_through
     ((0.9, 0.6), '1')
+    >>> AccuracyRow.from_fractions(1, ("1", "2"), (0.9, float("nan"))).accuracy
+    (0.9, nan)
     """
 
     row: int
     buckets: tuple[str, ...]
-    correct: tuple[int, ...]
-    num_instances: tuple[int, ...]
+    correct: tuple[int, ...] | None
+    num_instances: tuple[int, ...] | None
+    fractions: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         if not _is_whole(self.row) or self.row < 0:
@@ -53,8 +61,12 @@ class AccuracyRow:
             )
         buckets = _checked_buckets(self.buckets)
         object.__setattr__(self, "buckets", buckets)
+        if self.fractions is not None and self.correct is not None:
+            raise RecordError("correct and fractions arrived both; accuracy follows from correct")
         for name in ("correct", "num_instances"):
             counts = getattr(self, name)
+            if counts is None and self.fractions is not None:
+                continue
             if not isinstance(counts, (tuple, list)) or not all(_is_whole(n) for n in counts):
                 raise RecordError(f"{name} is {shown(counts)}; expected one integer per bucket")
             if len(counts) != len(buckets):
@@ -67,20 +79,43 @@ class AccuracyRow:
             raise RecordError(
                 f"row is {shown(self.row)}, but there are only {len(buckets)} buckets to train on"
             )
-        for key, correct, total in zip(buckets, self.correct, self.num_instances, strict=True):
+        for key, total in zip(buckets, self.num_instances or (), strict=False):
             if not 1 <= total <= _LARGEST_COUNT:
                 raise RecordError(
                     f"num_instances of bucket {key!r} is {shown(total)}; expected 1 to 2**53"
                 )
+        if self.correct is None or self.num_instances is None:
+            cells = _checked_row_fractions(self.fractions, buckets)
+            object.__setattr__(self, "fractions", cells)
+            return
+        for key, correct, total in zip(buckets, self.correct, self.num_instances, strict=True):
             if not 0 <= correct <= total:
                 raise RecordError(
                     f"correct of bucket {key!r} is {shown(correct)}; expected 0 to its "
                     f"num_instances, {total}"
                 )
 
+    @classmethod
+    def from_fractions(
+        cls,
+        row: int,
+        buckets: Sequence[str],
+        fractions: Sequence[float],
+        num_instances: Sequence[int] | None = None,
+    ) -> AccuracyRow:
+        """A row of accuracies whose counts are not known; NaN = not measured.
+
+        Raises:
+            RecordError: the numbers do not fit each other.
+        """
+        counts = None if num_instances is None else tuple(num_instances)
+        return cls(row, tuple(buckets), None, counts, tuple(fractions))
+
     @property
     def accuracy(self) -> tuple[float, ...]:
-        """Fraction of test images classified correctly, per bucket."""
+        """Fraction of test images classified correctly, per bucket; NaN = not measured."""
+        if self.correct is None or self.num_instances is None:
+            return self.fractions or ()
         return tuple(c / n for c, n in zip(self.correct, self.num_instances, strict=True))
 
     @property
@@ -280,6 +315,27 @@ def shown(value: object, limit: int = 60) -> str:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _checked_row_fractions(fractions: object, buckets: tuple[str, ...]) -> tuple[float, ...]:
+    if not isinstance(fractions, (tuple, list)) or len(fractions) != len(buckets):
+        raise RecordError(
+            f"accuracy is {shown(fractions)}; expected one fraction for each of the "
+            f"{len(buckets)} buckets"
+        )
+    cells = []
+    for key, value in zip(buckets, fractions, strict=True):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not number or not (0 <= value <= 1 or value != value):
+            raise RecordError(
+                f"accuracy of bucket {key!r} is {shown(value)}; expected a fraction from 0 to 1 "
+                "(not percent), or nothing where it was not measured"
+            )
+        # One NaN for all: tuples compare by identity first, so that equal rows are equal.
+        cells.append(math.nan if math.isnan(value) else float(value) + 0.0)
+    if all(math.isnan(value) for value in cells):
+        raise RecordError("accuracy holds no measured bucket; leave out a row that was not tested")
+    return tuple(cells)
 
 
 def _checked_buckets(keys: object) -> tuple[str, ...]:

@@ -23,6 +23,8 @@ JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | Non
 ROWS_FOLDER = "accuracy_matrix/rows"
 SCHEMA_NAME = "clear_mlflow/accuracy_row"
 SCHEMA_VERSION = "1.0"
+# Rows of accuracies without counts; what has counts stays 1.0, which every reader knows.
+ACCURACIES_VERSION = "1.1"
 
 _LARGEST_FILE = 1 << 20  # bytes; a row of a hundred buckets takes 3 kB
 _DEEPEST = 32  # levels of nesting; a row has two
@@ -72,7 +74,8 @@ class RowRecord:
         package_version: of the program that wrote the row.
         written_at: ISO 8601 in UTC, as 2026-01-31T12:00:00.123Z.
         extra: fields that a newer or another program wrote; kept and written back.
-        schema_version: of the format, "major.minor"; kept from the file that was read.
+        schema_version: of the format, "major.minor"; kept from the file that was read. A row
+            without counts is at least of version 1.1.
 
     Raises:
         RecordError: a value is not one that the format holds.
@@ -101,19 +104,20 @@ class RowRecord:
         _check_text("package_version", self.package_version)
         _check_time(self.written_at)
         _check_version(self.schema_version)
+        if self.row.correct is None and _minor(self.schema_version) < 1:
+            object.__setattr__(self, "schema_version", ACCURACIES_VERSION)
         taken = sorted({*_KNOWN_FIELDS, "accuracy"} & set(self.extra))
         if taken:
             raise RecordError(f"extra holds {taken[0]!r}, which is a field of the format itself")
 
     def to_json(self) -> str:
         """The row as the text of its file; equal records give equal text."""
-        fields_in_order = {
+        fields_in_order: dict[str, Any] = {
             "schema": {"name": SCHEMA_NAME, "version": self.schema_version},
             "row": self.row.row,
             "trained_through": self.row.trained_through,
             "buckets": list(self.row.buckets),
-            "correct": list(self.row.correct),
-            "num_instances": list(self.row.num_instances),
+            **_measured(self.row),
             "protocol": self.protocol,
             "dataset": {"name": self.dataset.name, "digest": self.dataset.digest},
             "seed": self.seed,
@@ -154,7 +158,8 @@ class Record:
     dataset: DatasetIdentity
     seed: int | None
     rows: tuple[int, ...]  # rows that are stored, ascending; 0 is the initialisation
-    missing: tuple[int, ...]  # rows that are not, below the highest that is
+    # Rows that are not, below the highest that is; row 0 only where this program's rows are held.
+    missing: tuple[int, ...]
 
     @property
     def is_complete(self) -> bool:
@@ -211,13 +216,15 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
                     "remove the one that is foreign"
                 )
     rows = tuple(record.row.row for _, record in ordered)
+    # Rows without counts are another program's, and few of those test before they train.
+    least = 0 if first.row.correct is not None else 1
     return Record(
         matrix=AccuracyMatrix.from_rows(record.row for _, record in ordered),
         protocol=first.protocol,
         dataset=first.dataset,
         seed=first.seed,
         rows=rows,
-        missing=tuple(sorted(set(range(rows[-1])) - set(rows))),
+        missing=tuple(sorted(set(range(least, rows[-1])) - set(rows))),
     )
 
 
@@ -230,11 +237,24 @@ def _comparisons(one: RowRecord, other: RowRecord) -> Iterator[tuple[str, object
     yield "number of buckets", len(one.row.buckets), len(other.row.buckets)
     for j, (key, there) in enumerate(zip(one.row.buckets, other.row.buckets, strict=True)):
         yield f"key of bucket {j + 1}", key, there
-        yield (
-            f"num_instances of bucket {j + 1}",
-            one.row.num_instances[j],
-            other.row.num_instances[j],
-        )
+    counts, others = one.row.num_instances, other.row.num_instances
+    if counts is None or others is None:
+        yield "num_instances", counts, others
+        return
+    for j, (total, there_too) in enumerate(zip(counts, others, strict=True)):
+        yield f"num_instances of bucket {j + 1}", total, there_too
+
+
+def _measured(row: AccuracyRow) -> dict[str, JSON]:
+    """The fields of a file that hold what was measured."""
+    found: dict[str, JSON] = {}
+    if row.correct is None:
+        found["accuracy"] = [None if math.isnan(value) else value for value in row.accuracy]
+    else:
+        found["correct"] = list(row.correct)
+    if row.num_instances is not None:
+        found["num_instances"] = list(row.num_instances)
+    return found
 
 
 def _parse(text: str) -> dict[str, Any]:
@@ -306,20 +326,23 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
         raise RecordError(f"schema.name is {shown(schema['name'])}; expected {SCHEMA_NAME!r}")
     _check_version(schema["version"])
 
-    counts = {name: _list(document, name) for name in ("buckets", "correct", "num_instances")}
-    row = AccuracyRow(
-        row=_field(document, "row"),
-        buckets=counts["buckets"],
-        correct=counts["correct"],
-        num_instances=counts["num_instances"],
-    )
+    buckets = _list(document, "buckets")
+    if "correct" in document or _minor(schema["version"]) < 1:
+        row = AccuracyRow(
+            row=_field(document, "row"),
+            buckets=buckets,
+            correct=_list(document, "correct"),
+            num_instances=_list(document, "num_instances"),
+        )
+    else:
+        row = _row_of_accuracies(document, buckets)
     trained_through = _field(document, "trained_through")
     if trained_through != row.trained_through:
         raise RecordError(
             f"trained_through is {shown(trained_through)}; row {row.row} of these buckets is "
             f"trained through {shown(row.trained_through)}"
         )
-    if "accuracy" in document:
+    if "accuracy" in document and row.correct is not None:
         _check_accuracy(_list(document, "accuracy"), row)
     dataset = _members("dataset", _field(document, "dataset"), ("name", "digest"))
     return RowRecord(
@@ -331,6 +354,19 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
         written_at=_field(document, "written_at"),
         extra={k: v for k, v in document.items() if k not in (*_KNOWN_FIELDS, "accuracy")},
         schema_version=schema["version"],
+    )
+
+
+def _row_of_accuracies(document: dict[str, Any], buckets: tuple[Any, ...]) -> AccuracyRow:
+    """A row without counts, as version 1.1 has it; null = not measured."""
+    return AccuracyRow(
+        row=_field(document, "row"),
+        buckets=buckets,
+        correct=None,
+        num_instances=_list(document, "num_instances") if "num_instances" in document else None,
+        fractions=tuple(
+            math.nan if value is None else value for value in _list(document, "accuracy")
+        ),
     )
 
 
@@ -394,6 +430,10 @@ def _check_time(value: object) -> None:
         raise RecordError(problem) from error
     if year < 1970:  # before the epoch of the stores that keep it
         raise RecordError(problem)
+
+
+def _minor(version: str) -> int:
+    return int(version.split(".")[1])
 
 
 def _check_version(value: object) -> None:

@@ -7,11 +7,22 @@ PURE = [
     "clear_mlflow",
     "clear_mlflow.matrix",
     "clear_mlflow.metrics",
+    "clear_mlflow.own_metrics",
+    "clear_mlflow.predicted",
     "clear_mlflow.record",
+    "clear_mlflow.report.predictions",
+    "clear_mlflow.statistics",
     "clear_mlflow.report.text",
     "clear_mlflow.report.markdown",
     "clear_mlflow.report.files",
     "clear_mlflow.report.heatmap",
+    "clear_mlflow.imports",
+    "clear_mlflow.comparison",
+    "clear_mlflow.comparison.figures",
+    "clear_mlflow.comparison.leaderboard",
+    "clear_mlflow.comparison.note",
+    "clear_mlflow.comparison.page",
+    "clear_mlflow.comparison.terminal",
 ]
 
 

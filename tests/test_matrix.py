@@ -26,6 +26,22 @@ def test_row_derives_accuracy_and_the_bucket_trained_through():
     assert row(0, 1, 2).trained_through is None
 
 
+def test_a_row_may_hold_fractions_in_place_of_counts():
+    """Other programs kept no counts: such a row equals itself, also where it was not measured."""
+    one = AccuracyRow.from_fractions(1, ["a", "b"], [0.25, float("nan")])
+    other = AccuracyRow.from_fractions(1, ["a", "b"], [0.25, float("nan")])
+    assert one == other
+    assert one.correct is None
+    assert one.accuracy[0] == 0.25
+    assert math.isnan(one.accuracy[1])
+    matrix = AccuracyMatrix.from_rows([one])
+    assert matrix.num_instances is None
+    np.testing.assert_array_equal(matrix.values, [[0.25, NAN]])
+    counted = AccuracyMatrix.from_rows([AccuracyRow.from_fractions(1, ["a"], [1], [7])])
+    np.testing.assert_array_equal(counted.num_instances, [7])
+    assert str(AccuracyRow.from_fractions(0, ["a"], [-0.0]).accuracy[0]) == "0.0"
+
+
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -50,6 +66,15 @@ def test_row_derives_accuracy_and_the_bucket_trained_through():
         ((0, ("a",), (False,), (2,)), "expected one integer"),
         ((0, ("a",), None, (2,)), "correct is None"),
         ((0, ("a",), (10**5000,), (2,)), "too long to write out"),
+        ((0, ("a",), (1,), None), "num_instances is None"),
+        ((0, ("a",), (1,), (2,), (0.5,)), "correct and fractions arrived both"),
+        ((0, ("a",), None, None), "correct is None"),
+        ((0, ("a",), None, None, 0.5), "accuracy is 0.5"),
+        ((0, ("a", "b"), None, None, (0.5,)), "each of the 2 buckets"),
+        ((0, ("a",), None, None, (50.0,)), "not percent"),
+        ((0, ("a",), None, None, (10**5000,)), "too long to write out"),
+        ((0, ("a",), None, None, (NAN,)), "no measured bucket"),
+        ((0, ("a",), None, (2, 2), (0.5,)), "num_instances has 2 entries for 1"),
     ],
 )
 def test_impossible_rows_are_refused_in_one_line(arguments, part):

@@ -46,7 +46,7 @@ def test_the_commands_of_the_first_screen_are_known():
     first = [line for line in BLOCKS[0][1].splitlines() if line]
     assert len(first) == 5
     assert first[1].startswith('pip install -e ".[test]" && pytest')
-    assert len(COMMANDS) == 8
+    assert len(COMMANDS) == 9
     assert len(PYTHON) == 2
     assert EXAMPLES
 
@@ -54,10 +54,11 @@ def test_the_commands_of_the_first_screen_are_known():
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command(store, experiment_id, tmp_path, command):
     """It ends well, and a training leaves a complete run."""
-    if "evaluate" in command:
+    if "evaluate" in command or "compare" in command:
         run(["clear-mlflow", "train", "--epochs", "1"], cwd=ROOT)
         (trained,) = store.search_runs([experiment_id])
         command = command.replace("=RUN", f"={trained.info.run_id}").replace("=NAME", "=test")
+        command = command.replace(" NAME ", " test ")
     if "DIR" in command:
         write_released(tmp_path / "data", size=(32, 32))
         command = command.replace("DIR", str(tmp_path / "data"))

@@ -1,6 +1,7 @@
 """The stored form of a row: round trips, hostile files, and rows that contradict each other."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +89,18 @@ def records(draw):
     )
 
 
+@st.composite
+def accuracy_records(draw):
+    """Rows of accuracies alone, with some buckets not measured, with and without test counts."""
+    buckets = tuple(draw(st.lists(printable, min_size=1, max_size=6, unique=True)))
+    cells = [draw(st.floats(0, 1) | st.just(math.nan)) for _ in buckets]
+    cells[draw(st.integers(0, len(cells) - 1))] = draw(st.floats(0, 1))
+    counts = draw(st.none() | st.tuples(*(st.integers(1, 2**53) for _ in buckets)))
+    number = draw(st.integers(0, len(buckets)))
+    row = AccuracyRow.from_fractions(number, buckets, cells, counts)
+    return replace(draw(records()), row=row)
+
+
 @settings(max_examples=60)
 @given(records())
 def test_what_is_written_is_read_back(written):
@@ -95,6 +108,73 @@ def test_what_is_written_is_read_back(written):
     text = written.to_json()
     assert read(text) == written
     assert read(text).to_json() == text
+
+
+@settings(max_examples=60)
+@given(accuracy_records())
+def test_rows_without_counts_are_read_back_to_the_last_digit(written):
+    """Fractions survive as they are, what was not measured stays so, and the version says it."""
+    text = written.to_json()
+    assert read(text) == written
+    assert read(text).to_json() == text
+    found = json.loads(text)
+    assert found["schema"]["version"] in ("1.1", "1.7")
+    assert "correct" not in found
+    assert ("num_instances" in found) == (written.row.num_instances is not None)
+
+
+def accuracy_document(**changes):
+    row = AccuracyRow.from_fractions(2, ("1", "2", "3"), (0.2, 0.25, math.nan))
+    fields = {**json.loads(record(2, row=row).to_json()), **changes}
+    return {name: value for name, value in fields.items() if value is not ...}
+
+
+def test_a_row_without_counts_says_what_was_not_measured():
+    """docs/record-format.md has the same fields; NaN is no JSON, so it is null."""
+    assert accuracy_document()["accuracy"] == [0.2, 0.25, None]
+    assert accuracy_document()["schema"]["version"] == "1.1"
+    found = assemble({"row_002.json": read(json.dumps(accuracy_document()))})
+    assert found.matrix.num_instances is None
+    assert found.missing == (1,)  # and not row 0, which few other programs measure
+    np.testing.assert_array_equal(found.matrix.values[1], [0.2, 0.25, math.nan])
+    counted = read(json.dumps(accuracy_document(num_instances=[10, 20, 30])))
+    known = assemble({"row_002.json": counted}).matrix.num_instances
+    np.testing.assert_array_equal(known, [10, 20, 30])
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"accuracy": ...}, "lacks the field 'accuracy'"),
+        ({"accuracy": "0.5"}, "accuracy is '0.5'"),
+        ({"accuracy": [0.5, 0.5]}, "one fraction for each of the 3 buckets"),
+        ({"accuracy": [0.5, 92.3, None]}, "accuracy of bucket '2' is 92.3"),
+        ({"accuracy": [0.5, -0.1, None]}, "accuracy of bucket '2' is -0.1"),
+        ({"accuracy": [0.5, True, None]}, "accuracy of bucket '2' is True"),
+        ({"accuracy": [0.5, 10**400, None]}, "accuracy of bucket '2' is 1000"),
+        ({"accuracy": [None, None, None]}, "no measured bucket"),
+        ({"num_instances": None}, "num_instances is None"),
+        ({"num_instances": [1, 2]}, "num_instances has 2 entries"),
+        ({"num_instances": [1, 2, 0]}, "num_instances of bucket '3' is 0"),
+        ({"correct": [1, 2, 3]}, "lacks the field 'num_instances'"),
+        ({"schema": {"name": "clear_mlflow/accuracy_row", "version": "1.0"}}, "field 'correct'"),
+    ],
+)
+def test_wrong_accuracies_are_refused_in_one_line(changes, part):
+    """Percent is never taken for a fraction, and version 1.0 has counts."""
+    with pytest.raises(RecordError) as caught:
+        read(json.dumps(accuracy_document(**changes)))
+    message = str(caught.value)
+    assert part in message
+    assert message.isprintable()
+    assert len(message) < 400
+
+
+def test_rows_with_and_without_counts_are_not_of_one_run():
+    """Nobody measured one run in two ways: a foreign row is named, and nothing crashes."""
+    foreign = read(json.dumps(accuracy_document()))
+    with pytest.raises(RecordError, match=r"num_instances is \(10, 20, 30\) and None"):
+        assemble(stored(record(1), foreign))
 
 
 def test_the_fields_are_the_documented_ones():
@@ -235,8 +315,8 @@ def test_texts_that_are_no_row_are_refused_in_one_line(text, part):
 @given(st.data())
 def test_any_value_in_any_field_is_read_or_refused(data):
     """No value crashes the reader, and what it reads it can write."""
-    fields = document()
-    fields[data.draw(st.sampled_from([*fields, "accuracy"]))] = data.draw(json_values)
+    fields = data.draw(st.sampled_from([document(), accuracy_document()]))
+    fields[data.draw(st.sampled_from([*fields, "accuracy", "correct"]))] = data.draw(json_values)
     try:
         found = read(json.dumps(fields))
     except RecordError:
@@ -392,3 +472,8 @@ def test_the_documented_example_is_a_row():
     assert read(example).to_json() == example
     told = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]
     assert [name for name in told if "." not in name] == list(json.loads(example))
+    without_counts = page.split("```json\n")[2].split("```")[0]
+    assert read(without_counts).row.accuracy[:2] == (0.855, 0.94)
+    fields = [name for name in told if "." not in name]
+    fields[fields.index("correct") : fields.index("num_instances") + 1] = ["accuracy"]
+    assert fields == list(json.loads(without_counts))

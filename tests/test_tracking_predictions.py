@@ -1,139 +1,222 @@
-"""What a training stores beside its rows: answers per image, and models that give them again."""
+"""Stored predictions of a run in a real store: what is made of them, and what they cost."""
 
 from __future__ import annotations
 
+import json
+import textwrap
 from pathlib import Path
 
+import numpy as np
 import pytest
-from learning_streams import config, random_stream
-from released_layout import write_released
+from click.testing import CliRunner
+from stored_runs import histories, row_texts, rows_folder
 
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import DataError, RecordError
-from clear_mlflow.learning.prepare import prepare
-from clear_mlflow.learning.progress import progress_for
-from clear_mlflow.learning.training import StreamTraining, check
-from clear_mlflow.predictions import EvaluationSet, RowPredictions, predictions_file_name
-from clear_mlflow.process.parent import TrainingProcess
-from clear_mlflow.record import RowRecord
-from clear_mlflow.tracking import names
-from clear_mlflow.tracking.retest import retest
-from clear_mlflow.tracking.session import train_in_process
+from clear_mlflow import predicted
+from clear_mlflow.cli import main
+from clear_mlflow.predictions import (
+    EVALUATION_SET_FILE,
+    EvaluationSet,
+    RowPredictions,
+    predictions_file_name,
+)
+from clear_mlflow.record import assemble
+from clear_mlflow.statistics import Hits
+from clear_mlflow.tracking import predictions as tracked
+from clear_mlflow.tracking.evaluate import evaluate
+from clear_mlflow.tracking.rows import read_rows
 
-SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "16", "epochs": "2"}
-SMALL |= {"batch_size": "4", "device": "cpu", "lr": "0.05", "precision": "off"}
-
-
-@pytest.fixture
-def released(tmp_path):
-    return write_released(tmp_path / "data", train=4)
+BUCKETS, PER_BUCKET, CLASSES = ("1", "2"), 100, 4
 
 
-def artifacts(run):
-    return Path(run.info.artifact_uri.removeprefix("file://"))
-
-
-def trained_run(store, experiment_id, root, *, process=False, **more):
-    """A run, trained here, or in a process of its own as the command line does."""
-    asked = {**SMALL, "data_root": str(root), **more}
-    if process:
-        with TrainingProcess(asked) as training:
-            train_in_process(store, training, asked)
-    else:
-        config = check(TrainConfig.resolve(asked))
-        train_in_process(store, prepare(config, progress_for(open_null())), asked)
-    (run,) = store.search_runs([experiment_id], order_by=["attributes.start_time DESC"])[:1]
-    return run
-
-
-def rows_of(run):
-    folder = artifacts(run) / "accuracy_matrix" / "rows"
-    return [
-        RowRecord.from_json(path.read_text(), source=path.name) for path in sorted(folder.iterdir())
-    ]
-
-
-@pytest.mark.parametrize("kept", ["labels", "probs", "none"])
-def test_predictions_are_stored_and_count_what_the_rows_say(store, experiment_id, released, kept):
-    """Through the training process into artifacts: every row, every image, one set for the run."""
-    run = trained_run(
-        store, experiment_id, released, predictions=kept, process=kept == "probs", log_models="last"
+def kept_run(client, experiment_id, *, probs=False, param="labels"):
+    """A finished run with rows and the predictions that count up to them."""
+    draws = np.random.default_rng(0)
+    total = len(BUCKETS) * PER_BUCKET
+    images = EvaluationSet(
+        buckets=BUCKETS,
+        class_names=tuple("abcd"),
+        bucket=np.repeat(np.arange(len(BUCKETS)), PER_BUCKET).astype(np.uint16),
+        label=draws.integers(0, CLASSES, total).astype(np.uint16),
+        content=draws.integers(0, 256, (total, 16)).astype(np.uint8),
+        names=tuple(map(str, range(total))),
     )
-    folder = artifacts(run) / "predictions"
-    if kept == "none":
-        assert not folder.exists()
-        return
-    images = EvaluationSet.load(folder / "evaluation_set.safetensors")
-    rows = rows_of(run)
-    assert len(list(folder.iterdir())) == 1 + len(rows)
-    for record in rows:
-        answers = RowPredictions.load(folder / predictions_file_name(record.row.row))
-        answers.check(images, record.row)
-        assert (answers.probabilities is not None) == (kept == "probs")
-    assert images.num_instances == rows[0].row.num_instances
-    assert images.buckets == rows[0].row.buckets
-    assert images.names[0] == "235821044"
-    assert len(list((artifacts(run) / "models").iterdir())) == 1
+    answers = []
+    for row in range(len(BUCKETS) + 1):
+        wrong = draws.random(total) < 0.5 - 0.2 * row
+        labels = ((images.label + wrong) % CLASSES).astype(np.uint8)
+        soft = np.full((total, CLASSES), 0.1, np.float16)
+        soft[np.arange(total), labels] = 0.7
+        answers.append(
+            RowPredictions(
+                row=row,
+                labels=labels,
+                evaluation_set=images.digest,
+                probabilities=soft if probs else None,
+            )
+        )
+    run = client.create_run(experiment_id)
+    rows = rows_folder(run)
+    rows.mkdir(parents=True)
+    for name, text in row_texts([answer.correct(images) for answer in answers]).items():
+        (rows / name).write_text(text)
+    folder = predictions_folder(run)
+    folder.mkdir()
+    (folder / EVALUATION_SET_FILE).write_bytes(images.to_bytes())
+    for answer in answers:
+        (folder / predictions_file_name(answer.row)).write_bytes(answer.to_bytes())
+    if param:
+        client.log_param(run.info.run_id, "predictions", param)
+    client.set_terminated(run.info.run_id)
+    return client.get_run(run.info.run_id)
 
 
-def test_the_evaluation_set_is_of_the_files_contents(tmp_path):
-    """So that two runs are paired by what was shown to the model, wherever the files lie."""
-    one, _ = random_stream(tmp_path / "one", train=(4,), test=(5,), side=8)
-    same, _ = random_stream(tmp_path / "two", train=(4,), test=(5,), side=8)
-    other, _ = random_stream(tmp_path / "three", train=(4,), test=(5,), side=8, seed=1)
-    digests = []
-    for stream in (one, same, other):
-        training = StreamTraining(check(config()), stream, "made up", progress_for(open_null()))
-        path = tmp_path / "evaluation_set.safetensors"
-        path.write_bytes(training.facts.evaluation_set)
-        digests.append(EvaluationSet.load(path).digest)
-    assert digests[0] == digests[1] != digests[2]
+def predictions_folder(run) -> Path:
+    return rows_folder(run).parents[1] / "predictions"
 
 
-def open_null():
-    return Path("/dev/null").open("w")
+def score(client, run, **options):
+    """One verdict, as a search for runs would reach it."""
+    options = {"named": False, "dry_run": False, **options}
+    (verdict,) = evaluate(client, [client.get_run(run.info.run_id)], **options)
+    return verdict
 
 
-def test_stored_models_give_their_rows_again(store, experiment_id, released):
-    """On the same test sets the same counts, in a run of its own below the first."""
-    run = trained_run(store, experiment_id, released, log_models="all", strategy="replay")
-    assert len(list((artifacts(run) / "models").iterdir())) == len(rows_of(run))
-    scores = retest(store, run, data_root=str(released))
-    again = store.get_run(scores.run_id)
-    assert again.data.tags["mlflow.parentRunId"] == run.info.run_id
-    assert again.data.tags[names.RETESTED_TAG] == run.info.run_id
-    assert again.info.status == "FINISHED"
-    assert [r.row for r in rows_of(again)] == [r.row for r in rows_of(run)]
-    assert scores.summary == {
-        k: v for k, v in run_metrics(store, run).items() if k in scores.summary
+def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
+    """Metrics with a value for every step, and tables; a second scoring changes nothing."""
+    run = kept_run(store, experiment_id, probs=True, param="probs")
+    assert score(store, run, dry_run=True).action == "scored"
+    assert not (predictions_folder(run) / "per_class.csv").exists()
+    assert score(store, run).action == "scored"
+    logged = histories(store, run.info.run_id)
+    assert {metric.name for metric in predicted.METRICS} <= logged.keys()
+    assert [step for step, *_ in logged["macro_accuracy/average"]] == [1, 2]
+    record = assemble(read_rows(store, run))
+    found = tracked.read_predictions(store, run, record)
+    assert Hits.of(found.images, found.answers.values()).matrix().equals(record.matrix)
+    values = store.get_run(run.info.run_id).data.metrics
+    for name, value in predicted.summarize(found).items():
+        assert values[name] == value
+    written = {
+        path.relative_to(predictions_folder(run)).as_posix()
+        for path in predictions_folder(run).rglob("*.csv")
     }
+    assert written == {
+        "per_class.csv",
+        "macro_accuracy.csv",
+        "calibration.csv",
+        *(f"confusion/row_00{row}.csv" for row in range(3)),
+    }
+    assert (
+        "macro_accuracy/average" in store.get_run(run.info.run_id).data.tags["mlflow.note.content"]
+    )
+    assert score(store, run).action == "unchanged"
+    score(store, run, named=True)  # draws the heat map, too
+    assert score(store, run, named=True).action == "unchanged"
+    assert histories(store, run.info.run_id) == logged
+    (predictions_folder(run) / "per_class.csv").unlink()
+    assert score(store, run, named=True).action == "scored"
+    assert (predictions_folder(run) / "per_class.csv").exists()
 
 
-def run_metrics(store, run):
-    return store.get_run(run.info.run_id).data.metrics
+def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch):
+    """Nothing is asked of the store: not for those that kept none, nor for those scored before."""
+    scored = kept_run(store, experiment_id)
+    score(store, scored)
+    none = kept_run(store, experiment_id, param="none")
+    foreign = kept_run(store, experiment_id, param="")
+
+    def asked(*args, **options):
+        raise AssertionError("the artifact store was asked")
+
+    monkeypatch.setattr(tracked, "read_predictions", asked)
+    assert score(store, scored).action == "unchanged"
+    for run in (none, foreign):
+        assert score(store, run).action == "scored"
+        assert "macro_accuracy/average" not in store.get_run(run.info.run_id).data.metrics
+    store.set_tag(foreign.info.run_id, tracked.PREDICTIONS_TAG, "yes")
+    with pytest.raises(AssertionError):
+        score(store, foreign)
 
 
-def test_a_test_set_that_came_later_gives_rows_of_its_own(store, experiment_id, released, tmp_path):
-    """Another dataset of the same classes: other counts, another digest; the old rows stay."""
-    run = trained_run(store, experiment_id, released, log_models="last")
-    before = [r.to_json() for r in rows_of(run)]
-    later = write_released(tmp_path / "later", train=4, test=3)
-    scores = retest(store, run, data_root=str(later))
-    (row,) = rows_of(store.get_run(scores.run_id))
-    assert row.row.row == len(row.row.buckets)
-    assert row.dataset.digest != rows_of(run)[0].dataset.digest
-    assert [r.to_json() for r in rows_of(run)] == before
+def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
+    """Cut off, missing, of another row, too large: each is named; the rows are scored."""
+    for damage, told in [
+        (
+            lambda f: (f / "row_001.safetensors").write_bytes(b"x" * 20),
+            "row_001.safetensors: cannot",
+        ),
+        (lambda f: (f / EVALUATION_SET_FILE).unlink(), f"but no {EVALUATION_SET_FILE}"),
+        (
+            lambda f: (f / "row_001.safetensors").write_bytes(
+                (f / "row_002.safetensors").read_bytes()
+            ),
+            "row_001.safetensors: holds the predictions of row '2'",
+        ),
+    ]:
+        run = kept_run(store, experiment_id)
+        damage(predictions_folder(run))
+        verdict = score(store, run)
+        assert verdict.action == "scored"
+        assert verdict.is_problem
+        assert f"its predictions were left out: {told}" in verdict.detail.replace(
+            "there are predictions, ", ""
+        )
+        values = store.get_run(run.info.run_id).data.metrics
+        assert "clear/in_domain_accuracy" in values
+        assert "macro_accuracy/average" not in values
+        assert score(store, run).is_problem
 
 
-def test_what_cannot_be_tested_again_is_one_line(store, experiment_id, released, tmp_path):
-    """No models, a damaged one, other classes, other buckets."""
-    run = trained_run(store, experiment_id, released)
-    with pytest.raises(RecordError, match="holds no model; train with log_models"):
-        retest(store, run, data_root=str(released))
-    run = trained_run(store, experiment_id, released, log_models="last")
-    (model,) = (artifacts(run) / "models").iterdir()
-    model.write_bytes(model.read_bytes()[:-10])
-    with pytest.raises(RecordError, match="does not hold the weights of this model"):
-        retest(store, run, data_root=str(released))
-    with pytest.raises(DataError):
-        retest(store, run, data_root=str(tmp_path / "nowhere"))
+def test_predictions_that_were_removed_are_no_problem(store, experiment_id):
+    """A person made room; and a row whose predictions alone are gone leaves a gap."""
+    run = kept_run(store, experiment_id)
+    (predictions_folder(run) / "row_001.safetensors").unlink()
+    assert not score(store, run, named=True).is_problem
+    logged = histories(store, run.info.run_id)
+    assert [step for step, *_ in logged["macro_accuracy/average"]] == [2]
+    for path in predictions_folder(run).rglob("*.safetensors"):
+        path.unlink()
+    verdict = score(store, run, named=True)
+    assert (verdict.action, verdict.is_problem) == ("unchanged", False)
+
+
+def test_a_large_file_is_not_fetched(store, experiment_id, monkeypatch):
+    """What the store calls too large is refused before it is downloaded."""
+    run = kept_run(store, experiment_id)
+    monkeypatch.setattr(tracked, "_LARGEST_FILE", 100)
+    assert "predictions have at most" in score(store, run).detail
+
+
+def test_own_metrics_over_rows_and_predictions(store, experiment_id, tmp_path, monkeypatch):
+    """From the command line, as a user would; one that fails is told and stops no other."""
+    tmp_path.joinpath("lab_of_mine.py").write_text(
+        textwrap.dedent(
+            """
+            def worst(matrix):
+                return matrix.values.min()
+
+            def share_of_first_class(predictions):
+                return (predictions.of_row(predictions.k).labels == 0).mean()
+
+            def broken(matrix):
+                return {}["x"]
+            """
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    run = kept_run(store, experiment_id)
+    names = ("worst", "share_of_first_class", "broken")
+    asked = ",".join(f"lab_of_mine:{name}" for name in names)
+    done = CliRunner().invoke(
+        main, ["evaluate", "--run-id", run.info.run_id, "--metric", asked], catch_exceptions=False
+    )
+    assert done.exit_code == 0, done.output
+    assert "lab_of_mine/broken left out: lab_of_mine:broken raised KeyError: 'x'" in done.output
+    found = store.get_run(run.info.run_id).data
+    matrix = assemble(read_rows(store, run)).matrix
+    assert found.metrics["lab_of_mine/worst"] == matrix.values.min()
+    assert 0.1 < found.metrics["lab_of_mine/share_of_first_class"] < 0.5
+    assert "lab_of_mine/broken" not in found.metrics
+    assert "KeyError" in found.tags["mlflow.note.content"]
+    versions = json.loads(found.tags["clear_mlflow.metric_versions"])
+    assert versions["lab_of_mine/share_of_first_class"] == 1

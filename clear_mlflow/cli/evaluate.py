@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 import click
 
-from clear_mlflow.config import NONE
-from clear_mlflow.errors import ConfigError
+from clear_mlflow import predicted
+from clear_mlflow.cli.interrupt import scratch_folder, stoppable
+from clear_mlflow.config import AUTO, NONE
+from clear_mlflow.errors import ClearError, ConfigError
+from clear_mlflow.imports import Reading, RowPattern
+from clear_mlflow.metrics import METRICS
+from clear_mlflow.own_metrics import load_own_metrics
 
 
 @click.command()
@@ -41,6 +47,67 @@ from clear_mlflow.errors import ConfigError
     help="unscored: leave out runs that have a score; alone, it takes all experiments.",
 )
 @click.option(
+    "--metric",
+    default=NONE,
+    show_default=True,
+    metavar="NAME[,NAME...]",
+    help="Your own metrics, as package.module:function; see docs/metrics.md.",
+)
+@click.option(
+    "--rows",
+    default=NONE,
+    show_default=True,
+    metavar="PATTERN",
+    help="Rows that runs hold under names of their own, as 'results/acc_after_{row}.json', are "
+    "first written as rows; see docs/import.md.",
+)
+@click.option(
+    "--rows-scale",
+    type=click.Choice([AUTO, "fraction", "percent"]),
+    default=AUTO,
+    show_default=True,
+    help="Of such rows. Auto takes fractions, and refuses a value above 1.",
+)
+@click.option(
+    "--rows-future",
+    type=click.Choice([AUTO, "tested", "not-tested"]),
+    default=AUTO,
+    show_default=True,
+    help="What zeros above the diagonal of such rows mean; auto refuses to guess.",
+)
+@click.option(
+    "--verify",
+    type=click.Choice(["auto", "all", "none"]),
+    default="auto",
+    show_default=True,
+    help="When row files are read although a run's tag holds the rows: auto, where they lie on "
+    "this machine, or their names and sizes differ; all, always; none, never. Runs named by id "
+    "are always read.",
+)
+@click.option(
+    "--accept-new-definitions",
+    type=click.Choice(["yes", "no"]),
+    is_flag=False,
+    flag_value="yes",
+    default="no",
+    show_default=True,
+    help="Overwrite values that are of another version of a metric's definition.",
+)
+@click.option(
+    "--pictures",
+    type=click.Choice(["auto", "yes", "no"]),
+    default="auto",
+    show_default=True,
+    help="Heat maps: of runs named by id or trained by this program; of all; of none anew.",
+)
+@click.option(
+    "--jobs",
+    default=AUTO,
+    show_default=True,
+    metavar="N",
+    help="Runs under way at once; auto is what suits the store.",
+)
+@click.option(
     "--dry-run",
     type=click.Choice(["yes", "no"]),
     is_flag=False,
@@ -49,11 +116,26 @@ from clear_mlflow.errors import ConfigError
     show_default=True,
     help="Say what would be done, and write nothing.",
 )
-def evaluate(run_id: str, experiment: str, filter_string: str, only: str, dry_run: str) -> None:
+def evaluate(
+    run_id: str,
+    experiment: str,
+    filter_string: str,
+    only: str,
+    metric: str,
+    rows: str,
+    rows_scale: str,
+    rows_future: str,
+    verify: str,
+    accept_new_definitions: str,
+    pictures: str,
+    jobs: str,
+    dry_run: str,
+) -> None:
     """Rebuild the accuracy matrix of old runs from their rows and log what MLflow lacks.
 
-    Scores are written into the scored runs. Running it twice changes nothing. The exit code is 2
-    where a run could not be scored or lacks a row; the other runs are scored all the same.
+    Scores are written into the scored runs. Running it twice changes nothing, and stopped half way
+    it goes on where it was. The exit code is 2 where a run could not be scored, lacks a row, or
+    holds values of another definition; the other runs are scored all the same.
     """
     run_ids = () if run_id == NONE else tuple(i.strip() for i in run_id.split(",") if i.strip())
     if run_id != NONE and (not run_ids or experiment != NONE or filter_string != NONE):
@@ -66,30 +148,80 @@ def evaluate(run_id: str, experiment: str, filter_string: str, only: str, dry_ru
             "no runs are chosen; pass run_id=ID, experiment=NAME, filter=TEXT, or only=unscored "
             "for all runs that lack a score"
         )
+    pattern = None if rows == NONE else RowPattern(rows)
+    if pattern and dry_run == "yes":
+        raise ConfigError(
+            f"rows is {rows!r} in a dry run; rows have to be written before they can be scored"
+        )
+    reading = Reading(scale=rows_scale, future=rows_future)
+    num_jobs = _jobs(jobs)
+    own = load_own_metrics(_listed(metric))
 
-    from clear_mlflow.cli.output import print_verdicts
-    from clear_mlflow.tracking.evaluate import Selection, select
-    from clear_mlflow.tracking.evaluate import evaluate as evaluate_runs
-    from clear_mlflow.tracking.evaluate_run import log_verdicts, mark_evaluate_run
+    from clear_mlflow.cli.verdicts import RunProgress, Summary
+    from clear_mlflow.tracking.adopt import adopt_rows
+    from clear_mlflow.tracking.evaluate import Evaluation, Selection, select
+    from clear_mlflow.tracking.evaluate_run import VerdictFile, mark_evaluate_run
     from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
 
     bound_retries()
     quiet_mlflow()
-    client = preflight(opens_run=False)
-    own_run = mark_evaluate_run(client)
+    dry = dry_run == "yes"
+    evaluation = Evaluation(
+        named=bool(run_ids),
+        dry_run=dry,
+        verify=verify,
+        metrics=(*METRICS, *own.matrix),
+        prediction_metrics=(*predicted.METRICS, *own.predictions),
+        accept_new=accept_new_definitions == "yes",
+        pictures=pictures,
+        jobs=num_jobs,
+        prepare=partial(adopt_rows, pattern=pattern, reading=reading) if pattern else None,
+    )
     selection = Selection(
         run_ids=run_ids,
         experiment=None if experiment == NONE else experiment,
         filter=None if filter_string == NONE else filter_string,
         unscored_only=only == "unscored",
     )
-    dry = dry_run == "yes"
-    verdicts = evaluate_runs(client, select(client, selection), named=bool(run_ids), dry_run=dry)
-    print_verdicts(verdicts, dry_run=dry)
-    if own_run and not dry:
-        log_verdicts(client, own_run, verdicts)
-    problems = [verdict for verdict in verdicts if verdict.is_problem]
-    for verdict in problems:
-        click.echo(f"error: run {verdict.run_id}: {verdict.detail}", err=True)
-    if problems:
+    summary = Summary()
+    with stoppable() as received, scratch_folder():
+        client = preflight(opens_run=False)
+        own_run = mark_evaluate_run(client)
+        with VerdictFile() as told:
+            runs = select(client, selection)
+            verdicts = evaluation.over(client, runs)
+            failure: ClearError | None = None
+            try:
+                progress = RunProgress(len(run_ids) or None)
+                for verdict in progress.watch(verdicts, summary):
+                    summary.add(verdict)
+                    if own_run:
+                        told.add(verdict)
+                    if received:
+                        break
+            except KeyboardInterrupt:
+                pass  # it is among those received
+            except ClearError as error:  # the listing broke off; what is done is told all the same
+                failure = error
+            if failure is None or summary.counts:
+                summary.show(dry_run=dry, stopped=bool(received or failure))
+            if failure is not None:
+                raise failure
+            if own_run and not dry and not received:
+                told.log(client, own_run, summary.counts)
+    if received:
+        sys.exit(128 + received[0])
+    if not summary.is_well:
         sys.exit(2)
+
+
+def _listed(text: str) -> list[str]:
+    return [] if text == NONE else [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _jobs(text: str) -> int | None:
+    if text == AUTO:
+        return None
+    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 256:
+        raise ConfigError(f"jobs is {text!r}; expected {AUTO}, or a number from 1 to 256")
+    return int(text)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 
 from rich.console import Console
@@ -13,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.report.text import matrix_table, metrics_table
-from clear_mlflow.tracking.evaluate import Verdict
 from clear_mlflow.tracking.scoring import Scores
 from clear_mlflow.tracking.session import Outcome
 
@@ -63,22 +61,6 @@ def members_table(members: Mapping[int, Scores]) -> Table:
         table.add_row(name, mean, spread, least, most)
     table.title = f"{len(summaries)} members: seeds {', '.join(map(str, members))}"
     return table
-
-
-def print_verdicts(verdicts: Sequence[Verdict], *, dry_run: bool) -> None:
-    """A line for each run, the scores where there is but one, and a count."""
-    out = _console()
-    if len(verdicts) == 1 and verdicts[0].scores is not None:
-        print_scores(verdicts[0].scores, out)
-    table = Table("run", "name", "verdict", "detail", box=None, pad_edge=False)
-    for verdict in verdicts:
-        table.add_row(
-            Text(verdict.run_id), Text(verdict.run_name), verdict.action, Text(verdict.detail)
-        )
-    out.print(table)
-    counts = Counter(verdict.action for verdict in verdicts)
-    told = ", ".join(f"{count} {action}" for action, count in sorted(counts.items())) or "no runs"
-    out.print(f"\n{told}" + ("; nothing was written (dry run)" if dry_run else ""))
 
 
 def _console() -> Console:

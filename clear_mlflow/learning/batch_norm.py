@@ -50,9 +50,7 @@ class SynchronizedBatchNorm(_BatchNorm):
         """(N, C, ...) to the same; N may be 0 here as long as another process has images."""
         if not (self.training or self.running_mean is None):
             return super().forward(input)
-        output, mean, variance, count = _Normalize.apply(
-            input, self.weight, self.bias, self.eps
-        )
+        output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps)
         if self.training and self.running_mean is not None and self.running_var is not None:
             if self.num_batches_tracked is not None:
                 self.num_batches_tracked.add_(1)

@@ -10,7 +10,8 @@ import importlib
 import pkgutil
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -21,13 +22,21 @@ from clear_mlflow.metrics._base import Metric
 __all__ = ["METRICS", "Metric", "explain", "gather", "series", "summarize"]
 
 
-def gather(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+_AnyMetric = TypeVar("_AnyMetric", bound=_Named)
+
+
+def gather(metrics: Iterable[_AnyMetric]) -> tuple[_AnyMetric, ...]:
     """All metrics, once it is sure that MLflow can hold them side by side.
 
     Raises:
         ValueError: a name stands twice, or is one that MLflow refuses.
     """
-    found: dict[str, Metric] = {}
+    found: dict[str, _AnyMetric] = {}
     for metric in metrics:
         name = metric.name
         # MLflow takes a name as a path too: no "a//b", "./a" or "../a".
@@ -45,7 +54,7 @@ def gather(metrics: Iterable[Metric]) -> tuple[Metric, ...]:
     return tuple(found.values())
 
 
-METRICS = gather(
+METRICS: tuple[Metric, ...] = gather(
     metric
     for module in pkgutil.iter_modules(__path__)
     if not module.name.startswith("_")
@@ -53,12 +62,15 @@ METRICS = gather(
 )
 
 
-def summarize(matrix: AccuracyMatrix, protocol: str = "iid") -> dict[str, float]:
+def summarize(
+    matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
+) -> dict[str, float]:
     """Every metric that is defined on a matrix.
 
     Args:
         matrix: (k, T); row = trained through, column = tested on.
         protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
+        metrics: to compute; all built-in ones when not given.
 
     Returns:
         Metric name to value. A metric that is not defined is not there; :func:`explain` says why.
@@ -69,10 +81,12 @@ def summarize(matrix: AccuracyMatrix, protocol: str = "iid") -> dict[str, float]
     >>> summarize(AccuracyMatrix([[0.9, 0.6]]))["clear/next_domain_accuracy"]
     0.6
     """
-    return _defined(matrix.masked(protocol))
+    return _defined(matrix.masked(protocol), metrics)
 
 
-def explain(matrix: AccuracyMatrix, protocol: str = "iid") -> dict[str, str]:
+def explain(
+    matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
+) -> dict[str, str]:
     """Why each metric that :func:`summarize` leaves out has no value on this matrix.
 
     Cells are named as in the formulas: R[i, j] is bucket j after bucket i, counted from 0.
@@ -80,6 +94,7 @@ def explain(matrix: AccuracyMatrix, protocol: str = "iid") -> dict[str, str]:
     Args:
         matrix: (k, T); row = trained through, column = tested on.
         protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
+        metrics: to compute; all built-in ones when not given.
 
     Returns:
         Metric name to reason.
@@ -96,9 +111,13 @@ def explain(matrix: AccuracyMatrix, protocol: str = "iid") -> dict[str, str]:
     ideal = AccuracyMatrix(
         np.ones(matrix.values.shape), matrix.initial, matrix.num_instances, matrix.buckets
     )
-    ruled_out = _defined(ideal).keys() - _defined(ideal.masked(protocol)).keys()
+    ruled_out = (
+        _defined(ideal, metrics).keys() - _defined(ideal.masked(protocol), metrics).keys()
+        if protocol != "iid"
+        else set()
+    )
     reasons = {}
-    for metric in METRICS:
+    for metric in metrics:
         try:
             metric.function(evidence)
         except UndefinedMetricError as error:
@@ -110,12 +129,15 @@ def explain(matrix: AccuracyMatrix, protocol: str = "iid") -> dict[str, str]:
     return reasons
 
 
-def series(matrix: AccuracyMatrix, protocol: str = "iid") -> dict[str, dict[int, float]]:
+def series(
+    matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
+) -> dict[str, dict[int, float]]:
     """Every metric over the course of a run.
 
     Args:
         matrix: (k, T); row = trained through, column = tested on.
         protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
+        metrics: to compute; all built-in ones when not given.
 
     Returns:
         Metric name to {buckets trained: value of the run cut off there}, only where defined. The
@@ -127,14 +149,14 @@ def series(matrix: AccuracyMatrix, protocol: str = "iid") -> dict[str, dict[int,
     evidence = matrix.masked(protocol)
     found: dict[str, dict[int, float]] = {}
     for k in range(1, evidence.num_rows + 1):
-        for name, value in _defined(evidence.after(k)).items():
+        for name, value in _defined(evidence.after(k), metrics).items():
             found.setdefault(name, {})[k] = value
     return found
 
 
-def _defined(evidence: AccuracyMatrix) -> dict[str, float]:
+def _defined(evidence: AccuracyMatrix, metrics: Sequence[Metric]) -> dict[str, float]:
     found = {}
-    for metric in METRICS:
+    for metric in metrics:
         try:
             found[metric.name] = metric.function(evidence)
         except UndefinedMetricError:

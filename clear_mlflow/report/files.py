@@ -57,10 +57,10 @@ def matrix_csv(matrix: AccuracyMatrix) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trained_through", *map(_inert, matrix.buckets)])
+    writer.writerow(["trained_through", *map(inert, matrix.buckets)])
     for _, name, values in named_rows(matrix):
         cells = ["" if math.isnan(value) else repr(value) for value in values.tolist()]
-        writer.writerow([_inert(name), *cells])
+        writer.writerow([inert(name), *cells])
     return text.getvalue()
 
 
@@ -68,6 +68,7 @@ def _cells(row: Iterable[float]) -> list[float | None]:
     return [None if math.isnan(value) else value for value in row]
 
 
-def _inert(key: str) -> str:
+def inert(key: str) -> str:
+    """A text for a cell of a spreadsheet, with an apostrophe before what it would calculate."""
     # Full-width forms count: some spreadsheets read them as the plain ones.
     return f"'{key}" if key.lstrip().startswith(tuple("=+-@＝＋－＠")) else key

@@ -77,7 +77,7 @@ def heatmap_figure(matrix: AccuracyMatrix, title: str) -> Figure:
     _write(sheet, down, "trained through bucket", 9.5, colour=_FAINT, rotation=90)
     _write(sheet, (_LEFT - 0.08, _TOP + initial_height / 2), "initial", 9, ha="right")
     line = shortened(printable(title), int((width - 0.3) / 0.11))
-    _write(sheet, (0.15, 0.27), _drawable(line), 11, ha="left", weight="bold")
+    _write(sheet, (0.15, 0.27), drawable(line), 11, ha="left", weight="bold")
     sheet.set_xlim(0, width)
     sheet.set_ylim(height, 0)
     return figure
@@ -134,7 +134,7 @@ def _draw_cells(
     for i, j in np.argwhere(~unmeasured):
         middle = (_LEFT + (j + 0.5) * cell, top + (i + 0.5) * cell_height)
         number = f"{100 * values[i, j]:.1f}"
-        _write(sheet, middle, number, min(8.5, 17.5 * cell), colour=_ink_on(colours[i, j]))
+        _write(sheet, middle, number, min(8.5, 17.5 * cell), colour=ink_on(colours[i, j]))
 
 
 def _outline_diagonal(sheet: Axes, diagonal: NDArray[np.float64], top: float, cell: float) -> None:
@@ -143,7 +143,7 @@ def _outline_diagonal(sheet: Axes, diagonal: NDArray[np.float64], top: float, ce
     # Just inside its cells, so that neighbours do not cover each other's outline.
     square = np.array([[0.03, 0.03], [0.97, 0.03], [0.97, 0.97], [0.03, 0.97]]) * cell
     squares = [square + np.array([_LEFT, top]) + i * cell for i in range(len(diagonal))]
-    inks = [_HATCH if np.isnan(value) else _ink_on(_colours(value)) for value in diagonal]
+    inks = [_HATCH if np.isnan(value) else ink_on(_colours(value)) for value in diagonal]
     sheet.add_collection(
         PolyCollection(
             squares,
@@ -164,20 +164,20 @@ def _colours(values: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(colormaps[_COLOURS](values), dtype=np.float64)
 
 
-def _ink_on(colour: NDArray[np.float64]) -> str:
+def ink_on(colour: NDArray[np.float64]) -> str:
     """What can be read on a colour."""
     return "white" if float(colour[:3] @ (0.299, 0.587, 0.114)) < 0.5 else _INK
 
 
 def _draw_keys(sheet: Axes, buckets: tuple[str, ...], body: float, cell: float) -> None:
     """Bucket keys on both sides; of many buckets, only as many as have room."""
-    above = [_drawable(ending(key, 5)) for key in buckets]
+    above = [drawable(ending(key, 5)) for key in buckets]
     every = math.ceil((max(map(len, above)) * _CHARACTER + 0.08) / cell)
     for j in range(0, len(buckets), every):
         _write(sheet, (_LEFT + (j + 0.5) * cell, _TOP - 0.12), above[j], 9)
     every = math.ceil(0.16 / cell)
     for i in range(0, len(buckets), every):
-        key = _drawable(ending(buckets[i], 8))
+        key = drawable(ending(buckets[i], 8))
         _write(sheet, (_LEFT - 0.08, body + (i + 0.5) * cell), key, 9, ha="right")
 
 
@@ -219,7 +219,7 @@ def _write(
     )
 
 
-def _drawable(text: str) -> str:
+def drawable(text: str) -> str:
     """The text with a box for what the font does not have, which matplotlib would warn about."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 

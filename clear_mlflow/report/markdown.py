@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from clear_mlflow import predicted
 from clear_mlflow.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS
 from clear_mlflow.record import Record
@@ -57,7 +58,7 @@ def description(
     if record.missing:
         told["rows not stored"] = ", ".join(map(str, record.missing))
     # MLflow's page folds a description after some four lines: what matters most comes first.
-    head = [f"### {_escaped(heading, 100)}", "", *_headline(summary), _facts(told), ""]
+    head = [f"### {escaped(heading, 100)}", "", *_headline(summary), _facts(told), ""]
     tail = ["", *_metrics(summary, reasons)]
     for decimals in (1, 0):
         text = "\n".join([*head, *_matrix(matrix, decimals), *tail]) + "\n"
@@ -81,12 +82,12 @@ def _headline(summary: Mapping[str, float]) -> list[str]:
 
 def _facts(told: Mapping[str, str]) -> str:
     return " · ".join(
-        f"{_escaped(name, 40)} {_escaped(str(text), 80)}" for name, text in told.items()
+        f"{escaped(name, 40)} {escaped(str(text), 80)}" for name, text in told.items()
     )
 
 
 def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
-    keys = [_escaped(key, _LONGEST_KEY) for key in matrix.buckets]
+    keys = [escaped(key, _LONGEST_KEY) for key in matrix.buckets]
     lines = [
         "Accuracy in %; row: trained through, column: tested on.",
         "",
@@ -95,7 +96,7 @@ def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
         f"|:--|{'--:|' * len(keys)}",
     ]
     for i, name, values in named_rows(matrix):
-        label = "initial" if i < 0 else f"after {_escaped(name, _LONGEST_KEY)}"
+        label = "initial" if i < 0 else f"after {escaped(name, _LONGEST_KEY)}"
         cells = [percent(value, decimals) for value in values]
         if i >= 0 and cells[i] != NOT_MEASURED:
             cells[i] = f"**{cells[i]}**"
@@ -105,20 +106,20 @@ def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
 
 def _metrics(summary: Mapping[str, float], reasons: Mapping[str, str]) -> list[str]:
     lines = [f"| metric | {_PAD}value{_PAD} | |", "|:--|--:|:--|"]
-    known = {metric.name: metric for metric in METRICS}
+    known = {m.name: m.higher_is_better for m in METRICS}
+    known |= {m.name: m.higher_is_better for m in predicted.METRICS}
     for name in dict.fromkeys([*known, *summary, *reasons]):
-        metric = known.get(name)
-        shown = f"`{name}`" if metric else _escaped(name, 60)
+        shown = f"`{name}`" if name in known else escaped(name, 60)
         if name in summary:
-            better = "lower is better" if metric and not metric.higher_is_better else ""
+            better = "" if known.get(name, True) else "lower is better"
             lines.append(f"| {shown} | {summary[name]:.4f} | {better} |")
         elif name in reasons:
-            reason = _escaped(reasons[name], 100)
+            reason = escaped(reasons[name], 100)
             lines.append(f"| {shown} | {NOT_MEASURED} | {reason} |")
     return lines
 
 
-def _escaped(text: str, limit: int) -> str:
+def escaped(text: str, limit: int) -> str:
     """A text from outside as nothing but text.
 
     All punctuation becomes character references: unlike backslashes, these mean the same to every

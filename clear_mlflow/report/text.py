@@ -9,6 +9,7 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
+from clear_mlflow import predicted
 from clear_mlflow.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS
 from clear_mlflow.report.rows import NOT_MEASURED, ending, named_rows, percent, printable
@@ -59,7 +60,8 @@ def metrics_table(summary: Mapping[str, float], reasons: Mapping[str, str]) -> T
         summary: metric name to value, as from ``summarize``.
         reasons: metric name to reason, as from ``explain``.
     """
-    known = {metric.name: metric for metric in METRICS}
+    known = {m.name: m.higher_is_better for m in METRICS}
+    known |= {m.name: m.higher_is_better for m in predicted.METRICS}
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("metric", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
@@ -67,8 +69,7 @@ def metrics_table(summary: Mapping[str, float], reasons: Mapping[str, str]) -> T
     for name in dict.fromkeys([*known, *summary, *reasons]):
         shown = Text(printable(name))
         if name in summary:
-            metric = known.get(name)
-            better = "lower is better" if metric and not metric.higher_is_better else ""
+            better = "" if known.get(name, True) else "lower is better"
             table.add_row(shown, f"{summary[name]:.4f}", Text(better, style="dim"))
         elif name in reasons:
             table.add_row(shown, NOT_MEASURED, Text(printable(reasons[name]), style="dim"))

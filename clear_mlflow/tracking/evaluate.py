@@ -1,31 +1,39 @@
-"""Re-score runs from their stored rows: choose them, score each, say what became of each."""
+"""Re-score runs from their stored rows: score each, say what became of each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
 
 from mlflow import MlflowClient
-from mlflow.entities import LifecycleStage, Run, ViewType
+from mlflow.entities import LifecycleStage, Run
 from mlflow.exceptions import MlflowException
 
-from clear_mlflow.errors import ClearError, TrackingError
+from clear_mlflow import predicted
+from clear_mlflow.errors import ClearError, RecordError
+from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.liveness import is_abandoned, trains_now
-from clear_mlflow.tracking.preflight import explained
+from clear_mlflow.tracking.pool import mapped
+from clear_mlflow.tracking.preflight import explained, is_server
+from clear_mlflow.tracking.rows import are_rows_local
 from clear_mlflow.tracking.scoring import Scores, read_scores, write_scores
+from clear_mlflow.tracking.selection import MissingRun, Selection, select
 
-_PAGE = 1000  # runs that one request lists
+__all__ = ["Evaluation", "MissingRun", "Selection", "Verdict", "evaluate", "select"]
 
+# Runs under way at once. A server keeps each request waiting some 50 ms and answers many at a time;
+# an object store behind a database is slow in another way. Files on this machine are read faster
+# than threads take turns.
+_JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
 
-@dataclass(frozen=True, kw_only=True)
-class Selection:
-    """Which runs to score. Conditions add up; ``run_ids`` stand alone."""
-
-    run_ids: tuple[str, ...] = ()
-    experiment: str | None = None  # name or id; None: all experiments
-    filter: str | None = None  # in MLflow's search syntax
-    unscored_only: bool = False
+_BUILT_IN = frozenset(
+    [*(metric.name for metric in METRICS), *(metric.name for metric in predicted.METRICS)]
+)
 
 
 @dataclass(frozen=True)
@@ -37,99 +45,162 @@ class Verdict:
     action: str  # "scored", "unchanged", "skipped" or "failed"
     detail: str  # what was written, or why nothing was
     scores: Scores | None = None
+    is_problem: bool = False  # somebody should look at this run
+
+    def without_scores(self) -> Verdict:
+        """The same in a few hundred bytes, to be kept of many runs."""
+        return replace(self, scores=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How runs are scored.
+
+    Args:
+        named: the runs were asked for one by one: each is read from its row artifacts and looked at
+            in full, and one without rows is a problem. Found by a search, a run takes the short
+            look, and one that is none of ours is only passed over.
+        dry_run: write nothing.
+        verify: when a search reads row artifacts although a tag holds the rows; see
+            :func:`~clear_mlflow.tracking.matrices.stored_rows_of`.
+        metrics: to compute.
+        prediction_metrics: to compute of stored predictions, where a run kept any.
+        accept_new: overwrite values of other versions of a metric's definition.
+        pictures: ``yes``: draw heat maps; ``no``: only where there is one; ``auto``: of runs that
+            were named, or trained by this program.
+        jobs: runs under way at once; None: as many as suits the store.
+        prepare: called with the client and each run before its rows are read; not in a dry run.
+    """
+
+    named: bool = False
+    dry_run: bool = False
+    verify: str = "auto"
+    metrics: Sequence[Metric] = METRICS
+    prediction_metrics: Sequence[predicted.PredictionMetric] = predicted.METRICS
+    accept_new: bool = False
+    pictures: str = "auto"
+    jobs: int | None = None
+    prepare: Callable[[MlflowClient, Run], object] | None = None
+    _writing: threading.Lock = field(
+        default_factory=threading.Lock, init=False, repr=False, compare=False
+    )
+
+    def over(self, client: MlflowClient, runs: Iterable[Run | MissingRun]) -> Iterator[Verdict]:
+        """Score each run from its stored rows; a run that cannot be scored does not stop the rest.
+
+        Runs are taken as there is room, and verdicts come in the order of the runs.
+        """
+        waiting = iter(runs)
+        for first in waiting:
+            jobs = self.jobs or _suitable_jobs(client, first)
+            yield from mapped(partial(self._verdict, client), chain([first], waiting), jobs)
+
+    def _verdict(self, client: MlflowClient, run: Run | MissingRun) -> Verdict:
+        if isinstance(run, MissingRun):
+            return _failed(run.run_id, run.run_name, run.problem)
+        run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
+        if trains_now(run):
+            return Verdict(run_id, name, "skipped", "is training now; it scores itself at its end")
+        abandoned = is_abandoned(run)
+        ours = run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
+        try:
+            scores = self._scored(client, run, ours)
+            if abandoned and not self.dry_run:
+                with self._turn(client):
+                    _close(client, run)
+        except ClearError as error:
+            if _is_deleted(client, run_id):
+                told = "was deleted while it was scored; restore it to score it"
+                return _failed(run_id, name, told)
+            detail = str(error)
+            if abandoned and not self.dry_run:
+                detail += f"; {_try_to_close(client, run)}"
+            # A row that is damaged is a row: it is looked for in no other program's run.
+            matters = self.named or ours or isinstance(error, RecordError)
+            if matters:
+                return _failed(run_id, name, detail)
+            return Verdict(run_id, name, "skipped", detail)
+        if scores.record is None and not abandoned:
+            told = "holds no rows of an accuracy matrix"
+            if self.named or ours:
+                return _failed(run_id, name, told)
+            return Verdict(run_id, name, "skipped", told, scores)
+        notes = list(_describe(scores, self.accept_new, self._versions))
+        if abandoned:
+            closed = "would be closed" if self.dry_run else "run closed"
+            notes.append(f"its process is gone: {closed} as KILLED")
+        changed = abandoned or not scores.is_stored
+        matters = bool(
+            _gaps(scores)
+            or (scores.outdated and not self.accept_new)
+            or scores.predicted.problem is not None
+        )
+        action = "scored" if changed else "unchanged"
+        return Verdict(run_id, name, action, "; ".join(notes), scores, matters)
 
     @property
-    def is_problem(self) -> bool:
-        """Whether somebody should look at this run."""
-        return self.action == "failed" or bool(self.scores and _gaps(self.scores))
+    def _versions(self) -> dict[str, int]:
+        of_rows = {metric.name: metric.version for metric in self.metrics}
+        return of_rows | {metric.name: metric.version for metric in self.prediction_metrics}
 
+    def _scored(self, client: MlflowClient, run: Run, ours: bool) -> Scores:
+        if self.prepare is not None and not self.dry_run:
+            self.prepare(client, run)
+        scores = read_scores(
+            client,
+            run,
+            thorough=self.named or self.verify == "all",
+            verify="all" if self.named else self.verify,
+            metrics=self.metrics,
+            prediction_metrics=self.prediction_metrics,
+            accept_new=self.accept_new,
+            pictures=self.pictures == "yes" or (self.pictures == "auto" and (self.named or ours)),
+        )
+        if not self.dry_run and not scores.is_stored:
+            with self._turn(client):
+                write_scores(client, run, scores)
+        return scores
 
-def select(client: MlflowClient, selection: Selection) -> list[Run | Verdict]:
-    """The selected runs, in the order asked for or newest first.
-
-    A run asked for by its id that is not there is a verdict already; so is a deleted one.
-
-    Raises:
-        TrackingError: the experiment does not exist, MLflow refuses the filter, or the store does
-            not answer.
-    """
-    if selection.run_ids:
-        return [_get(client, run_id) for run_id in dict.fromkeys(selection.run_ids)]
-    experiments = _experiments(client, selection.experiment)
-    found: list[Run | Verdict] = []
-    token = None
-    while True:
-        with explained("list the runs"):
-            page = client.search_runs(
-                experiments,
-                filter_string=selection.filter or "",
-                run_view_type=ViewType.ACTIVE_ONLY,
-                max_results=_PAGE,
-                page_token=token,
-            )
-        found += [run for run in page if _is_wanted(run, selection)]
-        token = page.token
-        if not token:
-            return found
+    def _turn(self, client: MlflowClient) -> AbstractContextManager[object]:
+        """Sqlite lets one writer in at a time, and makes the others wait by trying again."""
+        return self._writing if client.tracking_uri.startswith("sqlite:") else nullcontext()
 
 
 def evaluate(
     client: MlflowClient,
-    runs: Sequence[Run | Verdict],
+    runs: Iterable[Run | MissingRun],
     *,
     named: bool,
     dry_run: bool,
     on_run: Callable[[Verdict], None] = lambda _: None,
 ) -> list[Verdict]:
-    """Score each run from its stored rows; a run that cannot be scored does not stop the rest.
+    """Score runs, and keep all that became of them; see :meth:`Evaluation.over` for many runs.
 
     Args:
         client: the store.
         runs: what :func:`select` gave.
-        named: the runs were asked for one by one, so one without rows is a problem; found by a
-            search, a run that is none of ours is only passed over.
+        named: the runs were asked for one by one.
         dry_run: write nothing.
         on_run: called with each verdict as it is reached.
     """
     verdicts = []
-    for run in runs:
-        verdict = run if isinstance(run, Verdict) else _evaluate_one(client, run, named, dry_run)
+    for verdict in Evaluation(named=named, dry_run=dry_run).over(client, runs):
         verdicts.append(verdict)
         on_run(verdict)
     return verdicts
 
 
-def _evaluate_one(client: MlflowClient, run: Run, named: bool, dry_run: bool) -> Verdict:
-    run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
-    abandoned = is_abandoned(run)
-    if trains_now(run):
-        return Verdict(run_id, name, "skipped", "is training now; it scores itself at its end")
-    ours = run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
-    try:
-        # A run that was asked for by its id is looked at in full; a search takes the short look.
-        scores = read_scores(client, run, thorough=named)
-        notes = list(_describe(scores))
-        if not dry_run:
-            if not scores.is_stored:
-                write_scores(client, run, scores)
-            if abandoned:
-                _close(client, run)
-    except ClearError as error:
-        detail = str(error)
-        if abandoned and not dry_run:
-            detail += f"; {_try_to_close(client, run)}"
-        return Verdict(run_id, name, "failed" if named or ours else "skipped", detail)
-    if scores.record is None and not abandoned:
-        action = "failed" if named or ours else "skipped"
-        return Verdict(run_id, name, action, "holds no rows of an accuracy matrix", scores)
-    if abandoned:
-        closed = "would be closed" if dry_run else "run closed"
-        notes.append(f"its process is gone: {closed} as KILLED")
-    changed = abandoned or not scores.is_stored
-    return Verdict(run_id, name, "scored" if changed else "unchanged", "; ".join(notes), scores)
+def _failed(run_id: str, run_name: str, detail: str) -> Verdict:
+    return Verdict(run_id, run_name, "failed", detail, is_problem=True)
 
 
-def _describe(scores: Scores) -> Iterator[str]:
+def _suitable_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
+    if is_server(client.tracking_uri):
+        return _JOBS_SERVER
+    return _JOBS_LOCAL if isinstance(first, MissingRun) or are_rows_local(first) else _JOBS_REMOTE
+
+
+def _describe(scores: Scores, accept_new: bool, versions: Mapping[str, int]) -> Iterator[str]:
     if scores.record is None:
         yield "no rows"
         return
@@ -139,11 +210,35 @@ def _describe(scores: Scores) -> Iterator[str]:
         yield f"missing {', '.join(f'row {row}' for row in gaps)}"
     if scores.lacking:
         yield f"{len(scores.lacking)} metric values logged"
+    if scores.predicted.problem is not None:
+        yield f"its predictions were left out: {scores.predicted.problem}"
+    # A user's own metric was asked for: where it has no value, they want to know why.
+    for name, reason in scores.reasons.items():
+        if name in versions.keys() - _BUILT_IN - scores.outdated.keys():
+            yield f"{name} left out: {reason}"
+    for name, version in scores.outdated.items():
+        if accept_new:
+            yield f"{name} of definition {version} overwritten by {versions[name]}"
+        else:
+            yield (
+                f"holds {name} of definition {version}; this program computes {versions[name]}, "
+                "and overwrites with accept_new_definitions=yes alone"
+            )
 
 
 def _gaps(scores: Scores) -> tuple[int, ...]:
     """Rows that are missing below one that is there; a run that just ended early has none."""
     return scores.record.missing if scores.record else ()
+
+
+def _is_deleted(client: MlflowClient, run_id: str) -> bool:
+    """Whether a run that was there when it was listed is there no more."""
+    try:
+        return bool(client.get_run(run_id).info.lifecycle_stage == LifecycleStage.DELETED)
+    except MlflowException as error:
+        return bool(error.error_code == "RESOURCE_DOES_NOT_EXIST")
+    except Exception:  # the store does not answer, which has been told already
+        return False
 
 
 def _try_to_close(client: MlflowClient, run: Run) -> str:
@@ -160,47 +255,3 @@ def _close(client: MlflowClient, run: Run) -> None:
         client.set_tag(run.info.run_id, names.ERROR_TAG, "the process that trained it is gone")
         client.set_terminated(run.info.run_id, "KILLED")
         client.delete_tag(run.info.run_id, names.PROCESS_TAG)
-
-
-def _get(client: MlflowClient, run_id: str) -> Run | Verdict:
-    try:
-        run = client.get_run(run_id)
-    except MlflowException as error:
-        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            raise TrackingError(f"cannot read run {run_id}: {error}") from error
-        return Verdict(
-            run_id, run_id, "failed", f"no such run in the tracking store {client.tracking_uri}"
-        )
-    if run.info.lifecycle_stage == LifecycleStage.DELETED:
-        name = run.info.run_name or run_id
-        return Verdict(run_id, name, "failed", "is deleted; restore it to score it")
-    return run
-
-
-def _experiments(client: MlflowClient, wanted: str | None) -> list[str]:
-    with explained("list the experiments"):
-        listed = []
-        token = None
-        while True:
-            page = client.search_experiments(max_results=_PAGE, page_token=token)
-            listed += list(page)
-            token = page.token
-            if not token:
-                break
-    if wanted is None:
-        return [e.experiment_id for e in listed]
-    # A name goes before an id: an experiment may be called "3".
-    found = [e.experiment_id for e in listed if e.name == wanted]
-    found = found or [e.experiment_id for e in listed if e.experiment_id == wanted]
-    if found:
-        return found
-    known = ", ".join(repr(e.name) for e in listed[:20])
-    raise TrackingError(
-        f"no experiment has the name or id {wanted!r} in {client.tracking_uri}; there are {known}"
-    )
-
-
-def _is_wanted(run: Run, selection: Selection) -> bool:
-    if run.data.tags.get(names.KIND_TAG) == names.KIND_EVALUATE:
-        return False
-    return not (selection.unscored_only and names.SCORED_TAG in run.data.tags)

@@ -5,12 +5,21 @@
 KIND_TAG = "clear_mlflow.kind"
 KIND_TRAIN = "train"
 KIND_EVALUATE = "evaluate"
+KIND_COMPARE = "compare"
 KIND_ENSEMBLE = "ensemble"
+# Kinds that tell of other runs and hold no rows: no search for rows looks at them.
+WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE, KIND_ENSEMBLE)
 
 # How much of the accuracy matrix is stored: "complete", "partial" or "none".
 ROWS_TAG = "clear_mlflow.rows"
-# Fingerprint of the scores that were written last: which values of which metric definitions.
+# Digest of the rows that the stored scores are of, and whether heat maps are among the reports.
 SCORED_TAG = "clear_mlflow.scored"
+# The rows themselves, in a form that a listing of runs brings: see matrix_tag.py.
+MATRIX_TAG = "clear_mlflow.matrix"
+# Which definition of each metric the logged values are of, as JSON: name to version.
+VERSIONS_TAG = "clear_mlflow.metric_versions"
+# Versions whose values were overwritten on request, as JSON: name to the versions before.
+REPLACED_TAG = "clear_mlflow.replaced_definitions"
 # Fingerprint of the description that was written last, so that a person's own is left alone.
 NOTE_TAG = "clear_mlflow.note"
 # Why training ended early.
@@ -26,6 +35,15 @@ EVALUATED_TAG = "clear_mlflow.evaluated_runs"
 # Runs that an ensemble's summary is over, as a count.
 MEMBERS_TAG = "clear_mlflow.members"
 
+# Runs that a comparison is of: their ids, as many as a tag holds, and how many there are.
+COMPARED_TAG = "clear_mlflow.compared_runs"
+COMPARED_COUNT_TAG = "clear_mlflow.compared_count"
+
+# Where an imported run comes from: the name of the file, its format, and a digest of what was read.
+IMPORTED_FROM_TAG = "clear_mlflow.imported_from"
+IMPORT_FORMAT_TAG = "clear_mlflow.import_format"
+IMPORTED_DIGEST_TAG = "clear_mlflow.imported_sha256"
+
 MATRIX_FOLDER = "accuracy_matrix"
 MATRIX_JSON = f"{MATRIX_FOLDER}/matrix.json"
 MATRIX_CSV = f"{MATRIX_FOLDER}/matrix.csv"
@@ -34,6 +52,13 @@ HEATMAP_PNG = f"{MATRIX_FOLDER}/heatmap.png"
 CONFIG_JSON = "config.json"
 EVALUATED_JSON = "evaluated_runs.json"
 MODELS_FOLDER = "models"
+
+# What a comparison run holds.
+COMPARISON_PAGE = "comparison.html"
+LEADERBOARD_TABLE = "leaderboard.json"
+LEADERBOARD_CSV = "leaderboard.csv"
+COMPARED_JSON = "compared_runs.json"
+FIGURES_FOLDER = "figures"
 
 # Keys of the images that MLflow's chart view shows side by side, runs beside runs.
 IMAGE_PER_ROW = "accuracy_matrix_by_row"

@@ -77,11 +77,12 @@ def is_server(tracking_uri: str) -> bool:
     return urlsplit(tracking_uri).scheme in ("http", "https")
 
 
-def preflight(*, opens_run: bool = True) -> MlflowClient:
+def preflight(*, opens_run: bool = True, experiment: str | None = None) -> MlflowClient:
     """Connect to the tracking store and check that a run with artifacts can be kept there.
 
     Args:
         opens_run: whether a run will be opened; reading and scoring old ones asks for less.
+        experiment: where runs will be opened, by its name, whatever the environment says.
 
     Raises:
         TrackingError: the store cannot be reached or is refused by MLflow, the run or experiment
@@ -92,6 +93,9 @@ def preflight(*, opens_run: bool = True) -> MlflowClient:
         client = MlflowClient()
         client.search_experiments(max_results=1)
     if not opens_run:
+        return client
+    if experiment is not None:
+        _check_experiment(client, experiment)
         return client
     active = mlflow.active_run()
     run_id = active.info.run_id if active else MLFLOW_RUN_ID.get()
@@ -117,8 +121,8 @@ def _artifact_uri_of(client: MlflowClient, run_id: str) -> str:
     return str(run.info.artifact_uri)
 
 
-def _check_experiment(client: MlflowClient) -> None:
-    name, experiment_id = MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
+def _check_experiment(client: MlflowClient, wanted: str | None = None) -> None:
+    name, experiment_id = wanted or MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
     with explained(f"read the experiment {name or experiment_id or 'Default'}"):
         if name:
             experiment = client.get_experiment_by_name(name)  # absent: MLflow will create it

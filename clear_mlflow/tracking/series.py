@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +11,7 @@ from mlflow.entities import Metric
 
 from clear_mlflow.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS, series
+from clear_mlflow.metrics import Metric as Definition
 
 # Name of a metric to its value at each step; a step is the number of buckets trained so far.
 Series = Mapping[str, Mapping[int, float]]
@@ -32,7 +31,9 @@ def bucket_metric_names(buckets: Sequence[str]) -> list[str]:
     return names
 
 
-def all_series(matrix: AccuracyMatrix, protocol: str) -> dict[str, dict[int, float]]:
+def all_series(
+    matrix: AccuracyMatrix, protocol: str, metrics: Sequence[Definition] = METRICS
+) -> dict[str, dict[int, float]]:
     """Every test accuracy (one series a bucket) and every summary metric, over the steps."""
     evidence = matrix.masked(protocol)
     found: dict[str, dict[int, float]] = {}
@@ -40,7 +41,7 @@ def all_series(matrix: AccuracyMatrix, protocol: str) -> dict[str, dict[int, flo
         column = {} if evidence.initial is None else {0: float(evidence.initial[j])}
         column.update({i + 1: float(row[j]) for i, row in enumerate(evidence.values)})
         found[name] = {step: value for step, value in column.items() if not math.isnan(value)}
-    found.update({name: dict(steps) for name, steps in series(matrix, protocol).items()})
+    found.update({name: dict(steps) for name, steps in series(matrix, protocol, metrics).items()})
     return {name: steps for name, steps in found.items() if steps}
 
 
@@ -64,10 +65,3 @@ def as_metrics(points: Series, times: Mapping[int, int]) -> list[Metric]:
 def milliseconds(written_at: str) -> int:
     """A row's ISO 8601 time as MLflow counts time."""
     return round(datetime.fromisoformat(written_at.replace("Z", "+00:00")).timestamp() * 1000)
-
-
-def fingerprint(points: Series) -> str:
-    """A short text that changes with any value, and with any metric's definition."""
-    versions = {metric.name: metric.version for metric in METRICS if metric.name in points}
-    content = json.dumps([points, versions], sort_keys=True)
-    return hashlib.sha256(content.encode()).hexdigest()[:32]

@@ -1,0 +1,278 @@
+"""What re-scoring costs: ``python benchmarks/rescore.py`` prints it as tables in Markdown.
+
+Runs of ten rows on ten buckets are built in a store of their own, on sqlite and behind a local
+``mlflow server`` with its default settings. The plain way does what one would write down first: for
+each run list the row artifacts, download each, compute, and log each value with ``log_metric``. It
+is measured twice: logging all values that ``evaluate`` logs (every metric and every bucket at every
+step), and logging the last value of each metric alone, which is less than ``evaluate`` does. Both
+ways run in processes of their own, one after the other, on different runs of the same store; the
+plain way on a few of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import numpy as np
+
+BUCKETS, IMAGES = 10, 550
+PORT_WAIT = 120  # seconds that a server may take to start
+
+_BUILT_METRIC = '''"""A metric that was thought of later."""
+
+
+def worst_accuracy(matrix):
+    return float(matrix.values.min())
+'''
+
+
+def main() -> None:
+    """Measure, or be one of the measuring processes."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--runs", type=int, default=1000, help="runs to compare both ways on")
+    options.add_argument("--plain", type=int, default=20, help="of which the plain way does some")
+    options.add_argument(
+        "--sizes", default="100,500,2000", help="runs whose cost and memory are compared"
+    )
+    options.add_argument("--stores", default="sqlite,server", help="sqlite, server, or both")
+    options.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
+    asked = options.parse_args()
+    if asked.one:
+        print(json.dumps(one(*asked.one)))
+        return
+    print(machine(), end="\n\n")
+    sizes = [int(size) for size in asked.sizes.split(",") if size]
+    with tempfile.TemporaryDirectory() as temporary:
+        for store in asked.stores.split(","):
+            folder = Path(temporary, store)
+            folder.mkdir()
+            (folder / "later.py").write_text(_BUILT_METRIC)
+            with tracking(store, folder) as uri:
+                compare(store, uri, folder, asked.runs, min(asked.plain, asked.runs))
+                flat(store, uri, folder, sizes)
+    print(f"Load average at the end: {os.getloadavg()[0]:.1f}.")
+
+
+def compare(store: str, uri: str, folder: Path, runs: int, plain: int) -> None:
+    """The plain way beside evaluate, in one store."""
+    build(uri, folder, "compared", runs)
+    build(uri, folder, "plain", 2 * plain)
+    everything = measure(uri, folder, "plain", "plain", "all", "0", str(plain)) / plain
+    last = measure(uri, folder, "plain", "plain", "last", str(plain), str(2 * plain)) / plain
+    one_more = measure(uri, folder, "plain", "plain", "later", "0", str(plain)) / plain
+    print(f"| {store}: {runs} runs | plain, ms/run | evaluate, ms/run | ratio |")
+    print("|---|---:|---:|---:|")
+    first = measure(uri, folder, "evaluate", "compared") / runs
+    row("first scoring, the same values", everything, first)
+    row("first scoring, plain logs 11 last values alone", last, first)
+    later = ("--metric", "later:worst_accuracy")
+    again = measure(uri, folder, "evaluate", "compared", *later) / runs
+    row("one metric is added, its value at every step", one_more, again)
+    for verify in ("auto", "all", "none"):
+        same = measure(uri, folder, "evaluate", "compared", *later, "--verify", verify) / runs
+        print(f"| nothing to do, verify={verify} | | {1e3 * same:.1f} | |")
+    print()
+
+
+def row(what: str, plain: float, ours: float) -> None:
+    """One line of the table; ratios are rounded down."""
+    ratio = int(10 * plain / ours) / 10
+    print(f"| {what} | {1e3 * plain:.0f} | {1e3 * ours:.1f} | {ratio} |", flush=True)
+
+
+def flat(store: str, uri: str, folder: Path, sizes: list[int]) -> None:
+    """Cost per run and peak memory by the number of runs."""
+    if not sizes:
+        return
+    print(f"| {store}: runs | first scoring, ms/run | nothing to do, ms/run | peak memory, MB |")
+    print("|---:|---:|---:|---:|")
+    for size in sizes:
+        name = f"flat {size}"
+        build(uri, folder, name, size)
+        first = run_one(uri, folder, "evaluate", name)
+        again = run_one(uri, folder, "evaluate", name)
+        cost = (1e3 * side["seconds"] / size for side in (first, again))
+        memory = max(first["megabytes"], again["megabytes"])
+        print(f"| {size} | {' | '.join(f'{ms:.1f}' for ms in cost)} | {memory:.0f} |", flush=True)
+    print()
+
+
+def build(uri: str, folder: Path, experiment: str, runs: int) -> None:
+    """Runs that hold rows and nothing else."""
+    run_one(uri, folder, "build", experiment, str(runs))
+
+
+def measure(uri: str, folder: Path, *work: str) -> float:
+    """Seconds of a piece of work in a process of its own, its start-up left out."""
+    return run_one(uri, folder, *work)["seconds"]
+
+
+def run_one(uri: str, folder: Path, *work: str) -> dict[str, float]:
+    """Do a piece of work in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).absolute()), "--one", *map(_hidden, work)],
+        env={**os.environ, "MLFLOW_TRACKING_URI": uri},
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _hidden(word: str) -> str:
+    # argparse would take a word that begins with a dash for an option of its own.
+    return word.replace("--", "++", 1) if word.startswith("--") else word
+
+
+def one(work: str, experiment: str, *arguments: str) -> dict[str, float]:
+    """Work of a measuring process: build runs, or score them one way or the other."""
+    from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
+
+    bound_retries()
+    quiet_mlflow()
+    client = preflight(opens_run=False)
+    words = [word.replace("++", "--", 1) for word in arguments]
+    if work == "build":
+        build_runs(client, experiment, int(words[0]))
+    import clear_mlflow.cli.verdicts
+    import clear_mlflow.report.heatmap  # noqa: F401
+
+    began = time.perf_counter()
+    if work == "evaluate":
+        from clear_mlflow.cli import main as command
+
+        # On standard error, so that the figures have a line of their own.
+        out, sys.stdout = sys.stdout, sys.stderr
+        with suppress(SystemExit):
+            command(["evaluate", "--experiment", experiment, *words], standalone_mode=False)
+        sys.stdout = out
+    elif work == "plain":
+        plain_way(client, experiment, words[0], slice(int(words[1]), int(words[2])))
+    seconds = time.perf_counter() - began
+    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {"seconds": seconds, "megabytes": megabytes}
+
+
+def plain_way(client, experiment: str, what: str, some: slice) -> None:
+    """List, download, compute, log: one after the other, as MLflow's documentation shows them."""
+    import mlflow
+
+    from clear_mlflow.metrics import series, summarize
+    from clear_mlflow.record import ROWS_FOLDER, RowRecord, assemble
+    from clear_mlflow.tracking.series import all_series
+
+    experiment_id = client.get_experiment_by_name(experiment).experiment_id
+    for run in client.search_runs([experiment_id])[some]:
+        run_id, records = run.info.run_id, {}
+        for file in client.list_artifacts(run_id, ROWS_FOLDER):
+            local = client.download_artifacts(run_id, file.path)
+            name = Path(local).name
+            records[name] = RowRecord.from_json(Path(local).read_text(), source=name)
+        record = assemble(records)
+        if what == "all":
+            points = all_series(record.matrix, record.protocol)
+        elif what == "last":
+            points = {name: {10: value} for name, value in summarize(record.matrix).items()}
+        else:
+            values = series(record.matrix)["clear/accuracy"]
+            points = {"later/accuracy": values}
+        with mlflow.start_run(run_id):
+            for name, steps in points.items():
+                for step, value in steps.items():
+                    mlflow.log_metric(name, value, step=step)
+
+
+def build_runs(client, experiment: str, count: int) -> None:
+    """Runs with rows as artifacts; where the files lie on this machine, they are put there."""
+    from clear_mlflow.matrix import AccuracyRow
+    from clear_mlflow.record import ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
+
+    numbers = np.random.default_rng(len(experiment) + count)
+    experiment_id = client.create_experiment(experiment)
+    for seed in range(count):
+        run = client.create_run(experiment_id, run_name=f"{experiment} {seed}")
+        client.set_terminated(run.info.run_id)
+        root = run.info.artifact_uri.removeprefix("file://")
+        if root.startswith("mlflow-artifacts:/"):
+            root = str(Path("artifacts", root.removeprefix("mlflow-artifacts:/").lstrip("/")))
+        rows = Path(root, ROWS_FOLDER)
+        rows.mkdir(parents=True)
+        for number in range(BUCKETS + 1):
+            record = RowRecord(
+                row=AccuracyRow(
+                    number,
+                    tuple(str(j + 1) for j in range(BUCKETS)),
+                    tuple(numbers.integers(0, IMAGES, BUCKETS).tolist()),
+                    (IMAGES,) * BUCKETS,
+                ),
+                protocol="iid",
+                dataset=DatasetIdentity("made up", "sha256:" + "ab" * 32),
+                seed=seed,
+                package_version="0.1.0",
+                written_at=f"2026-01-31T12:{number:02d}:00.123+00:00",
+            )
+            (rows / row_file_name(number)).write_text(record.to_json())
+
+
+@contextmanager
+def tracking(store: str, folder: Path) -> Iterator[str]:
+    """A store of its own: a database, or a server in front of one."""
+    database = f"sqlite:///{folder / 'mlflow.db'}"
+    if store == "sqlite":
+        yield database
+        return
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", database]
+    command += ["--artifacts-destination", str(folder / "artifacts"), "--port", str(port)]
+    with (folder / "server.log").open("w") as log:
+        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
+    try:
+        uri = f"http://127.0.0.1:{port}"
+        wait_for(f"{uri}/health")
+        yield uri
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+def wait_for(url: str) -> None:
+    """Wait until a server answers."""
+    deadline = time.monotonic() + PORT_WAIT
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+
+
+def machine() -> str:
+    """What this was measured on."""
+    import mlflow
+
+    return (
+        f"MLflow {mlflow.__version__}, Python {platform.python_version()}, "
+        f"{os.cpu_count()} cores, load average at the start {os.getloadavg()[0]:.1f}."
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""``clear-mlflow compare``: runs side by side, and whether a difference is real."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from clear_mlflow.config import AUTO, NONE
+from clear_mlflow.errors import ConfigError
+
+_PIPED_WIDTH = 200
+
+
+@click.command()
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+@click.option(
+    "--run-id",
+    default=NONE,
+    show_default=True,
+    metavar="ID[,ID...]",
+    help="The runs to compare, by id, as RUN... does.",
+)
+@click.option(
+    "--experiment",
+    default=NONE,
+    show_default=True,
+    metavar="NAME",
+    help="All runs of an experiment, by its name or id.",
+)
+@click.option(
+    "--filter",
+    "filter_string",
+    default=NONE,
+    show_default=True,
+    metavar="TEXT",
+    help="Runs that MLflow's search finds, as \"tags.dataset = 'clear10'\".",
+)
+@click.option(
+    "--group-by",
+    default="strategy,dataset",
+    show_default=True,
+    metavar="NAME[,NAME...]",
+    help="Parameters or tags that the seeds of one method share; none: each run for itself.",
+)
+@click.option(
+    "--rank-by",
+    default=AUTO,
+    show_default=True,
+    metavar="METRIC",
+    help="The metric that ranks and that the verdicts are on; auto: clear/challenge_score where it "
+    "is defined.",
+)
+def compare(
+    runs: tuple[str, ...],
+    run_id: str,
+    experiment: str,
+    filter_string: str,
+    group_by: str,
+    rank_by: str,
+) -> None:
+    """Set runs side by side: a leaderboard, matrices, curves, and which differences are real.
+
+    Opens a run in the experiment of the compared ones that holds it all: one page, a table and
+    pictures. Runs tested on other data or by another protocol are grouped apart and never tested
+    against each other.
+    """
+    run_ids = tuple(_listed(",".join([*runs, "" if run_id == NONE else run_id])))
+    searched = experiment != NONE or filter_string != NONE
+    if bool(run_ids) == searched:
+        raise ConfigError(
+            f"{len(run_ids)} runs are named beside experiment {experiment!r} and filter "
+            f"{filter_string!r}; name runs, or choose by experiment and filter"
+        )
+    by = () if group_by == NONE else tuple(dict.fromkeys(_listed(group_by)))
+    if group_by != NONE and not by:
+        raise ConfigError(f"group_by is {group_by!r}; expected names, or none")
+
+    from clear_mlflow.comparison.terminal import comparison_text
+    from clear_mlflow.tracking.compare import (
+        mark_compare_run,
+        read_comparison,
+        write_comparison,
+    )
+    from clear_mlflow.tracking.links import run_links
+    from clear_mlflow.tracking.names import COMPARISON_PAGE
+    from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
+    from clear_mlflow.tracking.selection import Selection, select
+
+    bound_retries()
+    quiet_mlflow()
+    client = preflight(opens_run=False)
+    own_run = mark_compare_run(client)
+    selection = Selection(
+        run_ids=run_ids,
+        experiment=None if experiment == NONE else experiment,
+        filter=None if filter_string == NONE else filter_string,
+    )
+    comparison, left_out, experiment_id = read_comparison(
+        client,
+        select(client, selection),
+        group_by=by,
+        rank_by=None if rank_by == AUTO else rank_by,
+        named=bool(run_ids),
+    )
+    asked = {"group_by": group_by, "rank_by": rank_by}
+    asked |= {
+        name: text
+        for name, text in (("experiment", experiment), ("filter", filter_string))
+        if text != NONE
+    }
+    run = write_comparison(
+        client, comparison, left_out, experiment_id=experiment_id, run_id=own_run, params=asked
+    )
+    out = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+    for part in comparison_text(comparison):
+        out.print(part)
+    out.print()
+    lines = list(run_links(client, run))
+    root = urlsplit(str(run.info.artifact_uri))
+    if root.scheme in ("", "file"):
+        lines.append(f"page     {Path(url2pathname(root.path), COMPARISON_PAGE)}")
+    for line in lines:
+        out.print(Text(line), soft_wrap=True)
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]

@@ -1,0 +1,308 @@
+"""``clear-mlflow import``: runs of other programs, from their files of results."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from clear_mlflow.cli.interrupt import stoppable
+from clear_mlflow.config import AUTO, NONE
+from clear_mlflow.errors import ClearError, ConfigError, DataError
+from clear_mlflow.imports import FORMATS, Reading, load, passed_over, read_runs, recognise
+from clear_mlflow.matrix import PROTOCOLS, shown
+from clear_mlflow.report.rows import printable
+
+if TYPE_CHECKING:
+    from clear_mlflow.tracking.import_run import Importer
+
+_MOST_FILES = 10_000
+_DEEPEST = 16  # folders within folders
+_PIPED_WIDTH = 200
+# In a folder, a file that ends so is one of results; any other may be anything.
+_ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd", ".pkl")
+
+
+@dataclass(frozen=True)
+class Line:
+    """What became of a file, or of one run in it."""
+
+    file: str
+    action: str  # "imported", "there already", "passed over" or "failed"
+    detail: str
+    run_id: str = ""
+    run_name: str = ""
+
+
+@click.command(name="import")
+@click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...")
+@click.option(
+    "--experiment",
+    default=NONE,
+    show_default=True,
+    metavar="NAME",
+    help="Where the runs go; none is the experiment that the environment names. It is made where "
+    "it is not there.",
+)
+@click.option(
+    "--name",
+    default=AUTO,
+    show_default=True,
+    metavar="TEXT",
+    help="What the runs are called; auto is the file's name.",
+)
+@click.option(
+    "--format",
+    "kind",
+    type=click.Choice([AUTO, *FORMATS]),
+    default=AUTO,
+    show_default=True,
+    help="Auto looks at each file.",
+)
+@click.option(
+    "--dataset", default=AUTO, show_default=True, metavar="NAME", help="Auto is what a file tells."
+)
+@click.option(
+    "--strategy", default=AUTO, show_default=True, metavar="NAME", help="Auto is what a file tells."
+)
+@click.option(
+    "--seed", default=AUTO, show_default=True, metavar="N", help="Auto is what a file tells."
+)
+@click.option(
+    "--protocol",
+    type=click.Choice(PROTOCOLS),
+    default="iid",
+    show_default=True,
+    help="streaming: buckets were tested on their own training data.",
+)
+@click.option(
+    "--scale",
+    type=click.Choice([AUTO, "fraction", "percent"]),
+    default=AUTO,
+    show_default=True,
+    help="Auto is what the format says, else fractions; a value above 1 is then refused.",
+)
+@click.option(
+    "--initial",
+    type=click.Choice([AUTO, "first-row"]),
+    default=AUTO,
+    show_default=True,
+    help="first-row: a file's first row is the untrained model's. Auto: the format tells, or there "
+    "is none.",
+)
+@click.option(
+    "--future",
+    type=click.Choice([AUTO, "tested", "not-tested"]),
+    default=AUTO,
+    show_default=True,
+    help="What zeros above the diagonal mean. Auto is what the format says.",
+)
+@click.option(
+    "--num-instances",
+    default=NONE,
+    show_default=True,
+    metavar="N[,N...]",
+    help="Test images of each bucket; one number stands for all.",
+)
+@click.option(
+    "--buckets",
+    default=AUTO,
+    show_default=True,
+    metavar="KEY[,KEY...]",
+    help="Keys of the buckets; auto is what a file tells, else 1 to T.",
+)
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Import a file once more whose content the experiment holds already.",
+)
+def import_runs(
+    paths: tuple[str, ...],
+    experiment: str,
+    name: str,
+    kind: str,
+    dataset: str,
+    strategy: str,
+    seed: str,
+    protocol: str,
+    scale: str,
+    initial: str,
+    future: str,
+    num_instances: str,
+    buckets: str,
+    again: bool,
+) -> None:
+    """Make MLflow runs out of the result files of other programs, and score them.
+
+    Plain matrices (CSV, TSV, NumPy, JSON) and what Avalanche, Renate, mammoth, FACIL and
+    continual-learning write; docs/import.md tells what is read of each. Nothing in a file is
+    executed. A folder is searched for files; one that cannot be read is named, the others are
+    imported, and the exit code is 2.
+    """
+    reading = Reading(
+        scale=scale,
+        initial=initial,
+        future=future,
+        num_instances=_counts(num_instances),
+        buckets=None if buckets == AUTO else tuple(key.strip() for key in buckets.split(",")),
+    )
+    number = _seed(seed)
+
+    from clear_mlflow.tracking.import_run import Importer, ImportFacts
+    from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
+
+    bound_retries()
+    quiet_mlflow()
+    wanted = None if experiment == NONE else experiment
+    facts = ImportFacts(
+        dataset=_said(dataset), strategy=_said(strategy), seed=number, protocol=protocol
+    )
+    lines: list[Line] = []
+    with stoppable() as received, suppress(KeyboardInterrupt):
+        client = preflight(experiment=wanted)
+        importer = Importer(client, wanted, facts, again=again)
+        for path, label, reason in _files(paths):
+            if reason:
+                lines.append(Line(label, "passed over", reason))
+                continue
+            # One file that cannot be imported does not stop the others.
+            try:
+                for line in _import(importer, path, label, kind, reading, _said(name)):
+                    lines.append(line)
+            except ClearError as error:
+                lines.append(Line(label, "failed", str(error)))
+    _show(lines, stopped=bool(received))
+    if received:
+        sys.exit(128 + received[0])
+    if not lines or any(line.action == "failed" for line in lines):
+        sys.exit(2)
+
+
+def _import(
+    importer: Importer, path: Path, label: str, kind: str, reading: Reading, name: str | None
+) -> Iterator[Line]:
+    """Import the runs of one file, one after the other."""
+    source = load(path)
+    found = recognise(source) if kind == AUTO else FORMATS[kind]
+    runs = read_runs(source, kind=found.name if found else AUTO, reading=reading)
+    for run in runs:
+        title = " ".join(part for part in (name or _stem(label), run.label) if part)
+        done = importer.take(run, file=path.name, kind=found.name if found else "", run_name=title)
+        size = f"{done.num_rows} of {done.num_buckets} rows"
+        if done.is_new:
+            detail = f"{size}, {done.num_metrics} metrics"
+            yield Line(label, "imported", detail, done.run_id, done.run_name)
+        else:
+            detail = "its content was imported before (--again imports it once more)"
+            yield Line(label, "there already", detail, done.run_id, done.run_name)
+
+
+def _files(paths: tuple[str, ...]) -> Iterator[tuple[Path, str, str | None]]:
+    """Every file that was named or lies in a folder that was, what to call it, why it is none."""
+    for text in paths:
+        path = Path(text)
+        if path.is_dir():
+            yield from _files_below(path)
+        else:
+            yield path, path.name, None
+
+
+def _files_below(root: Path) -> Iterator[tuple[Path, str, str | None]]:
+    """The files of a folder and of folders in it, in order; hidden ones and links are left alone.
+
+    Raises:
+        DataError: there are too many.
+    """
+    seen = 0
+    for folder, folders, files in os.walk(root):
+        here = Path(folder)
+        depth = len(here.relative_to(root).parts)
+        folders[:] = sorted(f for f in folders if not f.startswith(".")) if depth < _DEEPEST else []
+        seen += len(files)
+        if seen > _MOST_FILES:
+            raise DataError(
+                f"{shown(root.name)} holds more than {_MOST_FILES} files; import its folders one "
+                "by one"
+            )
+        for name in sorted(files):
+            path = here / name
+            if not name.startswith(".") and path.is_file() and not path.is_symlink():
+                yield path, str(path.relative_to(root)), _reason(path, files)
+
+
+def _reason(path: Path, siblings: list[str]) -> str | None:
+    """Why a file of a folder is no file of results; None where it is to be imported."""
+    if reason := passed_over(path.name, siblings):
+        return reason
+    if path.suffix.lower() in _ENDINGS:
+        return None  # what is wrong with it is told by whoever reads it
+    try:
+        return None if recognise(load(path)) else "of no format that is read"
+    except DataError as error:
+        return str(error)
+
+
+def _stem(label: str) -> str:
+    """A file's name as a run's: without its ending, which tells nothing."""
+    return str(Path(label).with_suffix(""))
+
+
+def _show(lines: list[Line], *, stopped: bool) -> None:
+    out = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+    table = Table("file", "run", "name", "verdict", "detail", box=None, pad_edge=False)
+    for line in lines:
+        cells = (line.file, line.run_id, line.run_name, line.action, line.detail)
+        table.add_row(*(Text(printable(cell)) for cell in cells))
+    counts = Counter(line.action for line in lines)
+    told = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
+    with suppress(OSError):  # whoever reads this may have gone
+        if lines:
+            out.print(table)
+        out.print(f"\n{told or 'no files'}", highlight=False, end="")
+        out.print("; stopped: the same command does the rest" if stopped else "")
+    for line in lines:
+        if line.action == "failed":
+            click.echo(f"error: {printable(_told(line))}", err=True)
+    if not lines and not stopped:
+        click.echo("error: no file was found; name files, or a folder that holds some", err=True)
+
+
+def _told(line: Line) -> str:
+    """A failure with the file's name before it, once."""
+    detail, name = " ".join(line.detail.split()), shown(Path(line.file).name, 120)
+    if detail.startswith(name):
+        return line.file + detail.removeprefix(name)
+    return f"{line.file}: {detail}"
+
+
+def _said(text: str) -> str | None:
+    return None if text in (AUTO, NONE) else text
+
+
+def _seed(text: str) -> int | None:
+    if text == AUTO:
+        return None
+    if not text.isascii() or not text.removeprefix("-").isdecimal() or len(text) > 19:
+        raise ConfigError(f"seed is {shown(text)}; expected {AUTO}, or a 64-bit integer")
+    return int(text)
+
+
+def _counts(text: str) -> tuple[int, ...] | None:
+    if text == NONE:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) <= 16 for part in parts):
+        raise ConfigError(
+            f"num_instances is {shown(text)}; expected numbers of test images, as 550, or 550,545"
+        )
+    return tuple(int(part) for part in parts)

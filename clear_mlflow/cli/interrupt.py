@@ -1,0 +1,56 @@
+"""Ctrl-C for a command that works through a list: what is done is told, what is not is left."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def stoppable() -> Iterator[list[int]]:
+    """Raise KeyboardInterrupt at the first stopping signal, and ignore its repeats.
+
+    A Ctrl-C under ``mlflow run`` arrives twice: from the terminal, and from MLflow.
+
+    Yields:
+        The signals that came.
+    """
+    received: list[int] = []
+
+    def handle(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+        if len(received) == 1:
+            raise KeyboardInterrupt
+
+    before: dict[int, Any] = {}
+    for stopping in _STOPPING:
+        if signal.getsignal(stopping) is not signal.SIG_IGN:
+            before[stopping] = signal.signal(stopping, handle)
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def scratch_folder() -> Iterator[None]:
+    """One folder for all temporary files of this process, gone when it ends.
+
+    Downloads that a Ctrl-C leaves behind in other threads would not clean up after themselves.
+    """
+    before = tempfile.tempdir
+    folder = tempfile.mkdtemp(prefix="clear_mlflow_")
+    tempfile.tempdir = folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,27 @@
+"""Runs side by side: groups of seeds, a leaderboard, tests, pictures and a page.
+
+Nothing here knows MLflow or torch: matrices come in, tables and texts go out.
+"""
+
+from clear_mlflow.comparison.build import (
+    LEVEL,
+    Arrangement,
+    Comparison,
+    PairTest,
+    arrange,
+    compare,
+)
+from clear_mlflow.comparison.groups import Group
+from clear_mlflow.comparison.subjects import Setting, Subject
+
+__all__ = [
+    "LEVEL",
+    "Arrangement",
+    "Comparison",
+    "Group",
+    "PairTest",
+    "Setting",
+    "Subject",
+    "arrange",
+    "compare",
+]

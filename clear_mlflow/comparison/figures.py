@@ -1,0 +1,244 @@
+"""The figures of the page as PNG files, for papers and for MLflow's artifact view.
+
+Drawn without pyplot, as the heat map of a run is: no global state of matplotlib is touched.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from clear_mlflow.comparison.build import Comparison, is_higher_better
+from clear_mlflow.comparison.curves import mean_charts
+from clear_mlflow.report.heatmap import drawable, heatmap_png, ink_on
+from clear_mlflow.report.rows import ending, printable, shortened
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_DPI = 120
+_INK, _FAINT, _LINE = "#1a1a1a", "#6b6b6b", "#dddddd"
+_FONT = "DejaVu Sans"
+_COLOURS = (
+    "#0b66c3", "#d1495b", "#1a8a5a", "#a05a00", "#7a3db8", "#00838f", "#6b6b00", "#b5307f",
+)  # fmt: skip
+_EDGE, _BELOW = 0.15, 0.42  # inches right of a panel and below it
+_STYLES = ("solid", "dashed", "dotted")
+# The leaders: what a person looks at, one picture at a time. The page shows more.
+_MOST_CURVES, _MOST_DOTS, _MOST_MAPS, _MOST_DIFFERENCES = 8, 12, 8, 3
+
+
+def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
+    """Name and content of each file: metrics, curves, the leading groups' matrices, differences."""
+    if comparison.metrics:
+        yield "metrics.png", metrics_png(comparison)
+    for setting in range(len(comparison.settings)):
+        end = f"_{setting + 1}" if len(comparison.settings) > 1 else ""
+        content = curves_png(comparison, setting)
+        if content is not None:
+            yield f"curves{end}.png", content
+    for position, group in enumerate(comparison.groups[:_MOST_MAPS]):
+        runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
+        yield (
+            f"matrix_{position + 1:02d}.png",
+            heatmap_png(group.matrix, f"{shortened(printable(group.name), 60)}{runs}"),
+        )
+    pairs = [
+        (a, b)
+        for a in range(len(comparison.groups))
+        for b in range(a + 1, len(comparison.groups))
+        if comparison.groups[a].setting == comparison.groups[b].setting
+        and (a, b) not in comparison.unlike
+    ]
+    for a, b in pairs[:_MOST_DIFFERENCES]:
+        yield f"difference_{a + 1:02d}_{b + 1:02d}.png", difference_png(comparison, a, b)
+
+
+def metrics_png(comparison: Comparison) -> bytes:
+    """Each metric's mean and interval, a panel per metric, a line per group."""
+    shown = list(enumerate(comparison.groups))[:_MOST_DOTS]
+    columns = min(3, len(comparison.metrics))
+    rows = math.ceil(len(comparison.metrics) / columns)
+    height = 0.85 + 0.24 * len(shown)
+    figure, panels = _grid(rows, columns, 4.4, height, left=1.5, top=0.35)
+    for panel, metric in zip(panels, comparison.metrics, strict=False):
+        for position, group in shown:
+            found = group.metrics.get(metric)
+            if found is None:
+                continue
+            colour, style, interval = _COLOURS[position % len(_COLOURS)], "solid", found.interval
+            if interval is None:
+                interval = comparison.image_intervals.get(position, {}).get(metric)
+                style = "dotted"
+            if interval is not None:
+                panel.plot(
+                    list(interval), [-position] * 2, color=colour, linewidth=2, linestyle=style
+                )
+            panel.plot([found.mean], [-position], "o", color=colour, markersize=5)
+        panel.set_ylim(-len(shown) + 0.4, 0.6)
+        names = [_text(group.name, 18) for _, group in shown]
+        panel.set_yticks([-position for position, _ in shown], names)
+        panel.locator_params(axis="x", nbins=5)
+        lower = "" if is_higher_better(metric) else "  (lower is better)"
+        _finish(panel, f"{metric}{lower}", grid="x")
+    for panel in panels[len(comparison.metrics) :]:
+        panel.set_axis_off()
+    return _png(figure)
+
+
+def curves_png(comparison: Comparison, setting: int) -> bytes | None:
+    """Accuracy on past and on future buckets over the course of training; None: nothing known."""
+    groups = [(p, g) for p, g in enumerate(comparison.groups) if g.setting == setting]
+    charts = mean_charts(groups[:_MOST_CURVES], comparison.level)
+    if not charts:
+        return None
+    figure, panels = _grid(1, len(charts), 5.6, 4.2, left=0.6, top=0.4)
+    for panel, chart in zip(panels, charts, strict=True):
+        for curve in chart.curves:
+            colour = _COLOURS[curve.group % len(_COLOURS)]
+            steps = [k for k, _ in curve.points]
+            panel.plot(
+                steps,
+                [100 * s.mean for _, s in curve.points],
+                color=colour,
+                linestyle=_STYLES[curve.group // len(_COLOURS) % len(_STYLES)],
+                marker="o",
+                markersize=3.5,
+                label=_text(comparison.groups[curve.group].name, 40),
+            )
+            band = [(k, s.interval) for k, s in curve.points if s.interval is not None]
+            if len(band) > 1:
+                panel.fill_between(
+                    [k for k, _ in band],
+                    [100 * max(0.0, ends.low) for _, ends in band],
+                    [100 * min(1.0, ends.high) for _, ends in band],
+                    color=colour,
+                    alpha=0.15,
+                    linewidth=0,
+                )
+        panel.set_ylim(0, 100)
+        panel.set_xlabel("buckets trained on", fontsize=9, color=_FAINT, fontfamily=_FONT)
+        panel.set_ylabel("accuracy, %", fontsize=9, color=_FAINT, fontfamily=_FONT)
+        _finish(panel, chart.title, grid="y")
+    legend = panels[0].legend(loc="lower right", fontsize=8, frameon=False)
+    for text in legend.get_texts():
+        text.set(fontfamily=_FONT, parse_math=False, usetex=False)
+    return _png(figure)
+
+
+def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
+    """A - B in percentage points, cell by cell; cells that differ by McNemar's test are framed."""
+    from matplotlib import colormaps
+    from matplotlib.patches import Rectangle
+
+    one, other = comparison.groups[a], comparison.groups[b]
+    change = 100 * (one.grid - other.grid)
+    size = change.shape[1]
+    measured = change[~np.isnan(change)]
+    largest = float(np.abs(measured).max()) if measured.size else 0.0
+    scale = next((step for step in (2, 5, 10, 20, 30, 50) if largest <= step), 100)
+    side = min(max(0.5 * size, 2.8), 7.5)
+    height = side * (size + 1) / size + 1.1 + _BELOW
+    figure, (panel,) = _grid(1, 1, side + 0.8 + _EDGE, height, left=0.8, top=1.1)
+    colours = colormaps["RdBu"](0.5 + np.nan_to_num(change) / (2 * scale))
+    colours[np.isnan(change)] = (0.94, 0.94, 0.94, 1.0)
+    panel.imshow(colours, interpolation="nearest", aspect="equal")
+    p_values = comparison.cells.get((a, b))
+    for i, j in np.argwhere(~np.isnan(change)):
+        real = p_values is not None and bool(p_values[i, j] < 1 - comparison.level)
+        if size <= 20:
+            panel.text(
+                j,
+                i,
+                _signed(float(change[i, j])),
+                ha="center",
+                va="center",
+                fontsize=7.5,
+                fontweight="bold" if real else "normal",
+                color=ink_on(colours[i, j]),
+                fontfamily=_FONT,
+            )
+        if real:
+            frame = Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, fill=False, linewidth=1.3)
+            frame.set_edgecolor(ink_on(colours[i, j]))
+            panel.add_patch(frame)
+    keys = [_text(ending(key, 6), 6) for key in one.members[0].record.matrix.buckets]
+    panel.set_xticks(range(size), keys)
+    panel.set_yticks(range(size + 1), ["initial", *keys])
+    panel.xaxis.tick_top()
+    _finish(panel, "", grid="")
+    panel.set_title(
+        f"A − B, percentage points, ±{scale}\nA: {_text(one.name, 40)}\nB: {_text(other.name, 40)}",
+        fontsize=9,
+        loc="left",
+        fontfamily=_FONT,
+        parse_math=False,
+        usetex=False,
+    )
+    return _png(figure)
+
+
+def _grid(
+    rows: int, columns: int, width: float, height: float, *, left: float, top: float
+) -> tuple[Figure, list[Axes]]:
+    """Panels of so many inches each, with so much room for names on the left and a title above.
+
+    Laid out by hand: matplotlib's own layout takes twice as long as all the drawing.
+    """
+    # Imported late: matplotlib takes longer to load than a whole comparison takes to compute.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(columns * width, rows * height), dpi=_DPI, facecolor="white")
+    figure.set_layout_engine("none")
+    FigureCanvasAgg(figure)
+    inner_width, inner_height = width - left - _EDGE, height - top - _BELOW
+    panels = figure.subplots(
+        rows,
+        columns,
+        squeeze=False,
+        gridspec_kw={
+            "left": left / (columns * width),
+            "right": 1 - _EDGE / (columns * width),
+            "top": 1 - top / (rows * height),
+            "bottom": _BELOW / (rows * height),
+            "wspace": (left + _EDGE) / inner_width,
+            "hspace": (top + _BELOW) / inner_height,
+        },
+    )
+    return figure, list(np.ravel(panels))
+
+
+def _finish(panel: Axes, title: str, *, grid: str) -> None:
+    if title:
+        panel.set_title(title, fontsize=10, loc="left", fontfamily=_FONT, parse_math=False)
+    for name, spine in panel.spines.items():
+        spine.set_visible(bool(grid) and name == "bottom")
+        spine.set_color(_LINE)
+    panel.tick_params(length=0, labelsize=8, labelcolor=_INK)
+    for label in (*panel.get_xticklabels(), *panel.get_yticklabels()):
+        label.set(fontfamily=_FONT, parse_math=False, usetex=False)
+    if grid:
+        panel.grid(axis="x" if grid == "x" else "y", color=_LINE, linewidth=0.7)
+        panel.set_axisbelow(True)
+
+
+def _signed(points: float) -> str:
+    text = f"{points:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text
+
+
+def _text(text: str, limit: int) -> str:
+    return drawable(shortened(printable(text), limit))
+
+
+def _png(figure: Figure) -> bytes:
+    content = io.BytesIO()
+    canvas: Any = figure.canvas
+    canvas.print_png(content, metadata={"Software": None})
+    return content.getvalue()

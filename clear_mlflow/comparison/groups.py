@@ -1,0 +1,218 @@
+"""Runs put together: the seeds of one method, tested on the same images."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.comparison.subjects import Setting, Subject
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.matrix import AccuracyMatrix, shown
+from clear_mlflow.report.rows import printable, shortened
+from clear_mlflow.statistics import SeedSummary, seed_summary
+
+NOT_SAID = "(none)"
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Group:
+    """Runs that differ by their seed, or one run alone.
+
+    Args:
+        name: for people; differs from every other group's.
+        labels: what the runs were grouped by.
+        setting: position of the setting that all of them share.
+        members: the runs, by seed.
+        length: buckets that the runs of this setting were trained on at most.
+        level: of the intervals.
+    """
+
+    name: str
+    labels: Mapping[str, str]
+    setting: int
+    members: tuple[Subject, ...]
+    length: int
+    level: float
+
+    @cached_property
+    def counted(self) -> tuple[Subject, ...]:
+        """The runs whose metrics count: a run that ended early measured something else.
+
+        Its average after five buckets is no average after ten. Its cells and curves are
+        comparable, step by step, and stay.
+        """
+        return tuple(m for m in self.members if m.record.matrix.num_rows == self.length)
+
+    @cached_property
+    def metrics(self) -> Mapping[str, SeedSummary]:
+        """Each metric over the seeds that define it; one that no seed defines is not there."""
+        values: dict[str, list[float]] = defaultdict(list)
+        for member in self.counted:
+            for name, value in member.summary.items():
+                values[name].append(value)
+        return {name: seed_summary(found, level=self.level) for name, found in values.items()}
+
+    def values(self, metric: str) -> list[tuple[Subject, float]]:
+        """The runs that define a metric, by seed, with its values."""
+        return [(m, m.summary[metric]) for m in self.counted if metric in m.summary]
+
+    @cached_property
+    def seeds_per_cell(self) -> NDArray[np.int64]:
+        """(T + 1, T): runs that measured each cell."""
+        measured = ~np.isnan([member.grid for member in self.members])
+        return np.asarray(measured.sum(axis=0), dtype=np.int64)
+
+    @cached_property
+    def grid(self) -> NDArray[np.float64]:
+        """(T + 1, T): each cell's mean over the runs that measured it; NaN where none did."""
+        cells = np.array([member.grid for member in self.members])
+        seeds = self.seeds_per_cell
+        total = np.nansum(cells, axis=0)
+        return np.where(seeds > 0, total / np.maximum(seeds, 1), np.nan)
+
+    @property
+    def matrix(self) -> AccuracyMatrix:
+        """The mean matrix, for what draws a matrix."""
+        first = self.members[0].record.matrix
+        return AccuracyMatrix(
+            self.grid[1:].clip(0, 1), self.grid[0].clip(0, 1), None, first.buckets
+        )
+
+
+def group_runs(
+    subjects: Sequence[Subject], by: Sequence[str], level: float
+) -> tuple[list[Group], list[Setting], list[str]]:
+    """Put runs together that agree in all labels and in their setting.
+
+    Args:
+        subjects: the runs; of two with the same id the first counts.
+        by: names of labels; none: each run stands alone.
+        level: of the intervals over seeds.
+
+    Returns:
+        The groups in the order of their first run, the settings, and what a reader has to know of
+        how it was done, a sentence each.
+
+    Raises:
+        ConfigError: no run has one of the labels.
+    """
+    known = {name for subject in subjects for name in subject.labels}
+    for name in by:
+        if subjects and name not in known:
+            raise ConfigError(
+                f"group_by names {shown(name)}, which no run has as a parameter or a tag; "
+                f"there are {', '.join(sorted(known)[:20])}"
+            )
+    notes: list[str] = []
+    unique = list({subject.run_id: subject for subject in reversed(subjects)}.values())[::-1]
+    settings = list(dict.fromkeys(subject.setting for subject in unique))
+    found: dict[tuple[tuple[str, ...], int], list[Subject]] = {}
+    for subject in unique:
+        labels = tuple(subject.labels.get(name, NOT_SAID) for name in by) or (subject.run_id,)
+        members = found.setdefault((labels, settings.index(subject.setting)), [])
+        if twin := _twin(subject, members):
+            notes.append(
+                f"{told(subject)} repeats {told(twin)}: the same seed and the same matrix; it is "
+                "counted once."
+            )
+        else:
+            members.append(subject)
+    lengths = {
+        setting: max(m.record.matrix.num_rows for m in unique if m.setting == settings[setting])
+        for setting in range(len(settings))
+    }
+    names = _names(list(found), found, by, settings)
+    groups = [
+        Group(
+            name=names[position],
+            labels=dict(zip(by, labels, strict=False)),
+            setting=setting,
+            members=tuple(sorted(members, key=_seed_order)),
+            length=lengths[setting],
+            level=level,
+        )
+        for position, ((labels, setting), members) in enumerate(found.items())
+    ]
+    return groups, settings, [*notes, *_splits(groups, settings), *_same_seeds(groups)]
+
+
+def _names(
+    keys: Sequence[tuple[tuple[str, ...], int]],
+    found: Mapping[tuple[tuple[str, ...], int], Sequence[Subject]],
+    by: Sequence[str],
+    settings: Sequence[Setting],
+) -> list[str]:
+    """A name for each group: its labels where they differ, its run's where it is one run."""
+    if not by:
+        names = [found[key][0].name for key in keys]
+    else:
+        varying = [
+            position
+            for position in range(len(by))
+            if len({labels[position] for labels, _ in keys}) > 1
+        ] or [0]
+        names = [", ".join(labels[position] for position in varying) for labels, _ in keys]
+    repeated = Counter(names)
+    seen: Counter[str] = Counter()
+    for position, name in enumerate(names):
+        if repeated[name] > 1:
+            # A number behind a name cut short would be lost: it comes first.
+            seen[name] += 1
+            names[position] = f"({seen[name]}) {name}"
+    return names
+
+
+def _splits(groups: Sequence[Group], settings: Sequence[Setting]) -> Iterator[str]:
+    """What was kept apart although its labels agree."""
+    by_labels: dict[tuple[tuple[str, str], ...], list[Group]] = defaultdict(list)
+    for group in groups:
+        if group.labels:
+            by_labels[tuple(group.labels.items())].append(group)
+    for apart in by_labels.values():
+        for other in apart[1:]:
+            what = ", ".join(settings[apart[0].setting].differences(settings[other.setting]))
+            yield (
+                f"{cut(apart[0].name)} and {cut(other.name)} are kept apart: they differ in {what}."
+            )
+
+
+def _same_seeds(groups: Sequence[Group]) -> Iterator[str]:
+    for group in groups:
+        seeds = Counter(m.record.seed for m in group.members if m.record.seed is not None)
+        if twice := [seed for seed, count in seeds.items() if count > 1]:
+            yield (
+                f"{cut(group.name)} holds seed {twice[0]} more than once, with other numbers; "
+                "group by what differs, or its spread is not one over seeds."
+            )
+
+
+def _twin(subject: Subject, members: Sequence[Subject]) -> Subject | None:
+    """A run that is this one again: no second piece of evidence."""
+    if subject.record.seed is None:
+        return None
+    for member in members:
+        if member.record.seed == subject.record.seed and np.array_equal(
+            member.grid, subject.grid, equal_nan=True
+        ):
+            return member
+    return None
+
+
+def _seed_order(subject: Subject) -> tuple[bool, int, str]:
+    seed = subject.record.seed
+    return seed is None, seed or 0, subject.run_id
+
+
+def told(subject: Subject) -> str:
+    """A run as a sentence names it."""
+    return f"{cut(subject.name)} ({subject.run_id[:8]})"
+
+
+def cut(name: str) -> str:
+    """A name from outside as a sentence may hold it."""
+    return shortened(printable(name), 60)

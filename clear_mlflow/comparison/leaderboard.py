@@ -1,0 +1,83 @@
+"""The leaderboard: a line per group, for MLflow's table view, spreadsheets and the terminal."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+
+from clear_mlflow.comparison.build import Comparison
+from clear_mlflow.report.files import inert
+from clear_mlflow.report.rows import printable, shortened
+from clear_mlflow.statistics import SeedSummary
+
+_LONGEST_NAME = 200
+_PARTS = ("mean", "std", "low", "high", "n")
+
+
+def leaderboard_columns(comparison: Comparison) -> list[str]:
+    """Names of the columns: what was grouped by, then five for each metric."""
+    return [
+        "rank",
+        "group",
+        *(f"by {name}" for name in comparison.group_by),
+        "runs",
+        "dataset",
+        "protocol",
+        *(f"{metric} {part}" for metric in comparison.metrics for part in _PARTS),
+        "run ids",
+    ]
+
+
+def leaderboard_rows(comparison: Comparison) -> Iterator[list[str | int | float | None]]:
+    """A row per group, best first; None where a value is not defined."""
+    for rank, group in enumerate(comparison.groups, start=1):
+        setting = comparison.settings[group.setting]
+        cells: list[str | int | float | None] = [rank, _text(group.name)]
+        cells += [_text(group.labels[name]) for name in comparison.group_by]
+        cells += [len(group.members), _text(setting.dataset), setting.protocol]
+        for metric in comparison.metrics:
+            found = group.metrics.get(metric)
+            if found is None:
+                cells += [None, None, None, None, 0]
+            else:
+                cells += [found.mean, found.std, *_ends(found), found.n]
+        yield [*cells, " ".join(member.run_id for member in group.members)]
+
+
+def leaderboard_table(comparison: Comparison) -> str:
+    """The leaderboard as MLflow's table artifact."""
+    return json.dumps(
+        {
+            "columns": leaderboard_columns(comparison),
+            "data": list(leaderboard_rows(comparison)),
+        },
+        allow_nan=False,
+    )
+
+
+def leaderboard_csv(comparison: Comparison) -> str:
+    """The leaderboard for spreadsheets: full precision, an empty cell where nothing is defined.
+
+    A text that a spreadsheet would take for a formula has an apostrophe put before it.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([inert(name) for name in leaderboard_columns(comparison)])
+    for row in leaderboard_rows(comparison):
+        writer.writerow(
+            [
+                "" if cell is None else inert(cell) if isinstance(cell, str) else repr(cell)
+                for cell in row
+            ]
+        )
+    return text.getvalue()
+
+
+def _ends(found: SeedSummary) -> list[float | None]:
+    return [None, None] if found.interval is None else list(found.interval)
+
+
+def _text(text: str) -> str:
+    return shortened(printable(text), _LONGEST_NAME)

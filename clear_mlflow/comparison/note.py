@@ -1,0 +1,96 @@
+"""The description of a comparison run: what MLflow's page about it shows first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from clear_mlflow.comparison.build import Comparison
+from clear_mlflow.report.markdown import escaped
+from clear_mlflow.report.rows import NOT_MEASURED
+
+# MLflow cuts a longer description off, silently. Counted in bytes, because some stores do.
+_LARGEST = 7_900
+_PAD = "&nbsp;&nbsp;"
+
+
+def comparison_note(comparison: Comparison, *, page: str) -> str:
+    """Leaderboard, verdicts and warnings as Markdown, below MLflow's limit of 8,000 characters.
+
+    Args:
+        comparison: what is told.
+        page: name of the page's artifact.
+    """
+    groups = comparison.groups
+    heading = f"### {len(comparison.subjects)} runs in {len(groups)} groups compared"
+    headline = [test for test in comparison.tests if test.metric == comparison.ranked_by]
+    # What is real before what is not: a long list is cut off at its end.
+    ordered = sorted(headline, key=lambda test: test.outcome != "different")
+    verdicts = [f"- {escaped(test.sentence, 500)}" for test in ordered]
+    warnings = [f"- {escaped(warning, 400)}" for warning in comparison.warnings]
+    lead = f"Everything in one page: the artifact `{page}`."
+    # The table gets what it needs first, up to half of the room; then verdicts, then warnings.
+    lines = [heading, "", *_leaders(comparison), *verdicts[:1], "", lead, ""]
+    lines = _filled(lines, _table(comparison), _LARGEST // 2, "more groups in `leaderboard.csv`")
+    if verdicts[1:]:
+        lines = _filled([*lines, "", ""], verdicts[1:], 6_500, "more verdicts on the page")
+    if warnings:
+        lines = _filled(
+            [*lines, "", "**Read this first**", ""], warnings, _LARGEST, "more warnings"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _leaders(comparison: Comparison) -> list[str]:
+    """The first groups in one line: MLflow's page folds a description after some four lines."""
+    ranked = comparison.ranked_by
+    if ranked is None:
+        return []
+    told = []
+    for group in comparison.groups[:4]:
+        if found := group.metrics.get(ranked):
+            spread = "" if found.std is None else f" ± {found.std:.4f}"
+            told.append(f"{escaped(group.name, 40)} **{found.mean:.4f}**{spread}")
+    more = ", …" if len(comparison.groups) > 4 else ""
+    return [f"`{ranked}`: {', '.join(told)}{more}", ""]
+
+
+def _filled(lines: list[str], more: Sequence[str], limit: int, rest: str) -> list[str]:
+    """The lines, and as many more as there is room for."""
+    found = list(lines)
+    for position, line in enumerate(more):
+        if _size([*found, line]) > limit - 60:
+            return [*found, "", f"… {len(more) - position} {rest}"]
+        found.append(line)
+    return found
+
+
+def _table(comparison: Comparison) -> list[str]:
+    metrics = [
+        name
+        for name in dict.fromkeys(
+            [
+                comparison.ranked_by,
+                "clear/in_domain_accuracy",
+                "clear/next_domain_accuracy",
+                "renate/average_accuracy",
+                "renate/forgetting",
+            ]
+        )
+        if name is not None and name in comparison.metrics
+    ]
+    lines = [
+        f"| group | {_PAD}seeds{_PAD} | {' | '.join(f'{_PAD}`{m}`{_PAD}' for m in metrics)} |",
+        f"|:--|--:|{'--:|' * len(metrics)}",
+    ]
+    for group in comparison.groups:
+        cells = []
+        for metric in metrics:
+            found = group.metrics.get(metric)
+            spread = "" if found is None or found.std is None else f" ± {found.std:.4f}"
+            cells.append(NOT_MEASURED if found is None else f"{found.mean:.4f}{spread}")
+        lines.append(f"| {escaped(group.name, 60)} | {len(group.counted)} | {' | '.join(cells)} |")
+    return lines
+
+
+def _size(lines: Sequence[str]) -> int:
+    return len("\n".join(lines).encode("utf-8", "replace"))

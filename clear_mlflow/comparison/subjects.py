@@ -1,0 +1,89 @@
+"""What is compared: one run each, with its matrix and what it may be grouped by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.matrix import AccuracyMatrix
+from clear_mlflow.record import Record
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Subject:
+    """One run of a comparison.
+
+    Args:
+        run_id: of the run.
+        name: for people; any text.
+        record: what its rows say.
+        summary: metric name to value; a metric that is not defined is not there.
+        labels: what it may be grouped by, as strategy and dataset.
+    """
+
+    run_id: str
+    name: str
+    record: Record
+    summary: Mapping[str, float]
+    labels: Mapping[str, str]
+
+    @cached_property
+    def evidence(self) -> AccuracyMatrix:
+        """The cells that count under the run's protocol."""
+        return self.record.matrix.masked(self.record.protocol)
+
+    @cached_property
+    def grid(self) -> NDArray[np.float64]:
+        """(T + 1, T): the initialisation row, then a row per bucket; NaN = not measured."""
+        matrix = self.evidence
+        cells = np.full((matrix.num_buckets + 1, matrix.num_buckets), np.nan)
+        if matrix.initial is not None:
+            cells[0] = matrix.initial
+        cells[1 : matrix.num_rows + 1] = matrix.values
+        cells.setflags(write=False)
+        return cells
+
+    @cached_property
+    def setting(self) -> Setting:
+        """What has to be the same in two runs whose numbers are set side by side."""
+        matrix, dataset = self.record.matrix, self.record.dataset
+        counts = None if matrix.num_instances is None else tuple(matrix.num_instances.tolist())
+        return Setting(dataset.name, dataset.digest, self.record.protocol, matrix.buckets, counts)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether rows of the matrix are not stored."""
+        return not self.record.is_complete
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What was tested on, and how. Numbers of two settings are no answer to the same question."""
+
+    dataset: str
+    digest: str
+    protocol: str
+    buckets: tuple[str, ...]
+    num_instances: tuple[int, ...] | None
+
+    def differences(self, other: Setting) -> Iterator[str]:
+        """What differs, a few words each."""
+        if self.dataset != other.dataset:
+            yield f"dataset ({self.dataset} and {other.dataset})"
+        if self.protocol != other.protocol:
+            yield f"protocol ({self.protocol} and {other.protocol})"
+        if self.buckets != other.buckets:
+            counts = len(self.buckets), len(other.buckets)
+            yield "buckets" + (f" ({counts[0]} and {counts[1]})" if counts[0] != counts[1] else "")
+        if self.digest != other.digest:
+            yield f"dataset digest ({_short(self.digest)} and {_short(other.digest)})"
+        if self.buckets == other.buckets and self.num_instances != other.num_instances:
+            yield "number of test images"
+
+
+def _short(digest: str) -> str:
+    return digest.removeprefix("sha256:")[:8]

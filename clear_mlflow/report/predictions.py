@@ -1,0 +1,87 @@
+"""What stored predictions say, as CSV: per class, which class is taken for which, calibration."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+
+from clear_mlflow.errors import UndefinedMetricError
+from clear_mlflow.predicted import Predictions, class_accuracies, confusion
+from clear_mlflow.predicted.calibration import reliability
+from clear_mlflow.report.files import inert
+
+
+def per_class_csv(predictions: Predictions) -> str:
+    """Accuracy per class, a line for each cell of the accuracy matrix, a column for each class.
+
+    Fractions in full precision; empty where the bucket has no test image of the class. Cells whose
+    predictions were not stored, or that are no evidence under the protocol, have no line.
+    """
+    images = predictions.images
+    cells = class_accuracies(predictions)
+    header = ["trained_through", "tested_on", *map(inert, images.class_names)]
+    return _csv(
+        header,
+        (
+            [_trained_through(predictions, row), inert(key), *map(_number, cells[row, j].tolist())]
+            for row in predictions.answers
+            for j, key in enumerate(images.buckets)
+            if not all(map(math.isnan, cells[row, j].tolist()))
+        ),
+    )
+
+
+def confusion_csv(predictions: Predictions, row: int) -> str:
+    """How many test images of each true class, a line each, got each predicted class.
+
+    Images of all buckets count, those whose answers are evidence under the protocol.
+
+    Raises:
+        UndefinedMetricError: the row's predictions were not stored.
+    """
+    names = [inert(name) for name in predictions.images.class_names]
+    counts = confusion(predictions, row).tolist()
+    return _csv(
+        ["true_class", *names],
+        ([name, *map(str, line)] for name, line in zip(names, counts, strict=True)),
+    )
+
+
+def calibration_csv(predictions: Predictions) -> str | None:
+    """What a reliability diagram shows after each row: confidence and accuracy, bin by bin.
+
+    Over the test images of the buckets trained on by then.
+
+    Returns:
+        None where no row kept probabilities, or none of them is evidence.
+    """
+    lines: list[list[str]] = []
+    for row in predictions.answers:
+        try:
+            found = reliability(predictions.after(row))
+        except UndefinedMetricError:
+            continue
+        for i, (count, accuracy, confidence) in enumerate(found):
+            ends = [f"{i / len(found):.4f}", f"{(i + 1) / len(found):.4f}"]
+            values = [str(count), _number(accuracy), _number(confidence)]
+            lines.append([_trained_through(predictions, row), *ends, *values])
+    header = ["trained_through", "above", "up_to", "images", "accuracy", "mean_confidence"]
+    return _csv(header, lines) if lines else None
+
+
+def _trained_through(predictions: Predictions, row: int) -> str:
+    return "initial" if row == 0 else inert(predictions.images.buckets[row - 1])
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else repr(value)
+
+
+def _csv(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(lines)
+    return text.getvalue()

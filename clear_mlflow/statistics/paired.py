@@ -1,0 +1,309 @@
+"""Tests over test images, where two runs answered the same ones: exact McNemar, and bootstrap.
+
+They answer whether *these two trained models* differ on images of this kind. Whether the methods
+behind them do takes several seeds: :mod:`clear_mlflow.statistics.seeds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import binom
+
+from clear_mlflow.errors import ConfigError, RecordError, UndefinedMetricError
+from clear_mlflow.matrix import AccuracyMatrix, shown
+from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.statistics.hits import Hits, check_same_images
+from clear_mlflow.statistics.intervals import Interval, check_level
+from clear_mlflow.statistics.linear import LinearForm, all_cells, from_cells, linear_forms
+
+# Image draws held at a time, 8 bytes each, whatever the number of images and resamples; a few
+# megabytes stay in the cache of a core, which is also the quickest.
+_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True)
+class PairedTest:
+    """Exact McNemar on one set of images."""
+
+    p_value: float  # two-sided
+    only_a: int  # images that only A got right
+    only_b: int
+    n: int  # images
+
+    @property
+    def difference(self) -> float:
+        """Accuracy of A minus accuracy of B."""
+        return (self.only_a - self.only_b) / self.n
+
+
+@dataclass(frozen=True, eq=False)
+class CellTests:
+    """Exact McNemar in every cell; row 0 is the initialisation. NaN: not measured by both."""
+
+    p_values: NDArray[np.float64]  # (k + 1, T), two-sided, not adjusted: see `holm`
+    differences: NDArray[np.float64]  # (k + 1, T), accuracy of A minus accuracy of B
+    only_a: NDArray[np.int64]  # (k + 1, T), images that only A got right; 0 where not measured
+    only_b: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class BootstrapTest:
+    """A metric of two runs, over resampled test images."""
+
+    metric: str
+    a: float
+    b: float
+    difference: float  # a - b
+    interval: Interval  # of the difference
+    p_value: float  # two-sided
+    smallest_p: float  # 2 / (resamples + 1): what p is where no resample disagrees
+    n: int  # test images, of all buckets
+    resamples: int  # those on which the metric is defined for both
+
+
+def mcnemar_exact(hits_a: ArrayLike, hits_b: ArrayLike) -> PairedTest:
+    """Do two models differ on the same images? Only images that one alone got right tell.
+
+    Args:
+        hits_a: (n,), whether model A got each image right.
+        hits_b: (n,), of model B, the same images in the same order.
+
+    Raises:
+        RecordError: the two are not of the same images, or there is none.
+
+    Source:
+        McNemar 1947, in its exact form: the sign test, ``scipy.stats.binomtest`` with p = 1/2.
+
+    >>> mcnemar_exact([True] * 9 + [False], [True] * 3 + [False] * 7).p_value
+    0.03125
+    """
+    a, b = np.asarray(hits_a), np.asarray(hits_b)
+    if a.shape != b.shape or a.ndim != 1 or len(a) == 0 or a.dtype != bool or b.dtype != bool:
+        raise RecordError(
+            f"hits of shapes {a.shape} and {b.shape} arrived, {a.dtype} and {b.dtype}; expected a "
+            "truth value of each for every image, at least one"
+        )
+    only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
+    p_value = float(_sign_test(np.array(only_a), np.array(only_b)))
+    return PairedTest(p_value=p_value, only_a=only_a, only_b=only_b, n=len(a))
+
+
+def mcnemar_cells(a: Hits, b: Hits) -> CellTests:
+    """Exact McNemar in every cell that both runs measured.
+
+    Raises:
+        RecordError: the runs were tested on different images.
+    """
+    check_same_images(a, b)
+    width = len(a.buckets)
+    totals = np.bincount(a.bucket, minlength=width)
+    shape = (min(a.num_rows, b.num_rows) + 1, width)
+    only_a, only_b = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+    p_values = np.full(shape, np.nan)
+    for row in sorted(set(a.rows) & set(b.rows)):
+        one, other = a.right[a.rows.index(row)], b.right[b.rows.index(row)]
+        only_a[row] = np.bincount(a.bucket[one & ~other], minlength=width)
+        only_b[row] = np.bincount(a.bucket[other & ~one], minlength=width)
+        p_values[row] = np.where(totals > 0, _sign_test(only_a[row], only_b[row]), np.nan)
+    with np.errstate(invalid="ignore"):
+        differences = np.where(np.isnan(p_values), np.nan, (only_a - only_b) / totals)
+    return CellTests(p_values, differences, only_a, only_b)
+
+
+def paired_bootstrap(
+    a: Hits,
+    b: Hits,
+    *,
+    metrics: Sequence[Metric] = METRICS,
+    protocol: str = "iid",
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> dict[str, BootstrapTest]:
+    """Does a metric of two runs differ by more than another draw of test images would explain?
+
+    Images are drawn with replacement within each bucket; one draw serves all rows of both runs, so
+    what the rows and the runs have in common stays in common. The interval is the percentile
+    interval of the difference; p is twice the smaller share of resamples on one side of 0, both
+    counted with one added, so that it is never 0.
+
+    Both runs are cut off after as many buckets as the shorter one was trained on.
+
+    Args:
+        a: hits of one run.
+        b: of another one, on the same images.
+        metrics: to look at; any function of the matrix.
+        protocol: ``iid`` or ``streaming``.
+        level: of confidence, between 0 and 1.
+        resamples: how many draws of test images.
+        seed: of the draws; the same seed gives the same result.
+
+    Returns:
+        Metric name to test; metrics that are not defined for both runs are not there.
+
+    Raises:
+        RecordError: the runs were tested on different images, or share no row's number.
+        ConfigError: the level, the protocol or the number of resamples is none.
+
+    Source:
+        Efron & Tibshirani 1993, An introduction to the bootstrap, sections 13.3 and 16.4.
+    """
+    check_level(level)
+    check_same_images(a, b)
+    last = min(a.num_rows, b.num_rows)
+    a, b = a.after(last), b.after(last)
+    cells = _resampled_cells((a, b), resamples, seed)
+    sides = [_Side(run, metrics, protocol) for run in (a, b)]
+    found = {}
+    for metric in metrics:
+        if not all(metric.name in side.values for side in sides):
+            continue
+        of_a, of_b = (
+            side.resampled(metric, drawn) for side, drawn in zip(sides, cells, strict=True)
+        )
+        changes = of_a - of_b
+        changes = changes[~np.isnan(changes)]
+        if not len(changes):
+            continue
+        value_a, value_b = (side.values[metric.name] for side in sides)
+        found[metric.name] = BootstrapTest(
+            metric=metric.name,
+            a=value_a,
+            b=value_b,
+            difference=value_a - value_b,
+            interval=_percentiles(changes, level),
+            p_value=_two_sided(changes),
+            smallest_p=2 / (len(changes) + 1),
+            n=len(a.bucket),
+            resamples=len(changes),
+        )
+    return found
+
+
+def bootstrap_intervals(
+    run: Hits,
+    *,
+    metrics: Sequence[Metric] = METRICS,
+    protocol: str = "iid",
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> dict[str, Interval]:
+    """A percentile interval of each metric of one run, over resampled test images.
+
+    Unlike :func:`metric_intervals` this knows which images several rows were right on, so it is
+    narrower, and it takes any metric, forgetting included. A maximum of noisy numbers is biased
+    upwards, and more so on resamples: an interval of forgetting leans that way.
+
+    Returns:
+        Metric name to interval; metrics that are not defined are not there.
+
+    Raises:
+        ConfigError: the level, the protocol or the number of resamples is none.
+    """
+    check_level(level)
+    (cells,) = _resampled_cells((run,), resamples, seed)
+    side, found = _Side(run, metrics, protocol), {}
+    for metric in metrics:
+        if metric.name in side.values:
+            drawn = side.resampled(metric, cells)
+            drawn = drawn[~np.isnan(drawn)]
+            if len(drawn):
+                found[metric.name] = _percentiles(drawn, level)
+    return found
+
+
+class _Side:
+    """One run in a bootstrap: its matrix, and the quick form of each metric that has one."""
+
+    def __init__(self, run: Hits, metrics: Sequence[Metric], protocol: str) -> None:
+        self.matrix = run.matrix()
+        self.protocol = protocol
+        self.forms: dict[str, LinearForm] = linear_forms(
+            self.matrix, protocol=protocol, metrics=metrics
+        )
+        self.values: dict[str, float] = {}
+        for metric in metrics:
+            value = self._value(metric, self.matrix)
+            if value is not None:
+                self.values[metric.name] = value
+
+    def resampled(self, metric: Metric, cells: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(resamples,): the metric on each of (resamples, k + 1, T) cells; NaN = not defined."""
+        if form := self.forms.get(metric.name):
+            return form(cells)
+        found = [self._value(metric, from_cells(drawn, self.matrix)) for drawn in cells]
+        return np.array([np.nan if value is None else value for value in found])
+
+    def _value(self, metric: Metric, matrix: AccuracyMatrix) -> float | None:
+        try:
+            return float(metric.function(matrix.masked(self.protocol)))
+        except UndefinedMetricError:
+            return None
+
+
+def _resampled_cells(
+    runs: tuple[Hits, ...], resamples: int, seed: int
+) -> list[NDArray[np.float64]]:
+    """For each run (resamples, k + 1, T): its cells on the same draws of images.
+
+    How often an image was drawn is a weight; a bucket's cells on all draws are then one product of
+    two matrices, (draws, images) by (images, rows of all runs), in blocks of bounded size.
+    """
+    if resamples < 1:
+        raise ConfigError(f"resamples is {shown(resamples)}; expected a number of at least 1")
+    draws = np.random.default_rng(seed)
+    bucket = runs[0].bucket
+    # Whole numbers up to 2**24 are exact in single precision: the sums of weights are.
+    right = np.vstack([run.right for run in runs]).T.astype(np.float32)
+    shapes = [all_cells(run.matrix()).shape for run in runs]
+    found = [np.full((resamples, *shape), np.nan) for shape in shapes]
+    for j in range(len(runs[0].buckets)):
+        hits = right[bucket == j]
+        n = len(hits)
+        if n == 0:
+            continue
+        for start, count in _blocks(resamples, n):
+            weights = np.bincount(
+                (
+                    draws.integers(0, n, size=(count, n), dtype=np.int64)
+                    + n * np.arange(count)[:, np.newaxis]
+                ).ravel(),
+                minlength=count * n,
+            )
+            correct = weights.reshape(count, n).astype(np.float32) @ hits
+            first = 0
+            for run, cells in zip(runs, found, strict=True):
+                these = correct[:, first : first + len(run.rows)]
+                cells[start : start + count, list(run.rows), j] = these.astype(np.float64) / n
+                first += len(run.rows)
+    return found
+
+
+def _blocks(resamples: int, n: int) -> Iterator[tuple[int, int]]:
+    size = max(1, _BLOCK // n)
+    for start in range(0, resamples, size):
+        yield start, min(size, resamples - start)
+
+
+def _percentiles(drawn: NDArray[np.float64], level: float) -> Interval:
+    low, high = np.quantile(drawn, [0.5 - level / 2, 0.5 + level / 2])
+    return Interval(float(low), float(high))
+
+
+def _two_sided(changes: NDArray[np.float64]) -> float:
+    # What is 0 but for rounding counts on both sides, as what is 0 does.
+    below = int((changes <= 1e-12).sum()) + 1
+    above = int((changes >= -1e-12).sum()) + 1
+    return min(1.0, 2 * min(below, above) / (len(changes) + 1))
+
+
+def _sign_test(only_a: NDArray[np.int64], only_b: NDArray[np.int64]) -> NDArray[np.float64]:
+    found: NDArray[np.float64] = np.minimum(
+        1.0, 2 * binom.cdf(np.minimum(only_a, only_b), only_a + only_b, 0.5)
+    )
+    return found

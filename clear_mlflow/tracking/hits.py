@@ -1,0 +1,36 @@
+"""What the stored predictions of a run got right, for tests over test images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+
+from mlflow import MlflowClient
+
+from clear_mlflow.comparison.subjects import Subject
+from clear_mlflow.errors import ClearError
+from clear_mlflow.statistics import Hits
+from clear_mlflow.tracking.pool import mapped
+from clear_mlflow.tracking.predictions import read_predictions
+from clear_mlflow.tracking.preflight import explained
+
+_JOBS = 8
+
+
+def read_hits(
+    client: MlflowClient, subjects: Iterable[Subject]
+) -> Iterator[tuple[Subject, Hits | None, str | None]]:
+    """For each run its hits, None where it stored no predictions, and why they cannot be used."""
+    yield from mapped(partial(_read, client), subjects, _JOBS)
+
+
+def _read(client: MlflowClient, subject: Subject) -> tuple[Subject, Hits | None, str | None]:
+    try:
+        with explained(f"read run {subject.run_id}"):
+            run = client.get_run(subject.run_id)
+        found = read_predictions(client, run, subject.record)
+        if found is None:
+            return subject, None, None
+        return subject, Hits.of(found.images, found.answers.values()), None
+    except ClearError as error:
+        return subject, None, str(error)

@@ -1,0 +1,101 @@
+"""Runs to compare, as values and as MLflow runs whose rows are known."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from clear_mlflow.comparison import Subject
+from clear_mlflow.matrix import AccuracyRow
+from clear_mlflow.metrics import summarize
+from clear_mlflow.predictions import EvaluationSet, RowPredictions, predictions_file_name
+from clear_mlflow.record import DatasetIdentity, RowRecord, assemble, row_file_name
+
+DIGEST = "sha256:" + "ab" * 32
+NUM_TEST = 200
+
+
+def counts(level: int, seed: int, buckets: int = 4) -> list[list[int]]:
+    """Rows of right images, the initialisation first: forgetting, and less in the future."""
+    draws = np.random.default_rng([level, seed])
+    cells = level - 4 * np.abs(np.arange(buckets) - np.arange(buckets)[:, np.newaxis])
+    rows = np.vstack([np.full(buckets, 20), cells]) + draws.integers(-3, 4, (buckets + 1, buckets))
+    return rows.tolist()
+
+
+def row_records(
+    correct: Sequence[Sequence[int]],
+    *,
+    seed: int | None = 0,
+    dataset: str = "clear10",
+    digest: str = DIGEST,
+    protocol: str = "iid",
+    buckets: Sequence[str] | None = None,
+) -> list[RowRecord]:
+    keys = tuple(buckets or (str(j + 1) for j in range(len(correct[0]))))
+    return [
+        RowRecord(
+            row=AccuracyRow(i, keys, tuple(row), (NUM_TEST,) * len(keys)),
+            protocol=protocol,
+            dataset=DatasetIdentity(dataset, digest),
+            seed=seed,
+            package_version="1",
+            written_at="2026-01-31T12:00:00.123Z",
+        )
+        for i, row in enumerate(correct)
+    ]
+
+
+def subject(name, correct, *, run_id=None, labels=None, **row_options) -> Subject:
+    """One run, as the comparison sees it."""
+    rows = row_records(correct, **row_options)
+    record = assemble({row_file_name(r.row.row): r for r in rows})
+    return Subject(
+        run_id=run_id or f"{name}-{record.seed}",
+        name=f"{name} seed {record.seed}",
+        record=record,
+        summary=summarize(record.matrix, record.protocol),
+        labels={"strategy": name, "dataset": record.dataset.name, **(labels or {})},
+    )
+
+
+def seeds_of(name: str, level: int, seeds: Sequence[int], **options) -> list[Subject]:
+    return [subject(name, counts(level, seed), seed=seed, **options) for seed in seeds]
+
+
+def log_run(client, experiment_id, name, correct, *, strategy, tags=None, **row_options):
+    """A finished MLflow run that holds nothing but rows and a strategy."""
+    run = client.create_run(
+        experiment_id, run_name=name, tags={"strategy": strategy, **(tags or {})}
+    )
+    for row in row_records(correct, **row_options):
+        path = f"accuracy_matrix/rows/{row_file_name(row.row.row)}"
+        client.log_text(run.info.run_id, row.to_json(), path)
+    client.set_terminated(run.info.run_id)
+    return client.get_run(run.info.run_id)
+
+
+def log_predictions(client, run, correct, tmp_path, *, offset: int = 0, shuffle: int = 0):
+    """Predictions that count up to the rows; the right images of a bucket begin at *offset*.
+
+    Another *shuffle* gives other test images, of the same counts.
+    """
+    width = len(correct[0])
+    label = np.zeros(width * NUM_TEST, np.uint16)
+    images = EvaluationSet(
+        buckets=tuple(str(j + 1) for j in range(width)),
+        class_names=("bus", "camera"),
+        bucket=np.repeat(np.arange(width), NUM_TEST).astype(np.uint16),
+        label=label,
+        content=np.random.default_rng(shuffle).integers(0, 256, (len(label), 16), dtype=np.uint8),
+        names=tuple(f"image{i}" for i in range(len(label))),
+    )
+    folder = tmp_path / f"predictions of {run.info.run_id}"
+    folder.mkdir()
+    (folder / "evaluation_set.safetensors").write_bytes(images.to_bytes())
+    for i, row in enumerate(correct):
+        answers = np.ones((width, NUM_TEST), np.uint8)
+        for j, right in enumerate(row):
+            answers[j, (offset + np.arange(right)) % NUM_TEST] = 0
+        predictions = RowPredictions(row=i, labels=answers.ravel(), evaluation_set=images.digest)
+        (folder / predictions_file_name(i)).write_bytes(predictions.to_bytes())
+    client.log_artifacts(run.info.run_id, str(folder), "predictions")

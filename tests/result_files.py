@@ -1,0 +1,153 @@
+"""Files of results in the very form in which other programs write them, made from a matrix.
+
+Each function is written after the program's own writer, which its docstring names; none of their
+code is here.
+"""
+
+import io
+import json
+import math
+import pickle
+
+import numpy as np
+
+NAN = math.nan
+
+
+def avalanche_name(experience: int, stream: str = "test", task: int | None = 0) -> str:
+    """avalanche/evaluation/metric_utils.py: ``default_metric_name_template``."""
+    middle = "" if task is None else f"/Task{task:03}"
+    return f"Top1_Acc_Exp/eval_phase/{stream}_stream{middle}/Exp{experience:03}"
+
+
+def avalanche_text(rows, initial=None, *, within=False) -> str:
+    """avalanche/logging/text_logging.py: TextLogger, with losses beside accuracies."""
+    lines = []
+
+    def test(cells):
+        lines.append("-- >> Start of eval phase << --")
+        for j, cell in enumerate(cells):
+            lines.append(f"-- Starting eval on experience {j} (Task 0) from test stream --")
+            lines.append(f"> Eval on experience {j} (Task 0) from test stream ended.")
+            lines.append(f"\tLoss_Exp/eval_phase/test_stream/Task000/Exp{j:03} = 1.2345")
+            lines.append(f"\t{avalanche_name(j)} = {cell:.4f}")
+        lines.append("-- >> End of eval phase << --")
+        lines.append("\tTop1_Acc_Stream/eval_phase/test_stream/Task000 = 0.5000")
+
+    if initial is not None:
+        test(initial)
+    for i, row in enumerate(rows):
+        lines.append("-- >> Start of training phase << --")
+        lines.append(f"-- Starting training on experience {i} (Task 0) from train stream --")
+        lines.append("Epoch 0 ended.")
+        lines.append("\tTop1_Acc_Epoch/train_phase/train_stream/Task000 = 0.9999")
+        if within:  # eval_every: a test of the validation set within a training
+            test([0.0] * len(row))
+        lines.append("-- >> End of training phase << --")
+        test(row)
+    return "\n".join(lines) + "\n"
+
+
+def avalanche_csv(rows, initial=None) -> str:
+    """avalanche/logging/csv_logger.py: CSVLogger's eval_results.csv."""
+    lines = ["eval_exp,training_exp,eval_accuracy,eval_loss,forgetting"]
+    for i, row in [(None, initial)] * (initial is not None) + list(enumerate(rows)):
+        lines += [f"{j},{i},{cell:.4f},2.3026,0" for j, cell in enumerate(row)]
+    return "\n".join(lines) + "\n"
+
+
+def avalanche_results(rows) -> str:
+    """A list of what ``strategy.eval`` returned: a dictionary of all last metrics each."""
+    tests = []
+    known = {"Top1_Acc_Epoch/train_phase/train_stream/Task000": 0.99}
+    for row in rows:
+        # Later keys are added as experiences are met; a text's order is not a number's.
+        known.update({avalanche_name(j): cell for j, cell in enumerate(row)})
+        known["Top1_Acc_Stream/eval_phase/test_stream/Task000"] = 0.5
+        tests.append({key: known[key] for key in sorted(known)})
+    return json.dumps(tests)
+
+
+def renate_csv(rows) -> str:
+    """src/renate/benchmark/experimentation.py: ``individual_metrics_summary`` through pandas."""
+    width = len(rows[0])
+    tasks = [f"Task {j + 1}" for j in range(width)]
+    lines = [",".join(["Task ID", *["loss"] * width, *["accuracy"] * width])]
+    lines.append(",".join(["", *tasks, *tasks]))
+    for i, row in enumerate(rows):
+        lines.append(",".join(map(str, [i + 1, *[0.5] * width, *row])))
+    return "\n".join(lines) + "\n"
+
+
+def renate_results(rows, initial) -> str:
+    """src/renate/utils/module.py: ``evaluate_and_record_results``, saved as JSON."""
+    losses = [[0.5] * len(row) for row in rows]
+    return json.dumps(
+        {"loss_init": [initial], "accuracy_init": [initial], "loss": losses, "accuracy": rows}
+    )
+
+
+def mammoth_line(rows, *, numpy_2=False, **arguments) -> str:
+    """utils/loggers.py: the text of the arguments, with the accuracies in percent put in."""
+    entries = {"dataset": "seq-cifar10", "model": "derpp", "seed": 3, "lr": 0.03, **arguments}
+    entries["conf_jobnum"] = 'it\'s {a: 1}, "and" [more'
+    entries["nested"] = {"accuracy_1_task1": 5, "x": [(1, 2), None]}
+    number = np.float64 if numpy_2 else float
+    for i, row in enumerate(rows):
+        entries[f"accmean_task{i + 1}"] = number(50)
+        for j, cell in enumerate(row):
+            if not math.isnan(cell):
+                entries[f"accuracy_{j + 1}_task{i + 1}"] = number(100 * cell)
+    entries["forward_transfer"] = None
+    return str(entries) + "\n"
+
+
+def facil(rows) -> str:
+    """src/loggers/disk_logger.py: a square matrix that begins as zeros, through numpy.savetxt."""
+    width = len(rows[0])
+    matrix = np.zeros((width, width))
+    for i, row in enumerate(rows):
+        matrix[i, : i + 1] = row[: i + 1]
+    text = io.StringIO()
+    np.savetxt(text, matrix, "%.6f", delimiter="\t")
+    return text.getvalue()
+
+
+def van_de_ven(rows) -> dict:
+    """eval/evaluate.py: ``test_all_so_far``, where future contexts are the integer 0."""
+    width = len(rows[0])
+    found = {"acc per context": {f"context {j + 1}": [] for j in range(width)}}
+    found |= {"average": [], "x_iteration": [], "x_context": []}
+    for i, row in enumerate(rows):
+        for j, cell in enumerate(row):
+            found["acc per context"][f"context {j + 1}"].append(cell if j <= i else 0)
+        found["average"].append(sum(row[: i + 1]) / (i + 1))
+        found["x_iteration"].append(2000 * (i + 1))
+        found["x_context"].append(i + 1)
+    return found
+
+
+def pickled(value, protocol: int = pickle.DEFAULT_PROTOCOL) -> bytes:
+    """utils.py: ``save_object``."""
+    return pickle.dumps(value, protocol)
+
+
+def npy(array) -> bytes:
+    """numpy.save."""
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
+
+
+def npz(**arrays) -> bytes:
+    """numpy.savez_compressed."""
+    file = io.BytesIO()
+    np.savez_compressed(file, **arrays)
+    return file.getvalue()
+
+
+def savetxt(rows, **options) -> str:
+    """numpy.savetxt."""
+    text = io.StringIO()
+    np.savetxt(text, np.array(rows), **options)
+    return text.getvalue()

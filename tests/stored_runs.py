@@ -1,0 +1,59 @@
+"""Runs that hold row artifacts and nothing else, as another program could have left them."""
+
+import json
+from pathlib import Path
+
+from trainings import FOUR_BUCKETS, NUM_TEST
+
+from clear_mlflow.matrix import AccuracyRow
+from clear_mlflow.record import DatasetIdentity, RowRecord, row_file_name
+
+DIGEST = "sha256:" + "ab" * 32
+
+
+def rows_folder(run):
+    """Where a run of a store without a server keeps its rows."""
+    root = Path(run.info.artifact_uri.removeprefix("file://"))
+    return root / "accuracy_matrix" / "rows"
+
+
+def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
+    """File name to text, for each row."""
+    buckets = tuple(str(j + 1) for j in range(len(correct[0])))
+    return {
+        row_file_name(i): RowRecord(
+            row=AccuracyRow(i, buckets, tuple(counts), (NUM_TEST,) * len(buckets)),
+            protocol="iid",
+            dataset=DatasetIdentity("digits", digest),
+            seed=seed,
+            package_version="0.1.0",
+            written_at=f"2026-01-31T{i // 60:02d}:{i % 60:02d}:00.123+00:00",
+        ).to_json()
+        for i, counts in enumerate(correct)
+    }
+
+
+def stored_run(client, experiment_id, correct=FOUR_BUCKETS, *, name=None, **options):
+    """A finished run that holds rows."""
+    run = client.create_run(experiment_id, run_name=name)
+    rows_folder(run).mkdir(parents=True)
+    for file, text in row_texts(correct, **options).items():
+        (rows_folder(run) / file).write_text(text)
+    client.set_terminated(run.info.run_id)
+    return client.get_run(run.info.run_id)
+
+
+def change(path, **changes):
+    """Write other values of some fields into a row's file."""
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def histories(client, run_id):
+    """Every point that a store holds of a run: metric to (step, time, value)."""
+    metrics = client.get_run(run_id).data.metrics
+    return {
+        name: sorted(
+            (m.step, m.timestamp, m.value) for m in client.get_metric_history(run_id, name)
+        )
+        for name in metrics
+    }

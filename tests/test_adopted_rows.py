@@ -1,0 +1,184 @@
+"""Rows that lie in a run under other names: found, read, written as rows, and scored."""
+
+import json
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+import result_files as files
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clear_mlflow.cli import main
+from clear_mlflow.errors import ClearError, ConfigError, RecordError
+from clear_mlflow.imports import Reading, RowPattern, Source, matrix_of_rows
+from clear_mlflow.record import assemble
+from clear_mlflow.tracking.rows import read_rows
+
+SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
+INITIAL = [0.125, 0.0, 0.25]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "paths", "rows"),
+    [
+        ("r/a_{row}.json", ["r/a_0.json", "r/a_10.json"], {0: "r/a_0.json", 10: "r/a_10.json"}),
+        ("acc_{row0}.json", ["acc_00.json", "acc_01.json"], {1: "acc_00.json", 2: "acc_01.json"}),
+        ("*/{row}.csv", ["a/1.csv", "b.csv", "a/b/2.csv"], {1: "a/1.csv"}),
+        ("acc?.json", ["acc1.json", "acc10.json"], {None: "acc1.json"}),
+        ("*.json", ["acc_2.json", "acc_10.json"], {2: "acc_2.json", 10: "acc_10.json"}),
+        ("x.json", [], {}),
+        ("a.b", ["aXb"], {}),
+    ],
+)  # fmt: skip
+def test_a_pattern_tells_which_file_is_which_row(pattern, paths, rows):
+    """Numbers order rows, and texts do not: 10 comes after 2."""
+    assert RowPattern(pattern).rows(paths) == rows
+
+
+@pytest.mark.parametrize(
+    ("pattern", "paths", "part"),
+    [
+        ("*.json", ["a_0.json", "a_1.json"], "{row0} if it is the test after"),
+        ("*.json", ["a_1.json", "b_2.json"], "write {row} where"),
+        ("*.json", ["a.json", "b.json"], "write {row} where"),
+        ("*_{row}.json", ["a_1.json", "b_1.json"], "are both row 1"),
+        ("{row}", ["9999"], "at most 1000"),
+        ("../{row}", [], "a path within a run"),
+        ("/etc/{row}", [], "a path within a run"),
+        ("a//{row}", [], "a path within a run"),
+        ("{row}/{row}", [], "once, no other braces"),
+        ("{bucket}", [], "once, no other braces"),
+        ("a*b*c*d*", [], "at most 3 stars"),
+        ("", [], "a path within a run"),
+    ],
+)
+def test_what_a_pattern_leaves_open_is_asked(pattern, paths, part):
+    """Whether 0 is the untrained model is nothing to guess."""
+    with pytest.raises((ConfigError, RecordError)) as caught:
+        RowPattern(pattern).rows(paths)
+    assert part in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps(SQUARE[1]),
+        json.dumps({"accuracy": SQUARE[1]}),
+        "0.625,0.875,0.375\n",
+        "# after 2\n0.625\t0.875\t0.375",
+        files.savetxt(SQUARE[1]),
+        files.savetxt([SQUARE[1]]),
+        files.npy(np.array(SQUARE[1])),
+        files.npy(np.array([SQUARE[1]], "f4")),
+    ],
+)
+def test_a_row_has_many_forms(content):
+    """JSON, a line, a column, and NumPy's own."""
+    content = content if isinstance(content, bytes) else content.encode()
+    matrix = matrix_of_rows({2: Source("row", content)}, Reading())
+    np.testing.assert_array_equal(matrix.values[1], SQUARE[1])
+    assert np.isnan(matrix.values[0]).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.binary(max_size=80) | st.text(max_size=60).map(str.encode))
+def test_any_bytes_are_a_row_or_one_line(content):
+    """What lies in other people's runs may be anything."""
+    message = ""
+    try:
+        matrix_of_rows({1: Source("row", content)}, Reading())
+    except ClearError as error:
+        message = str(error)
+    assert message.isprintable()
+
+
+@pytest.fixture
+def foreign(store, experiment_id):
+    """Makes runs of another program, with rows as artifacts of its own names."""
+
+    def make(artifacts, **tags):
+        run = store.create_run(experiment_id, tags=tags)
+        for path, text in artifacts.items():
+            store.log_text(run.info.run_id, text, path)
+        store.set_terminated(run.info.run_id)
+        return run.info.run_id
+
+    return make
+
+
+def evaluate(*arguments):
+    return CliRunner().invoke(main, ["evaluate", *arguments])
+
+
+def named(rows, first=0):
+    return {f"results/acc_after_{first + i}.json": json.dumps(row) for i, row in enumerate(rows)}
+
+
+def test_rows_under_other_names_are_scored(store, foreign):
+    """They become rows of the run; what was there stays, and a second time changes nothing."""
+    run_id = foreign(named([INITIAL, *SQUARE]), dataset="clear10", seed="7", strategy="mine")
+    done = evaluate("--run-id", run_id, "--rows", "results/acc_after_{row}.json")
+    assert done.exit_code == 0, done.output
+    run = store.get_run(run_id)
+    record = assemble(read_rows(store, run))
+    np.testing.assert_array_equal(record.matrix.values, SQUARE)
+    np.testing.assert_array_equal(record.matrix.initial, INITIAL)
+    assert (record.dataset.name, record.seed) == ("clear10", 7)
+    assert run.data.metrics["clear/in_domain_accuracy"] == np.mean([0.75, 0.875, 0.9375])
+    assert "renate/forward_transfer" in run.data.metrics
+    listed = {file.path for file in store.list_artifacts(run_id, "results")}
+    assert listed == set(named([INITIAL, *SQUARE]))
+    again = evaluate("--run-id", run_id, "--rows", "results/acc_after_{row}.json")
+    assert "1 unchanged" in again.output
+    assert evaluate("--run-id", run_id).exit_code == 0
+
+
+def test_rows_that_were_half_written_are_completed(store, foreign):
+    """A command that was stopped is run again, and the run is whole."""
+    run_id = foreign(named(SQUARE, first=1))
+    pattern = "results/acc_after_{row}.json"
+    assert evaluate("--run-id", run_id, "--rows", pattern).exit_code == 0
+    folder = mlflow.artifacts.download_artifacts(
+        artifact_uri=f"{store.get_run(run_id).info.artifact_uri}/accuracy_matrix/rows"
+    )
+    Path(folder, "row_002.json").unlink()
+    done = evaluate("--run-id", run_id, "--rows", pattern)
+    assert done.exit_code == 0, done.output
+    assert assemble(read_rows(store, store.get_run(run_id))).missing == ()
+
+
+def test_each_run_of_an_experiment_is_told_of(store, foreign):
+    """One with damaged rows is named; one without any is none of ours; the others are scored."""
+    good = foreign(named(SQUARE, first=1))
+    bad = foreign({**named(SQUARE, first=1), "results/acc_after_2.json": "[0.5"})
+    foreign({"notes.txt": "none"})
+    whole = foreign({"results/acc_after_all.csv": files.savetxt(SQUARE)})
+    done = evaluate("--experiment", "test", "--rows", "results/acc_after_{row}.json")
+    assert done.exit_code == 2
+    assert f"error: run {bad}: 'acc_after_2.json': is no JSON" in done.output
+    assert "1 failed, 1 scored, 2 skipped" in done.output
+    assert "clear/accuracy" in store.get_run(good).data.metrics
+    done = evaluate("--run-id", whole, "--rows", "results/*.csv")
+    assert done.exit_code == 0, done.output
+    assert "clear/accuracy" in store.get_run(whole).data.metrics
+
+
+def test_percent_and_zeros_are_said_here_too(store, foreign):
+    """What a script meant is not guessed; a dry run cannot write rows."""
+    rows = [[75, 0, 0], [62.5, 87.5, 0], [50, 56.25, 93.75]]
+    run_id = foreign(named(rows, first=1))
+    options = ["--run-id", run_id, "--rows", "results/*"]
+    assert "say scale=percent" in evaluate(*options).output
+    assert "say future=not-tested" in evaluate(*options, "--rows-scale", "percent").output
+    done = evaluate(*options, "--rows-scale", "percent", "--rows-future", "not-tested")
+    assert done.exit_code == 0, done.output
+    metrics = store.get_run(run_id).data.metrics
+    assert metrics["clear/accuracy"] == pytest.approx(
+        np.mean([75, 62.5, 87.5, 50, 56.25, 93.75]) / 100
+    )
+    assert "clear/forward_transfer" not in metrics
+    assert "rows have to be written" in evaluate(*options, "--dry-run").output

@@ -1,0 +1,273 @@
+"""Grouping, ranking, testing, and the warnings: what a comparison says of runs."""
+
+import csv
+import io
+import json
+import statistics
+
+import numpy as np
+import pytest
+from comparisons import NUM_TEST, counts, seeds_of, subject
+from scipy import stats
+
+from clear_mlflow.comparison import arrange, compare
+from clear_mlflow.comparison.figures import figures
+from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_table
+from clear_mlflow.comparison.note import comparison_note
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.statistics import Hits
+
+BY = ("strategy", "dataset")
+SCORE = "clear/challenge_score"
+
+
+def compared(subjects, by=BY, **options):
+    return compare(arrange(subjects, by, **options))
+
+
+def hits_of(correct, *, offset=0, digest="one"):
+    """Hits that count up to the rows."""
+    width = len(correct[0])
+    right = np.zeros((len(correct), width, NUM_TEST), np.bool_)
+    for i, row in enumerate(correct):
+        for j, count in enumerate(row):
+            right[i, j, (offset + np.arange(count)) % NUM_TEST] = True
+    return Hits(
+        evaluation_set=digest,
+        buckets=tuple(str(j + 1) for j in range(width)),
+        bucket=np.repeat(np.arange(width), NUM_TEST).astype(np.uint16),
+        rows=tuple(range(len(correct))),
+        right=right.reshape(len(correct), -1),
+    )
+
+
+def holm_by_hand(plain):
+    """Holm's adjustment, read off its definition."""
+    order = sorted(range(len(plain)), key=plain.__getitem__)
+    adjusted, largest = [0.0] * len(plain), 0.0
+    for rank, position in enumerate(order):
+        largest = max(largest, min(1.0, (len(plain) - rank) * plain[position]))
+        adjusted[position] = largest
+    return adjusted
+
+
+def test_seeds_are_a_group_with_mean_deviation_and_interval():
+    """Standard library and scipy give the same three numbers."""
+    runs = seeds_of("replay", 180, range(5))
+    (group,) = compared(runs).groups
+    values = [run.summary[SCORE] for run in runs]
+    found = group.metrics[SCORE]
+    assert found.n == 5
+    assert found.mean == pytest.approx(statistics.mean(values))
+    assert found.std == pytest.approx(statistics.stdev(values))
+    expected = stats.t.interval(0.95, 4, statistics.mean(values), stats.sem(values))
+    assert found.interval == pytest.approx(expected)
+
+
+def test_the_better_group_leads():
+    """By the challenge score where nobody says otherwise, and downwards where less is better."""
+    runs = [*seeds_of("naive", 120, [0]), *seeds_of("replay", 180, [0])]
+    assert [g.name for g in compared(runs).groups] == ["replay", "naive"]
+    by_forgetting = compared(runs, rank_by="renate/forgetting").groups
+    values = [g.metrics["renate/forgetting"].mean for g in by_forgetting]
+    assert values == sorted(values)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ({"digest": "sha256:" + "cd" * 32}, "dataset digest (abababab and cdcdcdcd)"),
+        ({"protocol": "streaming"}, "protocol (iid and streaming)"),
+        ({"buckets": ["a", "b", "c", "d"]}, "buckets"),
+    ],
+)
+def test_other_test_sets_are_never_in_one_group(other, said):
+    """Kept apart, never tested against each other, and the difference is named."""
+    runs = [*seeds_of("replay", 180, range(7)), *seeds_of("replay", 120, range(7, 14), **other)]
+    found = compared(runs)
+    assert [len(group.members) for group in found.groups] == [7, 7]
+    assert len({group.name for group in found.groups}) == 2
+    assert found.tests == ()
+    assert any("kept apart" in warning and said in warning for warning in found.warnings)
+
+
+def test_a_run_given_twice_counts_once():
+    """By its id, and by its seed and matrix: neither is a second piece of evidence."""
+    runs = seeds_of("replay", 180, range(3))
+    copy = subject("replay", counts(180, 1), seed=1, run_id="copy")
+    found = compared([*runs, runs[0], copy])
+    (group,) = found.groups
+    assert [run.run_id for run in group.members] == ["replay-0", "replay-1", "replay-2"]
+    assert any("repeats" in warning and "copy" in warning for warning in found.warnings)
+
+
+def test_a_seed_twice_with_other_numbers_is_told():
+    """The spread of such a group is not one over seeds."""
+    runs = [*seeds_of("replay", 180, [1]), subject("replay", counts(170, 5), seed=1, run_id="x")]
+    found = compared(runs)
+    assert len(found.groups[0].members) == 2
+    assert any("seed 1 more than once" in warning for warning in found.warnings)
+
+
+def test_one_run_only():
+    """It is shown, and nothing is tested."""
+    found = compared(seeds_of("replay", 180, [0]))
+    assert found.tests == ()
+    assert found.groups[0].metrics[SCORE].interval is None
+    assert "one run each" in found.warnings[0]
+    assert found.image_intervals[0][SCORE].low < found.groups[0].metrics[SCORE].mean
+
+
+def test_a_run_that_ended_early_is_left_out_of_means():
+    """Its average after two buckets is no average after four; its cells are still there."""
+    whole = seeds_of("replay", 180, range(3))
+    early = subject("replay", counts(180, 9)[:3], seed=9)
+    found = compared([*whole, early])
+    (group,) = found.groups
+    assert group.metrics[SCORE].n == 3
+    assert group.metrics[SCORE].mean == compared(whole).groups[0].metrics[SCORE].mean
+    assert group.seeds_per_cell.tolist() == [[4] * 4] * 3 + [[3] * 4] * 2
+    assert any("trained on 2 of 4 buckets" in warning for warning in found.warnings)
+
+
+def test_a_cell_is_the_mean_over_the_seeds_that_measured_it():
+    """And NaN, never 0, where none did."""
+    rows = [counts(180, seed)[:3] for seed in range(2)]
+    (group,) = compared([subject("a", r, seed=i) for i, r in enumerate(rows)]).groups
+    assert group.grid[2, 1] == pytest.approx((rows[0][2][1] + rows[1][2][1]) / 2 / NUM_TEST)
+    assert np.isnan(group.grid[3:]).all()
+
+
+def test_streaming_shows_only_its_evidence():
+    """Cells that score training images are not measured, in matrices and in metrics."""
+    runs = seeds_of("replay", 180, range(2), protocol="streaming")
+    (group,) = compared(runs).groups
+    assert np.isnan(group.grid[1:][np.tri(4, dtype=bool)]).all()
+    assert SCORE not in group.metrics
+    assert "clear/next_domain_accuracy" in group.metrics
+
+
+def test_seven_seeds_can_tell():
+    """All seven pairs agree: p is 2 / 2**7, and the sentence names the better one."""
+    runs = [*seeds_of("naive", 120, range(7)), *seeds_of("replay", 180, range(7))]
+    test = compared(runs).tests[0]
+    assert (test.metric, test.unit, test.outcome) == (SCORE, "seeds", "different")
+    assert test.p_value == pytest.approx(2 / 2**7)
+    assert test.sentence.startswith("replay is better than naive at clear/challenge_score")
+
+
+def test_three_seeds_cannot_tell():
+    """However far apart the groups are: the smallest p is 2 / 2**3, and a warning says so."""
+    runs = [*seeds_of("naive", 20, range(3)), *seeds_of("replay", 180, range(3))]
+    found = compared(runs)
+    assert {test.outcome for test in found.tests} == {"too few"}
+    assert any("3 seeds are too small" in warning for warning in found.warnings)
+
+
+def test_seeds_pair_up_only_where_they_are_the_same():
+    """Other seeds on both sides: an unpaired test, and the sentence says so."""
+    runs = [*seeds_of("naive", 120, range(5)), *seeds_of("replay", 180, range(5, 10))]
+    test = compared(runs).tests[0]
+    assert "unpaired" in test.sentence
+    assert test.p_value == pytest.approx(2 / 252)
+
+
+def test_p_is_adjusted_for_all_pairs_of_a_metric():
+    """Three groups are three pairs; Holm's smallest p is three times the plain one."""
+    runs = [run for i, n in enumerate("abc") for run in seeds_of(n, 120 + 20 * i, range(8))]
+    tests = [test for test in compared(runs).tests if test.metric == SCORE]
+    assert [test.p_value for test in tests] == [pytest.approx(2 / 2**8)] * 3
+    assert [test.adjusted for test in tests] == [pytest.approx(6 / 2**8)] * 3
+
+
+def test_predictions_of_single_runs_are_paired():
+    """McNemar per cell, adjusted within the table, and a bootstrap per metric."""
+    cells = {"a": counts(180, 0), "b": counts(120, 0)}
+    arrangement = arrange([subject(name, c) for name, c in cells.items()], BY)
+    assert {run.name for run in arrangement.wants_predictions()} == {"a seed 0", "b seed 0"}
+    found = compare(arrangement, {f"{name}-0": hits_of(c) for name, c in cells.items()})
+    test = found.tests[0]
+    assert (test.unit, test.outcome) == ("images", "different")
+    assert test.difference == pytest.approx(
+        found.groups[0].metrics[SCORE].mean - found.groups[1].metrics[SCORE].mean
+    )
+    # Right images of one are right images of the other, too: all that differ speak for one side.
+    apart = np.abs(np.subtract(cells["a"], cells["b"])).ravel()
+    plain = [stats.binomtest(0, int(n)).pvalue if n else 1.0 for n in apart]
+    adjusted = np.array(holm_by_hand(plain)).reshape(5, 4)
+    assert found.cells[0, 1] == pytest.approx(adjusted)
+    assert (found.cells[0, 1][1:] < 0.05).all()
+
+
+def test_other_test_images_are_not_paired():
+    """The dataset's digest is the same, the images are not: no test, and no cell is marked."""
+    cells = {"a": counts(180, 0), "b": counts(120, 0)}
+    arrangement = arrange([subject(name, c) for name, c in cells.items()], BY)
+    found = compare(
+        arrangement, {f"{name}-0": hits_of(c, digest=name) for name, c in cells.items()}
+    )
+    assert found.tests == ()
+    assert found.cells == {}
+    assert found.unlike == {(0, 1)}
+    assert any("different test images" in warning for warning in found.warnings)
+
+
+def test_no_label_no_group():
+    """What runs cannot be grouped by is one line that names what there is."""
+    with pytest.raises(ConfigError, match=r"group_by names 'memory'.*there are dataset, strategy"):
+        arrange(seeds_of("replay", 180, [0]), ["memory"])
+    with pytest.raises(ConfigError, match="rank_by is 'speed'"):
+        arrange(seeds_of("replay", 180, [0]), BY, rank_by="speed")
+    with pytest.raises(ConfigError, match="nothing to compare"):
+        arrange([], BY)
+
+
+def test_each_run_for_itself():
+    """Without labels a group is a run, also where two have the same name."""
+    runs = [subject("a", counts(180, s), seed=7, run_id=f"run{s}") for s in range(3)]
+    found = compared(runs, by=())
+    assert len(found.groups) == 3
+    assert len({group.name for group in found.groups}) == 3
+
+
+def test_leaderboard_says_what_the_groups_say():
+    """In full precision; what is not defined is empty in both files, and never 0."""
+    found = compared([*seeds_of("=1+1", 180, range(2)), *seeds_of("alone", 120, [0])])
+    table = json.loads(leaderboard_table(found))
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    lines = list(csv.DictReader(io.StringIO(leaderboard_csv(found))))
+    for group, row, line in zip(found.groups, rows, lines, strict=True):
+        for metric, value in group.metrics.items():
+            assert row[f"{metric} mean"] == value.mean == float(line[f"{metric} mean"])
+            assert row[f"{metric} std"] == value.std
+            assert row[f"{metric} n"] == value.n
+            assert line[f"{metric} std"] == ("" if value.std is None else repr(value.std))
+    assert rows[1][f"{SCORE} low"] is None
+    assert lines[0]["group"] == "'=1+1"
+
+
+def test_figures_are_pictures():
+    """One of the metrics, one of the curves, one per matrix and one per difference."""
+    found = compared([*seeds_of("a$x^", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
+    files = dict(figures(found))
+    assert set(files) == {
+        "metrics.png",
+        "curves.png",
+        "matrix_01.png",
+        "matrix_02.png",
+        "difference_01_02.png",
+    }
+    assert all(content.startswith(b"\x89PNG") for content in files.values())
+
+
+def test_the_note_fits_and_leads_with_what_is_real():
+    """Many groups with long hostile names stay below MLflow's 8,000 characters."""
+    runs = [
+        run
+        for i in range(30)
+        for run in seeds_of(f"{i} <b>|`x`" + "🚌" * 500, 100 + 3 * i, range(2))
+    ]
+    note = comparison_note(compared(runs), page="comparison.html")
+    assert len(note.encode()) < 8000
+    assert "<b>" not in note
+    assert "more" in note

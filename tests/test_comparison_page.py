@@ -1,0 +1,193 @@
+"""The comparison's page: whole without a network, and nothing from outside is markup."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from comparisons import counts, seeds_of, subject
+
+from clear_mlflow.comparison import arrange, compare
+from clear_mlflow.comparison.page import comparison_page
+
+BY = ("strategy", "dataset")
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</script><script>alert(1)</script>",
+    "' onmouseover='alert(1)",
+    "two\nlines\r\x1b[31m\u202eback",
+    "🚌 " + "x" * 10_000,
+    "{{ 7 * 7 }}{% raw %}",
+]
+
+
+class Page(HTMLParser):
+    """What a browser finds: tags with attributes, and the texts of cells."""
+
+    VOID = ("meta", "br", "img", "link", "input")
+
+    def __init__(self, text):
+        super().__init__(convert_charrefs=True)
+        self.tags, self.open, self.texts, self.cells = [], [], [], []
+        self.scripts = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], "a tag stays open"
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+        if tag in ("td", "th"):
+            self.cells.append("")
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] == "script":
+            self.scripts[-1] += data
+            return
+        if self.open and self.open[-1] == "style":
+            return
+        self.texts.append(data)
+        if {"td", "th"} & set(self.open):
+            self.cells[-1] += data
+
+
+def page_of(subjects, by=BY, title="a title"):
+    comparison = compare(arrange(subjects, by))
+    return comparison, comparison_page(comparison, title=title, footer="by a test")
+
+
+def three_groups(seeds=3):
+    return [
+        run
+        for name, level in (("naive", 120), ("replay", 160), ("cumulative", 180))
+        for run in seeds_of(name, level, range(seeds))
+    ]
+
+
+def test_it_needs_nothing_but_itself():
+    """No address in any attribute, no import in the style, no request in the script."""
+    _, text = page_of(three_groups())
+    page = Page(text)
+    assert {tag for tag, _ in page.tags}.isdisjoint(["link", "img", "iframe", "object", "base"])
+    for _, attributes in page.tags:
+        assert {"src", "href", "action", "srcset", "xlink:href"}.isdisjoint(attributes)
+    assert not re.search(
+        r"https?:|//[a-z]|@import|url\(|fetch\(|XMLHttp", text.split("</style>")[0]
+    )
+    assert not re.search(r"https?:|fetch\(|XMLHttp|import\(|eval\(", "".join(page.scripts))
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_names_are_only_text(name):
+    """As a run, a group, a dataset, a bucket and a title: the same tags as with a plain name."""
+    printable = "".join(c for c in name if c.isprintable())[:40]
+
+    def tags_with(text, key):
+        runs = [
+            run
+            for seed in range(2)
+            for run in (
+                subject(text, counts(180, seed), seed=seed, dataset=key, buckets=[key, *"bcd"]),
+                subject("other", counts(90, seed), seed=seed, dataset=key, buckets=[key, *"bcd"]),
+            )
+        ]
+        _, found = page_of(runs, title=text)
+        return found, Page(found)
+
+    text, page = tags_with(name, printable)
+    _, plain = tags_with("plain", "key")
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
+    # A long key of a bucket has its whole text as a title.
+    assert [a.keys() - {"title"} for _, a in page.tags] == [
+        a.keys() - {"title"} for _, a in plain.tags
+    ]
+    assert not any(name.startswith("on") for _, a in page.tags for name in a)
+    assert json.loads(page.scripts[0])["items"]
+    assert len(text) < 120_000
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_every_number_of_the_leaderboard_is_the_metric():
+    """To its last digit, and an empty cell where a metric is not defined."""
+    runs = [*three_groups(), subject("early", counts(150, 1)[:3], seed=1)]
+    comparison, text = page_of(runs)
+    board = text.split('id="board">')[1].split("</table>")[0]
+    rows = re.findall(r"<tr><th scope=\"row\".*?</tr>", board, re.S)
+    assert len(rows) == 4
+    for group, row in zip(comparison.groups, rows, strict=True):
+        values = re.findall(r'<td data-value="([^"]*)"', row)[1:]
+        for metric, value in zip(comparison.metrics, values, strict=True):
+            found = group.metrics.get(metric)
+            assert value == ("" if found is None else repr(found.mean))
+            if found is not None:
+                assert f"{found.mean:.4f}" in row
+                assert f"± {found.std:.4f}" in row
+                assert f"[{found.interval.low:.3f}, {found.interval.high:.3f}]" in row
+
+
+def test_every_cell_of_every_matrix_is_there():
+    """Means of groups, then each run: as text, in percent; not measured is a word, not a number."""
+    runs = [*three_groups(2), subject("early", counts(150, 1)[:3], seed=1)]
+    comparison, text = page_of(runs)
+    tables = re.findall(r'<table class="heat">.*?</table>', text, re.S)
+    grids = [group.grid for group in comparison.groups]
+    grids += [run.grid for group in comparison.groups for run in group.members]
+    assert len(tables) == len(grids) == 11
+    for grid, table in zip(grids, tables, strict=True):
+        cells = re.findall(r"<td class=[^>]*>(.*?)</td>", table)
+        expected = [
+            f"{100 * value:.1f}" if value == value else "<i>not measured</i>"
+            for value in grid.ravel()
+        ]
+        assert cells == expected
+
+
+def test_the_difference_without_a_script():
+    """A is the first group, B the second; the script has the same cells to subtract."""
+    comparison, text = page_of(three_groups())
+    (table,) = re.findall(r'<table class="heat big">.*?</table>', text, re.S)
+    cells = re.findall(r'<td class="w[^>]*>(.*?)</td>', table)
+    change = comparison.groups[0].grid - comparison.groups[1].grid
+    assert [float(cell) for cell in cells] == pytest.approx(100 * change.ravel(), abs=0.051)
+    data = json.loads(Page(text).scripts[0])
+    assert len(data["items"]) == 3 + 9
+    assert data["items"][0]["cells"][1] == pytest.approx(comparison.groups[0].grid[1], abs=1e-6)
+
+
+def test_sentences_and_warnings_are_on_the_page():
+    """All of them, for the metric that ranks; with how p was adjusted."""
+    comparison, text = page_of(three_groups())
+    told = " ".join("".join(Page(text).texts).split())
+    sentences = [t.sentence for t in comparison.tests if t.metric == comparison.ranked_by]
+    assert len(sentences) == 3
+    for sentence in (*sentences, *comparison.warnings):
+        assert sentence in told
+    assert "adjusted by Holm" in told
+
+
+def test_one_run_and_two_settings_make_a_page():
+    """Nothing to subtract: no differences; two test sets: each with its curves."""
+    assert 'id="differences"' not in page_of(seeds_of("replay", 180, [0]))[1]
+    runs = [*seeds_of("a", 180, [0, 1]), *seeds_of("a", 180, [2, 3], protocol="streaming")]
+    _, text = page_of(runs)
+    Page(text)
+    assert text.count("Across: buckets trained on") == 2
+
+
+def test_fifty_runs_fit():
+    """Each for itself, of ten buckets: below two megabytes."""
+    runs = [
+        subject(f"strategy {i}", counts(100 + i, i, buckets=10), seed=0, run_id=f"{i:032x}")
+        for i in range(50)
+    ]
+    _, text = page_of(runs, by=())
+    assert len(text.encode()) < 2_000_000
+    Page(text)

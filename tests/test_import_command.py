@@ -1,0 +1,255 @@
+"""``clear-mlflow import``: files of other programs become runs that everything else finds."""
+
+import json
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+import result_files as files
+from click.testing import CliRunner
+
+from clear_mlflow.cli import main
+from clear_mlflow.imports import FORMATS
+from clear_mlflow.record import assemble
+from clear_mlflow.tracking import names
+from clear_mlflow.tracking.evaluate import Selection, evaluate, select
+from clear_mlflow.tracking.rows import read_rows
+
+PUBLISHED = Path(__file__).parents[2] / "shared" / "clear10_challenge_second_place.csv"
+SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
+NAN = float("nan")
+
+
+def run_import(*arguments):
+    """The command in this process; its standard error is part of the output."""
+    return CliRunner().invoke(main, ["import", *map(str, arguments)])
+
+
+def stored(store, experiment_id):
+    """All runs of the test's experiment, by name."""
+    return {run.info.run_name: run for run in store.search_runs([experiment_id])}
+
+
+def record_of(store, run):
+    return assemble(read_rows(store, run))
+
+
+@pytest.fixture
+def matrix_file(tmp_path):
+    path = tmp_path / "acc.csv"
+    path.write_text(files.savetxt(SQUARE, delimiter=","))
+    return path
+
+
+def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_file):
+    """Rows are the artifacts, the metrics come from them, and the run can be grouped."""
+    done = run_import(
+        matrix_file, "--dataset", "clear10", "--strategy", "replay", "--seed", 3,
+        "--num-instances", "550,545,540", "--buckets", "2004,2005,2006",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert "3 of 3 rows, 10 metrics" in done.output
+    run = stored(store, experiment_id)["acc"]
+    assert run.info.status == "FINISHED"
+    record = record_of(store, run)
+    np.testing.assert_array_equal(record.matrix.values, SQUARE)
+    assert record.matrix.num_instances.tolist() == [550, 545, 540]
+    assert record.matrix.buckets == ("2004", "2005", "2006")
+    assert (record.dataset.name, record.seed, record.protocol) == ("clear10", 3, "iid")
+    facts = {"dataset": "clear10", "strategy": "replay", "seed": "3", "protocol": "iid"}
+    assert run.data.params == facts
+    assert facts.items() <= run.data.tags.items()
+    assert run.data.tags[names.KIND_TAG] == names.KIND_TRAIN
+    assert run.data.tags[names.ROWS_TAG] == "complete"
+    assert run.data.tags[names.IMPORTED_FROM_TAG] == "acc.csv"
+    assert run.data.tags[names.IMPORT_FORMAT_TAG] == "text"
+    assert run.data.tags[names.IMPORTED_DIGEST_TAG].startswith("sha256:")
+    assert run.data.metrics["clear/in_domain_accuracy"] == np.mean([0.75, 0.875, 0.9375])
+    assert "renate/forward_transfer" not in run.data.metrics
+    assert str(matrix_file.parent) not in json.dumps(run.to_dictionary()["data"])
+
+
+def test_an_imported_run_is_evaluated_as_any_other(store, experiment_id, matrix_file):
+    """Nothing is lacking afterwards, and that no untrained model was tested is no damage."""
+    run_import(matrix_file)
+    (verdict,) = evaluate(
+        store, select(store, Selection(experiment="test")), named=False, dry_run=False
+    )
+    assert (verdict.action, verdict.is_problem) == ("unchanged", False)
+    assert verdict.detail == "3 of 3 rows"
+
+
+def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tmp_path):
+    """Under any name, unless asked for; into another experiment it may go."""
+    run_import(matrix_file)
+    copy = tmp_path / "copy.csv"
+    copy.write_bytes(matrix_file.read_bytes())
+    done = run_import(matrix_file, copy)
+    assert done.exit_code == 0
+    assert done.output.count("there already") == 3  # two lines and the count
+    assert len(stored(store, experiment_id)) == 1
+    assert run_import(copy, "--again").exit_code == 0
+    assert set(stored(store, experiment_id)) == {"acc", "copy"}
+    assert run_import(copy, "--experiment", "other").exit_code == 0
+    other = store.get_experiment_by_name("other").experiment_id
+    assert set(stored(store, other)) == {"copy"}
+
+
+def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_path):
+    """The others are imported; what is no result is passed over, and hidden files are not seen."""
+    folder = tmp_path / "runs"
+    (folder / "facil" / "results").mkdir(parents=True)
+    (folder / ".git").mkdir()
+    (folder / ".git" / "acc.csv").write_text("0.5\n")
+    (folder / "a.json").write_text(json.dumps(SQUARE))
+    (folder / "cut.json").write_text(json.dumps(SQUARE)[:-9])
+    (folder / "percent.csv").write_text("92,80\n70,90\n")
+    (folder / "README.md").write_text("What we did.\n")
+    (folder / "logs.pyd").write_text(
+        "".join(files.mammoth_line(SQUARE, seed=seed) for seed in (0, 1))
+    )
+    results = folder / "facil" / "results"
+    (results / "acc_tag-2026-01-31-12-00.txt").write_text(files.facil(SQUARE))
+    (results / "forg_tag-2026-01-31-12-00.txt").write_text(files.facil(SQUARE))
+    done = run_import(folder)
+    assert done.exit_code == 2
+    errors = [line for line in done.output.splitlines() if line.startswith("error:")]
+    assert errors[0].startswith("error: cut.json (read as json): is no JSON")
+    assert errors[1].startswith("error: percent.csv (read as text): holds 92.0, which is no")
+    assert len(errors) == 2
+    assert "2 failed, 4 imported, 2 passed over" in done.output
+    runs = stored(store, experiment_id)
+    facil = "facil/results/acc_tag-2026-01-31-12-00"
+    assert set(runs) == {"a", "logs line 1", "logs line 2", facil}
+    assert runs["logs line 2"].data.tags["seed"] == "1"
+    assert runs["logs line 2"].data.tags["strategy"] == "derpp"
+    future = [[0.75, NAN, NAN], [0.625, 0.875, NAN], [0.5, 0.5625, 0.9375]]
+    np.testing.assert_array_equal(record_of(store, runs[facil]).matrix.values, future)
+    assert "clear/forward_transfer" not in runs[facil].data.metrics
+    assert runs[facil].data.metrics["clear/backward_transfer"] == np.mean([0.625, 0.5, 0.5625])
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["--seed", "x"], "seed is 'x'"),
+        (["--num-instances", "5,x"], "num_instances is '5,x'"),
+        (["--num-instances", "5,6"], "must be 3 integers"),
+        (["--num-instances", "0"], "of at least 1"),
+        (["--buckets", "a,a,b"], "stands twice"),
+        (["--scale", "percent"], "scale=percent seems wrong"),
+        (["--format", "mammoth"], "expected the text of a Python dictionary"),
+        (["nowhere.csv", "--future", "tested"], "error: nowhere.csv is no file"),
+    ],
+)
+def test_what_a_person_says_wrong_is_one_line(store, experiment_id, matrix_file, options, part):
+    """And no run is left behind."""
+    done = run_import(*([matrix_file] if options[0].startswith("--") else []), *options)
+    assert done.exit_code == 2
+    assert part in done.output
+    assert not stored(store, experiment_id)
+
+
+def test_an_empty_folder_is_told(store, tmp_path):
+    """Nothing imported is not what a person wanted."""
+    (tmp_path / "empty").mkdir()
+    done = run_import(tmp_path / "empty")
+    assert (done.exit_code, "no file was found" in done.output) == (2, True)
+
+
+def test_a_store_that_breaks_leaves_no_run_that_looks_whole(
+    store, experiment_id, matrix_file, tmp_path
+):
+    """The run is FAILED, not known as imported, and the same command imports it later."""
+    (tmp_path / "artifacts").write_text("no folder")  # artifacts cannot be stored
+    done = run_import(matrix_file)
+    assert done.exit_code == 2
+    assert "cannot store row_001.json" in done.output
+    (run,) = store.search_runs([experiment_id])
+    assert run.info.status == "FAILED"
+    assert names.IMPORTED_DIGEST_TAG not in run.data.tags
+    (tmp_path / "artifacts").unlink()
+    assert "1 imported" in run_import(matrix_file).output
+
+
+@pytest.mark.parametrize("odd", ["a b#c?.csv", "ä.csv", "x" * 200 + ".csv", "-\x1b[31m.csv"])
+def test_odd_file_names_do_no_harm(store, experiment_id, tmp_path, odd):
+    """A name is shown and kept as text that steers nothing."""
+    path = tmp_path / odd
+    path.write_text(files.savetxt(SQUARE))
+    done = run_import("--", path)
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.output
+    (run,) = store.search_runs([experiment_id])
+    assert run.info.run_name.isprintable()
+    np.testing.assert_array_equal(record_of(store, run).matrix.values, SQUARE)
+
+
+# The published matrix has no licence: it is read where it lies, and is in no checkout.
+if PUBLISHED.exists():
+
+    def test_the_published_matrix_gives_the_published_numbers(store, experiment_id):
+        """2nd place of the CLEAR-10 challenge, through the run and not around it."""
+        done = run_import(PUBLISHED, "--dataset", "clear10", "--name", "2nd place")
+        assert done.exit_code == 0, done.output
+        run = stored(store, experiment_id)["2nd place"]
+        found = {name: f"{value:.7f}" for name, value in run.data.metrics.items()}
+        exact = {
+            "clear/in_domain_accuracy": "0.9228127",
+            "clear/next_domain_accuracy": "0.9168179",
+            "clear/backward_transfer": "0.9387415",
+            "clear/forward_transfer": "0.8865838",
+            "clear/accuracy": "0.9358454",
+            "renate/average_accuracy": "0.9510467",
+        }
+        assert {name: found[name] for name in exact} == exact
+        # As the challenge printed them: score / in-domain / next-domain / backward / forward.
+        printed = [
+            f"{run.data.metrics[f'clear/{name}']:.3f}"
+            for name in (
+                "challenge_score",
+                "in_domain_accuracy",
+                "next_domain_accuracy",
+                "backward_transfer",
+                "forward_transfer",
+            )
+        ]
+        assert printed == ["0.916", "0.923", "0.917", "0.939", "0.887"]
+        np.testing.assert_array_equal(
+            record_of(store, run).matrix.values, np.loadtxt(PUBLISHED, delimiter=",")
+        )
+
+
+def test_every_format_and_option_is_documented(project):
+    """docs/import.md has a line per format, and names every option that changes what is read."""
+    page = (project / "docs" / "import.md").read_text()
+    table = page.split("## Formats")[1].split("\n## ")[0]
+    told = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(told) == sorted(FORMATS)
+    for option in main.commands["import"].params[1:]:
+        if option.name not in ("name", "protocol"):
+            assert f"`{option.opts[0]}" in page or f"{option.opts[0]} " in page, option.opts
+    for bound in ("64 MiB", "16 MiB", "1,000", "8,000,000", "10,000"):
+        assert bound in page
+
+
+def test_the_documented_commands_do_what_they_say(store, experiment_id, tmp_path, monkeypatch):
+    """The first lines of docs/import.md, in a folder that has such files."""
+    monkeypatch.chdir(tmp_path)
+    Path("results").mkdir()
+    Path("results", "acc.csv").write_text(files.savetxt(SQUARE, delimiter=","))
+    Path("old_results").mkdir()
+    Path("old_results", "acc.npy").write_bytes(files.npy(np.array(SQUARE)))
+    Path("logs.pyd").write_text(files.mammoth_line(SQUARE))
+    Path("metric_log.txt").write_text(files.avalanche_text(SQUARE))
+    page = (Path(__file__).parents[1] / "docs" / "import.md").read_text()
+    lines = page.split("```\n")[1].splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        command, *arguments = shlex.split(line)
+        assert command == "clear-mlflow"
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
+    before = store.get_experiment_by_name("before MLflow").experiment_id
+    assert set(stored(store, before)) == {"acc", "logs", "metric_log"}

@@ -1,0 +1,196 @@
+"""A user's own metrics: their names, what they may be, and what becomes of their mistakes."""
+
+from __future__ import annotations
+
+import textwrap
+from importlib.metadata import EntryPoint, EntryPoints
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from clear_mlflow import AccuracyMatrix, explain, own_metrics, summarize
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.metrics import METRICS
+from clear_mlflow.own_metrics import load_own_metrics
+
+MATRIX = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
+MODULE = """
+import numpy as np
+from clear_mlflow.errors import UndefinedMetricError
+from clear_mlflow.metrics import Metric
+from clear_mlflow.predicted import PredictionMetric
+
+def worst(matrix):
+    return matrix.values.min()
+
+def answers(predictions, class_index=0):
+    return float(predictions.k)
+
+def whole(matrix):
+    return 1
+
+def undefined(matrix):
+    raise UndefinedMetricError("needs more")
+
+def failing(matrix):
+    raise KeyError("no\\nsuch")
+
+def gives_none(matrix):
+    return None
+
+def gives_nan(matrix):
+    return np.nan
+
+def gives_text(matrix):
+    return "0.5"
+
+def gives_array(matrix):
+    return np.array([0.5])
+
+def two(a, b):
+    return 0.5
+
+def nothing():
+    return 0.5
+
+other = lambda m: 0.5
+number = 3
+named = Metric(name="mylab/worst", function=worst, higher_is_better=False, version=4)
+rival = Metric(name="mylab/worst", function=whole)
+of_answers = PredictionMetric(name="mylab/answers", function=answers)
+taken = Metric(name="renate/forgetting", function=worst)
+squatting = Metric(name="calibration/mine", function=worst)
+strange = Metric(name="../x", function=worst)
+
+class Group:
+    @staticmethod
+    def inside(matrix):
+        return 0.25
+"""
+
+
+@pytest.fixture
+def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A module of metrics in the working folder, which a console script does not import from."""
+    tmp_path.joinpath("lab_module.py").write_text(textwrap.dedent(MODULE))
+    tmp_path.joinpath("lab_broken.py").write_text("import sys\nsys.exit('not\\nnow')\n")
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("lab")
+def test_functions_are_named_by_package_and_function() -> None:
+    """What it takes says over what it is; an attribute of an attribute is found, too."""
+    own = load_own_metrics(
+        [f"lab_module:{name}" for name in ("worst", "answers", "whole", "Group.inside", "worst")],
+        installed=False,
+    )
+    assert [m.name for m in own.matrix] == [
+        "lab_module/worst",
+        "lab_module/whole",
+        "lab_module/inside",
+    ]
+    assert [m.name for m in own.predictions] == ["lab_module/answers"]
+    assert own.names == (*(m.name for m in own.matrix), "lab_module/answers")
+    assert summarize(MATRIX, "iid", own.matrix) == {
+        "lab_module/worst": 0.6,
+        "lab_module/whole": 1.0,
+        "lab_module/inside": 0.25,
+    }
+
+
+@pytest.mark.usefixtures("lab")
+def test_a_metric_object_says_its_own_name_direction_and_version() -> None:
+    """Where a function alone cannot."""
+    own = load_own_metrics(["lab_module:named", "lab_module:of_answers"], installed=False)
+    (metric,) = own.matrix
+    assert (metric.name, metric.higher_is_better, metric.version) == ("mylab/worst", False, 4)
+    assert metric.function(MATRIX) == 0.6
+    assert [m.name for m in own.predictions] == ["mylab/answers"]
+
+
+@pytest.mark.usefixtures("lab")
+def test_a_functions_mistakes_are_told_with_its_name() -> None:
+    """And stop no other metric; a reason that it gives itself is told as it is."""
+    wrong = ("undefined", "failing", "gives_none", "gives_nan", "gives_text", "gives_array")
+    own = load_own_metrics([f"lab_module:{name}" for name in (*wrong, "worst")], installed=False)
+    assert summarize(MATRIX, "iid", (*METRICS, *own.matrix)).keys() > {"lab_module/worst"}
+    told = explain(MATRIX, "iid", own.matrix)
+    assert told == {
+        "lab_module/undefined": "needs more",
+        "lab_module/failing": "lab_module:failing raised KeyError: 'no\\nsuch'",
+        "lab_module/gives_none": told["lab_module/gives_none"],
+        "lab_module/gives_nan": "lab_module:gives_nan gave nan; expected a finite number",
+        "lab_module/gives_text": "lab_module:gives_text gave '0.5'; expected a number",
+        "lab_module/gives_array": told["lab_module/gives_array"],
+    }
+    assert told["lab_module/gives_none"].startswith("lab_module:gives_none raised TypeError")
+    assert told["lab_module/gives_array"].startswith("lab_module:gives_array ")
+    assert not any("\n" in reason for reason in told.values())
+
+
+@pytest.mark.usefixtures("lab")
+@pytest.mark.parametrize(
+    ("reference", "message"),
+    [
+        ("lab_module", "expected package.module:function"),
+        ("lab module:worst", "expected package.module:function"),
+        ("../lab_module:worst", "expected package.module:function"),
+        (":worst", "expected package.module:function"),
+        ("lab_module:", "expected package.module:function"),
+        ("no_such_module_here:x", "ModuleNotFoundError: No module named 'no_such_module_here'"),
+        ("lab_module:no_such", "has no attribute 'no_such'"),
+        ("lab_broken:x", "cannot be loaded: SystemExit: not"),
+        ("lab_module:two", "takes a, b; expected a function of one argument"),
+        ("lab_module:nothing", "takes nothing; expected"),
+        ("lab_module:other", "takes m; expected"),
+        ("lab_module:number", "is 3; expected"),
+        ("lab_module:Group", "expected a function of one argument"),
+        ("lab_module:taken", "the family 'renate' is taken"),
+        ("lab_module:squatting", "the family 'calibration' is taken"),
+        ("lab_module:strange", "is one that MLflow refuses"),
+    ],
+)
+def test_what_is_no_metric_is_refused_in_one_line(reference: str, message: str) -> None:
+    """Before any run is looked at, with what to do about it."""
+    with pytest.raises(ConfigError) as caught:
+        load_own_metrics([reference], installed=False)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("lab")
+def test_two_metrics_of_one_name_are_refused() -> None:
+    """One would silently stand for the other."""
+    with pytest.raises(ConfigError, match="are both named 'mylab/worst'"):
+        load_own_metrics(["lab_module:named", "lab_module:rival"], installed=False)
+
+
+@pytest.mark.usefixtures("lab")
+def test_installed_packages_offer_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By an entry point, under its name where that has a family; a broken one is named."""
+
+    def installed(*points: tuple[str, str]) -> None:
+        group = own_metrics.ENTRY_POINT_GROUP
+        found = EntryPoints(EntryPoint(name, value, group) for name, value in points)
+        monkeypatch.setattr(own_metrics, "entry_points", lambda group: found.select(group=group))
+
+    installed(("theirs/lowest", "lab_module:worst"), ("whole", "lab_module:whole"))
+    assert load_own_metrics().names == ("theirs/lowest", "lab_module/whole")
+    assert load_own_metrics(["lab_module:whole"]).names == ("lab_module/whole", "theirs/lowest")
+    assert load_own_metrics(installed=False).names == ()
+    installed(("theirs/gone", "lab_module:gone"))
+    with pytest.raises(ConfigError, match=r"metric entry point 'theirs/gone' \(lab_module:gone\)"):
+        load_own_metrics()
+
+
+def test_the_projects_example_is_a_metric(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As its first lines say; it agrees with a loop, and refuses what was not measured."""
+    monkeypatch.chdir(project)
+    (metric,) = load_own_metrics(["examples.own_metric:worst_learned"], installed=False).matrix
+    draws = np.random.default_rng(0).random((3, 4))
+    by_hand = min(draws[i, j] for i in range(3) for j in range(i + 1))
+    assert metric.function(AccuracyMatrix(draws)) == by_hand
+    assert (
+        "needs all cells" in explain(AccuracyMatrix([[np.nan, 0.5]]), "iid", [metric])[metric.name]
+    )

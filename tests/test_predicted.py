@@ -1,0 +1,283 @@
+"""Metrics of stored predictions: against loops over images, and against scikit-learn."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.metrics import confusion_matrix, log_loss, recall_score
+
+from clear_mlflow import AccuracyMatrix, metrics, predicted
+from clear_mlflow.errors import ConfigError, RecordError, UndefinedMetricError
+from clear_mlflow.predicted import (
+    Predictions,
+    class_accuracies,
+    confusion,
+    macro_matrix,
+)
+from clear_mlflow.predicted.calibration import bins
+from clear_mlflow.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.report.predictions import calibration_csv, confusion_csv, per_class_csv
+
+CLASSES = 3
+CALIBRATION = {
+    f"calibration/{name}"
+    for name in ("expected_calibration_error", "negative_log_likelihood", "brier_score")
+}
+MACRO = {f"macro_accuracy/{name}" for name in ("in_domain", "next_domain", "average")}
+
+
+def predictions(
+    seed: int = 0,
+    counts: tuple[int, ...] = (9, 7, 8),
+    rows: int = 3,
+    *,
+    probs: bool = False,
+    protocol: str = "iid",
+    class_names: tuple[str, ...] = ("a", "b", "c"),
+) -> Predictions:
+    draws = np.random.default_rng(seed)
+    total = sum(counts)
+    images = EvaluationSet(
+        buckets=tuple(str(j + 1) for j in range(len(counts))),
+        class_names=class_names,
+        bucket=np.repeat(np.arange(len(counts)), counts).astype(np.uint16),
+        label=draws.integers(0, CLASSES, total).astype(np.uint16),
+        content=draws.integers(0, 256, (total, 16)).astype(np.uint8),
+        names=tuple(map(str, range(total))),
+    )
+    answers = {}
+    for row in range(rows + 1):
+        outputs = draws.normal(size=(total, CLASSES))
+        outputs[np.arange(total), images.label] += row / 2
+        soft = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+        answers[row] = RowPredictions(
+            row=row,
+            labels=outputs.argmax(axis=1).astype(np.uint8),
+            evaluation_set=images.digest,
+            probabilities=soft.astype(np.float16) if probs else None,
+        )
+    return Predictions(images, answers, protocol)
+
+
+def without(found: Predictions, *rows: int) -> Predictions:
+    left = {row: answer for row, answer in found.answers.items() if row not in rows}
+    return Predictions(found.images, left, found.protocol, found.k)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 1000), protocol=st.sampled_from(["iid", "streaming"]))
+def test_class_accuracies_are_those_of_a_loop(seed: int, protocol: str) -> None:
+    """Image by image; NaN where there is no image, no prediction, or no evidence."""
+    found = without(predictions(seed, protocol=protocol), 2)
+    images, cells = found.images, class_accuracies(found)
+    assert cells.shape == (4, 3, CLASSES)
+    for row in range(4):
+        for j in range(3):
+            for c in range(CLASSES):
+                there = [
+                    m for m in range(len(images)) if images.bucket[m] == j and images.label[m] == c
+                ]
+                hidden = row == 2 or (protocol == "streaming" and row > 0 and j < row)
+                if hidden or not there:
+                    assert math.isnan(cells[row, j, c])
+                else:
+                    right = sum(int(found.answers[row].labels[m]) == c for m in there)
+                    assert cells[row, j, c] == right / len(there)
+
+
+def test_macro_accuracy_is_scikit_learns_macro_recall() -> None:
+    """In every cell, and its summaries are those of the matrix of such cells."""
+    found = predictions(1, counts=(40, 50, 60))
+    matrix = macro_matrix(found)
+    for row, answer in found.answers.items():
+        for j in range(3):
+            where = found.images.bucket == j
+            expected = recall_score(
+                found.images.label[where], answer.labels[where], average="macro"
+            )
+            cells = matrix.initial if row == 0 else matrix.values[row - 1]
+            assert cells is not None
+            assert cells[j] == pytest.approx(expected)
+    values = predicted.summarize(found)
+    assert values.keys() == MACRO
+    assert values["macro_accuracy/in_domain"] == metrics.clear.in_domain_accuracy(matrix)
+    assert values["macro_accuracy/next_domain"] == metrics.clear.next_domain_accuracy(matrix)
+    assert values["macro_accuracy/average"] == metrics.renate.average_accuracy(matrix)
+
+
+def test_macro_accuracy_counts_every_class_alike() -> None:
+    """Nine right images of one class and a wrong one of another: 90 % of images, 50 % macro."""
+    found = predictions(counts=(10,), rows=1)
+    images = replace(found.images, label=np.array([0] * 9 + [1], np.uint16))
+    answer = RowPredictions(row=1, labels=np.zeros(10, np.uint8), evaluation_set=images.digest)
+    values = predicted.summarize(Predictions(images, {1: answer}))
+    assert values["macro_accuracy/average"] == 0.5
+    assert answer.hits(images).mean() == 0.9
+
+
+def test_confusion_is_scikit_learns() -> None:
+    """Rows are true, columns predicted; under streaming only images of buckets to come count."""
+    found = predictions(2)
+    for row, answer in found.answers.items():
+        expected = confusion_matrix(found.images.label, answer.labels, labels=range(CLASSES))
+        assert (confusion(found, row) == expected).all()
+    streaming = replace(found, protocol="streaming")
+    assert [int(confusion(streaming, row).sum()) for row in range(4)] == [24, 15, 8, 0]
+    with pytest.raises(UndefinedMetricError, match="row 2 were not stored"):
+        confusion(without(found, 2), 2)
+
+
+def test_calibration_is_that_of_loops_and_of_scikit_learn() -> None:
+    """Of the last row, on the buckets trained on by then."""
+    found = predictions(3, counts=(60, 70, 80), probs=True).after(2)
+    where = found.images.bucket < 2
+    stored = found.answers[2].probabilities
+    assert stored is not None
+    soft, labels = stored[where].astype(float), found.images.label[where]
+    said = found.answers[2].labels[where]
+    gaps = 0.0
+    for i in range(15):
+        inside = [m for m in range(len(said)) if i / 15 < soft[m, said[m]] <= (i + 1) / 15]
+        if inside:
+            accuracy = sum(said[m] == labels[m] for m in inside) / len(inside)
+            confidence = sum(soft[m, said[m]] for m in inside) / len(inside)
+            gaps += len(inside) / len(said) * abs(accuracy - confidence)
+    brier = sum(
+        sum((soft[m, c] - (labels[m] == c)) ** 2 for c in range(CLASSES)) for m in range(len(said))
+    )
+    values = predicted.summarize(found)
+    assert values["calibration/expected_calibration_error"] == pytest.approx(gaps)
+    assert values["calibration/brier_score"] == pytest.approx(brier / len(said))
+    exact = soft / soft.sum(axis=1, keepdims=True)
+    assert values["calibration/negative_log_likelihood"] == pytest.approx(
+        log_loss(labels, exact, labels=range(CLASSES)), abs=1e-3
+    )
+
+
+def test_a_probability_stored_as_zero_is_not_infinitely_wrong() -> None:
+    """Half precision holds nothing below 2**-25: such an answer counts as that."""
+    found = predictions(counts=(1,), rows=1, probs=True)
+    label = int(found.images.label[0])
+    soft = np.zeros((1, CLASSES), np.float16)
+    soft[0, (label + 1) % CLASSES] = 1
+    answer = replace(found.answers[1], probabilities=soft, labels=soft.argmax(1).astype(np.uint8))
+    values = predicted.summarize(Predictions(found.images, {1: answer}))
+    assert values["calibration/negative_log_likelihood"] == pytest.approx(25 * math.log(2))
+    assert values["calibration/brier_score"] == 2
+    assert values["calibration/expected_calibration_error"] == 1
+
+
+def test_bins_are_closed_above() -> None:
+    """A confidence of 1/15 belongs to the first bin, one of 1 to the last, 0 is not lost."""
+    confidence = np.array([0.0, 1 / 15, 0.07, 1.0])
+    count, accuracy, mean = bins(np.array([True, False, True, True]), confidence)
+    assert (count[[0, 1, 14]] == [2, 1, 1]).all()
+    assert count.sum() == 4
+    assert (accuracy[0], mean[0]) == (0.5, pytest.approx(1 / 30))
+    assert np.isnan(accuracy[2])
+
+
+def test_what_is_not_there_is_told() -> None:
+    """Labels alone have no calibration; streaming has no learned bucket as evidence."""
+    assert predicted.summarize(predictions()).keys() == MACRO
+    reasons = predicted.explain(predictions())
+    assert reasons.keys() == CALIBRATION
+    assert set(reasons.values()) == {"needs stored probabilities: predictions=probs"}
+    streaming = predictions(probs=True, protocol="streaming")
+    assert predicted.summarize(streaming).keys() == {"macro_accuracy/next_domain"}
+    assert predicted.explain(streaming)["calibration/brier_score"].startswith("under the streaming")
+    untrained = predictions(rows=0, probs=True)
+    assert predicted.summarize(untrained) == {}
+    assert predicted.explain(untrained).keys() == MACRO | CALIBRATION
+    assert predicted.summarize(predictions(probs=True)).keys() == MACRO | CALIBRATION
+
+
+def test_a_series_is_the_run_cut_off() -> None:
+    """Its last value is the summary; a row whose predictions are missing leaves a gap."""
+    found = predictions(4, probs=True)
+    series = predicted.series(found)
+    assert series.keys() == MACRO | CALIBRATION
+    assert {name: steps[3] for name, steps in series.items()} == predicted.summarize(found)
+    for name, steps in series.items():
+        for k, value in steps.items():
+            assert value == predicted.summarize(found.after(k))[name]
+    gap = predicted.series(without(found, 2))
+    assert gap["calibration/brier_score"].keys() == {1, 3}
+    assert gap["macro_accuracy/average"].keys() == {1, 3}
+    assert gap["macro_accuracy/in_domain"].keys() == {1}
+    assert without(found, 3).k == 3
+    assert predicted.summarize(without(found, 3)) == {}
+
+
+def test_predictions_have_to_count_up_to_the_rows() -> None:
+    """Other buckets, other counts, another accuracy, a row that is not there: no evidence."""
+    found = predictions(5)
+    cells = [
+        np.array(answer.correct(found.images)) / found.images.num_instances
+        for answer in found.answers.values()
+    ]
+    counts = found.images.num_instances
+    matrix = AccuracyMatrix(cells[1:], cells[0], counts)
+    found.check(matrix)
+    found.check(AccuracyMatrix(np.round(cells[1:], 4), np.round(cells[0], 4)))
+    other = np.array(cells[1:])
+    other[1, 1] = (other[1, 1] + 0.5) % 1
+    for wrong, message in [
+        (AccuracyMatrix(cells[1:], cells[0], counts, ("x", "y", "z")), "are of buckets"),
+        (AccuracyMatrix(cells[1:], cells[0], (9, 8, 8)), "images per bucket, but the rows say"),
+        (AccuracyMatrix(other, cells[0], counts), "row 2 count .* the stored row says otherwise"),
+        (AccuracyMatrix(cells[1:3], cells[0], counts), "row 3 count"),
+        (AccuracyMatrix(cells[1:], None, counts), "row 0 count"),
+    ]:
+        with pytest.raises(RecordError, match=message):
+            found.check(wrong)
+    with pytest.raises(RecordError, match="stand under row 1"):
+        Predictions(found.images, {1: found.answers[2]})
+    with pytest.raises(RecordError, match="no predictions"):
+        Predictions(found.images, {})
+    with pytest.raises(ConfigError, match="'stream'"):
+        replace(found, protocol="stream")
+    foreign = predictions(6)
+    with pytest.raises(RecordError, match="another evaluation set"):
+        Predictions(found.images, foreign.answers)
+
+
+def table(text: str | None) -> list[list[str]]:
+    assert text is not None
+    return list(csv.reader(io.StringIO(text)))
+
+
+def test_tables_say_the_same_and_steer_no_spreadsheet() -> None:
+    """Per class, confusion and calibration as CSV, with a class named as a formula made inert."""
+    found = without(predictions(7, probs=True, class_names=("=A1", "b", "c")), 2)
+    per_class, cells = table(per_class_csv(found)), class_accuracies(found)
+    assert per_class[0] == ["trained_through", "tested_on", "'=A1", "b", "c"]
+    assert [line[0] for line in per_class[1:]] == ["initial"] * 3 + ["1"] * 3 + ["3"] * 3
+    assert [float(x) for x in per_class[5][2:]] == cells[1, 1].tolist()
+    counts = table(confusion_csv(found, 3))
+    assert counts[0] == ["true_class", "'=A1", "b", "c"]
+    assert [[int(x) for x in line[1:]] for line in counts[1:]] == confusion(found, 3).tolist()
+    calibration = table(calibration_csv(found))
+    assert len(calibration) == 1 + 2 * 15
+    assert sum(int(line[3]) for line in calibration[1:16]) == 9
+    assert sum(int(line[3]) for line in calibration[16:]) == 24
+    assert calibration_csv(predictions()) is None
+    streaming = table(per_class_csv(replace(found, protocol="streaming")))
+    assert [line[:2] for line in streaming[4:]] == [["1", "2"], ["1", "3"]]
+
+
+def test_the_reference_lists_just_these_metrics(project: object) -> None:
+    """docs/metrics.md has one line per metric, with the direction that the code has."""
+    text = (project / "docs" / "metrics.md").read_text()  # type: ignore[operator]
+    part = text.split("## From stored predictions")[1].split("\n## ")[0]
+    rows = [[cell.strip() for cell in line.split("|")] for line in part.splitlines()]
+    told = {row[1].strip("`"): row[3] for row in rows if len(row) > 4 and row[1].startswith("`")}
+    directions = {m.name: "higher" if m.higher_is_better else "lower" for m in predicted.METRICS}
+    assert told == directions

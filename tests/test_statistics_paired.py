@@ -1,0 +1,290 @@
+"""Tests over test images: against scipy, against plain loops, and on simulated models."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binom, binomtest
+
+from clear_mlflow import AccuracyMatrix, metrics, summarize
+from clear_mlflow.errors import ConfigError, RecordError
+from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.statistics import (
+    Hits,
+    bootstrap_intervals,
+    mcnemar_cells,
+    mcnemar_exact,
+    metric_intervals,
+    paired,
+    paired_bootstrap,
+)
+
+FORGETTING = "renate/forgetting"
+BACKWARD = "clear/backward_transfer"
+
+
+def hits(right: np.ndarray, counts: tuple[int, ...], first_row: int = 0, digest: str = "d") -> Hits:
+    return Hits(
+        evaluation_set=digest,
+        buckets=tuple(str(j + 1) for j in range(len(counts))),
+        bucket=np.repeat(np.arange(len(counts)), counts).astype(np.uint16),
+        rows=tuple(range(first_row, first_row + len(right))),
+        right=right,
+    )
+
+
+def random_hits(seed: int, counts: tuple[int, ...] = (7, 5, 6), share: float = 0.6) -> Hits:
+    draws = np.random.default_rng(seed)
+    return hits(draws.random((len(counts) + 1, sum(counts))) < share, counts)
+
+
+def test_hits_of_stored_predictions_count_up_to_the_matrix() -> None:
+    """From the files' objects, in any order of rows, to accuracies; a missing row stays NaN."""
+    images = EvaluationSet(
+        buckets=("1", "2"),
+        class_names=("a", "b"),
+        bucket=np.array([0, 0, 1], np.uint16),
+        label=np.array([0, 1, 1], np.uint16),
+        content=np.zeros((3, 16), np.uint8),
+        names=("x", "y", "z"),
+    )
+    answers = [
+        RowPredictions(row=row, labels=np.array(labels, np.uint8), evaluation_set=images.digest)
+        for row, labels in [(2, [0, 1, 1]), (0, [0, 0, 0])]
+    ]
+    found = Hits.of(images, answers)
+    assert found.rows == (0, 2)
+    assert found.evaluation_set == images.digest
+    expected = AccuracyMatrix([[np.nan] * 2, [1, 1]], [0.5, 0], [2, 1])
+    assert found.matrix().equals(expected)
+    assert found.after(1).rows == (0,)
+    for wrong, message in [([], "no predictions"), ([answers[0]] * 2, "arrived twice")]:
+        with pytest.raises(RecordError, match=message):
+            Hits.of(images, wrong)
+    foreign = RowPredictions(row=1, labels=np.zeros(3, np.uint8), evaluation_set="other")
+    with pytest.raises(RecordError, match="another evaluation set"):
+        Hits.of(images, [foreign])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=60))
+def test_mcnemar_is_the_sign_test(pairs: list[tuple[bool, bool]]) -> None:
+    """Of scipy, on images that one model alone got right; the same from the other side."""
+    a, b = np.array(pairs).T
+    found, back = mcnemar_exact(a, b), mcnemar_exact(b, a)
+    only_a = sum(x and not y for x, y in pairs)
+    only_b = sum(y and not x for x, y in pairs)
+    expected = binomtest(only_a, only_a + only_b).pvalue if only_a + only_b else 1.0
+    assert found.p_value == pytest.approx(expected)
+    assert (found.only_a, found.only_b, found.n) == (only_a, only_b, len(pairs))
+    assert found.difference == pytest.approx(a.mean() - b.mean())
+    assert (back.p_value, back.difference) == (found.p_value, -found.difference)
+
+
+def test_mcnemar_in_every_cell_is_mcnemar_of_that_cell() -> None:
+    """The matrix form agrees with one call a cell; a row that one run lacks is NaN."""
+    a, b = random_hits(1), random_hits(2)
+    short = Hits(b.evaluation_set, b.buckets, b.bucket, b.rows[1:3], b.right[1:3])
+    cells = mcnemar_cells(a, short)
+    assert cells.p_values.shape == (3, 3)
+    assert np.isnan([cells.p_values[0], cells.differences[0]]).all()
+    for row, j in itertools.product((1, 2), range(3)):
+        where = a.bucket == j
+        one = mcnemar_exact(a.right[row, where], b.right[row, where])
+        assert cells.p_values[row, j] == pytest.approx(one.p_value)
+        assert cells.differences[row, j] == pytest.approx(one.difference)
+        assert (cells.only_a[row, j], cells.only_b[row, j]) == (one.only_a, one.only_b)
+
+
+def by_loops(a: Hits, b: Hits, metric: Metric, resamples: int, seed: int) -> list[float]:
+    """The bootstrap's differences, image by image; draws in the same order as the quick one."""
+    draws, drawn = np.random.default_rng(seed), {}
+    for j in range(len(a.buckets)):
+        places = np.flatnonzero(a.bucket == j)
+        for r in range(resamples):
+            drawn[r, j] = places[draws.integers(0, len(places), size=len(places))]
+    found = []
+    for r in range(resamples):
+        values = []
+        for run in (a, b):
+            cells = [
+                [
+                    sum(bool(run.right[i, m]) for m in drawn[r, j]) / len(drawn[r, j])
+                    for j in range(len(run.buckets))
+                ]
+                for i in range(len(run.rows))
+            ]
+            counts = run.matrix().num_instances
+            values.append(metric.function(AccuracyMatrix(cells[1:], cells[0], counts)))
+        found.append(values[0] - values[1])
+    return found
+
+
+def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every metric, forgetting included, to the bit of its draws; however it is cut in blocks."""
+    a, b = random_hits(3), random_hits(4, share=0.7)
+    found = paired_bootstrap(a, b, resamples=60, seed=9, level=0.8)
+    monkeypatch.setattr(paired, "_BLOCK", 8)
+    assert paired_bootstrap(a, b, resamples=60, seed=9, level=0.8) == found
+    assert found.keys() == {metric.name for metric in METRICS}
+    values_a, values_b = summarize(a.matrix()), summarize(b.matrix())
+    for metric in METRICS:
+        changes = np.array(by_loops(a, b, metric, 60, 9))
+        test = found[metric.name]
+        assert test.interval == pytest.approx(tuple(np.quantile(changes, [0.1, 0.9])))
+        sides = ((changes <= 1e-12).sum() + 1, (changes >= -1e-12).sum() + 1)
+        assert test.p_value == pytest.approx(min(1, 2 * min(sides) / 61))
+        assert test.a == pytest.approx(values_a[metric.name])
+        assert test.difference == pytest.approx(values_a[metric.name] - values_b[metric.name])
+        assert (test.resamples, test.n, test.smallest_p) == (60, 18, 2 / 61)
+
+
+def test_the_bootstrap_comes_close_to_all_resamples_there_are() -> None:
+    """Of two buckets of three images, every one of 27 x 27 draws by enumeration."""
+    counts = (3, 3)
+    a, b = random_hits(11, counts), random_hits(12, counts)
+    metric = METRICS[0]
+    changes = []
+    for first in itertools.product(range(3), repeat=3):
+        for second in itertools.product(range(3, 6), repeat=3):
+            values = []
+            for run in (a, b):
+                cells = [
+                    [run.right[i, list(part)].mean() for part in (first, second)] for i in (1, 2)
+                ]
+                values.append(metric.function(AccuracyMatrix(cells)))
+            changes.append(values[0] - values[1])
+    (found,) = paired_bootstrap(a, b, metrics=[metric], resamples=20_000).values()
+    exact = np.array(changes)
+    below, above = (exact <= 1e-12).mean(), (exact >= -1e-12).mean()
+    assert found.p_value == pytest.approx(min(1, 2 * min(below, above)), abs=0.02)
+    assert found.interval == pytest.approx(tuple(np.quantile(exact, [0.025, 0.975])), abs=1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 1000))
+def test_the_bootstrap_turns_around(seed: int) -> None:
+    """B against A is A against B: the same p, the interval mirrored."""
+    a, b = random_hits(seed), random_hits(seed + 1)
+    there = paired_bootstrap(a, b, resamples=50, seed=seed)
+    back = paired_bootstrap(b, a, resamples=50, seed=seed)
+    for name, test in there.items():
+        assert back[name].p_value == test.p_value
+        assert back[name].difference == -test.difference
+        low, high = test.interval
+        assert back[name].interval == pytest.approx((-high, -low))
+
+
+def test_a_run_does_not_differ_from_itself() -> None:
+    """No resample shows a difference, and p is 1."""
+    a = random_hits(5)
+    for test in paired_bootstrap(a, a, resamples=20).values():
+        assert (test.difference, test.p_value, tuple(test.interval)) == (0, 1, (0, 0))
+    assert (mcnemar_cells(a, a).p_values == 1).all()
+
+
+def two_models(draws: np.random.Generator, ahead: float, n: int = 80) -> tuple[Hits, Hits]:
+    """Models that find the same images hard; the first is better by *ahead*."""
+    counts = (n, n, n)
+    hard = draws.random(3 * n)
+    sides = []
+    for gain in (ahead, 0.0):
+        luck = 0.6 * hard + 0.4 * draws.random((4, 3 * n))
+        sides.append(hits(luck < 0.55 + gain, counts))
+    return sides[0], sides[1]
+
+
+def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
+    """Simulated, under the null: for a mean, a difference of rows, and forgetting."""
+    draws, times, level = np.random.default_rng(1), 200, 0.9
+    chosen = [m for m in METRICS if m.name in (BACKWARD, "renate/backward_transfer", FORGETTING)]
+    wrong, outside = dict.fromkeys((m.name for m in chosen), 0), 0
+    cells_wrong = 0
+    for _ in range(times):
+        a, b = two_models(draws, 0.0)
+        tests = paired_bootstrap(a, b, metrics=chosen, level=level, resamples=200)
+        for name, test in tests.items():
+            wrong[name] += test.p_value <= 1 - level
+        outside += not tests[BACKWARD].interval.low <= 0 <= tests[BACKWARD].interval.high
+        cells_wrong += int(mcnemar_cells(a, b).p_values[3, 0] <= 1 - level)
+    # One simulation in 10,000 would show more by chance.
+    most = binom.ppf(1 - 1e-4, times, 1 - level)
+    assert max(wrong.values()) <= most, wrong
+    assert min(wrong[BACKWARD], outside) >= binom.ppf(1e-4, times, 1 - level)
+    assert outside <= most
+    assert cells_wrong <= most
+
+
+def test_a_real_difference_is_found() -> None:
+    """Eight points on 240 images that both find hard alike: nearly always seen."""
+    draws, seen = np.random.default_rng(2), 0
+    chosen = [m for m in METRICS if m.name == BACKWARD]
+    for _ in range(40):
+        a, b = two_models(draws, 0.08)
+        (test,) = paired_bootstrap(a, b, metrics=chosen, resamples=300).values()
+        seen += test.p_value <= 0.05 and test.difference > 0
+    assert seen >= 36
+
+
+def test_predictions_know_more_than_counts() -> None:
+    """Where rows are right on different images, an interval from predictions is narrower."""
+    run = random_hits(8, (200, 200, 200))
+    known, counted = bootstrap_intervals(run), metric_intervals(run.matrix())
+    assert known.keys() - counted.keys() == {FORGETTING}
+    values = summarize(run.matrix())
+    for name in ("clear/accuracy", BACKWARD):
+        assert counted[name].low < known[name].low < values[name] < known[name].high
+        assert known[name].high < counted[name].high
+    # One cell a bucket: nothing more to know, and both tell the same.
+    name = "clear/in_domain_accuracy"
+    assert known[name] == pytest.approx(counted[name], abs=0.006)
+
+
+def test_runs_of_other_lengths_and_protocols() -> None:
+    """Both are cut off after the shorter one; under streaming the future alone is compared."""
+    a, b = random_hits(6), random_hits(7).after(2)
+    found = paired_bootstrap(a, b, resamples=20)
+    assert found["renate/average_accuracy"].a == pytest.approx(
+        metrics.renate.average_accuracy(a.after(2).matrix())
+    )
+    streaming = paired_bootstrap(a, b, resamples=20, protocol="streaming")
+    assert streaming.keys() == summarize(a.matrix(), "streaming").keys()
+
+
+def test_a_users_metric_is_compared_where_it_is_defined() -> None:
+    """Resamples on which it has no value are left out, and counted."""
+
+    def lucky(matrix: AccuracyMatrix) -> float:
+        metrics._base.need_trained(matrix, 2, "two")
+        if matrix.values[0, 0] < 0.5:
+            raise metrics.UndefinedMetricError("too low")
+        return float(matrix.values.max())
+
+    own = [Metric(name="own/lucky", function=lucky)]
+    (test,) = paired_bootstrap(random_hits(20), random_hits(21), metrics=own).values()
+    assert 0 < test.resamples < 2000
+    assert test.smallest_p == 2 / (test.resamples + 1)
+
+
+def test_input_that_cannot_be_is_one_line() -> None:
+    """Other images are never paired, whatever their number."""
+    a, other = random_hits(1), hits(random_hits(2).right, (7, 5, 6), digest="e")
+    for call in (paired_bootstrap, mcnemar_cells):
+        with pytest.raises(RecordError, match=r"different images .* cannot be paired"):
+            call(a, other)
+    with pytest.raises(ConfigError, match="level is 0; expected"):
+        paired_bootstrap(a, a, level=0)
+    with pytest.raises(ConfigError, match="resamples is 0"):
+        bootstrap_intervals(a, resamples=0)
+    for wrong in ([], [True, False, True]):
+        with pytest.raises(RecordError, match="hits of shapes"):
+            mcnemar_exact(wrong, [True] * len(wrong) if not wrong else [True])
+    with pytest.raises(RecordError, match="truth value for each of 1 rows and 2 images"):
+        hits(np.ones((1, 3), bool), (1, 1))
+    with pytest.raises(RecordError, match="rows, ascending"):
+        Hits("d", ("1",), np.zeros(1, np.uint16), (2, 1), np.ones((2, 1), bool))

@@ -1,0 +1,216 @@
+"""The comparison run in a real store, read back; and what is refused."""
+
+import csv
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+import pytest
+from click.testing import CliRunner
+from comparisons import counts, log_predictions, log_run
+
+from clear_mlflow.cli import main
+from clear_mlflow.tracking import names
+
+SCORE = "clear/challenge_score"
+
+
+@pytest.fixture
+def runs(store, experiment_id):
+    """Two strategies, two seeds each."""
+    return [
+        log_run(
+            store,
+            experiment_id,
+            f"{strategy} clear10 seed {seed}",
+            counts(level, seed),
+            strategy=strategy,
+            seed=seed,
+        )
+        for strategy, level in (("naive", 120), ("replay", 180))
+        for seed in (0, 1)
+    ]
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, ["compare", *arguments], catch_exceptions=False)
+
+
+def comparison_of(store, experiment_id):
+    (found,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
+    return found, Path(found.info.artifact_uri.removeprefix("file://"))
+
+
+def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
+    """Page, table, CSV, pictures, list, tags and description; the terminal tells the same."""
+    result = invoke("--experiment", "test")
+    assert result.exit_code == 0, result.output
+    run, folder = comparison_of(store, experiment_id)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "compare replay vs naive (4 runs)"
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert files == {
+        "comparison.html",
+        "leaderboard.json",
+        "leaderboard.csv",
+        "compared_runs.json",
+        "figures/metrics.png",
+        "figures/curves.png",
+        "figures/matrix_01.png",
+        "figures/matrix_02.png",
+        "figures/difference_01_02.png",
+    }
+    assert set(run.data.tags[names.COMPARED_TAG].split(",")) == {r.info.run_id for r in runs}
+    assert run.data.tags[names.COMPARED_COUNT_TAG] == "4"
+    note = run.data.tags["mlflow.note.content"]
+    assert "| replay | 2 |" in note
+    assert len(note) < 8000
+    told = json.loads((folder / "compared_runs.json").read_text())
+    assert [group["name"] for group in told["groups"]] == ["replay", "naive"]
+    assert told["tests"][0]["outcome"] == "too few"
+
+    # MLflow's own reader finds the table; pandas, which it reads with, keeps 15 digits.
+    table = mlflow.load_table(names.LEADERBOARD_TABLE, run_ids=[run.info.run_id])
+    assert table["group"].tolist() == ["replay", "naive"]
+    lines = list(csv.DictReader(io.StringIO((folder / names.LEADERBOARD_CSV).read_text())))
+    values = [float(line[f"{SCORE} mean"]) for line in lines]
+    assert table[f"{SCORE} mean"].tolist() == pytest.approx(values, rel=1e-12)
+
+    output = " ".join(result.output.split())
+    assert "Too little to say whether replay and naive differ" in output
+    assert f"{values[0]:.3f} ±" in output
+    assert "/#/experiments/" in output
+    assert str(folder / names.COMPARISON_PAGE) in result.output
+
+
+def test_neither_compare_nor_evaluate_looks_at_a_comparison(store, experiment_id, runs):
+    """A second comparison is of the same four runs."""
+    invoke("--experiment", "test")
+    assert invoke("--experiment", "test").exit_code == 0
+    found = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
+    assert [run.data.tags[names.COMPARED_COUNT_TAG] for run in found] == ["4", "4"]
+    result = CliRunner().invoke(main, ["evaluate", "--experiment", "test"])
+    assert "compare replay" not in result.output
+
+
+def test_runs_by_id_also_twice(store, experiment_id, runs):
+    """Named as arguments, or in the option that mlflow run uses; a repeated id counts once."""
+    ids = [run.info.run_id for run in runs]
+    assert invoke(ids[0], ids[2], ids[0], "--run-id", f"{ids[2]},{ids[0]}").exit_code == 0
+    run, _ = comparison_of(store, experiment_id)
+    assert run.data.tags[names.COMPARED_COUNT_TAG] == "2"
+
+
+def test_an_unknown_run_is_one_line(store, experiment_id, runs):
+    """Exit code 2, and no comparison is opened."""
+    result = invoke(runs[0].info.run_id, "no-such-run")
+    assert result.exit_code == 2
+    (line,) = [line for line in result.output.splitlines() if line]
+    assert line.startswith("error: cannot compare run no-such-run: no such run")
+    assert len(store.search_runs([experiment_id])) == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "name runs, or choose by experiment"),
+        (["x", "--experiment", "test"], "name runs, or choose by experiment"),
+        (["--experiment", "other"], "no experiment has the name or id 'other'"),
+        (["--experiment", "test", "--group-by", "memory"], "group_by names 'memory'"),
+        (["--experiment", "test", "--group-by", ","], "expected names, or none"),
+        (["--experiment", "test", "--rank-by", "speed"], "rank_by is 'speed'"),
+        (["--experiment", "test", "--filter", "tags.strategy = 'none'"], "none of the chosen runs"),
+    ],
+)
+def test_what_cannot_be_compared_is_one_line(store, experiment_id, runs, arguments, said):
+    """Exit code 2, and nothing is written."""
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert said in result.output
+    assert len(result.output.strip().splitlines()) == 1
+    assert len(store.search_runs([experiment_id])) == 4
+
+
+def test_runs_without_rows(store, experiment_id, runs):
+    """Found by a search they are passed over; asked for, they are told of; alone, refused."""
+    empty = store.create_run(experiment_id, run_name="empty")
+    assert "empty" not in invoke("--experiment", "test").output
+    result = invoke(empty.info.run_id, runs[0].info.run_id)
+    assert result.exit_code == 0
+    assert "Left out: empty" in result.output
+    result = invoke(empty.info.run_id)
+    assert result.exit_code == 2
+    assert "holds no rows" in result.output
+
+
+def test_a_damaged_row_leaves_a_run_out(store, experiment_id, runs):
+    """It is named with what is wrong; the others are compared."""
+    folder = Path(runs[0].info.artifact_uri.removeprefix("file://"), "accuracy_matrix", "rows")
+    (folder / "row_002.json").write_text("{")
+    result = invoke("--experiment", "test")
+    assert result.exit_code == 0
+    assert "Left out: naive clear10 seed 0" in result.output
+    run, _ = comparison_of(store, experiment_id)
+    assert run.data.tags[names.COMPARED_COUNT_TAG] == "3"
+
+
+def test_stored_predictions_settle_single_runs(store, experiment_id, tmp_path):
+    """Read back from the artifacts, paired, and their significant cells marked on the page."""
+    for strategy, level in (("naive", 120), ("replay", 180)):
+        correct = counts(level, 0)
+        run = log_run(store, experiment_id, strategy, correct, strategy=strategy)
+        log_predictions(store, run, correct, tmp_path)
+    result = invoke("--experiment", "test")
+    assert "replay is better than naive at clear/challenge_score" in result.output
+    _, folder = comparison_of(store, experiment_id)
+    marked = re.findall(r'<td class="w\d+ s"', (folder / names.COMPARISON_PAGE).read_text())
+    assert len(marked) == 16
+
+
+def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_id, tmp_path):
+    """The rows are the record: they are compared, and the predictions are told of."""
+    for strategy, level in (("naive", 120), ("replay", 180)):
+        run = log_run(store, experiment_id, strategy, counts(level, 0), strategy=strategy)
+        log_predictions(store, run, counts(level, 1), tmp_path)
+    result = invoke("--experiment", "test")
+    assert result.exit_code == 0
+    assert "Predictions of naive are not used" in result.output
+
+
+def test_parameters_quoted_by_mlflow_group_as_they_were_meant(store, experiment_id):
+    """Under mlflow run 'a b' has apostrophes; what was used goes before what was asked for."""
+    for seed, memory in enumerate(("auto", "'auto'")):
+        run = log_run(store, experiment_id, "r", counts(180, seed), strategy="replay", seed=seed)
+        store.log_param(run.info.run_id, "note", ["two words", "'two words'"][seed])
+        store.log_param(run.info.run_id, "memory", memory)
+        store.log_param(run.info.run_id, "used/memory", "300")
+    assert invoke("--experiment", "test", "--group-by", "note,memory").exit_code == 0
+    _, folder = comparison_of(store, experiment_id)
+    (group,) = json.loads((folder / "compared_runs.json").read_text())["groups"]
+    assert group["labels"] == {"note": "two words", "memory": "300"}
+
+
+def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_path):
+    """The entry point's run is the comparison: one run, named, and not among the compared."""
+    python = str(Path(sys.executable).parent)
+    options = ("--env-manager", "local", "--experiment-name", "test", "-P", "experiment=test")
+    done = subprocess.run(
+        ["mlflow", "run", str(project), "-e", "compare", *options],
+        env={**os.environ, "PATH": f"{python}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run, folder = comparison_of(store, experiment_id)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "compare replay vs naive (4 runs)"
+    assert run.data.tags[names.COMPARED_COUNT_TAG] == "4"
+    assert (folder / "comparison.html").is_file()
+    assert len(store.search_runs([experiment_id])) == 5

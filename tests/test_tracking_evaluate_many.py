@@ -1,0 +1,295 @@
+"""Re-scoring many runs: damage, definitions, interruptions, and others at work at the same time."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from stored_runs import change, histories, rows_folder, stored_run
+from trainings import FOUR_BUCKETS, KnownTraining
+
+from clear_mlflow.matrix import AccuracyMatrix
+from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.tracking import names, selection
+from clear_mlflow.tracking.evaluate import Evaluation, Selection, select
+from clear_mlflow.tracking.session import train_in_process
+
+
+def worst_bucket(matrix: AccuracyMatrix) -> float:
+    return float(matrix.values[-1].min())
+
+
+def best_bucket(matrix: AccuracyMatrix) -> float:
+    return float(matrix.values[-1].max())
+
+
+OWN = Metric(name="lab/bucket", function=worst_bucket)
+CHANGED = Metric(name="lab/bucket", function=best_bucket, version=2)
+
+
+def search(client, **options):
+    """Evaluate the test's experiment as a search does; verdicts in the order of the runs."""
+    runs = select(client, Selection(experiment="test"))
+    return list(Evaluation(**options).over(client, runs))
+
+
+def by_name(verdicts):
+    return {verdict.run_name: verdict for verdict in verdicts}
+
+
+@pytest.fixture
+def many(store, experiment_id):
+    """Makes runs that hold rows and nothing else."""
+
+    def make(*run_names, **options):
+        return [stored_run(store, experiment_id, name=name, **options) for name in run_names]
+
+    return make
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+@pytest.mark.parametrize("scored_before", [False, True])
+def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, scored_before):
+    """One corrupted row, one of another dataset, 9 of 10 rows, a newer version, one deleted."""
+    correct = [[10 + i + j for j in range(10)] for i in range(11)]
+    whole = many("whole 1", "whole 2", correct=correct)
+    corrupted, foreign, gap, newer = many("corrupted", "foreign", "gap", "newer", correct=correct)
+    if scored_before:
+        search(store)
+    file = rows_folder(corrupted) / "row_004.json"
+    file.write_bytes(file.read_bytes()[:-30] + b"\x00" * 30)
+    change(
+        rows_folder(foreign) / "row_004.json",
+        dataset={"name": "digits", "digest": "sha256:" + "cd" * 32},
+    )
+    (rows_folder(gap) / "row_004.json").unlink()
+    change(
+        rows_folder(newer) / "row_004.json",
+        schema={"name": "clear_mlflow/accuracy_row", "version": "2.0"},
+    )
+    verdicts = by_name(search(store, jobs=jobs))
+    for name, told in {
+        "corrupted": "row_004.json: is no JSON",
+        "foreign": "row_000.json and row_004.json contradict each other: dataset digest",
+        "newer": "row_004.json: is of version 2.0 of the format; this clear_mlflow reads 1.x",
+        "gap": "missing row 4",
+    }.items():
+        assert verdicts[name].is_problem
+        assert told in verdicts[name].detail
+    assert [verdicts[name].action for name in ("corrupted", "foreign", "newer")] == ["failed"] * 3
+    assert verdicts["gap"].action == "scored"
+    for run in whole:
+        assert not verdicts[run.info.run_name].is_problem
+        metrics = store.get_run(run.info.run_id).data.metrics
+        assert metrics["clear/in_domain_accuracy"] == pytest.approx((11 + 29) / 200)
+
+
+def test_a_run_that_is_deleted_while_others_are_scored_is_named(store, many):
+    """It was listed when it was there; the runs before and behind it are scored."""
+    first, deleted, last = many("first", "deleted", "last")
+    verdicts = Evaluation(jobs=1).over(store, select(store, Selection(experiment="test")))
+    assert next(verdicts).run_id == last.info.run_id
+    store.delete_run(deleted.info.run_id)
+    second, third = verdicts
+    assert (second.action, second.is_problem) == ("failed", True)
+    assert second.detail == "was deleted while it was scored; restore it to score it"
+    assert (third.run_id, third.action) == (first.info.run_id, "scored")
+
+
+def test_another_metric_writes_that_metric_alone(store, many):
+    """No other point, no picture, no table of the run is touched; the second time, nothing."""
+    (run,) = many("one")
+    search(store)
+    before = histories(store, run.info.run_id)
+    files = {p: p.stat().st_mtime_ns for p in rows_folder(run).parent.rglob("*") if p.is_file()}
+    (verdict,) = search(store, metrics=(*METRICS, OWN))
+    assert verdict.action == "scored"
+    assert [point.key for point in verdict.scores.lacking] == ["lab/bucket"] * 4
+    after = histories(store, run.info.run_id)
+    assert [value for _, _, value in after.pop("lab/bucket")] == [0.60, 0.71, 0.80, 0.70]
+    assert after == before
+    assert files == {
+        p: p.stat().st_mtime_ns for p in rows_folder(run).parent.rglob("*") if p.is_file()
+    }
+    for metrics in ((*METRICS, OWN), METRICS):
+        assert [v.action for v in search(store, metrics=metrics)] == ["unchanged"]
+
+
+def test_values_of_another_definition_are_not_overwritten_silently(store, many):
+    """They are told, with both the run and the metric; on request they are, and that is kept."""
+    (run,) = many("one")
+    run_id = run.info.run_id
+    search(store, metrics=(*METRICS, OWN))
+    before = histories(store, run_id)
+    for _ in range(2):
+        (verdict,) = search(store, metrics=(*METRICS, CHANGED))
+        assert (verdict.action, verdict.is_problem) == ("unchanged", True)
+        assert "holds lab/bucket of definition 1; this program computes 2" in verdict.detail
+        assert histories(store, run_id) == before
+    (verdict,) = search(store, metrics=(*METRICS, CHANGED), accept_new=True)
+    assert (verdict.action, verdict.is_problem) == ("scored", False)
+    run = store.get_run(run_id)
+    assert run.data.metrics["lab/bucket"] == 0.95
+    assert '"lab/bucket":2' in run.data.tags[names.VERSIONS_TAG]
+    assert run.data.tags[names.REPLACED_TAG] == '{"lab/bucket":[1]}'
+    after = histories(store, run_id)
+    assert {name: after[name] for name in after if name != "lab/bucket"} == {
+        name: before[name] for name in before if name != "lab/bucket"
+    }
+    assert [v.action for v in search(store, metrics=(*METRICS, CHANGED))] == ["unchanged"]
+    # The older program finds newer values, and leaves them, too.
+    (verdict,) = search(store, metrics=(*METRICS, OWN))
+    assert verdict.is_problem
+    assert store.get_run(run_id).data.metrics["lab/bucket"] == 0.95
+
+
+def test_stopped_half_way_the_next_call_does_the_rest(store, many):
+    """What has its verdict is done, and is not done again."""
+    many("1", "2", "3", "4")
+    runs = select(store, Selection(experiment="test"))
+    verdicts = Evaluation(jobs=1).over(store, runs)
+    assert [next(verdicts).run_name, next(verdicts).run_name] == ["4", "3"]
+    verdicts.close()
+    assert [(v.run_name, v.action) for v in search(store)] == [
+        ("4", "unchanged"),
+        ("3", "unchanged"),
+        ("2", "scored"),
+        ("1", "scored"),
+    ]
+
+
+def test_runs_that_come_and_go_hide_no_other(store, many, monkeypatch):
+    """Between two pages the newest is deleted and another starts, and five began at one moment."""
+    monkeypatch.setattr(selection, "_PAGE", 2)
+    at_once = [
+        store.create_run(store.get_experiment_by_name("test").experiment_id, start_time=1_000)
+        for _ in range(5)
+    ]
+    later = many("1", "2", "3", "4")
+    listed = select(store, Selection(experiment="test"))
+    found = [next(listed).info.run_name, next(listed).info.run_name]
+    store.delete_run(later[3].info.run_id)
+    many("too late")
+    found += [run.info.run_name for run in listed]
+    assert found[:4] == ["4", "3", "2", "1"]
+    assert sorted(found[4:]) == sorted(run.info.run_name for run in at_once)
+
+
+def test_two_evaluations_at_once_lose_and_double_nothing(store, many):
+    """Over the same runs, one with a metric more: each run ends as one that was scored alone."""
+    many("alone", "1", "2", "3", "4", "5", "6")
+    (alone,) = select(store, Selection(filter="attributes.run_name = 'alone'"))
+    list(Evaluation(metrics=(*METRICS, OWN)).over(store, [alone]))
+    expected = histories(store, alone.info.run_id)
+    found = []
+
+    def work(metrics):
+        found.append(search(store, metrics=metrics, jobs=2))
+
+    threads = [
+        threading.Thread(target=work, args=(metrics,)) for metrics in (METRICS, (*METRICS, OWN))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [v.detail for verdicts in found for v in verdicts if v.is_problem] == []
+    for run in select(store, Selection(experiment="test")):
+        assert histories(store, run.info.run_id) == expected
+    search(store, metrics=(*METRICS, OWN))
+    assert {v.action for v in search(store, metrics=(*METRICS, OWN))} == {"unchanged"}
+
+
+class Watched(KnownTraining):
+    """A training during which somebody evaluates the experiment, after every row."""
+
+    def rows(self):
+        for row in super().rows():
+            yield row
+            self.seen.append([v.action for v in search(self.store)])
+
+
+def test_an_evaluation_during_a_training_leaves_it_alone(store, experiment_id):
+    """It is passed over, and ends with the numbers that it has without."""
+    train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
+    (alone,) = store.search_runs([experiment_id])
+    training = Watched(FOUR_BUCKETS)
+    training.store, training.seen = store, []
+    train_in_process(store, training, {})
+    assert training.seen == [["skipped", "unchanged"]] * 5
+    watched, _ = store.search_runs([experiment_id])
+    values, expected = (
+        {
+            name: [(step, value) for step, _, value in points]
+            for name, points in histories(store, run.info.run_id).items()
+        }
+        for run in (watched, alone)
+    )
+    assert values == expected
+
+
+def evaluate_command(*options):
+    return subprocess.Popen(
+        [sys.executable, "-m", "clear_mlflow", "evaluate", "--experiment", "test", *options],
+        env=os.environ,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_ctrl_c_tells_what_is_done_and_the_next_call_does_the_rest(store, many, experiment_id):
+    """The first signal stops it within a moment, with a summary; the repeat is ignored."""
+    many(*map(str, range(120)))
+    process = evaluate_command()
+    scored = f"tags.`{names.SCORED_TAG}` != ''"
+    while not store.search_runs([experiment_id], scored, max_results=1):
+        assert process.poll() is None
+        time.sleep(0.02)
+    asked = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 20  # not the seconds that the rest would take on any machine
+    assert process.returncode == 128 + signal.SIGINT, err
+    assert "scored" in out
+    assert "stopped: the same command does the rest" in out
+    assert "Traceback" not in err
+    done = len(store.search_runs([experiment_id], scored))
+    assert 0 < done < 120
+    out, _ = evaluate_command("--jobs", "2").communicate(timeout=60)
+    assert f"{120 - done} scored, {done} unchanged" in out
+
+
+def test_own_metric_and_changed_definition_on_the_command_line(store, many, tmp_path, monkeypatch):
+    """A function of the working folder is logged; its next version is refused with exit code 2."""
+    from click.testing import CliRunner
+
+    from clear_mlflow.cli import main
+
+    (run,) = many("one")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mylab.py").write_text(
+        "from clear_mlflow.metrics import Metric\n"
+        "def first(matrix): return float(matrix.values[0, 0])\n"
+        "new = Metric(name='mylab/first', function=lambda matrix: 0.25, version=2)\n"
+    )
+
+    def command(*options):
+        return CliRunner().invoke(main, ["evaluate", "--experiment", "test", *options])
+
+    assert command("--metric", "mylab:first").exit_code == 0
+    assert store.get_run(run.info.run_id).data.metrics["mylab/first"] == 0.9
+    refused = command("--metric", "mylab:new")
+    assert refused.exit_code == 2
+    assert "holds mylab/first of definition 1; this program computes 2" in refused.output
+    accepted = command("--metric", "mylab:new", "--accept-new-definitions", "yes")
+    assert accepted.exit_code == 0, accepted.output
+    assert store.get_run(run.info.run_id).data.metrics["mylab/first"] == 0.25
+    for wrong in (["--jobs", "many"], ["--jobs", "0"], ["--metric", "nowhere:none"]):
+        told = command(*wrong)
+        assert told.exit_code == 2
+        assert told.output.startswith("error: ")

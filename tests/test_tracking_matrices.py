@@ -1,0 +1,240 @@
+"""Matrices from tags and from artifacts: when a tag is trusted, and that both say the same."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlflow import MlflowClient
+from stored_runs import change, histories, row_texts, rows_folder, stored_run
+from trainings import FOUR_BUCKETS
+
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.record import ROWS_FOLDER, RowRecord
+from clear_mlflow.tracking.evaluate import Evaluation, Selection, select
+from clear_mlflow.tracking.matrices import read_matrices
+from clear_mlflow.tracking.matrix_tag import matrix_tag, read_matrix_tag
+from clear_mlflow.tracking.pool import mapped
+
+ROWS = {name: text.encode() for name, text in row_texts().items()}
+RECORDS = {name: RowRecord.from_json(text, source=name) for name, text in row_texts().items()}
+
+
+def scored(client, **options):
+    runs = select(client, Selection(experiment="test"))
+    return list(Evaluation(**options).over(client, runs))
+
+
+def matrices(client, **options):
+    return list(read_matrices(client, select(client, Selection(experiment="test")), **options))
+
+
+def test_tag_gives_back_the_rows():
+    """Every field of every row, the names and sizes of the files, in a fraction of the room."""
+    text = matrix_tag("run", ROWS, RECORDS)
+    cached = read_matrix_tag("run", text)
+    assert dict(cached.records) == RECORDS
+    assert list(cached.records) == list(RECORDS)
+    assert cached.sizes == {name: len(content) for name, content in ROWS.items()}
+    assert len(text) < sum(map(len, ROWS.values())) / 2
+
+
+def test_ten_rows_of_ten_buckets_fit_into_a_tag():
+    """CLEAR-100's eleven rows of eleven buckets do; a hundred of a hundred do not."""
+    for size, fits in ((11, True), (100, False)):
+        texts = row_texts([[(7 * i + j) % 101 for j in range(size)] for i in range(size + 1)])
+        records = {name: RowRecord.from_json(text, source=name) for name, text in texts.items()}
+        text = matrix_tag("run", {name: t.encode() for name, t in texts.items()}, records)
+        assert (text is not None) is fits
+        assert text is None or len(text) < 8_000
+
+
+def test_a_tag_of_another_run_is_none():
+    """A run that was copied with its tags is not taken for what its tag says."""
+    text = matrix_tag("run", ROWS, RECORDS)
+    assert read_matrix_tag("another", text) is None
+
+
+@settings(max_examples=200)
+@given(data=st.data())
+def test_a_tag_that_was_changed_is_none(data):
+    """One character, cut off, or anything at all: the artifacts are read instead."""
+    text = matrix_tag("run", ROWS, RECORDS)
+    at = data.draw(st.integers(0, len(text) - 1))
+    other = data.draw(st.characters())
+    changed = text[:at] + other + text[at + 1 :]
+    if changed != text:
+        assert read_matrix_tag("run", changed) is None
+    assert read_matrix_tag("run", text[:at]) is None
+    assert read_matrix_tag("run", data.draw(st.text())) is None
+
+
+@pytest.mark.parametrize("value", ["null", "[]", "{}", "1", '{"form":1,"check":"x"}', "[" * 9999])
+def test_a_tag_of_anything_else_is_none(value):
+    """No kind of JSON stops a listing."""
+    assert read_matrix_tag("run", value) is None
+    assert read_matrix_tag("run", None) is None
+
+
+def test_a_listing_alone_brings_the_matrices(store, experiment_id):
+    """Asked not to verify, nothing is read but the listing; the matrix is the same to the bit."""
+    run = stored_run(store, experiment_id)
+    (from_rows,) = matrices(store)
+    scored(store)
+    for path in rows_folder(run).iterdir():
+        path.unlink()
+    (from_tag,) = matrices(store, verify="none")
+    assert (from_rows.from_tag, from_tag.from_tag) == (False, True)
+    assert from_tag.record.matrix.equals(from_rows.record.matrix)
+    assert from_tag.summary == from_rows.summary
+    with pytest.raises(ConfigError, match="verify is 'never'"):
+        matrices(store, verify="never")
+
+
+def test_the_tag_of_a_run_that_can_grow_is_not_trusted(store, experiment_id):
+    """A run that stopped early may be taken up again: its rows are looked for each time."""
+    run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
+    scored(store)
+    (rows_folder(run) / "row_003.json").write_text(row_texts()["row_003.json"])
+    (matrix,) = matrices(store, verify="none")
+    assert not matrix.from_tag
+    assert matrix.record.rows == (0, 1, 2, 3)
+
+
+def test_files_on_this_machine_are_the_truth(store, experiment_id):
+    """A row that was replaced by one of the same size is seen, and scored."""
+    run = stored_run(store, experiment_id)
+    scored(store)
+    change(rows_folder(run) / "row_004.json", correct=[70, 81, 90, 96])
+    (verdict,) = scored(store)
+    assert verdict.action == "scored"
+    metrics = store.get_run(run.info.run_id).data.metrics
+    assert metrics["renate/average_accuracy"] == pytest.approx((0.70 + 0.81 + 0.90 + 0.96) / 4)
+
+
+def test_a_run_that_cannot_be_read_says_why(store, experiment_id):
+    """In the order of the runs, beside those that can; one without rows has neither."""
+    store.create_run(experiment_id, run_name="empty")
+    damaged = stored_run(store, experiment_id, name="damaged")
+    (rows_folder(damaged) / "row_002.json").write_text("")
+    stored_run(store, experiment_id, name="good")
+    told = []
+    found = matrices(store, jobs=3)
+    assert matrices(store, on_run=told.append) is not None
+    assert [m.run_name for m in found] == [m.run_name for m in told] == ["good", "damaged", "empty"]
+    good, damaged, empty = found
+    assert (good.problem, good.record.is_complete) == (None, True)
+    assert "row_002.json" in damaged.problem
+    assert (empty.problem, empty.record) == (None, None)
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_pool_keeps_the_order_and_takes_items_as_there_is_room(jobs):
+    """However long each takes; an endless listing is not taken ahead of the work."""
+    taken = []
+
+    def items():
+        for i in range(10_000):
+            taken.append(i)
+            yield i
+
+    def work(i):
+        time.sleep(0.002 * (3 - i % 3))
+        return i
+
+    results = mapped(work, items(), jobs)
+    assert [next(results) for _ in range(20)] == list(range(20))
+    assert len(taken) <= 20 + 4 * jobs
+    results.close()
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_a_pool_raises_an_error_in_its_place(jobs):
+    """What came before it is given first."""
+    results = mapped(lambda i: 6 // i, [3, 2, 0, 1], jobs)
+    assert [next(results), next(results)] == [2, 3]
+    with pytest.raises(ZeroDivisionError):
+        next(results)
+
+
+@pytest.fixture(scope="module")
+def server(empty_store, tmp_path_factory):
+    """A real tracking server with proxied artifacts: its address, and its artifact folder."""
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
+    command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
+    command += ["--artifacts-destination", str(folder / "artifacts")]
+    with (folder / "server.log").open("w") as log:
+        process = subprocess.Popen(
+            command, stdout=log, stderr=log, cwd=folder, start_new_session=True
+        )
+    uri = f"http://127.0.0.1:{port}"
+    deadline = time.monotonic() + 120
+    while True:
+        try:
+            urllib.request.urlopen(f"{uri}/health", timeout=5).close()
+            break
+        except OSError:
+            assert time.monotonic() < deadline, (folder / "server.log").read_text()
+            time.sleep(0.1)
+    yield uri, folder / "artifacts"
+    os.killpg(process.pid, signal.SIGKILL)  # with its workers, which take seconds to say goodbye
+    process.wait(30)
+
+
+def test_behind_a_server(store, server, monkeypatch):
+    """Rows are read through it and scored as on a database; what changed there is found.
+
+    By another size of its file always, in a file of the same size where all are read.
+    """
+    uri, artifacts = server
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    client = MlflowClient(uri)
+
+    def artifacts_of(run):
+        return artifacts / run.info.artifact_uri.removeprefix("mlflow-artifacts:/") / ROWS_FOLDER
+
+    experiment_id = client.create_experiment("test")
+    runs = [client.create_run(experiment_id, run_name=str(i)) for i in range(3)]
+    for run in runs:
+        rows = artifacts_of(run)
+        rows.mkdir(parents=True)
+        for name, text in row_texts().items():
+            (rows / name).write_text(text)
+        client.set_terminated(run.info.run_id)
+    assert [v.action for v in scored(client)] == ["scored"] * 3
+    local = stored_run(store, store.get_experiment_by_name("test").experiment_id)
+    scored(store)
+    expected = histories(store, local.info.run_id)
+    assert histories(client, runs[0].info.run_id) == expected
+    # The second time, the tags are enough.
+    again = scored(client)
+    assert [(v.action, v.scores.from_tag) for v in again] == [("unchanged", True)] * 3
+    assert all(m.from_tag for m in matrices(client))
+
+    cut, replaced, _ = runs
+    file = artifacts_of(cut) / "row_002.json"
+    file.write_bytes(file.read_bytes()[:40])
+    change_digest(artifacts_of(replaced) / "row_003.json")
+    found = {v.run_name: v for v in scored(client)}
+    assert "row_002.json" in found["0"].detail
+    assert [found[name].action for name in "012"] == ["failed", "unchanged", "unchanged"]
+    found = {v.run_name: v for v in scored(client, verify="all")}
+    assert [found[name].action for name in "012"] == ["failed", "failed", "unchanged"]
+    assert "dataset digest" in found["1"].detail
+
+
+def change_digest(file):
+    text = file.read_text()
+    file.write_text(text.replace("ab" * 32, "cd" * 32))
