@@ -13,6 +13,7 @@ import torch
 from learning_streams import CPU, config, write_stream
 from strategy_runs import (
     CLASSES,
+    WIDTH,
     Silent,
     feature_stream,
     image_stream,
@@ -25,7 +26,7 @@ from torch import nn
 
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.images import Batch, DecodedStream, training_batches
+from clear_mlflow.learning.images import Batch, DecodedStream, Samples, training_batches
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
 from clear_mlflow.learning.strategies.er_ace import cross_entropy_of_present
@@ -409,3 +410,52 @@ def test_cwr_on_features_is_a_head_alone():
     for part in first:
         assert part.mean().item() == pytest.approx(0, abs=1e-6)
     assert all((one != other).all() for one, other in zip(first, last, strict=True))
+
+
+# --- what a step may and may not do
+
+
+@pytest.mark.parametrize("strategy", OURS)
+def test_bf16_smoothing_clipping_and_a_frozen_backbone_go_together(strategy, tmp_path):
+    """The weights that are frozen stay as they are, and the head learns finite ones."""
+    stream = image_stream(tmp_path)
+    settings = config(
+        strategy=strategy, freeze="backbone", precision="bf16", label_smoothing=0.1, clip_norm=1
+    )
+    rows, model = rows_of(stream, settings)
+    assert len(rows) == 4
+    assert all(tensor.isfinite().all() for tensor in model.state_dict().values())
+    if strategy not in ("from_scratch", "gdumb"):  # these end with another backbone
+        start = fresh_model(stream, settings)
+        *backbone, weight, bias = (
+            torch.equal(*pair) for pair in zip(start.parameters(), model.parameters(), strict=True)
+        )
+        assert all(backbone)
+        assert not weight
+        assert not bias
+
+
+@pytest.mark.parametrize("strategy", ["er_ace", "derpp"])
+def test_nothing_in_a_step_waits_for_the_device(strategy):
+    """On a device whose tensors hold no numbers, whatever reads one fails."""
+    nowhere = torch.device("meta")
+    model = nn.Linear(WIDTH, CLASSES, device=nowhere)
+    made, _ = strategy_on(feature_stream(), on_features(strategy=strategy), model)
+    batch = Batch(
+        torch.empty(4, WIDTH, device=nowhere),
+        torch.empty(4, dtype=torch.int64, device=nowhere),
+        torch.empty(4, dtype=torch.int64, device=nowhere),
+    )
+    # As in the middle of a later bucket.
+    made._held = Samples(batch.inputs, batch.labels)
+    if strategy == "derpp":
+        made._rehearsal = (iter([batch]), iter([batch]))
+        made._logits = made._answers = torch.empty(9, CLASSES, device=nowhere)
+        made._recording = True
+    else:
+        made._rehearsal = iter([batch])
+    loss = made.loss(model, batch)
+    loss.backward()
+    assert loss.device == nowhere
+    with pytest.raises(RuntimeError):
+        loss.item()
