@@ -14,7 +14,7 @@ from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.errors import DataError
 from clear_mlflow.learning.device import home_of
 from clear_mlflow.learning.images import DecodedStream, HeldOutImages, Samples
-from clear_mlflow.learning.picks import Picks, whole_bucket
+from clear_mlflow.learning.picks import Picks
 
 
 class FeatureStream:
@@ -46,10 +46,12 @@ class FeatureStream:
     def train(self, position: int) -> Samples:
         """The training features of one bucket."""
         if self._newest is None or self._newest[0] != position:
-            self._newest = (
-                position,
-                self.select(whole_bucket(position, self.train_counts[position])),
-            )
+            # Let go of the old bucket before the new one needs its room.
+            self._newest = self._selected = None
+            room = self._room_for(self.train_counts[position])
+            _fill(room, self._features.train[position])
+            labels = torch.tensor(self._train_labels[position], device=room.device)
+            self._newest = (position, Samples(room, labels))
         return self._newest[1]
 
     def labels(self, position: int) -> NDArray[np.int64]:
@@ -83,8 +85,7 @@ class FeatureStream:
             features = self._room_for(sum(counts))
             start = 0
             for rows in self._features.test:
-                # Copied by numpy: the rows may be a file that nothing may write to.
-                features[start : start + len(rows)] = torch.from_numpy(np.array(rows))
+                _fill(features[start : start + len(rows)], rows)
                 start += len(rows)
             home = features.device
             labels = torch.tensor(np.concatenate(self._test_labels), device=home)
@@ -102,6 +103,14 @@ class FeatureStream:
                 f"features of {count} images need {num_bytes} bytes, which this machine cannot "
                 "give; train on fewer buckets or on narrower features"
             ) from None
+
+
+def _fill(room: Tensor, rows: NDArray[np.float32]) -> None:
+    """Copy rows, which may be a mapped file that nothing may write to, once."""
+    if room.device.type == "cpu":
+        room.numpy()[...] = rows
+    else:
+        room.copy_(torch.from_numpy(np.array(rows)))
 
 
 TrainingStream: TypeAlias = DecodedStream | FeatureStream

@@ -24,8 +24,8 @@ from clear_mlflow.matrix import AccuracyRow
 
 # Images in one testing step. On a CPU the activations of more no longer fit its cache.
 _TEST_BATCH = {"cpu": 64, "cuda": 512}
-# Features have no activations; a step reads them once, so its fixed cost is what counts.
-_TEST_BATCH_OF_FEATURES = 8192
+# Features have no activations: on a CPU a step fits its cache, elsewhere its fixed cost counts.
+_TEST_BATCH_OF_FEATURES = {"cpu": 1024, "cuda": 8192}
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,7 +174,7 @@ def measure(
     start, stop = group.share(0, len(truth))
     features = is_features(images)
     normalise = None if features else Normaliser(images.shape[2], device)
-    step = _TEST_BATCH_OF_FEATURES if features else _TEST_BATCH[device.type]
+    step = _TEST_BATCH_OF_FEATURES[device.type] if features else _TEST_BATCH[device.type]
     answers, likelihoods = [], []
     not_finite = torch.zeros((), dtype=torch.int64, device=device)
     model.eval()
