@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from clear_mlflow.config import NONE, TrainConfig
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.matrix import AccuracyMatrix
+from clear_mlflow.ranks import place_of_environment
 
 if TYPE_CHECKING:
     from clear_mlflow.tracking.scoring import Scores
@@ -38,6 +39,7 @@ def train(**parameters: object) -> AccuracyMatrix:
     from clear_mlflow.tracking.preflight import bound_retries, preflight
     from clear_mlflow.tracking.session import train_in_process
 
+    _refuse_several_processes()
     asked = {name: str(value) for name, value in parameters.items()}
     config = TrainConfig.resolve(asked)
     if config.seeds != NONE:
@@ -77,6 +79,7 @@ def train_ensemble(**parameters: object) -> dict[int, AccuracyMatrix]:
     from clear_mlflow.tracking.preflight import bound_retries, preflight
     from clear_mlflow.tracking.session import train_ensemble_in_process
 
+    _refuse_several_processes()
     asked = {name: str(value) for name, value in parameters.items()}
     config = TrainConfig.resolve(asked)
     if config.seeds == NONE:
@@ -93,3 +96,12 @@ def _matrix_of(scores: Scores) -> AccuracyMatrix:
     if scores.record is None:
         raise RuntimeError("training ended well, but its run holds no row")
     return scores.record.matrix
+
+
+def _refuse_several_processes() -> None:
+    place = place_of_environment()
+    if place.size > 1:
+        raise ConfigError(
+            f"this is one of {place.size} processes, each of which would train alone and open a "
+            "run; start 'torchrun ... -m clear_mlflow train', or call this in one process"
+        )

@@ -18,6 +18,8 @@ from test_end_to_end import LONG, environment, only_run, rows_folder, scores_of,
 from clear_mlflow import summarize
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.prepare import prepare
+from clear_mlflow.learning.progress import SilentProgress
 from clear_mlflow.learning.strategies import strategy_names
 from clear_mlflow.learning.strategies._base import load_strategy
 from clear_mlflow.learning.training import check
@@ -40,8 +42,12 @@ CASES = {
     # One process has no image at all in each step.
     "batches of one": {"batch_size": "1", "epochs": "1"},
     "adamw, all else": {
-        **{"optimizer": "adamw", "lr": "0.001", "clip_norm": "0.1", "label_smoothing": "0.1"},
-        **{"optimizer_state": "keep", "predictions": "probs"},
+        "optimizer": "adamw",
+        "optimizer_state": "keep",
+        "lr": "0.001",
+        "clip_norm": "0.1",
+        "label_smoothing": "0.1",
+        "predictions": "probs",
     },
     "a frozen backbone": {"freeze": "backbone", "epochs": "1"},
 }
@@ -54,8 +60,12 @@ OF_THREE = {
 def rank_variables(rank, size, port):
     """What torchrun sets."""
     return environment(
-        **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)},
-        **{"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(size),
+        LOCAL_WORLD_SIZE=str(size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
     )
 
 
@@ -103,22 +113,21 @@ def test_several_processes_give_the_matrix_of_one(by_processes, size, case):
                 )
 
 
-def start(project, *command, **options):
+def start(project, *command):
     """A launcher as a user starts it."""
     return subprocess.Popen(
-        [*command, *options.pop("parameters", ())],
+        command,
         env=environment(MLFLOW_EXPERIMENT_NAME="test"),
         text=True,
         cwd=project,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         start_new_session=True,
-        **options,
     )
 
 
 TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "clear_mlflow", "train")
-SHORT = ("--features", "pixels", "--epochs", "1")
+OURS = (sys.executable, "-m", "clear_mlflow", "train-distributed", "--processes", "2")
 
 
 def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
@@ -137,10 +146,9 @@ def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
     assert output.count("clear/in_domain_accuracy") == 1
     matrix = stored_matrix(two)
     assert scores_of(two) == summarize(matrix)
-    alone = start(project, sys.executable, "-m", "clear_mlflow", "train", parameters=SHORT)
-    alone.communicate(timeout=LONG)
-    (one,) = (r for r in store.search_runs([experiment_id]) if r.info.run_id != two.info.run_id)
-    np.testing.assert_array_equal(stored_matrix(one).values, matrix.values)
+    settings = check(TrainConfig.resolve({"features": "pixels", "epochs": "1", "device": "cpu"}))
+    alone = [measured.row.accuracy for measured in prepare(settings, SilentProgress()).rows()]
+    np.testing.assert_array_equal(matrix.values, alone[1:])
 
 
 def rank_1(process, module):
@@ -164,22 +172,20 @@ def interrupt(process):
     os.killpg(process.pid, signal.SIGINT)
 
 
-def terminate(process):
-    process.send_signal(signal.SIGTERM)
-
-
 @pytest.mark.parametrize(
-    ("end", "status", "told"),
+    ("launcher", "end", "status", "told"),
     [
-        (kill_process_of_rank_1, "FAILED", "ended"),
-        (kill_training_of_rank_1, "FAILED", "another process of this training has ended"),
-        (interrupt, "KILLED", "stopped by SIGINT"),
-        (terminate, "KILLED", "stopped by SIGTERM"),
+        (TORCHRUN, kill_process_of_rank_1, "FAILED", "ended"),
+        (TORCHRUN, kill_training_of_rank_1, "FAILED", "another process of this training has ended"),
+        (OURS, interrupt, "KILLED", "stopped by SIGINT"),
     ],
+    ids=["process of rank 1 killed", "training of rank 1 killed", "interrupted"],
 )
-def test_run_of_several_is_scored_and_closed(project, store, experiment_id, end, status, told):
+def test_run_of_several_is_scored_and_closed(
+    project, store, experiment_id, launcher, end, status, told
+):
     """Whichever process dies or is told to stop: rows are kept, and no process stays behind."""
-    process = start(project, *TORCHRUN, parameters=("--epochs", "20"))
+    process = start(project, *launcher, "--device", "cpu")
     until = time.monotonic() + LONG
     while not ((runs := store.search_runs([experiment_id])) and row_is_stored(runs[0], 1)):
         assert process.poll() is None, process.communicate()[0]
@@ -245,8 +251,12 @@ def test_more_processes_than_gpus_are_refused():
 def test_place_is_what_torchrun_says():
     """Half of what it says is an error; nothing of it is one process alone."""
     said = {
-        **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
-        **{"MASTER_ADDR": "a", "MASTER_PORT": "1"},
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "a",
+        "MASTER_PORT": "1",
     }
     assert place_of_environment(said) == Place(rank=3, size=4, local_rank=1, local_size=2)
     assert place_of_environment({}) is ALONE_HERE
@@ -258,3 +268,14 @@ def test_place_is_what_torchrun_says():
     del said["MASTER_PORT"]
     with pytest.raises(ConfigError, match="MASTER_PORT missing"):
         place_of_environment(said)
+
+
+def test_python_call_refuses_to_be_one_of_several():
+    """Otherwise each process would train for itself, into a run of its own."""
+    code = (
+        "import clear_mlflow\n"
+        "try:\n    clear_mlflow.train(epochs=1)\n"
+        "except clear_mlflow.errors.ConfigError as error:\n    assert 'one of 2' in str(error)\n"
+        "else:\n    raise SystemExit('trained')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env=rank_variables(1, 2, 1))

@@ -41,4 +41,4 @@ def train_distributed(
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             option = "config" if name == "config_file" else name.replace("_", "-")
             arguments += [f"--{option}", text]
-    sys.exit(launch(processes_to_start(processes, config.device), arguments))
+    sys.exit(launch(processes_to_start(processes, config), arguments))

@@ -9,29 +9,32 @@ from collections.abc import Sequence
 
 import psutil
 
+from clear_mlflow.config import AUTO, TrainConfig
 
-def processes_to_start(asked: str, device: str) -> int:
-    """How many processes train together on this machine.
+
+def processes_to_start(asked: str, config: TrainConfig) -> int:
+    """How many processes train together on this machine; checks that they can.
 
     Args:
         asked: a number, or ``auto``: one per GPU, or 2 where they train on CPUs.
-        device: as the parameter: ``cpu``, ``cuda`` or ``auto``.
+        config: what they train.
 
     Raises:
-        ConfigError: there are not as many GPUs, or the device is not there.
+        ConfigError: there are not as many GPUs, or the configuration is for one process alone, or
+            wrong in any way that shows without data.
     """
     # Imported here: torch takes seconds.
     import torch
 
     from clear_mlflow.learning.device import resolve_device
-    from clear_mlflow.learning.group import check_devices
+    from clear_mlflow.learning.training import check
     from clear_mlflow.ranks import Place
 
-    found = resolve_device(device)
-    if asked == "auto":
-        return torch.cuda.device_count() if found == "cuda" else 2
-    number = int(asked)
-    check_devices(Place(size=number, local_size=number), found)
+    if asked == AUTO:
+        number = torch.cuda.device_count() if resolve_device(config.device) == "cuda" else 2
+    else:
+        number = int(asked)
+    check(config, Place(size=number, local_size=number))
     return number
 
 
