@@ -1,0 +1,262 @@
+"""What a linear head costs: ``python benchmarks/linear.py`` prints it as a table in Markdown.
+
+CLEAR-10's real size: ten buckets of 3,300 training and 5,500 test images, features of 2,048
+numbers, eleven classes, ten epochs of batches of 512. Features are made up and lie on disk as
+``clear-mlflow data features`` leaves them, beside 88,000 files that stand for the images. Every
+side of a comparison is a process of its own; the sides take turns, and the best of each side's
+turns counts.
+
+- ``bare``: the shortest loop in plain torch that does the same steps and the same tests under the
+  same allocator setting, its features in memory beforehand;
+- ``one``: ``clear-mlflow train`` as a user types it, supervisor, MLflow store and all;
+- ``ensemble``: the same with ``--seeds``, each member a run of its own.
+
+A loop's time runs from the row of the untrained model to the last row (of the last member); what
+comes before is start-up, what comes after is scoring and closing the runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+
+BUCKETS, CLASSES, WIDTH = 10, 11, 2048
+BATCH, LR, LR_STEP = 512, 1.0, 60
+NAME = "made_up"
+
+
+def main() -> None:
+    """Measure, or be one of the measured processes."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--train", type=int, default=300, help="per class and bucket")
+    options.add_argument("--test", type=int, default=500, help="per class and bucket")
+    options.add_argument("--epochs", type=int, default=10)
+    options.add_argument("--members", type=int, default=16, help="of the ensemble; 0 for none")
+    options.add_argument("--turns", type=int, default=3, help="of which the best counts")
+    options.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    options.add_argument("--folder", type=Path, help="where the data is kept from call to call")
+    options.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    asked = options.parse_args()
+    if asked.one:
+        what, folder, epochs, device = asked.one
+        name, _, members = what.partition(":")
+        side = {"bare": bare, "one": ours, "ensemble": ours}[name]
+        print(json.dumps(side(Path(folder), int(epochs), int(members or 0), device)))
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = asked.folder or Path(temporary)
+        if not (folder / "data").is_dir():
+            write_dataset(folder, asked.train, asked.test)
+        print(machine(), end="\n\n")
+        print(
+            f"{BUCKETS} buckets of {asked.train * CLASSES:,} and {asked.test * CLASSES:,} images, "
+            f"{WIDTH:,} numbers each, {asked.epochs} epochs.\n"
+        )
+        sides = ["bare", "one", *([f"ensemble:{asked.members}"] if asked.members else [])]
+        turns: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
+        for _ in range(asked.turns):
+            for side in sides:
+                turns[side].append(measure(side, folder, asked.epochs, asked.device))
+        print_table(turns)
+        print(f"\nLoad average at the end: {os.getloadavg()[0]:.1f}.")
+
+
+def print_table(turns: dict[str, list[dict[str, float]]]) -> None:
+    """A line for each side: seconds, ratios, memory."""
+    best = {
+        side: {key: min(turn[key] for turn in of_side) for key in of_side[0]}
+        for side, of_side in turns.items()
+    }
+    heads = ("side", "start-up, s", "loop, s", "closing, s", "in all, s", "loop / bare")
+    heads += ("loop / one", "in all / one", "peak memory, MB")
+    print(f"| {' | '.join(heads)} |\n|---|{'---:|' * (len(heads) - 1)}")
+    for side, found in best.items():
+        whole, one = found["all"], best["one"]
+        cells = [f"{found[key]:.2f}" for key in ("start", "loop", "close")]
+        cells += [f"{whole:.2f}", f"{found['loop'] / best['bare']['loop']:.2f}"]
+        cells += [f"{found['loop'] / one['loop']:.2f}", f"{whole / one['all']:.2f}"]
+        print(f"| {side} | {' | '.join(cells)} | {found['peak_mb']:,.0f} |")
+
+
+def machine() -> str:
+    """What the figures were measured on."""
+    import torch
+
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        model = names[0].split(":", 1)[1].strip() if names else model
+    device = f"; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return (
+        f"{os.cpu_count()} cores ({model}){device}, Python {platform.python_version()}, torch "
+        f"{torch.__version__}; load average at the start: {os.getloadavg()[0]:.1f}."
+    )
+
+
+def measure(what: str, folder: Path, epochs: int, device: str) -> dict[str, float]:
+    """One measurement in a process of its own."""
+    answer = subprocess.run(
+        [sys.executable, __file__, "--one", what, str(folder), str(epochs), device],
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    return json.loads(answer.stdout.splitlines()[-1])
+
+
+def write_dataset(folder: Path, train: int, test: int) -> None:
+    """Files that stand for images, in CLEAR's released layout, and features of all of them."""
+    from clear_mlflow.data import load_stream
+    from clear_mlflow.data.features import (
+        Extraction,
+        array_file,
+        image_sets,
+        write_array,
+        write_sidecar,
+    )
+
+    root = folder / "data"
+    names = [f"class{label:02d}" for label in range(CLASSES)]
+    for split, count in (("train", train), ("test", test)):
+        metadata: dict[str, dict[str, str]] = {}
+        for bucket in map(str, range(1, BUCKETS + 1)):
+            metadata[bucket] = {}
+            for name in names:
+                images = f"labeled_images/{bucket}/{name}"
+                (root / split / images).mkdir(parents=True)
+                entries = {}
+                for number in range(count):
+                    path = f"{images}/{number}.jpg"
+                    (root / split / path).write_text(f"{split} {path}")
+                    entries[str(number)] = {"ID": str(number), "EXT": "jpg", "IMG_PATH": path}
+                file = root / split / "labeled_metadata" / bucket / f"{name}.json"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(json.dumps(entries))
+                metadata[bucket][name] = f"labeled_metadata/{bucket}/{name}.json"
+        (root / split / "labeled_metadata.json").write_text(json.dumps(metadata))
+        (root / split / "class_names.txt").write_text("\n".join(names) + "\n")
+
+    cache = folder / "cache"
+    stream = load_stream("clear10", str(root), cache_dir=cache, protocol="iid", split="auto")
+    extraction = Extraction(NAME, "made up", "random:0", "none")
+    place = extraction.folder(stream, cache_dir=cache)
+    place.mkdir(parents=True)
+    draws = np.random.default_rng(0)
+    # Of a length at which CLEAR's learning rate learns, and so close that heads make mistakes.
+    centres = draws.normal(size=(CLASSES, WIDTH)).astype(np.float32) * 0.006
+    for number, images in enumerate(image_sets(stream)):
+        noise = draws.standard_normal((len(images), WIDTH), dtype=np.float32) * 0.05
+        write_array(array_file(place, number), centres[images.labels] + noise)
+    write_sidecar(place, extraction, stream, width=WIDTH)
+
+
+def bare(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:
+    """The same steps and tests in plain torch."""
+    began = time.perf_counter()
+    import torch
+    from torch.nn.functional import cross_entropy, linear
+
+    from clear_mlflow.data import load_stream
+    from clear_mlflow.learning.allocator import keep_freed_memory
+
+    keep_freed_memory()
+    stream = load_stream(
+        "clear10", str(folder / "data"), cache_dir=folder / "cache", protocol="iid", split="auto"
+    )
+    (place,) = (folder / "cache" / "features" / NAME).iterdir()
+    arrays = [torch.from_numpy(np.load(file)).to(device) for file in sorted(place.glob("*.npy"))]
+    train, test = arrays[:BUCKETS], torch.cat(arrays[BUCKETS:])
+    labels = [torch.tensor(bucket.train.labels, device=device) for bucket in stream.buckets]
+    truth = torch.cat([torch.tensor(b.test.labels, device=device) for b in stream.buckets])
+    of_bucket = torch.arange(BUCKETS, device=device).repeat_interleave(len(truth) // BUCKETS)
+    head = torch.nn.Linear(WIDTH, CLASSES, device=device)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    rows = []
+
+    def measure_row() -> None:
+        with torch.inference_mode():
+            answers = [head(test[k : k + 8192]).argmax(1) for k in range(0, len(test), 8192)]
+            right = (torch.cat(answers) == truth).long()
+            counts = torch.zeros(BUCKETS, dtype=torch.int64, device=device)
+            rows.append(counts.index_add_(0, of_bucket, right).tolist())
+
+    measure_row()
+    started = time.perf_counter()
+    for features, of_features in zip(train, labels, strict=True):
+        optimizer = torch.optim.SGD(
+            head.parameters(), lr=LR, momentum=0.9, weight_decay=1e-5, foreach=True
+        )
+        for epoch in range(epochs):
+            optimizer.param_groups[0]["lr"] = LR * 0.1 ** (epoch // LR_STEP)
+            order = torch.randperm(len(features)).to(device)
+            for k in range(0, len(order), BATCH):
+                chosen = order[k : k + BATCH]
+                logits = linear(features.index_select(0, chosen), head.weight, head.bias)
+                loss = cross_entropy(logits, of_features.index_select(0, chosen))
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+        measure_row()
+    ended = time.perf_counter()
+    return {
+        "start": started - began,
+        "loop": ended - started,
+        "close": 0.0,
+        "all": ended - began,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def ours(folder: Path, epochs: int, members: int, device: str) -> dict[str, float]:
+    """``clear-mlflow train`` into a store of its own; times from the rows that it stored."""
+    with tempfile.TemporaryDirectory() as temporary:
+        store = Path(temporary)
+        environment = {
+            **os.environ,
+            "CLEAR_MLFLOW_CACHE": str(folder / "cache"),
+            "MLFLOW_TRACKING_URI": f"sqlite:///{store}/mlflow.db",
+        }
+        command = [sys.executable, "-m", "clear_mlflow", "train", "--dataset", "clear10"]
+        command += ["--data-root", str(folder / "data"), "--features", NAME, "--device", device]
+        command += ["--epochs", str(epochs), "--batch-size", str(BATCH), "--lr", str(LR)]
+        if members:
+            command += ["--seeds", ",".join(map(str, range(members)))]
+        # The tables of a new store take seconds, once in its life.
+        prepare = "import mlflow; mlflow.MlflowClient().search_experiments()"
+        subprocess.run([sys.executable, "-c", prepare], env=environment, check=True, cwd=store)
+        began = time.time()
+        subprocess.run(command, env=environment, check=True, cwd=store, stdout=sys.stderr)
+        ended = time.time()
+        times: dict[int, list[float]] = {}
+        for file in store.rglob("accuracy_matrix/rows/row_*.json"):
+            row = json.loads(file.read_text())
+            written = datetime.fromisoformat(row["written_at"]).timestamp()
+            times.setdefault(int(file.stem.removeprefix("row_")), []).append(written)
+        if len(times) != BUCKETS + 1 or len(times[BUCKETS]) != max(members, 1):
+            raise SystemExit(f"expected {BUCKETS + 1} rows of each run, found {times}")
+        started, last = max(times[0]), max(times[BUCKETS])
+    return {
+        "start": started - began,
+        "loop": last - started,
+        "close": ended - last,
+        "all": ended - began,
+        # The largest of the supervisor and its training process.
+        "peak_mb": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024,
+    }
+
+
+if __name__ == "__main__":
+    main()
