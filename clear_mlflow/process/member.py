@@ -18,6 +18,8 @@ from clear_mlflow.ranks import Place
 # How long to outlive a training process that failed. The end of this process has torchrun end rank
 # 0, too; that one has noticed by itself by then, and can tell a failure from an order to stop.
 _LINGER_SECONDS = 5.0
+# The same where rank 0 must meet with the same error: it loads MLflow first, and then tells.
+_LONG_LINGER_SECONDS = 60.0
 
 
 def take_part(place: Place, asked: Mapping[str, str], signals: StoppingSignals) -> int:
@@ -41,10 +43,13 @@ def take_part(place: Place, asked: Mapping[str, str], signals: StoppingSignals) 
         except (ClearError, TrainingDied) as error:
             process.stop()
             if not signals.received:
-                until = time.monotonic() + _LINGER_SECONDS
+                common = _rank_0_meets(place, error)
+                seconds = _LONG_LINGER_SECONDS if common else _LINGER_SECONDS
+                until = time.monotonic() + seconds
                 while time.monotonic() < until and not signals.received:
                     time.sleep(0.05)
-                if not (signals.received and _rank_0_tells(place, error)):
+                told = common or isinstance(error, PeerLostError)
+                if not (signals.received and told):
                     message = " ".join(str(error).split())
                     print(f"error: rank {place.rank}: {message}", file=sys.stderr, flush=True)
             if signals.received:
@@ -52,8 +57,8 @@ def take_part(place: Place, asked: Mapping[str, str], signals: StoppingSignals) 
             return 2 if isinstance(error, ClearError) else 1
 
 
-def _rank_0_tells(place: Place, error: Exception) -> bool:
-    """Whether rank 0, which has ended by now, must have met with the same."""
+def _rank_0_meets(place: Place, error: Exception) -> bool:
+    """Whether rank 0 must meet with the same error."""
     if isinstance(error, (ConfigError, DataError)):
         return place.local_size == place.size  # the same files and devices
-    return isinstance(error, (DivergedError, PeerLostError))
+    return isinstance(error, DivergedError)
