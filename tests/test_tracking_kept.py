@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 from learning_streams import config, random_stream
 from released_layout import write_released
 
+from clear_mlflow.cli import main
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import DataError, RecordError
 from clear_mlflow.learning.prepare import prepare
@@ -65,7 +67,8 @@ def test_predictions_are_stored_and_count_what_the_rows_say(store, experiment_id
         return
     images = EvaluationSet.load(folder / "evaluation_set.safetensors")
     rows = rows_of(run)
-    assert len(list(folder.iterdir())) == 1 + len(rows)
+    assert len(list(folder.glob("*.safetensors"))) == 1 + len(rows)
+    assert "macro_accuracy/average" in run.data.metrics
     for record in rows:
         answers = RowPredictions.load(folder / predictions_file_name(record.row.row))
         answers.check(images, record.row)
@@ -137,3 +140,21 @@ def test_what_cannot_be_tested_again_is_one_line(store, experiment_id, released,
         retest(store, run, data_root=str(released))
     with pytest.raises(DataError):
         retest(store, run, data_root=str(tmp_path / "nowhere"))
+
+
+def test_evaluate_tests_stored_models_again(store, experiment_id, released):
+    """On the command line: scores are shown, runs without models are named, the rest is done."""
+    kept = trained_run(store, experiment_id, released, log_models="last")
+    without = trained_run(store, experiment_id, released, seed="1")
+    ids = f"{kept.info.run_id},{without.info.run_id},{'0' * 32}"
+    asked = ["evaluate", "--run-id", ids, "--from-models", "--data-root", str(released)]
+    done = CliRunner().invoke(main, asked)
+    assert done.exit_code == 2
+    assert f"run {kept.info.run_id}: its models tested again are run" in done.stdout
+    assert "renate/average_accuracy" in done.stdout
+    assert (
+        f"error: run {without.info.run_id}: run {without.info.run_id} holds no model" in done.stderr
+    )
+    assert "no such run" in done.stderr
+    for wrong in (["--data-root", "x"], ["--from-models", "--dry-run"]):
+        assert CliRunner().invoke(main, ["evaluate", "--run-id", ids, *wrong]).exit_code == 2

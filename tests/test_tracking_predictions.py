@@ -21,6 +21,7 @@ from clear_mlflow.predictions import (
 )
 from clear_mlflow.record import assemble
 from clear_mlflow.statistics import Hits
+from clear_mlflow.tracking import names
 from clear_mlflow.tracking import predictions as tracked
 from clear_mlflow.tracking.evaluate import evaluate
 from clear_mlflow.tracking.rows import read_rows
@@ -28,7 +29,7 @@ from clear_mlflow.tracking.rows import read_rows
 BUCKETS, PER_BUCKET, CLASSES = ("1", "2"), 100, 4
 
 
-def kept_run(client, experiment_id, *, probs=False, param="labels"):
+def kept_run(client, experiment_id, *, probs=False, kept="labels"):
     """A finished run with rows and the predictions that count up to them."""
     draws = np.random.default_rng(0)
     total = len(BUCKETS) * PER_BUCKET
@@ -64,8 +65,8 @@ def kept_run(client, experiment_id, *, probs=False, param="labels"):
     (folder / EVALUATION_SET_FILE).write_bytes(images.to_bytes())
     for answer in answers:
         (folder / predictions_file_name(answer.row)).write_bytes(answer.to_bytes())
-    if param:
-        client.log_param(run.info.run_id, "predictions", param)
+    if kept:
+        client.set_tag(run.info.run_id, names.PREDICTIONS_TAG, kept)
     client.set_terminated(run.info.run_id)
     return client.get_run(run.info.run_id)
 
@@ -83,7 +84,7 @@ def score(client, run, **options):
 
 def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
     """Metrics with a value for every step, and tables; a second scoring changes nothing."""
-    run = kept_run(store, experiment_id, probs=True, param="probs")
+    run = kept_run(store, experiment_id, probs=True, kept="probs")
     assert score(store, run, dry_run=True).action == "scored"
     assert not (predictions_folder(run) / "per_class.csv").exists()
     assert score(store, run).action == "scored"
@@ -122,8 +123,8 @@ def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch
     """Nothing is asked of the store: not for those that kept none, nor for those scored before."""
     scored = kept_run(store, experiment_id)
     score(store, scored)
-    none = kept_run(store, experiment_id, param="none")
-    foreign = kept_run(store, experiment_id, param="")
+    none = kept_run(store, experiment_id, kept="")
+    foreign = kept_run(store, experiment_id, kept="")
 
     def asked(*args, **options):
         raise AssertionError("the artifact store was asked")
@@ -133,7 +134,7 @@ def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch
     for run in (none, foreign):
         assert score(store, run).action == "scored"
         assert "macro_accuracy/average" not in store.get_run(run.info.run_id).data.metrics
-    store.set_tag(foreign.info.run_id, tracked.PREDICTIONS_TAG, "yes")
+    store.set_tag(foreign.info.run_id, names.PREDICTIONS_TAG, "yes")
     with pytest.raises(AssertionError):
         score(store, foreign)
 

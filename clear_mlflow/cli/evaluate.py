@@ -76,6 +76,23 @@ from clear_mlflow.own_metrics import load_own_metrics
     help="What zeros above the diagonal of such rows mean; auto refuses to guess.",
 )
 @click.option(
+    "--from-models",
+    type=click.Choice(["yes", "no"]),
+    is_flag=False,
+    flag_value="yes",
+    default="no",
+    show_default=True,
+    help="Test the models that the runs stored (log_models) again, on --data-root: each run gets "
+    "a child run with the rows that this gives.",
+)
+@click.option(
+    "--data-root",
+    default=AUTO,
+    show_default=True,
+    metavar="DIR",
+    help="Under --from-models, the dataset to test on; auto for the embedded one.",
+)
+@click.option(
     "--verify",
     type=click.Choice(["auto", "all", "none"]),
     default="auto",
@@ -125,6 +142,8 @@ def evaluate(
     rows: str,
     rows_scale: str,
     rows_future: str,
+    from_models: str,
+    data_root: str,
     verify: str,
     accept_new_definitions: str,
     pictures: str,
@@ -152,6 +171,16 @@ def evaluate(
     if pattern and dry_run == "yes":
         raise ConfigError(
             f"rows is {rows!r} in a dry run; rows have to be written before they can be scored"
+        )
+    if data_root != AUTO and from_models == "no":
+        raise ConfigError(
+            f"data_root is {data_root}, which is where stored models are tested again; pass "
+            "from_models=yes with it, or leave it out"
+        )
+    if from_models == "yes" and (pattern or dry_run == "yes"):
+        raise ConfigError(
+            "from_models is yes beside rows or a dry run; testing models gives rows of its own, "
+            "and cannot be tried without: leave rows and dry_run out"
         )
     reading = Reading(scale=rows_scale, future=rows_future)
     num_jobs = _jobs(jobs)
@@ -183,6 +212,12 @@ def evaluate(
         filter=None if filter_string == NONE else filter_string,
         unscored_only=only == "unscored",
     )
+    if from_models == "yes":
+        from clear_mlflow.cli.retest import retest_runs
+
+        client = preflight(opens_run=False)
+        own_run = mark_evaluate_run(client)
+        sys.exit(retest_runs(client, select(client, selection), data_root=data_root))
     summary = Summary()
     with stoppable() as received, scratch_folder():
         client = preflight(opens_run=False)

@@ -37,6 +37,11 @@ def print_outcome(outcome: Outcome) -> None:
             print(f"error: {' '.join(outcome.error.split())}", file=sys.stderr, flush=True)
 
 
+def show_scores(scores: Scores) -> None:
+    """A run's matrix and metrics, on standard output."""
+    print_scores(scores, _console())
+
+
 def print_scores(scores: Scores, out: Console) -> None:
     """A run's accuracy matrix and every metric that it defines."""
     if scores.record is None:

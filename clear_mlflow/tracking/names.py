@@ -26,6 +26,8 @@ NOTE_TAG = "clear_mlflow.note"
 ERROR_TAG = "clear_mlflow.error"
 # "true" on a run whose loss or output was no longer a finite number.
 DIVERGED_TAG = "diverged"
+# What the run kept of each row's answers per test image: "labels" or "probs"; none without it.
+PREDICTIONS_TAG = "clear_mlflow.predictions"
 # Who trains and when that process last said that it lives, as JSON; gone when the run is closed.
 PROCESS_TAG = "clear_mlflow.process"
 # The run whose stored models this one tested again.

@@ -31,13 +31,10 @@ from clear_mlflow.predictions import (
 from clear_mlflow.record import Record
 from clear_mlflow.report.files import matrix_csv
 from clear_mlflow.report.predictions import calibration_csv, confusion_csv, per_class_csv
+from clear_mlflow.tracking import names
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.series import Series
 
-# The parameter with which a training says what it keeps.
-PREDICTIONS_PARAM = "predictions"
-# Set by other programs that store predictions of this form, to any text.
-PREDICTIONS_TAG = "clear_mlflow.predictions"
 # Fingerprint of what was computed from predictions last.
 PREDICTIONS_SCORED_TAG = "clear_mlflow.predictions_scored"
 
@@ -64,8 +61,7 @@ class PredictionScores:
 
 def keeps_predictions(run: Run) -> bool:
     """Whether a run says that it stored predictions; nothing is asked of the store."""
-    kept = run.data.params.get(PREDICTIONS_PARAM) in ("labels", "probs")
-    return kept or PREDICTIONS_TAG in run.data.tags
+    return names.PREDICTIONS_TAG in run.data.tags
 
 
 def read_predictions(client: MlflowClient, run: Run, record: Record) -> Predictions | None:

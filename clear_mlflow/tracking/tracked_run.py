@@ -141,10 +141,12 @@ class TrackedRun:
         tags = [InputTag(MLFLOW_DATASET_CONTEXT, "training")]
         with explained(f"log the dataset of run {self.run_id}"):
             self.client.log_inputs(self.run_id, datasets=[DatasetInput(dataset, tags)])
-            self.client.set_tag(self.run_id, "dataset_digest", facts.digest)
-            if facts.features is not None:
-                self.client.set_tag(self.run_id, "features", facts.features)
-                self.client.set_tag(self.run_id, "features_digest", facts.features_digest)
+            found = {"dataset_digest": facts.digest}
+            if facts.features is not None and facts.features_digest is not None:
+                found |= {"features": facts.features, "features_digest": facts.features_digest}
+            if facts.evaluation_set is not None:
+                found[names.PREDICTIONS_TAG] = self.config.predictions
+            self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in found.items()])
         if facts.evaluation_set is not None:
             self._send(f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}", facts.evaluation_set)
 
