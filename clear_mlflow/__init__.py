@@ -1,6 +1,7 @@
 """Continual learning on CLEAR's stream of buckets, with every accuracy-matrix row kept in MLflow.
 
-The names here are the pure core, which loads neither torch nor mlflow; only ``train`` does.
+The names here are the pure core, which loads neither torch nor mlflow; only ``train`` and
+``train_ensemble`` do.
 
 >>> import clear_mlflow
 >>> matrix = clear_mlflow.AccuracyMatrix([[0.8, 0.6, 0.5], [0.7, 0.9, 0.6], [0.5, 0.6, 0.9]])
@@ -19,7 +20,7 @@ from clear_mlflow.metrics import clear, explain, renate, series, summarize
 from clear_mlflow.version import __version__
 
 if TYPE_CHECKING:
-    from clear_mlflow.api import train
+    from clear_mlflow.api import train, train_ensemble
 
 __all__ = [
     "AccuracyMatrix",
@@ -32,13 +33,14 @@ __all__ = [
     "series",
     "summarize",
     "train",
+    "train_ensemble",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    """Load ``train`` when it is first asked for: it brings torch and mlflow."""
-    if name == "train":
-        from clear_mlflow.api import train
+    """Load ``train`` and its like when first asked for: they bring torch and mlflow."""
+    if name in ("train", "train_ensemble"):
+        from clear_mlflow import api
 
-        return train
+        return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

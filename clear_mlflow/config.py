@@ -13,14 +13,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from clear_mlflow.errors import ConfigError
-from clear_mlflow.learning.strategies import strategy_names
+from clear_mlflow.learning.strategies import known_strategies
 from clear_mlflow.matrix import PROTOCOLS
+from clear_mlflow.predictions import KEEP_PREDICTIONS
 
 AUTO = "auto"
 NONE = "none"
+FULL: Literal["full"] = "full"
 LINEAR = "linear"  # the only model on stored features, and a model on nothing else
 
 # The recipe of the CLEAR authors' own examples: ResNet-18 from scratch at 224 pixels.
@@ -33,6 +35,7 @@ _CLEAR_RECIPE: Mapping[str, str] = {
     "lr": "0.01",
     "lr_step": "30",
     "memory": "3300",
+    "precision": AUTO,
     "device": AUTO,
 }
 
@@ -46,6 +49,8 @@ _DIGITS_RECIPE: Mapping[str, str] = {
     "lr": "0.02",
     "lr_step": "30",
     "memory": "300",
+    # So few numbers that making them half as wide costs more time than it saves.
+    "precision": "off",
     "device": AUTO,
 }
 
@@ -59,6 +64,7 @@ _FEATURES_RECIPE: Mapping[str, str] = {
     "batch_size": "512",
     "lr": "1",
     "lr_step": "60",
+    "precision": "off",  # a layer eleven numbers wide waits for memory, not for arithmetic
 }
 
 RECIPES: Mapping[str, Mapping[str, str]] = {
@@ -93,8 +99,12 @@ def _whole(*, least: int) -> Callable[[str], int]:
     return parse
 
 
-def _number(*, above: float | None = None, least: float | None = None) -> Callable[[str], float]:
+def _number(
+    *, above: float | None = None, least: float | None = None, below: float | None = None
+) -> Callable[[str], float]:
     bound = f"above {above}" if above is not None else f"of at least {least}"
+    if below is not None:
+        bound += f" and below {below}"
 
     def parse(text: str) -> float:
         try:
@@ -105,11 +115,49 @@ def _number(*, above: float | None = None, least: float | None = None) -> Callab
             not math.isfinite(value)
             or (above is not None and value <= above)
             or (least is not None and value < least)
+            or (below is not None and value >= below)
         ):
             raise ValueError(f"expected a finite number {bound}")
         return value
 
     return parse
+
+
+def _batch_size(text: str) -> int | Literal["full"]:
+    if text == FULL:
+        return FULL
+    try:
+        return _whole(least=1)(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or full: all images of an epoch in one step") from None
+
+
+def _memory(text: str) -> int | float:
+    try:
+        return _number(above=0, below=1)(text) if "." in text else _whole(least=0)(text)
+    except ValueError:
+        raise ValueError(
+            "expected a whole number of images, or a fraction of the stream's training images, "
+            "as 0.1"
+        ) from None
+
+
+def _strategy(text: str) -> str:
+    known = known_strategies()
+    if text in known or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+        return text
+    raise ValueError(
+        f"expected one of {', '.join(known)}, or a class of your own as package.module:Class"
+    )
+
+
+def _seeds(text: str) -> str:
+    if text == NONE:
+        return text
+    seeds = [_whole(least=0)(part.strip()) for part in text.split(",")]
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("expected distinct seeds, as 0,1,2")
+    return ",".join(str(seed) for seed in seeds)
 
 
 def _split(text: str) -> str:
@@ -118,6 +166,10 @@ def _split(text: str) -> str:
 
 def _text(text: str) -> str:
     return text
+
+
+def _weights(text: str) -> str:
+    return text if text in (NONE, "DEFAULT") else _path(text)
 
 
 def feature_name(text: str) -> str:
@@ -150,10 +202,10 @@ def _parameter(parse: Callable[[str], Any], *, help: str, default: str = AUTO) -
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Everything that decides a training run's rows; all ``auto`` values but two are resolved.
+    """Everything that decides a training run's rows; all ``auto`` values but three are resolved.
 
-    ``data_root`` stays ``auto`` where the dataset is embedded, and ``device`` until the training
-    process has looked for a GPU.
+    ``data_root`` stays ``auto`` where the dataset is embedded, and ``device`` and ``precision``
+    until the training process has looked at the machine.
     """
 
     dataset: str = _parameter(
@@ -185,33 +237,112 @@ class TrainConfig:
         help="What to do about an image that cannot be decoded; leave_out is told in the record.",
     )
     strategy: str = _parameter(
-        _one_of(*strategy_names()),
+        _strategy,
         default="naive",
-        help=f"How to learn from the stream: {', '.join(strategy_names())}.",
+        help=f"How to learn from the stream: {', '.join(known_strategies())}, or a class of your "
+        "own as package.module:Class.",
     )
-    memory: int = _parameter(
-        _whole(least=1), help="Images that the replay buffer holds; other strategies ignore it."
+    strategy_args: str = _parameter(
+        _text,
+        default=NONE,
+        help="The strategy's own numbers, as name=value,name=value; docs/strategies.md lists them.",
+    )
+    memory: int | float = _parameter(
+        _memory,
+        help="What a strategy with a buffer may keep: images, or below 1 a fraction of the "
+        "stream's training images; other strategies ignore it.",
     )
     model: str = _parameter(
         _text,
         help="small_cnn, any torchvision classification model by name, as resnet18, or linear, "
         "which goes with features.",
     )
+    weights: str = _parameter(
+        _weights,
+        default=NONE,
+        help="What the model starts from: none, DEFAULT (torchvision's best pretrained weights), "
+        "or a file of weights, .safetensors or .pth.",
+    )
+    freeze: str = _parameter(
+        _one_of(NONE, "backbone"),
+        default=NONE,
+        help="backbone: train the head alone and leave all other weights as they are.",
+    )
     image_size: int = _parameter(_whole(least=8), help="Side of the model's square input, pixels.")
     epochs: int = _parameter(_whole(least=1), help="Passes over each bucket's training data.")
-    batch_size: int = _parameter(_whole(least=1), help="Images in one optimiser step.")
-    lr: float = _parameter(_number(above=0), help="SGD's learning rate at the start of a bucket.")
-    momentum: float = _parameter(_number(least=0), default="0.9", help="SGD's momentum.")
+    batch_size: int | Literal["full"] = _parameter(
+        _batch_size, help="Images in one optimiser step; full: all of an epoch."
+    )
+    optimizer: str = _parameter(
+        _one_of("sgd", "adam", "adamw"), default="sgd", help="sgd, adam or adamw."
+    )
+    optimizer_state: str = _parameter(
+        _one_of("reset", "keep"),
+        default="reset",
+        help="What becomes of momentum and the like at a new bucket: reset or keep.",
+    )
+    lr: float = _parameter(_number(above=0), help="The learning rate at the start of a bucket.")
+    momentum: float = _parameter(
+        _number(least=0, below=1), default="0.9", help="SGD's momentum; nothing to the others."
+    )
     weight_decay: float = _parameter(
-        _number(least=0), default="0.00001", help="SGD's weight decay."
+        _number(least=0), default="0.00001", help="The optimiser's weight decay."
+    )
+    schedule: str = _parameter(
+        _one_of("step", "cosine", "constant"),
+        default="step",
+        help="How the learning rate falls within a bucket: step, cosine (to 0) or constant.",
     )
     lr_step: int = _parameter(
-        _whole(least=1), help="Epochs after which the learning rate is multiplied by lr_gamma."
+        _whole(least=1),
+        help="Under schedule step, epochs after which the learning rate is multiplied by lr_gamma.",
     )
     lr_gamma: float = _parameter(
         _number(above=0), default="0.1", help="Factor on the learning rate every lr_step epochs."
     )
+    warmup_epochs: int = _parameter(
+        _whole(least=0),
+        default="0",
+        help="First epochs of each bucket over which the learning rate rises to lr.",
+    )
+    label_smoothing: float = _parameter(
+        _number(least=0, below=1), default="0", help="Share of the target spread over all classes."
+    )
+    clip_norm: float = _parameter(
+        _number(least=0), default="0", help="Largest norm of a step's gradient; 0: not clipped."
+    )
+    precision: str = _parameter(
+        _one_of(AUTO, "off", "bf16"),
+        help="Mixed precision: bf16, off (float32), or auto: bf16 where the device computes in it.",
+    )
+    channels_last: str = _parameter(
+        _one_of("on", "off"), default="on", help="Memory layout in which convolutions are fastest."
+    )
+    allocator: str = _parameter(
+        _one_of("on", "off"),
+        default="on",
+        help="Let the training process keep freed memory for reuse; changes no result.",
+    )
+    compile: str = _parameter(
+        _one_of("off", "on"), default="off", help="Compile the model with torch.compile."
+    )
+    predictions: str = _parameter(
+        _one_of(*KEEP_PREDICTIONS),
+        default="labels",
+        help="What to keep of each row's answers per test image: labels, probs or none.",
+    )
+    log_models: str = _parameter(
+        _one_of(NONE, "last", "all"),
+        default=NONE,
+        help="Which buckets' models to store as artifacts: none, last or all.",
+    )
     seed: int = _parameter(_whole(least=0), default="0", help="Seed of all that is random.")
+    seeds: str = _parameter(
+        _seeds,
+        default=NONE,
+        help="Seeds of an ensemble whose members train together, as 0,1,2; each is a run of its "
+        "own under one parent.",
+    )
     device: str = _parameter(
         _one_of(AUTO, "cpu", "cuda"), help="cpu, cuda, or auto: cuda where there is one."
     )
@@ -261,6 +392,17 @@ class TrainConfig:
                 f"model is {config.model} and features is {config.features}; stored features are "
                 "for the model linear, images for every other: pass model=linear with "
                 "features=NAME, or leave both out"
+            )
+        if config.features != NONE and (config.weights != NONE or config.freeze != NONE):
+            raise ConfigError(
+                f"features is {config.features}, weights is {config.weights} and freeze is "
+                f"{config.freeze}; a head on stored features starts at zero and has no backbone: "
+                "leave weights and freeze at none"
+            )
+        if config.warmup_epochs >= config.epochs:
+            raise ConfigError(
+                f"warmup_epochs is {config.warmup_epochs} and epochs is {config.epochs}; a warm-up "
+                "ends before training does: pass fewer warmup_epochs"
             )
         if config.features != NONE and config.damaged != "stop":
             raise ConfigError(

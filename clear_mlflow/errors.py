@@ -29,5 +29,22 @@ class TrainingError(ClearError):
     """Training cannot go on: the model's loss is no longer a number, for example."""
 
 
+class DivergedError(TrainingError):
+    """The loss or the model's output is no longer a finite number; the run is tagged so.
+
+    Args:
+        message: the one line.
+        seed: of the member of an ensemble that diverged; None where a run trains alone.
+    """
+
+    def __init__(self, message: str, seed: int | None = None) -> None:
+        super().__init__(message)
+        self.seed = seed
+
+
+class PeerLostError(TrainingError):
+    """Another of the processes that train one model together has ended, or says nothing."""
+
+
 class UndefinedMetricError(ClearError):
     """A metric has no value on this matrix; the message is the reason."""

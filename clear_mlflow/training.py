@@ -14,6 +14,24 @@ from clear_mlflow.config import TrainConfig
 from clear_mlflow.matrix import AccuracyRow
 
 
+@dataclass(frozen=True)
+class MeasuredRow:
+    """A row, and what it was counted from.
+
+    Args:
+        row: what was measured.
+        predictions: the file of :class:`~clear_mlflow.predictions.RowPredictions`; None where they
+            are not kept.
+        model: the file of the model's weights, as safetensors; None where it is not kept.
+        seed: of the member of an ensemble that it is of; None where one run trains alone.
+    """
+
+    row: AccuracyRow
+    predictions: bytes | None = None
+    model: bytes | None = None
+    seed: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class StreamFacts:
     """What the record and the tracking store say of a dataset."""
@@ -32,6 +50,7 @@ class StreamFacts:
     features_digest: str | None = None
     left_out: tuple[str, ...] = ()  # damaged images, paths below the dataset's root; the first 100
     num_left_out: int = 0
+    evaluation_set: bytes | None = None  # the file of predictions.EvaluationSet; None: not kept
 
 
 class Training(Protocol):
@@ -47,10 +66,11 @@ class Training(Protocol):
         """The dataset that is trained on."""
         ...
 
-    def rows(self) -> Iterator[AccuracyRow]:
+    def rows(self) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured.
 
         The next bucket begins only when the next row is asked for: what a caller does with a row
-        (store it) is done before training goes on.
+        (store it) is done before training goes on. An ensemble gives a row of each member, in the
+        order of ``seeds``, before the next bucket.
         """
         ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import torch
 from PIL import Image
@@ -26,7 +28,8 @@ def write_images(folder, images, labels):
     for i, image in enumerate(images):
         paths.append(folder / f"{i}.png")
         Image.fromarray(image).save(paths[-1])
-    return ImageSet(tuple(paths), np.asarray(labels, dtype=np.int64))
+    contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
+    return ImageSet(tuple(paths), np.asarray(labels, dtype=np.int64), contents)
 
 
 def write_stream(folder, images, labels, *, num_classes):

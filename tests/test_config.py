@@ -33,11 +33,11 @@ def test_a_configuration_read_back_is_the_same(asked, tmp_path):
 
 @pytest.mark.parametrize("dataset", RECIPES)
 def test_a_recipe_names_every_value_that_is_auto(dataset):
-    """Only what is found out later may stay auto: folder, split and device."""
+    """Only what is found out later may stay auto: folder, split, device and its precision."""
     asked = {"dataset": dataset} | ({} if dataset == "digits" else {"data_root": "/somewhere"})
     texts = TrainConfig.resolve(asked).as_text()
     left = {name for name, text in texts.items() if text == "auto"}
-    assert left <= {"data_root", "split", "device"}
+    assert left <= {"data_root", "split", "device", "precision"}
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from layout_trees import LAYOUTS, Photos
 
 from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow.learning.models import build_model
 from clear_mlflow.tracking import names
 
 # So that the fourth bucket is still training when the test has seen the third row.
@@ -270,7 +272,13 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(project, store, expe
         (["--lr", "-0.1"], "above 0"),
         (["--lr", "nan"], "finite"),
         (["--config", "nowhere.json"], "nowhere.json"),
-        (["--memory", ""], "at least 1"),
+        (["--memory", ""], "a whole number of images"),
+        (["--strategy", "replay", "--memory", "0"], "memory is 0, but strategy replay"),
+        (["--strategy", "naive", "--strategy-args", "lambda=1"], "no argument of strategy naive"),
+        (["--strategy", "nowhere:Missing"], "cannot be loaded"),
+        (["--features", "pixels", "--model", "resnet18"], "pass model=linear with features"),
+        (["--strategy", "slda"], "learns from stored features"),
+        (["--weights", "nowhere.pth"], "cannot read the weights"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(project, store, experiment_id, arguments, told):
@@ -282,6 +290,29 @@ def test_bad_input_is_one_line_and_exit_code_2(project, store, experiment_id, ar
     assert "Traceback" not in done.stderr
     for run in store.search_runs([experiment_id]):
         assert run.info.status == "FAILED"
+
+
+def test_a_training_that_diverges_keeps_its_rows_and_says_so(project, store, experiment_id):
+    """One line, exit code 2, a tag to search by; what was measured before is stored and scored."""
+    asked = ["--lr", "10000", "--epochs", "1", "--optimizer-state", "keep"]
+    done = clear_mlflow("train", *asked, cwd=project)
+    assert done.returncode == 2, done.stderr
+    (line,) = [li for li in done.stderr.splitlines() if li.startswith("error: ")]
+    assert "not a finite number" in line or "no longer a finite number" in line
+    run = only_run(store, experiment_id)
+    assert run.info.status == "FAILED"
+    assert run.data.tags[names.DIVERGED_TAG] == "true"
+    assert (rows_folder(run) / "row_000.json").is_file()
+
+
+def test_weights_of_another_class_count_are_refused(project, store, experiment_id, tmp_path):
+    """Eleven classes do not become ten by cutting one off."""
+    model = build_model("small_cnn", num_classes=11, image_size=32)
+    torch.save(model.state_dict(), tmp_path / "eleven.pth")
+    done = clear_mlflow("train", "--weights", str(tmp_path / "eleven.pth"), cwd=project)
+    assert done.returncode == 2
+    assert "are of 11 classes, the dataset has 10" in done.stderr
+    assert only_run(store, experiment_id).info.status == "FAILED"
 
 
 def test_evaluate_says_what_is_wrong_with_which_run(project, store, experiment_id):

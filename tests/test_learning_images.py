@@ -21,6 +21,7 @@ from clear_mlflow.learning.images import (
     DecodedStream,
     Normaliser,
     Samples,
+    ScatteredImages,
     _augment_on_device,
     _augment_on_host,
     batch_bounds,
@@ -28,13 +29,15 @@ from clear_mlflow.learning.images import (
     crop_margin,
     training_batches,
 )
+from clear_mlflow.learning.picks import joined, whole_bucket
 
 
 def batches(samples, **changes):
     """One epoch as a list."""
     options = {"image_size": 8, "batch_size": 3, "device": CPU, "seed": 0}
     options |= {"position": 0, "epoch": 0, **changes}
-    return list(training_batches(samples, **options))
+    epoch = training_batches(samples, **options)
+    return [(batch.inputs, batch.labels) for batch in epoch]
 
 
 def numbered_samples(count, side):
@@ -180,9 +183,9 @@ def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
     assert held_out.bucket.tolist() == [0, 0, 1, 2, 2, 2, 2]
     assert told[-1] == (7, 7)
     expected = np.concatenate([pixels[path] for b in stream.buckets for path in b.test.paths])
-    assert np.array_equal(held_out.samples.images.numpy().reshape(expected.shape), expected)
+    assert np.array_equal(held_out.images.numpy().reshape(expected.shape), expected)
     labels = np.concatenate([bucket.test.labels for bucket in stream.buckets])
-    assert held_out.samples.labels.tolist() == labels.tolist()
+    assert held_out.labels.tolist() == labels.tolist()
     for position, bucket in enumerate(stream.buckets):
         samples = decoded.train(position)
         assert samples.labels.tolist() == bucket.train.labels.tolist()
@@ -227,7 +230,7 @@ def test_images_from_the_cache_are_the_same(tmp_path):
             ):
                 assert torch.equal(images, same)
         held_out, same = cached.test(), plain.test()
-        assert torch.equal(held_out.samples.images, same.samples.images)
+        assert torch.equal(held_out.images, same.images)
         assert torch.equal(held_out.bucket, same.bucket)
     assert len(list((tmp_path / "cache").glob("*.npy"))) == 4
 
@@ -244,3 +247,25 @@ def test_a_damaged_image_is_named(tmp_path):
     Path(stream.buckets[0].train.paths[0]).write_bytes(b"no image")
     with pytest.raises(DataError, match=r"0\.png"):
         DecodedStream(stream, image_size=8, device=CPU).train(0)
+
+
+@pytest.mark.parametrize("size", [8, 64])
+def test_picked_images_are_those_of_their_buckets(tmp_path, size):
+    """In any order and with repeats; photographs in main memory are not even copied."""
+    stream, _ = random_stream(tmp_path / "s", train=(4, 3, 5), test=(1, 1, 1), side=80)
+    cache = DecodedCache(tmp_path / "cache")
+    decoded = DecodedStream(stream, image_size=size, device=CPU, cache=cache)
+    picks = joined(whole_bucket(2, 5), whole_bucket(0, 4)).take(np.array([8, 0, 3, 3, 5]))
+    samples = decoded.select(picks)
+    assert len(samples) == 5
+    for n, (bucket, index) in enumerate(zip(picks.bucket, picks.index, strict=True)):
+        whole = decoded.train(int(bucket))
+        assert torch.equal(samples.images[n], whole.images[index])
+        assert samples.labels[n] == whole.labels[index] == decoded.labels(bucket)[index]
+    assert isinstance(samples.images, ScatteredImages) == (size == 64)
+    copied = Samples(torch.stack([samples.images[n] for n in range(5)]), samples.labels)
+    options = {"image_size": size, "batch_size": 2, "epoch": 3}
+    pairs = zip(batches(samples, **options), batches(copied, **options), strict=True)
+    for (inputs, labels), (same_inputs, same_labels) in pairs:
+        assert torch.equal(inputs, same_inputs)
+        assert torch.equal(labels, same_labels)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import urllib.error
+
 import pytest
 import torch
+import torchvision.models
+from safetensors.torch import save_file
 
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.models import build_model, check_model, model_names
@@ -78,3 +82,111 @@ def test_a_batch_too_small_for_batch_normalisation_is_refused():
 def test_a_model_that_cannot_be_built_on_the_meta_device_is_checked_all_the_same():
     """RegNet's builder computes with tensors, which need numbers."""
     check_model("regnet_x_400mf", image_size=32, batch_size=2)
+
+
+def saved(tmp_path, state, suffix):
+    """A file of weights."""
+    path = tmp_path / f"weights{suffix}"
+    if suffix == ".safetensors":
+        save_file({k: v.contiguous() for k, v in state.items()}, path)
+    else:
+        torch.save(state, path)
+    return str(path)
+
+
+def build(**changes):
+    options = {"num_classes": 3, "image_size": 32, **changes}
+    return build_model(options.pop("name", "resnet18"), **options)
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
+def test_weights_come_from_a_file_and_a_missing_head_is_fresh(tmp_path, suffix):
+    """All of them where the file has a head; without one, all but that layer."""
+    donor = build()
+    donor.fc.weight.data.fill_(7)
+    path = saved(tmp_path, donor.state_dict(), suffix)
+    for key, tensor in build(weights=path).state_dict().items():
+        assert torch.equal(tensor, donor.state_dict()[key])
+    backbone = {k: v for k, v in donor.state_dict().items() if not k.startswith("fc.")}
+    fresh = build(weights=saved(tmp_path, backbone, suffix), num_classes=5)
+    assert torch.equal(fresh.conv1.weight, donor.conv1.weight)
+    assert fresh.fc.weight.shape == (5, 512)
+    assert not (fresh.fc.weight == 7).any()
+
+
+def test_weights_that_do_not_fit_are_one_line(tmp_path):
+    """Another class count, another model, a shape, a foreign tensor, no tensors, no file."""
+    state = build().state_dict()
+    cases = [
+        ({**state}, {"num_classes": 4}, "are of 3 classes, the dataset has 4"),
+        ({**state}, {"name": "small_cnn"}, r"they are not of model small_cnn"),
+        ({**state, "conv1.weight": torch.zeros(1)}, {}, "differ in conv1.weight"),
+        ({**state, "extra": torch.zeros(1)}, {}, "hold a foreign extra"),
+        ({k: v for k, v in state.items() if k != "bn1.bias"}, {}, "lack bn1.bias"),
+    ]
+    for tensors, changes, message in cases:
+        path = saved(tmp_path, tensors, ".safetensors")
+        with pytest.raises(ConfigError, match=message) as told:
+            build(weights=path, **changes)
+        assert "\n" not in str(told.value)
+    for content in (b"", b"no tensors", b"PK\x03\x04 cut"):
+        for suffix in (".safetensors", ".pth"):
+            path = tmp_path / f"damaged{suffix}"
+            path.write_bytes(content)
+            with pytest.raises(ConfigError, match="cannot read the weights"):
+                build(weights=str(path))
+    with pytest.raises(ConfigError, match="cannot read the weights"):
+        build(weights=str(tmp_path / "missing.pth"))
+
+
+class Intruder:
+    """What a pickle of code looks like."""
+
+    def __reduce__(self):
+        return (print, ("code ran",))
+
+
+@pytest.mark.parametrize("content", [Intruder(), {"conv1.weight": Intruder()}])
+def test_a_file_of_weights_runs_no_code(tmp_path, content, capsys):
+    """Refused before anything in it is called."""
+    path = tmp_path / "weights.pth"
+    torch.save(content, path)
+    with pytest.raises(ConfigError, match="cannot read the weights"):
+        build(weights=str(path))
+    assert "code ran" not in capsys.readouterr().out
+
+
+def test_a_dictionary_of_something_else_is_refused(tmp_path):
+    """Only a state_dict is one."""
+    path = tmp_path / "weights.pth"
+    torch.save({"epoch": 3}, path)
+    with pytest.raises(ConfigError, match="hold no dictionary of tensors"):
+        build(weights=str(path))
+
+
+@pytest.mark.parametrize("name", ["resnet18", "vit_b_16", "squeezenet1_1", "densenet121"])
+def test_pretrained_weights_get_a_fresh_head_for_the_datasets_classes(name, monkeypatch):
+    """With torchvision's own weights; made up here, since this test downloads nothing."""
+    original = torchvision.models.get_model
+
+    def made_up(name, *, weights, **options):
+        assert weights == "DEFAULT"
+        return original(name, weights=None, **options)
+
+    monkeypatch.setattr(torchvision.models, "get_model", made_up)
+    model = build(name=name, weights="DEFAULT", image_size=224, num_classes=11)
+    with torch.inference_mode():
+        assert model.eval()(torch.zeros(1, 3, 224, 224)).shape == (1, 11)
+
+
+def test_pretrained_weights_that_cannot_be_had_are_one_line(monkeypatch):
+    """No network, or nothing published."""
+    with pytest.raises(ConfigError, match="nobody has published weights of small_cnn"):
+        build(name="small_cnn", weights="DEFAULT")
+
+    def offline(*_, **__):
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr(torchvision.models, "get_model", offline)
+    with pytest.raises(ConfigError, match=r"cannot be downloaded .*pass a file of weights"):
+        build(weights="DEFAULT")

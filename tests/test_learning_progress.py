@@ -26,7 +26,8 @@ def told(progress):
         progress.images_decoded(3, 3)
         for i in range(4):
             if i:
-                progress.bucket_started(KEYS[i - 1], position=i - 1, num_buckets=3, num_steps=2)
+                progress.bucket_started(KEYS[i - 1], position=i - 1, num_buckets=3)
+                progress.steps_planned(2)
                 progress.step_done()
                 progress.step_done()
             progress.row_measured(AccuracyRow(i, KEYS, (i, 2 * i, 3 * i), (10, 10, 10)))
@@ -58,7 +59,8 @@ def test_bars_are_not_redrawn_at_every_step():
     """A thousand steps within the blink of an eye write next to nothing."""
     stream = Terminal()
     with TerminalProgress(stream) as progress:
-        progress.bucket_started("a", position=0, num_buckets=1, num_steps=100_000)
+        progress.bucket_started("a", position=0, num_buckets=1)
+        progress.steps_planned(100_000)
         before = len(stream.getvalue())
         for _ in range(1000):
             progress.step_done()

@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from learning_streams import CPU, config, random_stream
 
 from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.buffers import buffer_names
+from clear_mlflow.learning.buffers._base import Buffer, load_buffer
+from clear_mlflow.learning.buffers.class_balanced import class_quotas, lowest_of_each_class
 from clear_mlflow.learning.images import DecodedStream, Samples
 from clear_mlflow.learning.strategies import strategy_names
-from clear_mlflow.learning.strategies._base import Strategy, load_strategy
-from clear_mlflow.learning.strategies.replay import Replay, class_quotas, lowest_of_each_class
+from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
 
 class NumberedStream:
@@ -38,6 +40,22 @@ class NumberedStream:
     def train(self, position):
         return self.buckets[position]
 
+    def labels(self, position):
+        return self.buckets[position].labels.numpy()
+
+    def select(self, picks):
+        chosen = list(zip(picks.bucket, picks.index, strict=True))
+        return Samples(
+            torch.stack([self.buckets[bucket].images[index] for bucket, index in chosen]),
+            torch.stack([self.buckets[bucket].labels[index] for bucket, index in chosen]),
+        )
+
+
+def made(strategy, stream, **changes):
+    """A strategy on a stream, with a model that nothing here looks at."""
+    settings = config(strategy=strategy, **changes)
+    return load_strategy(strategy)(settings, stream, torch.nn.Identity(), check_strategy(settings))
+
 
 def numbers(samples):
     """Which images these are."""
@@ -57,11 +75,16 @@ def literal_quotas(num_seen, memory):
 
 def buffer_after(stream, memory, seed=0):
     """Replay's buffer when the whole stream is seen."""
-    strategy = Replay(config(memory=memory, seed=seed), stream)
+    strategy = made("replay", stream, memory=memory, seed=seed)
     for position in range(len(stream.buckets)):
         strategy.training_set(position)
         strategy.after_bucket(position)
-    return strategy
+    return held(strategy, stream)
+
+
+def held(strategy, stream):
+    """Which images a strategy's buffer holds."""
+    return [] if len(strategy._buffer) == 0 else numbers(stream.select(strategy._buffer.picks))
 
 
 def test_every_strategy_module_holds_its_class():
@@ -71,18 +94,32 @@ def test_every_strategy_module_holds_its_class():
         assert issubclass(load_strategy(name), Strategy)
 
 
+def test_every_buffer_module_holds_its_class():
+    """A new buffer is one new file: its name finds it."""
+    assert {"class_balanced", "reservoir", "biased_reservoir"} <= set(buffer_names())
+    for name in buffer_names():
+        assert issubclass(load_buffer(name), Buffer)
+
+
 def test_an_unknown_strategy_is_answered_with_the_known_ones():
     """Nothing outside the package's own modules is imported by name."""
     for name in ("rehearsal", "_base", "os"):
-        with pytest.raises(ConfigError, match="known are cumulative, naive, replay"):
+        with pytest.raises(ConfigError, match=r"or one of .*cumulative, .*naive, .*replay"):
             load_strategy(name)
+
+
+def test_an_unknown_buffer_is_answered_with_the_known_ones():
+    """The same holds for what a strategy's arguments name."""
+    for name in ("_base", "os"):
+        with pytest.raises(ConfigError, match=r"known are .*class_balanced, .*reservoir"):
+            check_strategy(config(strategy="replay", strategy_args=f"buffer={name}"))
 
 
 def test_naive_trains_on_the_new_bucket_alone(tmp_path):
     """The past is forgotten."""
     stream, _ = random_stream(tmp_path, train=(3, 4), test=(1, 1), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
-    strategy = load_strategy("naive")(config(), decoded)
+    strategy = made("naive", decoded)
     for position in range(2):
         strategy.after_bucket(position)
         assert strategy.training_set(position) is decoded.train(position)
@@ -92,7 +129,7 @@ def test_cumulative_trains_on_all_buckets_so_far_in_stream_order(tmp_path):
     """Buckets of different sizes, one after another."""
     stream, _ = random_stream(tmp_path, train=(3, 1, 4), test=(1, 1, 1), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
-    strategy = load_strategy("cumulative")(config(), decoded)
+    strategy = made("cumulative", decoded)
     parts = []
     for position in range(3):
         samples = strategy.training_set(position)
@@ -117,10 +154,10 @@ def test_quotas_equal_dealing_places_one_by_one(num_seen, memory):
 def test_buffer_is_what_the_whole_past_would_have_given(labels_of_buckets, memory):
     """Letting go bucket by bucket loses nothing: as if all images seen were drawn from at once."""
     stream = NumberedStream(labels_of_buckets, 4)
-    strategy = Replay(config(memory=memory), stream)
+    strategy = made("replay", stream, memory=memory)
     priority = {}
     for position, labels in enumerate(labels_of_buckets):
-        held_before = [] if position == 0 else numbers(strategy._buffer)
+        held_before = held(strategy, stream)
         trained_on = strategy.training_set(position)
         assert numbers(trained_on) == numbers(stream.train(position)) + held_before
         strategy.after_bucket(position)
@@ -132,9 +169,9 @@ def test_buffer_is_what_the_whole_past_would_have_given(labels_of_buckets, memor
         for label, quota in enumerate(quotas):
             of_class = [number for number, other in enumerate(seen) if other == label]
             expected += sorted(of_class, key=priority.__getitem__)[:quota]
-        held = strategy._buffer
-        assert sorted(numbers(held)) == sorted(expected)
-        assert [seen[number] for number in numbers(held)] == held.labels.tolist()
+        now = held(strategy, stream)
+        assert sorted(now) == sorted(expected)
+        assert [seen[number] for number in now] == strategy._buffer.labels.tolist()
 
 
 def drawn(position, labels):
@@ -149,9 +186,9 @@ def test_every_image_of_a_class_is_equally_likely_to_be_held():
     """Whatever bucket it came from, early or late, and whatever the other classes do."""
     stream = NumberedStream([[0] * 6, [0] * 3 + [1] * 9, [0, 2, 2]], 3)
     runs = 600
-    held = Counter()
+    times_held = Counter()
     for seed in range(runs):
-        held.update(numbers(buffer_after(stream, 6, seed)._buffer))
+        times_held.update(buffer_after(stream, 6, seed))
     # 6 places for 3 classes, 2 each: 10 images of class 0, 9 of class 1, 2 of class 2.
     for numbers_of_class, chance in (
         ([*range(6), 6, 7, 8, 18], 2 / 10),
@@ -160,7 +197,7 @@ def test_every_image_of_a_class_is_equally_likely_to_be_held():
     ):
         five_sigma = 5 * (chance * (1 - chance) / runs) ** 0.5
         for number in numbers_of_class:
-            assert held[number] / runs == pytest.approx(chance, abs=five_sigma + 1e-9)
+            assert times_held[number] / runs == pytest.approx(chance, abs=five_sigma + 1e-9)
 
 
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(0, 5))

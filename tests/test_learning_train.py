@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.errors import ConfigError, TrainingError
 from clear_mlflow.learning import train as loop
+from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import (
     Draw,
     home_of,
@@ -32,7 +33,7 @@ from clear_mlflow.learning.images import (
 from clear_mlflow.learning.models import build_model
 from clear_mlflow.learning.strategies import naive
 from clear_mlflow.learning.strategies.naive import Naive
-from clear_mlflow.learning.train import count_correct, train
+from clear_mlflow.learning.train import measure, train
 from clear_mlflow.learning.training import StreamTraining, check
 
 
@@ -51,8 +52,11 @@ class Recorded:
     def images_decoded(self, done, total):
         self.told.append(("decoded", done, total))
 
-    def bucket_started(self, key, *, position, num_buckets, num_steps):
-        self.told.append(("bucket", key, position, num_buckets, num_steps))
+    def bucket_started(self, key, *, position, num_buckets):
+        self.told.append(("bucket", key, position, num_buckets))
+
+    def steps_planned(self, num_steps):
+        self.told.append(("steps", num_steps))
 
     def step_done(self):
         self.told.append(("step",))
@@ -64,7 +68,8 @@ class Recorded:
 def rows_of(stream, progress=None, **changes):
     """All rows of a training on a stream."""
     decoded = DecodedStream(stream, image_size=8, device=CPU)
-    return list(train(decoded, config(**changes), progress=progress or Recorded()))
+    told = progress or Recorded()
+    return [trained.row for trained in train(decoded, config(**changes), progress=told)]
 
 
 def linear_model():
@@ -87,14 +92,20 @@ def literal_training(model, samples, settings, position):
             position=position,
             epoch=epoch,
         )
-        for images, labels in batches:
-            loss = cross_entropy(model(images), labels)
+        for batch in batches:
+            loss = cross_entropy(model(batch.inputs), batch.labels)
             gradients = torch.autograd.grad(loss, list(model.parameters()))
             with torch.no_grad():
                 for weights, gradient in zip(model.parameters(), gradients, strict=True):
                     step = gradient + settings.weight_decay * weights
                     velocity[weights] = settings.momentum * velocity.get(weights, 0) + step
                     weights -= lr * velocity[weights]
+
+
+def descent_on(model, settings):
+    """Gradient descent on a model, and the hooks of a strategy without any of its own."""
+    descent = GradientDescent(model, settings, keys=("1", "2"), progress=Recorded())
+    return descent, Naive(settings, None, model, Naive.Arguments())
 
 
 def test_a_bucket_trains_as_the_written_out_optimiser_does():
@@ -104,10 +115,9 @@ def test_a_bucket_trains_as_the_written_out_optimiser_does():
         torch.randint(0, 256, (9, 8, 8, 3), dtype=torch.uint8), torch.arange(9).remainder(3)
     )
     ours, twin = linear_model(), linear_model()
+    descent, hooks = descent_on(ours, settings)
     for position in range(2):
-        loop._train_on_bucket(
-            ours, samples, settings, key="1", position=position, progress=Recorded()
-        )
+        descent.run(samples, position=position, hooks=hooks)
         literal_training(twin, samples, settings, position)
     for weights, expected in zip(ours.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(weights, expected, rtol=1e-5, atol=1e-7)
@@ -122,15 +132,20 @@ def test_counts_equal_testing_image_by_image():
     images = torch.randint(0, 256, (total, 8, 8, 3), dtype=torch.uint8)
     bucket = torch.tensor([j for j, count in enumerate(counts) for _ in range(count)])
     model = build_model("small_cnn", num_classes=3, image_size=8)
-    expected = [0, 0, 0]
+    expected, answers = [0, 0, 0], []
     model.eval()
     with torch.no_grad():
         for i in range(total):
             logits = model(Normaliser(images.shape[2], CPU)(images[i : i + 1]))[0].tolist()
-            expected[bucket[i]] += logits.index(max(logits)) == labels[i].item()
+            answers.append(logits.index(max(logits)))
+            expected[bucket[i]] += answers[-1] == labels[i].item()
     model.train()
-    held_out = HeldOutImages(Samples(images, labels), bucket, counts)
-    assert count_correct(model, held_out, device=CPU) == tuple(expected)
+    held_out = HeldOutImages(images, labels, bucket, counts)
+    tested = measure(model, held_out, device=CPU, probabilities=True)
+    assert tested.correct == tuple(expected)
+    assert tested.labels.tolist() == answers
+    assert tested.probabilities.argmax(axis=1).tolist() == answers
+    np.testing.assert_allclose(tested.probabilities.sum(axis=1), 1, atol=2e-3)
     assert 0 < sum(expected) < total
 
 
@@ -165,7 +180,7 @@ def test_row_0_is_of_the_untrained_model_and_later_rows_are_not(tmp_path):
     seed_everything(0, Draw.WEIGHTS)
     model = build_model("small_cnn", num_classes=3, image_size=8)
     held_out = DecodedStream(stream, image_size=8, device=CPU).test()
-    assert untrained.correct == count_correct(model, held_out, device=CPU)
+    assert untrained.correct == measure(model, held_out, device=CPU).correct
 
 
 def test_nothing_is_trained_before_the_next_row_is_asked_for(tmp_path):
@@ -177,8 +192,8 @@ def test_nothing_is_trained_before_the_next_row_is_asked_for(tmp_path):
     )
     next(rows)
     assert [what for what, *_ in progress.told] == ["row"]
-    row = next(rows)
-    expected = [("bucket", "key0", 0, 2, 6), *[("step",)] * 6, ("row", row)]
+    row = next(rows).row
+    expected = [("bucket", "key0", 0, 2), ("steps", 6), *[("step",)] * 6, ("row", row)]
     assert progress.told[1:] == expected
 
 
@@ -214,7 +229,8 @@ def test_what_layers_draw_does_not_depend_on_what_was_drawn_before():
     for drawn_before in (0, 7):
         model = linear_model().insert(1, nn.Dropout(0.5)).eval()  # as testing leaves it
         torch.rand(drawn_before)
-        loop._train_on_bucket(model, samples, config(), key="1", position=0, progress=Recorded())
+        descent, hooks = descent_on(model, config())
+        descent.run(samples, position=0, hooks=hooks)
         assert model.training
         trained.append(model[2].weight)
     assert torch.equal(*trained)
@@ -236,7 +252,7 @@ def test_a_loss_that_is_no_number_ends_the_training_with_the_place_and_a_way_out
     stream, _ = random_stream(tmp_path, train=(12, 12), test=(2, 2), side=8)
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     rows = train(decoded, config(lr=1e30, weight_decay=0.1), progress=Recorded())
-    assert next(rows).row == 0
+    assert next(rows).row.row == 0
     with pytest.raises(TrainingError, match=r"epoch 1 of 2 on bucket key0; .*lr below 1e\+30"):
         next(rows)
 
@@ -348,7 +364,7 @@ def test_a_training_tells_its_dataset_and_always_leaves_its_progress(tmp_path):
     assert (facts.num_train, facts.num_test) == ((6, 4), (2, 3))
     assert progress.told == []
     rows = training.rows()
-    assert next(rows).row == 0
+    assert next(rows).row.row == 0
     assert ("decoded", 5, 5) in progress.told
     rows.close()
     assert progress.told[-1] == ("left", GeneratorExit)

@@ -67,7 +67,7 @@ def test_parameters_are_texts_and_never_empty(entry_point):
 def test_every_command_that_tracks_is_an_entry_point():
     """A command that writes to MLflow is one; a group of commands on local folders is none.
 
-    Nor is import: it opens a run for each file, and the one that ``mlflow run`` opens would be empty.
+    Nor is import: it opens a run for each file, and the one of ``mlflow run`` would be empty.
     """
     groups = {name for name, command in main.commands.items() if isinstance(command, click.Group)}
     assert groups == {"data"}

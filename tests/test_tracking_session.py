@@ -10,7 +10,7 @@ from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.errors import TrackingError
-from clear_mlflow.record import RowRecord
+from clear_mlflow.record import ROWS_FOLDER, RowRecord
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.session import train_in_process
 
@@ -183,7 +183,7 @@ class LosingStore(KnownTraining):
 
     def rows(self):
         for row in super().rows():
-            if row.row == 2:
+            if row.row.row == 2:
                 shutil.rmtree(self.folder)
                 self.folder.write_text("no folder any more")
             yield row
@@ -196,13 +196,16 @@ def test_rows_that_the_store_does_not_take_lie_in_files(
     monkeypatch.chdir(tmp_path)
     training = LosingStore(FOUR_BUCKETS)
     training.folder = tmp_path / "artifacts"
-    with pytest.raises(TrackingError, match="did not take 3 rows") as told:
+    with pytest.raises(TrackingError, match="did not take 3 files of rows") as told:
         train_in_process(store, training, ASKED)
     run = the_run(store, experiment_id)
     folder = tmp_path / "unsent_rows" / run.info.run_id
     assert str(folder) in str(told.value)
-    assert sorted(path.name for path in folder.iterdir()) == [f"row_00{i}.json" for i in (2, 3, 4)]
-    row = RowRecord.from_json((folder / "row_004.json").read_text(), source="row_004.json")
+    assert sorted(path.name for path in (folder / ROWS_FOLDER).iterdir()) == [
+        f"row_00{i}.json" for i in (2, 3, 4)
+    ]
+    text = (folder / ROWS_FOLDER / "row_004.json").read_text()
+    row = RowRecord.from_json(text, source="row_004.json")
     assert row.row.correct == tuple(FOUR_BUCKETS[4])
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.matrix import AccuracyRow
-from clear_mlflow.training import StreamFacts
+from clear_mlflow.training import MeasuredRow, StreamFacts
 
 NUM_TEST = 100
 
@@ -35,10 +35,10 @@ class KnownTraining:
             num_test=(NUM_TEST,) * len(buckets),
         )
 
-    def rows(self) -> Iterator[AccuracyRow]:
+    def rows(self) -> Iterator[MeasuredRow]:
         facts = self.facts
         for i, correct in enumerate(self.correct):
-            yield AccuracyRow(i, facts.buckets, tuple(correct), facts.num_test)
+            yield MeasuredRow(AccuracyRow(i, facts.buckets, tuple(correct), facts.num_test))
         if self.ends_with is not None:
             raise self.ends_with
 

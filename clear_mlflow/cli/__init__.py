@@ -12,6 +12,7 @@ from clear_mlflow.cli.data import data
 from clear_mlflow.cli.evaluate import evaluate
 from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.train import train
+from clear_mlflow.cli.train_distributed import train_distributed
 from clear_mlflow.errors import ClearError
 from clear_mlflow.version import __version__
 
@@ -41,6 +42,7 @@ def main() -> None:
 
 
 main.add_command(train)
+main.add_command(train_distributed)
 main.add_command(evaluate)
 main.add_command(compare)
 main.add_command(import_runs)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.report.text import matrix_table, metrics_table
@@ -23,6 +26,8 @@ def print_outcome(outcome: Outcome) -> None:
     with suppress(OSError):
         if outcome.scores is not None and outcome.scores.record is not None:
             print_scores(outcome.scores, out)
+        if outcome.members:
+            out.print(members_table(outcome.members))
         if outcome.run_id is not None:
             out.print(f"\nrun {outcome.run_id} {outcome.status}", highlight=False)
         for line in outcome.links:
@@ -38,6 +43,24 @@ def print_scores(scores: Scores, out: Console) -> None:
         return
     out.print(matrix_table(scores.record.matrix.masked(scores.record.protocol)))
     out.print(metrics_table(scores.summary, scores.reasons))
+
+
+def members_table(members: Mapping[int, Scores]) -> Table:
+    """A line for every metric: its mean over an ensemble's members, its deviation, its range."""
+    table = Table("metric", box=None, pad_edge=False)
+    for heading in ("mean", "std", "least", "most"):
+        table.add_column(heading, justify="right")
+    summaries = [of_member.summary for of_member in members.values()]
+    for name in summaries[0]:
+        values = [summary[name] for summary in summaries if name in summary]
+        if len(values) < len(summaries):
+            continue
+        spread = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
+        numbers = (statistics.fmean(values), min(values), max(values))
+        mean, least, most = (f"{number:.4f}" for number in numbers)
+        table.add_row(name, mean, spread, least, most)
+    table.title = f"{len(summaries)} members: seeds {', '.join(map(str, members))}"
+    return table
 
 
 def _console() -> Console:

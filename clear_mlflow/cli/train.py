@@ -17,11 +17,25 @@ from clear_mlflow.config import (
     parameter_help,
     read_config_file,
 )
+from clear_mlflow.process.member import take_part
 from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.ranks import place_of_environment
 
 
-def _train_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One option for each field of TrainConfig, all texts, as MLflow hands them over."""
+def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """One option for each field of TrainConfig, all texts, as MLflow hands them over; and a file.
+
+    Source of the defaults: :func:`~clear_mlflow.config.parameter_defaults`.
+    """
+    command = click.option(
+        "--config",
+        "config_file",
+        default=NONE,
+        show_default=True,
+        metavar="FILE",
+        help="config.json of an earlier run, to repeat it. Options that are given go before it; "
+        "under mlflow run, which gives them all, those that differ from their defaults.",
+    )(command)
     for name, default in reversed(parameter_defaults().items()):
         option = click.option(
             f"--{name.replace('_', '-')}",
@@ -35,17 +49,23 @@ def _train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
+def asked_parameters(
+    context: click.Context, config_file: str, asked: dict[str, str]
+) -> dict[str, str]:
+    """What the options and the file that they name ask for.
+
+    Raises:
+        ConfigError: the file cannot be read, or a value is wrong.
+    """
+    if config_file != NONE:
+        given = {name: asked[name] for name in _given(context, asked)}
+        asked = {**parameter_defaults(), **read_config_file(Path(config_file)), **given}
+    TrainConfig.resolve(asked)  # a wrong value is told at once, before anything is started
+    return asked
+
+
 @click.command()
-@_train_options
-@click.option(
-    "--config",
-    "config_file",
-    default=NONE,
-    show_default=True,
-    metavar="FILE",
-    help="config.json of an earlier run, to repeat it. Options that are given go before it; under "
-    "mlflow run, which gives them all, those that differ from their defaults.",
-)
+@train_options
 @click.pass_context
 def train(context: click.Context, /, config_file: str, **asked: str) -> None:
     """Train on one bucket after another and test on all buckets after each.
@@ -53,11 +73,11 @@ def train(context: click.Context, /, config_file: str, **asked: str) -> None:
     Every row of the accuracy matrix is stored in MLflow the moment it is measured. However the run
     ends, the rows are read back from there and scored.
     """
-    with StoppingSignals() as signals:
-        if config_file != NONE:
-            given = {name: asked[name] for name in _given(context, asked)}
-            asked = {**parameter_defaults(), **read_config_file(Path(config_file)), **given}
-        TrainConfig.resolve(asked)  # a wrong value is told at once, before anything is started
+    place = place_of_environment()
+    with StoppingSignals(tell=place.keeps_record) as signals:
+        asked = asked_parameters(context, config_file, asked)
+        if not place.keeps_record:
+            sys.exit(take_part(place, asked, signals))
 
         from clear_mlflow.cli.output import print_outcome
         from clear_mlflow.tracking.preflight import bound_retries, quiet_mlflow
@@ -65,7 +85,7 @@ def train(context: click.Context, /, config_file: str, **asked: str) -> None:
 
         bound_retries()
         quiet_mlflow()
-        outcome = train_supervised(asked, signals)
+        outcome = train_supervised(asked, signals, place)
         print_outcome(outcome)
     sys.exit(outcome.exit_code)
 

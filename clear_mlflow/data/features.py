@@ -36,6 +36,7 @@ from clear_mlflow.data.files import (
     stored_path,
 )
 from clear_mlflow.data.images import decoder_version
+from clear_mlflow.data.pixels import PIXELS, pixel_features
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.errors import ConfigError, DataError
 
@@ -77,19 +78,36 @@ class StoredFeatures:
     test: tuple[NDArray[np.float32], ...]
 
 
-def load_features(stream: BucketStream, name: str, *, cache_dir: Path) -> StoredFeatures:
+def load_features(
+    stream: BucketStream,
+    name: str,
+    *,
+    cache_dir: Path,
+    on_image: Callable[[int, int], None] = lambda done, total: None,
+) -> StoredFeatures:
     """Find the features of a stream's images: the dataset's own, else extracted ones.
 
     Args:
         stream: what is trained and tested on.
-        name: a feature type of the dataset, or the name given at extraction.
-        cache_dir: where extracted features lie.
+        name: ``pixels``, a feature type of the dataset, or the name given at extraction.
+        cache_dir: where extracted features and decoded images lie.
+        on_image: called with the numbers of images decoded and to be decoded, for ``pixels``.
 
     Raises:
         DataError: there are none of this name, some image has none, or a file is damaged.
     """
     load: Callable[[str, ImageSet], NDArray[np.float32]]
-    if name in own_names(stream):
+    if name == PIXELS:
+        total = sum(len(images) for images in image_sets(stream))
+        done = 0
+
+        def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
+            nonlocal done
+            before, done = done, done + len(images)
+            return pixel_features(
+                images, cache_dir=cache_dir, on_image=lambda n: on_image(before + n, total)
+            )
+    elif name in own_names(stream):
         own = _OwnFeatures(name)
 
         def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
@@ -557,9 +575,13 @@ def refuse_taken_name(stream: BucketStream, extraction: Extraction, *, cache_dir
     """One name stands for one way to compute features, so that a record's name means something.
 
     Raises:
-        ConfigError: the name is one of the dataset's own feature types, or was given to another
-            backbone, other weights or other preprocessing.
+        ConfigError: the name is that of the built-in features or one of the dataset's own feature
+            types, or was given to another backbone, other weights or other preprocessing.
     """
+    if extraction.name == PIXELS:
+        raise ConfigError(
+            f"name {PIXELS} is that of the features that every dataset has; pass another --name"
+        )
     if extraction.name in own_names(stream):
         raise ConfigError(
             f"name {extraction.name} is a feature type of the dataset's own; pass another --name"
@@ -635,10 +657,10 @@ def _find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> _Ext
             f"features {name} were extracted, but not of all images of this dataset as it is now; "
             "run 'clear-mlflow data features' on its folder again"
         )
-    known = (*own_names(stream), *extracted_names(cache_dir))
+    known = (PIXELS, *own_names(stream), *extracted_names(cache_dir))
     raise DataError(
-        f"there are no features {name}; the dataset's own and the extracted ones are "
-        f"{', '.join(dict.fromkeys(known)) or 'none'}: extract some with 'clear-mlflow data "
+        f"there are no features {name}; the built-in, the dataset's own and the extracted ones are "
+        f"{', '.join(dict.fromkeys(known))}: extract some with 'clear-mlflow data "
         f"features DIR --name {name}'"
     )
 

@@ -34,6 +34,8 @@ class Draw(enum.IntEnum):
     AUGMENTATION = 2
     MODEL = 3  # what layers draw by themselves while training: dropout, stochastic depth
     BUFFER = 4
+    FISHER = 5  # the images and labels that a strategy measures its weights' importance on
+    MEMORY = 6  # the order in which a step's batches are taken from a buffer
 
 
 def resolve_device(asked: str) -> str:
@@ -57,6 +59,40 @@ def resolve_device(asked: str) -> str:
             "device=cpu, or check the driver and CUDA_VISIBLE_DEVICES"
         )
     return asked
+
+
+def resolve_precision(asked: str, device: str) -> str:
+    """Name the precision to compute in.
+
+    Args:
+        asked: ``off``, ``bf16``, or ``auto``: bf16 where the device has instructions for it.
+        device: ``cpu`` or ``cuda``.
+
+    Returns:
+        ``off`` (float32) or ``bf16``.
+
+    Raises:
+        ConfigError: bf16 is asked for on a GPU that cannot compute in it.
+    """
+    if device == "cuda":
+        native = torch.cuda.is_bf16_supported(including_emulation=False)
+        if asked == "bf16" and not native:
+            raise ConfigError(
+                "precision is bf16, which this GPU does not compute in; pass precision=off"
+            )
+    else:
+        # AVX-512 alone emulates it, more slowly than float32.
+        native = bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    if asked == AUTO:
+        return "bf16" if native else "off"
+    return asked
+
+
+def autocast(device: torch.device, precision: str) -> contextlib.AbstractContextManager[object]:
+    """What a forward pass runs in, as :func:`resolve_precision` named it."""
+    if precision == "bf16":
+        return torch.autocast(device.type, dtype=torch.bfloat16)
+    return contextlib.nullcontext()
 
 
 def free_memory(device: torch.device) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TypeAlias
 
 import numpy as np
@@ -13,8 +12,9 @@ from torch import Tensor
 from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.errors import DataError
-from clear_mlflow.learning.device import Draw, generator, home_of
-from clear_mlflow.learning.images import DecodedStream, HeldOutImages, Samples, batch_bounds
+from clear_mlflow.learning.device import home_of
+from clear_mlflow.learning.images import DecodedStream, HeldOutImages, Samples
+from clear_mlflow.learning.picks import Picks, whole_bucket
 
 
 class FeatureStream:
@@ -40,88 +40,68 @@ class FeatureStream:
         self._test_labels = tuple(bucket.test.labels for bucket in stream.buckets)
         self._features = features
         self._newest: tuple[int, Samples] | None = None
+        self._selected: tuple[Picks, Samples] | None = None
         self._test: HeldOutImages | None = None
 
     def train(self, position: int) -> Samples:
         """The training features of one bucket."""
         if self._newest is None or self._newest[0] != position:
-            self._newest = None  # let go of the old bucket before the new one needs its room
-            rows = self._features.train[position]
-            samples = self.room_for(len(rows))
-            self._fill(samples, 0, rows, self._train_labels[position])
-            self._newest = (position, samples)
+            self._newest = (
+                position,
+                self.select(whole_bucket(position, self.train_counts[position])),
+            )
         return self._newest[1]
+
+    def labels(self, position: int) -> NDArray[np.int64]:
+        """(N,), the classes of one bucket's training images."""
+        return self._train_labels[position]
+
+    def select(self, picks: Picks) -> Samples:
+        """Training features of any buckets, copied to lie side by side.
+
+        Whoever asks for the same as the one before gets the same: members of an ensemble do.
+        """
+        if self._selected is not None and self._selected[0].equals(picks):
+            return self._selected[1]
+        # Let go of the old bucket before the new one needs its room.
+        self._newest = self._selected = None
+        room = self._room_for(len(picks))
+        labels = np.empty(len(picks), dtype=np.int64)
+        for position in np.unique(picks.bucket):
+            places = np.flatnonzero(picks.bucket == position)
+            index = picks.index[places]
+            labels[places] = self._train_labels[position][index]
+            rows = torch.from_numpy(self._features.train[position][index])
+            room[torch.from_numpy(places).to(room.device)] = rows.to(room.device)
+        self._selected = (picks, Samples(room, torch.tensor(labels, device=room.device)))
+        return self._selected[1]
 
     def test(self) -> HeldOutImages:
         """The test features of all buckets, end to end."""
         if self._test is None:
             counts = tuple(len(rows) for rows in self._features.test)
-            samples = self.room_for(sum(counts))
+            features = self._room_for(sum(counts))
             start = 0
-            for rows, labels in zip(self._features.test, self._test_labels, strict=True):
-                self._fill(samples, start, rows, labels)
+            for rows in self._features.test:
+                # Copied by numpy: the rows may be a file that nothing may write to.
+                features[start : start + len(rows)] = torch.from_numpy(np.array(rows))
                 start += len(rows)
+            home = features.device
+            labels = torch.tensor(np.concatenate(self._test_labels), device=home)
             bucket = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-            self._test = HeldOutImages(samples, bucket.to(samples.labels.device), counts)
+            self._test = HeldOutImages(features, labels, bucket.to(home), counts)
         return self._test
 
-    def room_for(self, count: int) -> Samples:
-        """Uninitialised room for features, for a strategy that keeps some."""
+    def _room_for(self, count: int) -> Tensor:
         num_bytes = count * self.width * 4
         home = home_of(num_bytes, self.device)
         try:
-            room = torch.empty(count, self.width, device=home)
+            return torch.empty(count, self.width, device=home)
         except RuntimeError:
             raise DataError(
                 f"features of {count} images need {num_bytes} bytes, which this machine cannot "
                 "give; train on fewer buckets or on narrower features"
             ) from None
-        return Samples(room, torch.empty(count, dtype=torch.int64, device=home))
-
-    @staticmethod
-    def _fill(
-        samples: Samples, start: int, rows: NDArray[np.float32], labels: NDArray[np.int64]
-    ) -> None:
-        stop = start + len(rows)
-        # Copied once by numpy: the rows may be a file that nothing may write to.
-        samples.images[start:stop] = torch.from_numpy(np.array(rows, dtype=np.float32))
-        samples.labels[start:stop] = torch.from_numpy(np.array(labels))
 
 
 TrainingStream: TypeAlias = DecodedStream | FeatureStream
-
-
-def is_features(images: Tensor) -> bool:
-    """Whether a sample's ``images`` are features: (N, width), and no bytes of pixels."""
-    return images.dim() == 2
-
-
-def feature_batches(
-    samples: Samples,
-    *,
-    batch_size: int,
-    device: torch.device,
-    seed: int,
-    position: int,
-    epoch: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch: the features of every image once, in the random order that images have too.
-
-    Args:
-        samples: features of N images.
-        batch_size: images in a step; see :func:`~clear_mlflow.learning.images.batch_bounds`.
-        device: where the batches lie.
-        seed: the run's seed.
-        position: of the bucket in the stream.
-        epoch: within the bucket, from 0.
-
-    Yields:
-        Features (B, width), float32, and labels (B,), int64.
-    """
-    order = torch.randperm(len(samples), generator=generator(seed, Draw.ORDER, position, epoch))
-    order = order.to(samples.images.device)
-    for start, stop in batch_bounds(len(samples), batch_size):
-        chosen = order[start:stop]
-        features = samples.images.index_select(0, chosen)
-        labels = samples.labels.index_select(0, chosen)
-        yield features.to(device, non_blocking=True), labels.to(device, non_blocking=True)

@@ -7,8 +7,9 @@ Images lie as (N, height, width, channel), as they are decoded. A batch is that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from clear_mlflow.data.images import decode
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.errors import DataError
 from clear_mlflow.learning.device import Draw, generator, home_of
+from clear_mlflow.learning.group import ALONE, Group
+from clear_mlflow.learning.picks import Picks
 
 # ImageNet's mean and standard deviation, the field's habit. Constants, not measured on the data:
 # statistics of the whole stream would tell the model of buckets that it has not yet seen.
@@ -32,10 +35,39 @@ _SMALLEST_PHOTO = 64
 
 
 @dataclass(frozen=True, eq=False)
-class Samples:
-    """Decoded images and their labels, on one device."""
+class ScatteredImages:
+    """Photographs of several buckets in main memory, each left where its bucket's cache maps it.
 
-    images: Tensor  # (N, height, width, 3), uint8
+    A copy of what a strategy trains on would take gigabytes, for the cumulative one of the whole
+    stream; this takes two numbers an image. It behaves as far as needed like the tensor
+    (N, height, width, 3) that the copy would be.
+    """
+
+    buckets: tuple[Tensor, ...]  # each (n, height, width, 3), uint8, one shape but for n
+    bucket: NDArray[np.int64]  # (N,), an index into *buckets*
+    index: NDArray[np.int64]  # (N,), an index into that bucket
+
+    device = torch.device("cpu")
+
+    def __getitem__(self, n: int) -> Tensor:
+        image: Tensor = self.buckets[self.bucket[n]][self.index[n]]
+        return image
+
+    @property
+    def shape(self) -> torch.Size:
+        """As of a tensor."""
+        return torch.Size((len(self.index), *self.buckets[0].shape[1:]))
+
+    def dim(self) -> int:
+        """As of a tensor."""
+        return 4
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Decoded images or features, and their labels, on one device."""
+
+    images: Tensor | ScatteredImages  # (N, height, width, 3), uint8; or (N, width), float32
     labels: Tensor  # (N,), int64
 
     def __len__(self) -> int:
@@ -43,10 +75,22 @@ class Samples:
 
 
 @dataclass(frozen=True, eq=False)
+class Batch:
+    """What one step trains on."""
+
+    inputs: Tensor  # (B, 3, S, S), float32 in channels-last memory; or (B, width), float32
+    labels: Tensor  # (B,), int64
+    chosen: Tensor  # (B,), int64: which of the samples these are; where the samples lie
+
+
+@dataclass(frozen=True, eq=False)
 class HeldOutImages:
     """The test sets of all buckets, end to end, so that one pass measures a whole row."""
 
-    samples: Samples  # cropped to the model's input already
+    images: (
+        Tensor  # (N, size, size, 3), uint8, cropped to the model's input; or (N, width), float32
+    )
+    labels: Tensor  # (N,), int64
     bucket: Tensor  # (N,), int64: the position of each image's bucket in the stream
     counts: tuple[int, ...]  # images per bucket
 
@@ -59,11 +103,11 @@ def crop_margin(image_size: int) -> int:
 class DecodedStream:
     """A stream whose images are decoded when first asked for, and each of them once.
 
-    The test images of all buckets stay. Of the training images only the newest bucket's stay here;
-    what a strategy still needs of older ones, it keeps. All lie on the training device if they fit
-    well into its free memory. If not, training images stay where the cache has mapped them, so
-    that the system keeps as many of them in memory as it has room for; test images lie in main
-    memory.
+    The test images of all buckets stay. Of the training images those that are trained on stay; a
+    strategy keeps of them which they are (:class:`Picks`), and no pixels. All lie on the
+    training device if they fit well into its free memory. If not, training images stay where
+    the cache has mapped them, so that the system keeps as many of them in memory as it has room
+    for; test images lie in main memory.
 
     Args:
         stream: the dataset.
@@ -91,17 +135,46 @@ class DecodedStream:
         self._test_sets = tuple(bucket.test for bucket in stream.buckets)
         self._decoded = decode if cache is None else cache.images
         self._on_image = on_image
+        self._mapped: dict[int, Tensor] = {}
         self._newest: tuple[int, Samples] | None = None
         self._test: HeldOutImages | None = None
+
+    def labels(self, position: int) -> NDArray[np.int64]:
+        """(N,), the classes of one bucket's training images; known before any is decoded."""
+        return self._train_sets[position].labels
 
     def train(self, position: int) -> Samples:
         """The training images of one bucket, with the margin that random crops cut away."""
         if self._newest is None or self._newest[0] != position:
             self._newest = None  # let go of the old bucket before the new one needs its room
-            images = self._train_sets[position]
-            decoded = self._decode(images, done=0, total=len(images))
-            self._newest = (position, self._placed(decoded, images.labels))
+            self._newest = (position, self._placed(self._open(position), self.labels(position)))
         return self._newest[1]
+
+    def select(self, picks: Picks) -> Samples:
+        """Training images of any buckets, with the margin that random crops cut away.
+
+        On an accelerator, and where images are small, they are copied to lie side by side.
+        """
+        self._newest = None  # a bucket that is kept for :meth:`train` would lie there twice
+        side = self.image_size + crop_margin(self.image_size)
+        home = home_of(len(picks) * side**2 * 3, self.device)
+        where = [(int(b), np.flatnonzero(picks.bucket == b)) for b in np.unique(picks.bucket)]
+        labels = np.empty(len(picks), dtype=np.int64)
+        for position, places in where:
+            labels[places] = self.labels(position)[picks.index[places]]
+        images: Tensor | ScatteredImages
+        if home.type == "cpu" and crop_margin(self.image_size):
+            number = np.empty(len(picks), dtype=np.int64)
+            for n, (_, places) in enumerate(where):
+                number[places] = n
+            opened = tuple(self._open(position) for position, _ in where)
+            images = ScatteredImages(opened, number, picks.index)
+        else:
+            images = _empty_images(len(picks), side, home)
+            for position, places in where:
+                rows = self._open(position)[torch.from_numpy(picks.index[places])]
+                images[torch.from_numpy(places).to(home)] = rows.to(home)
+        return Samples(images, torch.tensor(labels, device=home))
 
     def test(self) -> HeldOutImages:
         """The test images of all buckets, cropped at the centre."""
@@ -113,30 +186,33 @@ class DecodedStream:
             done = 0
             for images in self._test_sets:
                 decoded = self._decode(images, done=done, total=total)
-                pixels[done : done + len(images)] = centre_crop(decoded, self.image_size)
+                cropped = centre_crop(torch.from_numpy(decoded), self.image_size)
+                pixels[done : done + len(images)] = cropped
                 done += len(images)
             labels = np.concatenate([images.labels for images in self._test_sets])
-            samples = Samples(pixels, torch.tensor(labels, device=home))
             bucket = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-            self._test = HeldOutImages(samples, bucket.to(home), counts)
+            self._test = HeldOutImages(
+                pixels, torch.tensor(labels, device=home), bucket.to(home), counts
+            )
         return self._test
 
-    def _decode(self, images: ImageSet, *, done: int, total: int) -> Tensor:
-        return torch.from_numpy(
-            self._decoded(
-                images,
-                size=self.image_size,
-                crop_margin=crop_margin(self.image_size),
-                on_image=lambda count: self._on_image(done + count, total),
-            )
-        )
+    def _open(self, position: int) -> Tensor:
+        """One bucket's images: where the cache has mapped them, else decoded into memory anew."""
+        if position in self._mapped:
+            return self._mapped[position]
+        images = self._train_sets[position]
+        decoded = self._decode(images, done=0, total=len(images))
+        opened = torch.from_numpy(decoded)
+        if isinstance(decoded.base, np.memmap):
+            self._mapped[position] = opened
+        return opened
 
-    def room_for(self, count: int) -> Samples:
-        """Uninitialised room for training images, for a strategy that keeps some."""
-        side = self.image_size + crop_margin(self.image_size)
-        home = home_of(count * side**2 * 3, self.device)
-        return Samples(
-            _empty_images(count, side, home), torch.empty(count, dtype=torch.int64, device=home)
+    def _decode(self, images: ImageSet, *, done: int, total: int) -> NDArray[np.uint8]:
+        return self._decoded(
+            images,
+            size=self.image_size,
+            crop_margin=crop_margin(self.image_size),
+            on_image=lambda count: self._on_image(done + count, total),
         )
 
     def _placed(self, images: Tensor, labels: NDArray[np.int64]) -> Samples:
@@ -183,52 +259,92 @@ def training_batches(
     samples: Samples,
     *,
     image_size: int,
-    batch_size: int,
+    batch_size: int | Literal["full"],
     device: torch.device,
     seed: int,
     position: int,
     epoch: int,
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch: every image once, in random order, randomly cropped and mirrored.
+    group: Group = ALONE,
+) -> Iterator[Batch]:
+    """One epoch: every sample once, in random order; images randomly cropped and mirrored.
 
-    Order, crops and flips follow from (seed, position, epoch) alone. They are drawn for the whole
-    epoch at once, so that a step waits for nothing.
+    Order, crops and flips follow from (seed, position, epoch) alone.
 
     Args:
-        samples: N images of side *image_size* plus its crop margin; without a margin, images are
-            neither cropped nor mirrored.
+        samples: N images of side *image_size* plus its crop margin, or features; without a margin,
+            images are neither cropped nor mirrored, and nothing about features is random.
         image_size: side of the model's input, pixels.
-        batch_size: images in a step; see :func:`batch_bounds`.
+        batch_size: samples in a step; see :func:`batch_bounds`.
         device: where the batches lie.
         seed: the run's seed.
         position: of the bucket in the stream.
         epoch: within the bucket, from 0.
-
-    Yields:
-        Images (B, 3, image_size, image_size), float32, and labels (B,), int64.
+        group: the processes that share every batch; the batches are this one's shares.
     """
-    count = len(samples)
-    home = samples.images.device
-    order = torch.randperm(count, generator=generator(seed, Draw.ORDER, position, epoch)).to(home)
-    margin = samples.images.shape[1] - image_size
-    augmentation = generator(seed, Draw.AUGMENTATION, position, epoch)
-    corners = torch.randint(0, margin + 1, (2, count), generator=augmentation).to(home)
-    mirrored = torch.randint(0, 2, (count,), generator=augmentation).bool().to(home)
-    normalise = Normaliser(image_size, device)
-    augment = _augment_on_host if home.type == "cpu" else _augment_on_device
-    for start, stop in batch_bounds(count, batch_size):
+    return batches(
+        samples,
+        torch.randperm(len(samples), generator=generator(seed, Draw.ORDER, position, epoch)),
+        [group.share(*bounds) for bounds in batch_bounds(len(samples), batch_size)],
+        image_size=image_size,
+        device=device,
+        draws=generator(seed, Draw.AUGMENTATION, position, epoch),
+    )
+
+
+def batches(
+    samples: Samples,
+    order: Tensor,
+    bounds: Sequence[tuple[int, int]],
+    *,
+    image_size: int,
+    device: torch.device,
+    draws: torch.Generator,
+) -> Iterator[Batch]:
+    """The samples in a given order, made the model's input a step at a time.
+
+    Crops and flips are drawn for all steps at once, so that a step waits for nothing.
+
+    Args:
+        samples: what is chosen from.
+        order: (M,), int64, on a CPU: which samples, in the order of their use; repeats may occur.
+        bounds: where each step starts and stops in *order*.
+        image_size: side of the model's input, pixels; nothing to features.
+        device: where the batches lie.
+        draws: a CPU generator, for crops and flips.
+    """
+    images, count = samples.images, len(order)
+    home = images.device
+    order = order.to(home)
+    margin = 0 if is_features(images) else images.shape[1] - image_size
+    if margin:
+        corners = torch.randint(0, margin + 1, (2, count), generator=draws).to(home)
+        mirrored = torch.randint(0, 2, (count,), generator=draws).bool().to(home)
+    normalise = None if is_features(images) else Normaliser(image_size, device)
+    for start, stop in bounds:
         chosen = order[start:stop]
-        if margin:
+        if isinstance(images, ScatteredImages):
             where = corners[:, start:stop]
-            images = augment(samples.images, chosen, where, mirrored[start:stop], image_size)
+            raw = _augment_on_host(images, chosen, where, mirrored[start:stop], image_size)
+        elif margin:
+            augment = _augment_on_host if home.type == "cpu" else _augment_on_device
+            where = corners[:, start:stop]
+            raw = augment(images, chosen, where, mirrored[start:stop], image_size)
         else:
-            images = samples.images.index_select(0, chosen)
-        labels = samples.labels.index_select(0, chosen)
-        yield normalise(images), labels.to(device, non_blocking=True)
+            raw = images.index_select(0, chosen)
+        labels = samples.labels.index_select(0, chosen).to(device, non_blocking=True)
+        inputs = raw.to(device, non_blocking=True) if normalise is None else normalise(raw)
+        yield Batch(inputs, labels, chosen)
 
 
-def batch_bounds(count: int, batch_size: int) -> list[tuple[int, int]]:
+def is_features(images: Tensor | ScatteredImages) -> bool:
+    """Whether a sample's ``images`` are features: (N, width), and no bytes of pixels."""
+    return images.dim() == 2
+
+
+def batch_bounds(count: int, batch_size: int | Literal["full"]) -> list[tuple[int, int]]:
     """Where batches start and stop: all of *batch_size* images but the last, which takes the rest.
+
+    ``full`` is one batch of all.
 
     A rest of one image joins the batch before it: batch normalisation cannot train on one image
     where the network has shrunk it to one pixel, and leaving it out would waste it.
@@ -238,6 +354,8 @@ def batch_bounds(count: int, batch_size: int) -> list[tuple[int, int]]:
     >>> batch_bounds(8, 3)
     [(0, 3), (3, 6), (6, 8)]
     """
+    if batch_size == "full":
+        return [(0, count)]
     starts = list(range(0, count, batch_size))
     if len(starts) > 1 and count - starts[-1] == 1 and batch_size > 1:
         starts.pop()
@@ -256,7 +374,11 @@ def centre_crop(images: Tensor, image_size: int) -> Tensor:
 
 
 def _augment_on_host(
-    images: Tensor, chosen: Tensor, corners: Tensor, mirrored: Tensor, image_size: int
+    images: Tensor | ScatteredImages,
+    chosen: Tensor,
+    corners: Tensor,
+    mirrored: Tensor,
+    image_size: int,
 ) -> Tensor:
     """Crop and mirror a batch in main memory.
 
@@ -277,7 +399,7 @@ def _augment_on_host(
     tops, lefts = corners.tolist()
     for i, (n, mirror) in enumerate(zip(chosen.tolist(), mirrored.tolist(), strict=True)):
         top, left = tops[i], lefts[i]
-        crop = images[n, top : top + image_size, left : left + image_size]
+        crop = images[n][top : top + image_size, left : left + image_size]
         batch[i].copy_(crop.flip(1) if mirror else crop)
     return batch
 

@@ -1,14 +1,20 @@
-"""Models by name, each with a new head for the dataset's classes and nothing pretrained."""
+"""Models by name, each with a head for the dataset's classes."""
 
 from __future__ import annotations
 
 import difflib
+import pickle
+import urllib.error
+from pathlib import Path
 from typing import Any
 
 import torch
 import torchvision.models
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from clear_mlflow.config import NONE
 from clear_mlflow.errors import ConfigError
 
 SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: linear_head
@@ -25,29 +31,71 @@ def model_names() -> tuple[str, ...]:
     return tuple(sorted([SMALL_CNN, *torchvision.models.list_models(module=torchvision.models)]))
 
 
-def build_model(name: str, *, num_classes: int, image_size: int) -> nn.Module:
-    """Build a model with fresh weights, drawn from torch's process-wide generator.
+def build_model(
+    name: str, *, num_classes: int, image_size: int, weights: str = NONE, freeze: str = NONE
+) -> nn.Module:
+    """Build a model; what is not read from *weights* is drawn from torch's process-wide generator.
 
     Args:
         name: ``small_cnn``, or a torchvision classification model by name.
         num_classes: width of the head.
         image_size: side of the square input, pixels; transformers are built for one size.
+        weights: ``none``; ``DEFAULT`` for torchvision's best pretrained ones, with a fresh head; or
+            a file of weights, of which the head may be missing: then it is fresh.
+        freeze: ``backbone``: only the head's weights are to be trained.
 
     Returns:
         A module from (N, 3, image_size, image_size) to logits (N, num_classes).
 
     Raises:
-        ConfigError: there is no such model, or it cannot be built for this size.
+        ConfigError: there is no such model, it cannot be built for this size, or the weights
+            cannot be had or do not fit.
     """
     if name not in model_names():
         raise ConfigError(_unknown_model(name))
     try:
-        return _build(name, num_classes=num_classes, image_size=image_size)
+        if weights == "DEFAULT":
+            model = _pretrained(name, num_classes=num_classes, image_size=image_size)
+        else:
+            model = _build(name, num_classes=num_classes, image_size=image_size)
+            if weights != NONE:
+                _load_weights(model, Path(weights), name=name)
+        if freeze == "backbone":
+            model.requires_grad_(False)
+            head_of(model).requires_grad_(True)
+        return model
     except (ValueError, AssertionError) as error:
         raise ConfigError(
             f"model {name} cannot be built for {image_size} pixels ({error}); pass another "
             "image_size"
         ) from error
+
+
+def head_of(model: nn.Module) -> nn.Linear | nn.Conv2d:
+    """The layer that gives the logits: the last linear one, or convolution of 1 x 1."""
+    _, head = _named_head(model)
+    return head
+
+
+def _named_head(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
+    *_, found = (
+        (name, layer)
+        for name, layer in model.named_modules()
+        if isinstance(layer, (nn.Linear, nn.Conv2d))
+    )
+    return found
+
+
+def trainable(model: nn.Module, freeze: str) -> None:
+    """Put a model into training mode, but for what is frozen.
+
+    Frozen layers stay in evaluation mode: batch normalisation would go on to change its running
+    statistics, and dropout to disturb features that no longer learn.
+    """
+    model.train()
+    if freeze == "backbone":
+        model.eval()
+        head_of(model).train()
 
 
 def linear_head(width: int, *, num_classes: int) -> nn.Linear:
@@ -143,6 +191,78 @@ def _build(name: str, *, num_classes: int, image_size: int) -> nn.Module:
         name, weights=None, num_classes=num_classes, **options
     )
     return model
+
+
+def _pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
+    if name == SMALL_CNN:
+        raise ConfigError(
+            "weights is DEFAULT, but nobody has published weights of small_cnn; pass weights=none"
+        )
+    options = {"image_size": image_size} if name.startswith("vit_") else {}
+    try:
+        model: nn.Module = torchvision.models.get_model(name, weights="DEFAULT", **options)
+    except (urllib.error.URLError, OSError) as error:
+        raise ConfigError(
+            f"torchvision's weights of {name} cannot be downloaded ({error}); pass a file of "
+            "weights, or weights=none"
+        ) from error
+    place, head = _named_head(model)
+    fresh: nn.Module
+    if isinstance(head, nn.Linear):
+        fresh = nn.Linear(head.in_features, num_classes)
+    else:
+        fresh = nn.Conv2d(head.in_channels, num_classes, head.kernel_size)  # type: ignore[arg-type]
+    model.set_submodule(place, fresh)
+    return model
+
+
+def _load_weights(model: nn.Module, path: Path, *, name: str) -> None:
+    try:
+        state = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            # Weights alone: torch's reader refuses every pickle that wants to run code.
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except (
+        OSError,
+        SafetensorError,
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+    ) as error:
+        problem = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"cannot read the weights {path} ({problem}); pass a .safetensors file, or a .pth that "
+            "torch.load reads with weights_only=True"
+        ) from error
+    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise ConfigError(
+            f"the weights {path} hold no dictionary of tensors; save model.state_dict() alone"
+        )
+    expected = model.state_dict()
+    place, head = _named_head(model)
+    of_head = {f"{place}.{key}" for key in head.state_dict()}
+    for key in sorted(of_head & state.keys()):
+        if state[key].shape != expected[key].shape:
+            raise ConfigError(
+                f"the weights {path} are of {len(state[key])} classes, the dataset has "
+                f"{len(expected[key])}; leave {' and '.join(sorted(of_head))} out of the file for "
+                "a fresh head"
+            )
+    lacking = sorted(expected.keys() - state.keys() - of_head)
+    foreign = sorted(state.keys() - expected.keys())
+    wrong = sorted(
+        key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape
+    )
+    for what, keys in (("lack", lacking), ("hold a foreign", foreign), ("differ in", wrong)):
+        if keys:
+            raise ConfigError(
+                f"the weights {path} {what} {keys[0]} ({len(keys)} such); they are not of model "
+                f"{name}"
+            )
+    model.load_state_dict(state, strict=False)
 
 
 def _small_cnn(num_classes: int) -> nn.Module:

@@ -10,12 +10,15 @@ from clear_mlflow.data.cache import DECODED_FOLDER, DecodedCache
 from clear_mlflow.data.damaged import sound_stream
 from clear_mlflow.data.digits import default_cache_dir
 from clear_mlflow.data.features import load_features
+from clear_mlflow.learning.group import ALONE, Group
 from clear_mlflow.learning.images import crop_margin
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.training import StreamTraining
 
 
-def prepare(config: TrainConfig, progress: TrainingProgress) -> StreamTraining:
+def prepare(
+    config: TrainConfig, progress: TrainingProgress, group: Group = ALONE
+) -> StreamTraining:
     """Read the dataset that a configuration names, and decode its images into the cache.
 
     What cannot be decoded is found here, before anything is trained on. Stored features need no
@@ -24,6 +27,8 @@ def prepare(config: TrainConfig, progress: TrainingProgress) -> StreamTraining:
     Args:
         config: as :func:`~clear_mlflow.learning.training.check` returned it.
         progress: who is told how far the training is.
+        group: the processes that train together. Each comes here; of those that share a cache, one
+            builds what is missing in it and the others wait.
 
     Raises:
         DataError: the dataset is missing, damaged, or of another layout; an image cannot be
@@ -40,9 +45,20 @@ def prepare(config: TrainConfig, progress: TrainingProgress) -> StreamTraining:
     )
     source = "embedded" if config.data_root == AUTO else config.data_root
     if config.features != NONE:
-        features = load_features(stream, config.features, cache_dir=default_cache_dir())
+        with progress:
+            features = load_features(
+                stream,
+                config.features,
+                cache_dir=default_cache_dir(),
+                on_image=progress.images_decoded,
+            )
         return StreamTraining(
-            config=config, stream=stream, source=source, progress=progress, features=features
+            config=config,
+            stream=stream,
+            source=source,
+            progress=progress,
+            features=features,
+            group=group,
         )
     cache = DecodedCache(default_cache_dir() / DECODED_FOLDER)
     with progress:
@@ -63,4 +79,5 @@ def prepare(config: TrainConfig, progress: TrainingProgress) -> StreamTraining:
         cache=cache,
         left_out=sound.left_out,
         num_left_out=sound.num_left_out,
+        group=group,
     )

@@ -39,8 +39,12 @@ class TrainingProgress(Protocol):
         """Of the images that are needed next, so many are decoded."""
         ...
 
-    def bucket_started(self, key: str, *, position: int, num_buckets: int, num_steps: int) -> None:
+    def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Training on the bucket at *position* (from 0) begins."""
+        ...
+
+    def steps_planned(self, num_steps: int) -> None:
+        """The bucket takes so many optimiser steps. Not called where it takes none."""
         ...
 
     def step_done(self) -> None:
@@ -73,9 +77,12 @@ class LineProgress:
     def images_decoded(self, done: int, total: int) -> None:
         """Say nothing."""
 
-    def bucket_started(self, key: str, *, position: int, num_buckets: int, num_steps: int) -> None:
+    def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Take the time."""
         self._started = time.perf_counter()
+
+    def steps_planned(self, num_steps: int) -> None:
+        """Say nothing."""
 
     def step_done(self) -> None:
         """Say nothing."""
@@ -87,6 +94,16 @@ class LineProgress:
             head = f"bucket {row.row}/{len(row.buckets)} (key {row.buckets[row.row - 1]})"
             self._stream.write(f"{head}: {', '.join([*accuracies(row), f'{seconds:.1f} s'])}\n")
             self._stream.flush()
+
+
+class SilentProgress(LineProgress):
+    """Nothing: of several processes that train together, one tells."""
+
+    def __init__(self) -> None:
+        super().__init__(sys.stderr)
+
+    def row_measured(self, row: AccuracyRow) -> None:
+        """Say nothing."""
 
 
 class TerminalProgress:
@@ -130,12 +147,16 @@ class TerminalProgress:
             )
             self._bars.refresh()
 
-    def bucket_started(self, key: str, *, position: int, num_buckets: int, num_steps: int) -> None:
+    def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Start the lower bar anew."""
         self._steps = 0
         self._bars.update(self._stream_bar, total=num_buckets, completed=position)
-        self._bars.reset(self._step_bar, description=f"bucket {key}", total=num_steps, visible=True)
+        self._bars.reset(self._step_bar, description=f"bucket {key}", total=None, visible=True)
         self._bars.refresh()
+
+    def steps_planned(self, num_steps: int) -> None:
+        """Give the lower bar its length."""
+        self._bars.update(self._step_bar, total=num_steps)
 
     def step_done(self) -> None:
         """Move the lower bar, at most ten times a second."""

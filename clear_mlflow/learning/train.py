@@ -2,185 +2,208 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import TrainingError
-from clear_mlflow.learning.device import Draw, seed_everything
-from clear_mlflow.learning.features import (
-    FeatureStream,
-    TrainingStream,
-    feature_batches,
-    is_features,
-)
-from clear_mlflow.learning.images import (
-    HeldOutImages,
-    Normaliser,
-    Samples,
-    batch_bounds,
-    training_batches,
-)
+from clear_mlflow.errors import DivergedError
+from clear_mlflow.learning.device import Draw, autocast, seed_everything
+from clear_mlflow.learning.features import FeatureStream, TrainingStream
+from clear_mlflow.learning.group import ALONE, Group
+from clear_mlflow.learning.heads import descent_for
+from clear_mlflow.learning.images import HeldOutImages, Normaliser, batch_bounds, is_features
 from clear_mlflow.learning.models import build_model, linear_head
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.strategies._base import load_strategy
+from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 from clear_mlflow.matrix import AccuracyRow
 
 # Images in one testing step. On a CPU the activations of more no longer fit its cache.
 _TEST_BATCH = {"cpu": 64, "cuda": 512}
+# Features have no activations; a step reads them once, so its fixed cost is what counts.
+_TEST_BATCH_OF_FEATURES = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """One test of all buckets, in one pass."""
+
+    correct: tuple[int, ...]  # per bucket
+    labels: NDArray[np.uint8] | NDArray[np.uint16]  # (N,), predicted classes
+    probabilities: NDArray[np.float16] | None  # (N, classes); None where they were not asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A row, with what it was counted from and the model that gave it."""
+
+    row: AccuracyRow
+    tested: Tested
+    model: nn.Module  # the one that goes on training: read it before the next row is asked for
 
 
 def train(
-    stream: TrainingStream, config: TrainConfig, *, progress: TrainingProgress
-) -> Iterator[AccuracyRow]:
+    stream: TrainingStream,
+    config: TrainConfig,
+    *,
+    progress: TrainingProgress,
+    group: Group = ALONE,
+) -> Iterator[Trained]:
     """Train through the stream and test on all buckets before the first and after each.
 
     On a CPU, the same configuration on the same machine gives the same rows, to the bit.
 
     Args:
         stream: the dataset.
-        config: the parameters; ``device`` is resolved.
+        config: the parameters; ``device`` and ``precision`` are resolved.
         progress: who is told.
+        group: the processes that do this together; each gets all rows.
 
     Yields:
         Row 0, of the untrained model, then one row per bucket. The next bucket begins only when
         the next row is asked for.
 
     Raises:
+        ConfigError: the strategy or the weights do not fit the stream.
         DataError: an image cannot be decoded.
-        TrainingError: the loss or the model's output is no longer a finite number.
+        DivergedError: the loss or the model's output is no longer a finite number.
     """
-    seed_everything(config.seed, Draw.WEIGHTS)
-    model = _model(stream, config)
-    model = model.to(stream.device).to(memory_format=torch.channels_last)
-    strategy = load_strategy(config.strategy)(config, stream)
+    model = group.synchronize(fresh_model(stream, config))
+    arguments = check_strategy(config)
+    strategy = load_strategy(config.strategy)(config, stream, model, arguments)
+    descent = descent_for(strategy, model, config, keys=stream.keys, progress=progress, group=group)
 
-    yield _row(model, stream, trained=0, progress=progress)
+    yield measured_row(model, stream, config, trained=0, progress=progress, group=group)
     for position, key in enumerate(stream.keys):
-        samples = strategy.training_set(position)
-        steps = config.epochs * len(batch_bounds(len(samples), config.batch_size))
-        progress.bucket_started(
-            key, position=position, num_buckets=len(stream.keys), num_steps=steps
-        )
-        _train_on_bucket(model, samples, config, key=key, position=position, progress=progress)
-        # Two buckets may not fit: let go of this one before the strategy or the next needs room.
-        del samples
+        progress.bucket_started(key, position=position, num_buckets=len(stream.keys))
+        strategy.learn(position, descent)
         strategy.after_bucket(position)
-        yield _row(model, stream, trained=position + 1, progress=progress)
+        yield measured_row(
+            model, stream, config, trained=position + 1, progress=progress, group=group
+        )
 
 
-def _model(stream: TrainingStream, config: TrainConfig) -> nn.Module:
-    if isinstance(stream, FeatureStream):
-        return linear_head(stream.width, num_classes=stream.num_classes)
-    return build_model(config.model, num_classes=stream.num_classes, image_size=config.image_size)
+def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.Module:
+    """The untrained model that a configuration names, on its device.
+
+    Args:
+        stream: what it is to be trained on.
+        config: the parameters.
+        where: nothing for the model that a run starts from, else the position of the bucket at
+            which a strategy starts anew.
+    """
+    seed_everything(config.seed, Draw.WEIGHTS, *where)
+    model = load_strategy(config.strategy).build_model(config, stream)
+    if model is None and isinstance(stream, FeatureStream):
+        model = linear_head(stream.width, num_classes=stream.num_classes)
+    if model is None:
+        model = build_model(
+            config.model,
+            num_classes=stream.num_classes,
+            image_size=config.image_size,
+            weights=config.weights,
+            freeze=config.freeze,
+        )
+    model = model.to(stream.device)
+    return model.to(memory_format=torch.channels_last) if config.channels_last == "on" else model
 
 
-def _train_on_bucket(
+def measured_row(
     model: nn.Module,
-    samples: Samples,
+    stream: TrainingStream,
     config: TrainConfig,
     *,
-    key: str,
-    position: int,
+    trained: int,
     progress: TrainingProgress,
-) -> None:
-    device = next(model.parameters()).device
-    # A new optimiser for every bucket, as in the CLEAR authors' example: the schedule starts again
-    # at lr, and no momentum is carried over from the bucket before.
-    optimizer = torch.optim.SGD(
-        model.parameters(),
-        lr=config.lr,
-        momentum=config.momentum,
-        weight_decay=config.weight_decay,
-    )
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, config.lr_step, config.lr_gamma)
-    model.train()
-    for epoch in range(config.epochs):
-        seed_everything(config.seed, Draw.MODEL, position, epoch)
-        # Summed on the device and read once per epoch: reading it at every step would make the
-        # host wait for the device at every step.
-        total_loss = torch.zeros((), device=device)
-        batches = _batches(samples, config, device=device, position=position, epoch=epoch)
-        for images, labels in batches:
-            loss = cross_entropy(model(images), labels)
-            optimizer.zero_grad(set_to_none=True)
-            torch.autograd.backward(loss)
-            optimizer.step()
-            total_loss += loss.detach()
-            progress.step_done()
-        schedule.step()
-        if not math.isfinite(total_loss.item()):
-            raise TrainingError(
-                f"the loss is no longer a finite number in epoch {epoch + 1} of "
-                f"{config.epochs} on bucket {key}; pass a lr below {config.lr}"
-            )
+    group: Group = ALONE,
+) -> Trained:
+    """Test a model on all buckets, as a row.
 
-
-def _batches(
-    samples: Samples, config: TrainConfig, *, device: torch.device, position: int, epoch: int
-) -> Iterator[tuple[Tensor, Tensor]]:
-    if is_features(samples.images):
-        return feature_batches(
-            samples,
-            batch_size=config.batch_size,
-            device=device,
-            seed=config.seed,
-            position=position,
-            epoch=epoch,
-        )
-    return training_batches(
-        samples,
-        image_size=config.image_size,
-        batch_size=config.batch_size,
-        device=device,
-        seed=config.seed,
-        position=position,
-        epoch=epoch,
-    )
-
-
-def _row(
-    model: nn.Module, stream: TrainingStream, *, trained: int, progress: TrainingProgress
-) -> AccuracyRow:
+    Raises:
+        DivergedError: an output is infinite or no number.
+    """
     held_out = stream.test()
-    correct = count_correct(model, held_out, device=stream.device)
-    if correct is None:
-        raise TrainingError(
+    tested = measure(
+        model,
+        held_out,
+        device=stream.device,
+        precision=config.precision,
+        probabilities=config.predictions == "probs",
+        group=group,
+    )
+    if tested is None:
+        raise DivergedError(
             f"after training on {trained} buckets the model's output is not a finite number; "
             "pass a lower lr"
         )
     row = AccuracyRow(
-        row=trained, buckets=stream.keys, correct=correct, num_instances=held_out.counts
+        row=trained, buckets=stream.keys, correct=tested.correct, num_instances=held_out.counts
     )
     progress.row_measured(row)
-    return row
+    return Trained(row, tested, model)
 
 
-def count_correct(
-    model: nn.Module, held_out: HeldOutImages, *, device: torch.device
-) -> tuple[int, ...] | None:
+def measure(
+    model: nn.Module,
+    held_out: HeldOutImages,
+    *,
+    device: torch.device,
+    precision: str = "off",
+    probabilities: bool = False,
+    group: Group = ALONE,
+) -> Tested | None:
     """Test a model on all buckets in one pass.
 
+    Args:
+        model: on *device*; it is left in evaluation mode.
+        held_out: the test sets of all buckets.
+        device: where to compute.
+        precision: ``off`` or ``bf16``.
+        probabilities: whether to keep them, too.
+        group: the processes that share the test images; each gets the whole answer.
+
     Returns:
-        Rightly classified images per bucket; None where an output is infinite or no number, since
-        the class that it would be counted for means nothing.
+        What the model answered; None where an output is infinite or no number, since the class that
+        it would be counted for means nothing.
     """
-    images, labels = held_out.samples.images, held_out.samples.labels
-    correct = torch.zeros(len(held_out.counts) + 1, dtype=torch.int64, device=device)
-    normalise = None if is_features(images) else Normaliser(images.shape[2], device)
+    images, truth = held_out.images, held_out.labels
+    start, stop = group.share(0, len(truth))
+    features = is_features(images)
+    normalise = None if features else Normaliser(images.shape[2], device)
+    step = _TEST_BATCH_OF_FEATURES if features else _TEST_BATCH[device.type]
+    answers, likelihoods = [], []
+    not_finite = torch.zeros((), dtype=torch.int64, device=device)
     model.eval()
     with torch.inference_mode():
-        for start, stop in batch_bounds(len(labels), _TEST_BATCH[device.type]):
-            chosen = images[start:stop]
-            logits: Tensor = model(chosen.to(device) if normalise is None else normalise(chosen))
-            hits = logits.argmax(dim=1) == labels[start:stop].to(device, non_blocking=True)
-            bucket = held_out.bucket[start:stop].to(device, non_blocking=True)
-            correct.index_add_(0, bucket, hits.long())
-            # The last cell counts what is wrong with the numbers themselves.
-            correct[-1] += (~torch.isfinite(logits)).sum()
-    *counts, not_finite = correct.tolist()  # the only transfer of a row
-    return None if not_finite else tuple(counts)
+        for begin, end in batch_bounds(stop - start, step) if stop > start else [(0, 0)]:
+            chosen = images[start + begin : start + end]
+            inputs = chosen.to(device) if normalise is None else normalise(chosen)
+            with autocast(device, precision):
+                logits: Tensor = model(inputs)
+            answers.append(logits.argmax(dim=1))
+            not_finite += (~torch.isfinite(logits)).sum()
+            if probabilities:
+                likelihoods.append(logits.float().softmax(dim=1).half())
+        labels = torch.cat(answers)
+        correct = torch.zeros(len(held_out.counts) + 1, dtype=torch.int64, device=device)
+        right = labels == truth[start:stop].to(device)
+        correct[:-1].index_add_(0, held_out.bucket[start:stop].to(device), right.long())
+        correct[-1] = not_finite
+        group.add_up(correct)
+        labels = group.put_together(labels, start, len(truth))
+        if probabilities:
+            likelihood = group.put_together(torch.cat(likelihoods), start, len(truth))
+    *counts, wrong = correct.tolist()
+    if wrong:
+        return None
+    num_classes = logits.shape[1]
+    kind = np.uint8 if num_classes <= 256 else np.uint16
+    return Tested(
+        tuple(counts),
+        labels.cpu().numpy().astype(kind),
+        likelihood.cpu().numpy() if probabilities else None,
+    )

@@ -5,44 +5,84 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
 
 import torch
+from safetensors.torch import save
 
-from clear_mlflow.config import NONE, TrainConfig
+from clear_mlflow.config import FULL, NONE, TrainConfig
 from clear_mlflow.data.cache import DecodedCache
+from clear_mlflow.data.evaluation_set import evaluation_set
 from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.learning.device import memory_told, resolve_device
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.device import memory_told, resolve_device, resolve_precision
+from clear_mlflow.learning.ensemble import check_ensemble, train_ensemble
 from clear_mlflow.learning.features import FeatureStream, TrainingStream
+from clear_mlflow.learning.group import ALONE, Group, check_devices
 from clear_mlflow.learning.images import DecodedStream
 from clear_mlflow.learning.models import check_model
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.strategies._base import load_strategy
-from clear_mlflow.learning.train import train
-from clear_mlflow.matrix import AccuracyRow
-from clear_mlflow.training import StreamFacts
+from clear_mlflow.learning.strategies import strategy_names
+from clear_mlflow.learning.strategies._arguments import arguments_as_text
+from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
+from clear_mlflow.learning.train import Trained, train
+from clear_mlflow.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.ranks import ALONE_HERE, Place
+from clear_mlflow.training import MeasuredRow, StreamFacts
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
 
-def check(config: TrainConfig) -> TrainConfig:
+def check(config: TrainConfig, place: Place = ALONE_HERE) -> TrainConfig:
     """Check all that can be known without data: strategy, device, and model on made-up images.
 
+    Args:
+        config: the parameters.
+        place: of this process among those that train together.
+
     Returns:
-        The configuration with its device resolved.
+        The configuration with its device, precision and strategy's arguments resolved.
 
     Raises:
         ConfigError: one of them is unknown, absent, or does not fit the others.
     """
-    load_strategy(config.strategy)
+    arguments = arguments_as_text(check_strategy(config))
     device = resolve_device(config.device)
+    precision = resolve_precision(config.precision, device)
+    if place.size > 1:
+        _check_processes(config, place, device)
+    if config.seeds != NONE:
+        check_ensemble(dataclasses.replace(config, precision=precision))
     if config.features == NONE:  # a linear head takes whatever width the features have
         check_model(
             config.model,
             image_size=config.image_size,
             batch_size=_smallest_batch(config.batch_size),
         )
-    return dataclasses.replace(config, device=device)
+    return dataclasses.replace(
+        config,
+        device=device,
+        precision=precision,
+        strategy_args=",".join(f"{k}={v}" for k, v in arguments.items()) or NONE,
+    )
+
+
+def _check_processes(config: TrainConfig, place: Place, device: str) -> None:
+    """Raise ConfigError where a configuration is for one process alone, or GPUs are too few."""
+    check_devices(place, device)
+    if not load_strategy(config.strategy).several_processes:
+        able = [name for name in strategy_names() if load_strategy(name).several_processes]
+        raise ConfigError(
+            f"strategy {config.strategy} trains in one process and this is one of {place.size}; "
+            f"expected one of {', '.join(able)}, or a class that sets several_processes = True"
+        )
+    if config.seeds != NONE:
+        raise ConfigError(
+            f"seeds is {config.seeds} and this is one of {place.size} processes; an ensemble "
+            "trains in one process: pass seed=N, or leave out processes"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +98,7 @@ class StreamTraining:
         cache: where the stream's decoded images are; without one they are decoded into memory.
         left_out: paths of damaged images that the stream no longer holds; the first 100.
         num_left_out: how many they are in all.
+        group: the processes that train together; of those but the first, rows have no files.
     """
 
     config: TrainConfig
@@ -68,6 +109,7 @@ class StreamTraining:
     cache: DecodedCache | None = None
     left_out: tuple[str, ...] = ()
     num_left_out: int = 0
+    group: Group = ALONE
 
     def __post_init__(self) -> None:
         if self.features is not None:
@@ -76,12 +118,13 @@ class StreamTraining:
         check_model(
             self.config.model,
             image_size=self.config.image_size,
-            batch_size=_smallest_batch(min(self.config.batch_size, fewest)),
+            batch_size=min(_smallest_batch(self.config.batch_size), fewest),
         )
 
     @property
     def facts(self) -> StreamFacts:
         """The dataset that is trained on."""
+        images = self._evaluation_set
         return StreamFacts(
             name=self.stream.name,
             digest=self.stream.digest,
@@ -97,18 +140,48 @@ class StreamTraining:
             features_digest=None if self.features is None else self.features.digest,
             left_out=self.left_out,
             num_left_out=self.num_left_out,
+            evaluation_set=None if images is None else images.to_bytes(),
         )
 
-    def rows(self) -> Iterator[AccuracyRow]:
+    @cached_property
+    def _evaluation_set(self) -> EvaluationSet | None:
+        if self.config.predictions == NONE or self.group.rank > 0:
+            return None
+        return evaluation_set(self.stream)
+
+    def rows(self) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured; see :func:`train`.
 
         Raises:
             TrainingError: as :func:`train` does, or there is not enough memory.
         """
         with memory_told(_LESS_MEMORY), self.progress as progress:
-            yield from train(self._on_device(progress), self.config, progress=progress)
+            stream = self.on_device(progress)
+            if self.config.seeds != NONE:
+                for seed, member in train_ensemble(stream, self.config, progress=progress):
+                    yield dataclasses.replace(self.measured(member), seed=seed)
+                return
+            for trained in train(stream, self.config, progress=progress, group=self.group):
+                yield self.measured(trained)
 
-    def _on_device(self, progress: TrainingProgress) -> TrainingStream:
+    def measured(self, trained: Trained) -> MeasuredRow:
+        """A row, with those files of it that the configuration keeps."""
+        predictions = model = None
+        if self._evaluation_set is not None:
+            predictions = RowPredictions(
+                row=trained.row.row,
+                labels=trained.tested.labels,
+                probabilities=trained.tested.probabilities,
+                evaluation_set=self._evaluation_set.digest,
+            ).to_bytes()
+        kept = {"none": (), "last": (len(trained.row.buckets),)}.get(self.config.log_models)
+        if self.group.rank == 0 and (kept is None or trained.row.row in kept):
+            state = trained.model.state_dict()
+            model = save({name: tensor.contiguous() for name, tensor in state.items()})
+        return MeasuredRow(trained.row, predictions, model)
+
+    def on_device(self, progress: TrainingProgress) -> TrainingStream:
+        """The stream as tensors, decoded when they are first asked for."""
         device = torch.device(self.config.device)
         if self.features is not None:
             return FeatureStream(self.stream, self.features, device=device)
@@ -121,6 +194,6 @@ class StreamTraining:
         )
 
 
-def _smallest_batch(batch_size: int) -> int:
+def _smallest_batch(batch_size: int | Literal["full"]) -> int:
     """Images in the smallest batch of an epoch: a rest of one joins the batch before it."""
-    return min(batch_size, 2)
+    return 2 if batch_size == FULL else min(batch_size, 2)

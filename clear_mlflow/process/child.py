@@ -12,6 +12,7 @@ import queue
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from io import RawIOBase
 from typing import Any
@@ -19,6 +20,10 @@ from typing import Any
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ClearError
 from clear_mlflow.process import messages
+from clear_mlflow.ranks import place_of_environment
+
+# How long after its supervisor this process may last.
+_GRACE_SECONDS = 10.0
 
 
 def main() -> None:
@@ -34,7 +39,10 @@ def main() -> None:
         cues = _cues(down)
 
         def say(message: dict[str, Any]) -> None:
-            up.write(messages.encode(message))
+            for part in messages.encode(message):
+                view = memoryview(part)
+                while view:  # an unbuffered write may take less than all
+                    view = view[up.write(view) :]
 
         try:
             _train(asked, cues, say)
@@ -54,24 +62,29 @@ def _train(
 ) -> None:
     # Imported here: the supervisor is told what is wrong with a value before torch is loaded.
     from clear_mlflow.learning.allocator import keep_freed_memory
+    from clear_mlflow.learning.group import joined
     from clear_mlflow.learning.prepare import prepare
-    from clear_mlflow.learning.progress import progress_for
+    from clear_mlflow.learning.progress import SilentProgress, progress_for
     from clear_mlflow.learning.training import check
 
-    keep_freed_memory()
-    config = check(TrainConfig.resolve(asked))
+    place = place_of_environment()
+    config = check(TrainConfig.resolve(asked), place)
+    if config.allocator == "on":
+        keep_freed_memory()
     say(messages.checked(config.to_json()))
     cues.get()
-    training = prepare(config, progress_for(sys.stderr))
-    say(messages.facts(training.facts))
-    rows = training.rows()
-    while True:
-        cues.get()
-        try:
-            row = next(rows)
-        except StopIteration:
-            break
-        say(messages.row(row))
+    progress = progress_for(sys.stderr) if place.keeps_record else SilentProgress()
+    with joined(place, config.device) as group:
+        training = prepare(config, progress, group)
+        say(messages.facts(training.facts))
+        rows = training.rows()
+        while True:
+            cues.get()
+            try:
+                row = next(rows)
+            except StopIteration:
+                break
+            say(messages.row(row))
 
 
 def _cues(stream: RawIOBase) -> queue.SimpleQueue[None]:
@@ -86,6 +99,9 @@ def _cues(stream: RawIOBase) -> queue.SimpleQueue[None]:
         while stream.readline() == messages.NEXT:
             cues.put(None)
         os.kill(os.getpid(), signal.SIGTERM)
+        # Of several processes, one may be waiting for another in a place that hears no signal.
+        time.sleep(_GRACE_SECONDS)
+        os._exit(128 + signal.SIGTERM)
 
     threading.Thread(target=read, daemon=True).start()
     return cues

@@ -1,5 +1,7 @@
 """What the supervisor and its training process say to each other: one JSON object a line.
 
+A message may be followed by bytes (predictions, a model), as many as its ``attached`` says.
+
 Down, into the child's standard input: ``next``, once to read the data and once for every row. The
 end of that stream means that the supervisor is gone. Up, through a pipe of its own: what was found
 and measured. Nothing is pickled, and nothing but these few forms is understood.
@@ -8,12 +10,13 @@ and measured. Nothing is pickled, and nothing but these few forms is understood.
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 from clear_mlflow import errors
 from clear_mlflow.matrix import AccuracyRow
-from clear_mlflow.training import StreamFacts
+from clear_mlflow.training import MeasuredRow, StreamFacts
 
 NEXT = b"next\n"
 
@@ -25,17 +28,25 @@ def checked(config_json: str) -> dict[str, Any]:
 
 def facts(found: StreamFacts) -> dict[str, Any]:
     """The data is read."""
-    return {"kind": "facts", **asdict(found)}
+    attached = {"evaluation_set": found.evaluation_set}
+    return {"kind": "facts", **asdict(replace(found, evaluation_set=None)), "attached": attached}
 
 
-def row(measured: AccuracyRow) -> dict[str, Any]:
+def row(measured: MeasuredRow) -> dict[str, Any]:
     """A row is measured."""
-    return {"kind": "row", **asdict(measured)}
+    attached = {"predictions": measured.predictions, "model": measured.model}
+    return {"kind": "row", **asdict(measured.row), "seed": measured.seed, "attached": attached}
 
 
 def refused(error: errors.ClearError) -> dict[str, Any]:
     """The input is at fault."""
-    return {"kind": "refused", "error": type(error).__name__, "message": str(error)}
+    seed = error.seed if isinstance(error, errors.DivergedError) else None
+    return {
+        "kind": "refused",
+        "error": type(error).__name__,
+        "message": str(error),
+        "seed": seed,
+    }
 
 
 def done() -> dict[str, Any]:
@@ -43,17 +54,33 @@ def done() -> dict[str, Any]:
     return {"kind": "done"}
 
 
-def encode(message: dict[str, Any]) -> bytes:
-    """A message as its line."""
-    return json.dumps(message).encode() + b"\n"
+def encode(message: Mapping[str, Any]) -> list[bytes]:
+    """A message as its line, and what is attached to it."""
+    attached = {k: v for k, v in message.get("attached", {}).items() if v is not None}
+    lengths = {name: len(content) for name, content in attached.items()}
+    line = json.dumps({**message, "attached": lengths}).encode() + b"\n"
+    return [line, *attached.values()]
 
 
-def decode(line: bytes) -> dict[str, Any]:
-    """A line as its message."""
+def decode(line: bytes, read: Callable[[int], bytes]) -> dict[str, Any] | None:
+    """A line as its message.
+
+    Args:
+        line: as :func:`encode` wrote it.
+        read: takes a number of bytes from what follows the line.
+
+    Returns:
+        The message; None where what is attached was cut off.
+    """
     message = json.loads(line)
     if not isinstance(message, dict):
         raise RuntimeError(f"the training process said {line!r}, which is no message")
-    return message
+    attached = {}
+    for name, length in message.get("attached", {}).items():
+        attached[name] = read(length)
+        if len(attached[name]) < length:
+            return None
+    return {**message, "attached": attached}
 
 
 def to_facts(message: dict[str, Any]) -> StreamFacts:
@@ -61,23 +88,26 @@ def to_facts(message: dict[str, Any]) -> StreamFacts:
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in message.items()
-        if key != "kind"
+        if key not in ("kind", "attached")
     }
-    return StreamFacts(**fields)
+    return StreamFacts(**{**fields, **message["attached"]})
 
 
-def to_row(message: dict[str, Any]) -> AccuracyRow:
+def to_row(message: dict[str, Any]) -> MeasuredRow:
     """What :func:`row` said."""
-    return AccuracyRow(
+    row = AccuracyRow(
         row=message["row"],
         buckets=tuple(message["buckets"]),
         correct=tuple(message["correct"]),
         num_instances=tuple(message["num_instances"]),
     )
+    return MeasuredRow(row, seed=message["seed"], **message["attached"])
 
 
 def to_error(message: dict[str, Any]) -> errors.ClearError:
     """What :func:`refused` said."""
+    if message["error"] == errors.DivergedError.__name__:
+        return errors.DivergedError(message["message"], message["seed"])
     known = {
         kind.__name__: kind
         for kind in vars(errors).values()

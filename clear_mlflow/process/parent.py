@@ -16,9 +16,8 @@ from typing import Any
 import psutil
 
 from clear_mlflow.config import TrainConfig
-from clear_mlflow.matrix import AccuracyRow
 from clear_mlflow.process import messages
-from clear_mlflow.training import StreamFacts
+from clear_mlflow.training import MeasuredRow, StreamFacts
 
 # How long a training process may take to end once it was told to.
 _GRACE_SECONDS = 10.0
@@ -113,7 +112,7 @@ class TrainingProcess:
             self._facts = messages.to_facts(self._hear("facts"))
         return self._facts
 
-    def rows(self) -> Iterator[AccuracyRow]:
+    def rows(self) -> Iterator[MeasuredRow]:
         """The rows, each asked for when the one before it was taken care of."""
         while True:
             self._say(messages.NEXT)
@@ -133,7 +132,9 @@ class TrainingProcess:
         line = self._up.readline()
         if not line.endswith(b"\n"):
             raise TrainingDied(self._process.wait())
-        message = messages.decode(line)
+        message = messages.decode(line, self._up.read)
+        if message is None:
+            raise TrainingDied(self._process.wait())
         if message["kind"] == "refused":
             raise messages.to_error(message)
         if message["kind"] not in expected:

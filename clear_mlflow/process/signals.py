@@ -17,9 +17,14 @@ class StoppingSignals:
 
     A Ctrl-C under ``mlflow run`` arrives twice: from the terminal, and from MLflow. A signal that
     the process was told to ignore (``nohup``) stays ignored.
+
+    Args:
+        tell: whether to say so on standard error; of several processes that train together, one
+            does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, tell: bool = True) -> None:
+        self._tell = tell
         self.received: list[int] = []
         self._stop: Callable[[], None] | None = None
         self._before: dict[int, Any] = {}
@@ -51,6 +56,8 @@ class StoppingSignals:
             return
         if self._stop is not None:
             self._stop()
+        if not self._tell:
+            return
         # The terminal may be what has gone, or be in the middle of another line.
         with suppress(OSError, RuntimeError):
             name = signal.Signals(signum).name

@@ -1,12 +1,14 @@
 """Names of the tags and artifacts that clear_mlflow writes into an MLflow run."""
 
-# What kind of run it is: "train" holds rows; "evaluate" re-scored other runs.
+# What kind of run it is: "train" holds rows; "evaluate" re-scored other runs; "ensemble" stands
+# above runs that trained together, and holds no rows.
 KIND_TAG = "clear_mlflow.kind"
 KIND_TRAIN = "train"
 KIND_EVALUATE = "evaluate"
 KIND_COMPARE = "compare"
+KIND_ENSEMBLE = "ensemble"
 # Kinds that tell of other runs and hold no rows: no search for rows looks at them.
-WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE)
+WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE, KIND_ENSEMBLE)
 
 # How much of the accuracy matrix is stored: "complete", "partial" or "none".
 ROWS_TAG = "clear_mlflow.rows"
@@ -22,10 +24,16 @@ REPLACED_TAG = "clear_mlflow.replaced_definitions"
 NOTE_TAG = "clear_mlflow.note"
 # Why training ended early.
 ERROR_TAG = "clear_mlflow.error"
+# "true" on a run whose loss or output was no longer a finite number.
+DIVERGED_TAG = "diverged"
 # Who trains and when that process last said that it lives, as JSON; gone when the run is closed.
 PROCESS_TAG = "clear_mlflow.process"
+# The run whose stored models this one tested again.
+RETESTED_TAG = "clear_mlflow.retested_from"
 # Runs that an evaluate run scored, as a count; the list is an artifact.
 EVALUATED_TAG = "clear_mlflow.evaluated_runs"
+# Runs that an ensemble's summary is over, as a count.
+MEMBERS_TAG = "clear_mlflow.members"
 
 # Runs that a comparison is of: their ids, as many as a tag holds, and how many there are.
 COMPARED_TAG = "clear_mlflow.compared_runs"
@@ -43,6 +51,7 @@ MATRIX_TABLE = f"{MATRIX_FOLDER}/table.json"
 HEATMAP_PNG = f"{MATRIX_FOLDER}/heatmap.png"
 CONFIG_JSON = "config.json"
 EVALUATED_JSON = "evaluated_runs.json"
+MODELS_FOLDER = "models"
 
 # What a comparison run holds.
 COMPARISON_PAGE = "comparison.html"
@@ -54,3 +63,12 @@ FIGURES_FOLDER = "figures"
 # Keys of the images that MLflow's chart view shows side by side, runs beside runs.
 IMAGE_PER_ROW = "accuracy_matrix_by_row"
 IMAGE_FINAL = "accuracy_matrix"
+
+
+def model_file_name(row: int) -> str:
+    """The name of the file of the weights that gave a row.
+
+    >>> model_file_name(4)
+    'after_004.safetensors'
+    """
+    return f"after_{row:03d}.safetensors"

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, MLFLOW_RUN_ID
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ClearError, TrackingError
+from clear_mlflow.config import NONE, TrainConfig
+from clear_mlflow.errors import ClearError, DivergedError, TrackingError
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
+from clear_mlflow.process.siblings import Siblings
 from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.ranks import ALONE_HERE, Place
 from clear_mlflow.tracking import names
+from clear_mlflow.tracking.ensemble import TrackedEnsemble
 from clear_mlflow.tracking.generated_names import is_generated
 from clear_mlflow.tracking.links import run_links
 from clear_mlflow.tracking.liveness import heartbeat, trains_now
 from clear_mlflow.tracking.preflight import explained, preflight
 from clear_mlflow.tracking.rows import refuse_foreign_rows
 from clear_mlflow.tracking.scoring import Scores, read_scores, write_scores
-from clear_mlflow.tracking.tracked_run import TrackedRun, track, warn
+from clear_mlflow.tracking.tracked_run import TrackedRun, run_name, track, warn
 from clear_mlflow.training import Training
 
 # A child that ended by one of these was stopped from outside; by any other it broke.
@@ -39,10 +44,15 @@ class Outcome:
     run_id: str | None  # None: it ended before a run was opened
     scores: Scores | None  # of the rows that are stored
     error: str | None  # one line
+    diverged: bool = False  # the loss or the model's output was no longer a number
     links: tuple[str, ...] = ()  # lines that tell where to look at the run
+    seed: int | None = None  # of the member of an ensemble that diverged
+    members: Mapping[int, Scores] = field(default_factory=dict)  # of an ensemble, by seed
 
 
-def train_supervised(asked: Mapping[str, str], signals: StoppingSignals) -> Outcome:
+def train_supervised(
+    asked: Mapping[str, str], signals: StoppingSignals, place: Place = ALONE_HERE
+) -> Outcome:
     """Train in a child process, and close the record however that ends.
 
     This is the post-run hook, too: when the child is done, has failed, was stopped by a signal to
@@ -52,9 +62,16 @@ def train_supervised(asked: Mapping[str, str], signals: StoppingSignals) -> Outc
     Args:
         asked: parameters as text; see :class:`~clear_mlflow.config.TrainConfig`.
         signals: entered already, so that none is missed while this starts.
+        place: among the processes that train together; the record is kept by the first.
     """
+    siblings = Siblings(place)
     with TrainingProcess(asked) as process:
-        signals.hand_to(process.stop)
+
+        def stop() -> None:
+            siblings.look()
+            process.stop()
+
+        signals.hand_to(stop)
         try:
             client = preflight()
             config = process.config
@@ -62,29 +79,46 @@ def train_supervised(asked: Mapping[str, str], signals: StoppingSignals) -> Outc
         except (ClearError, TrainingDied) as error:
             process.stop()
             return _close_unopened(_outcome(error, signals.received))
+        siblings.find()
+        ensemble = None if config.seeds == NONE else TrackedEnsemble(client, run_id, config, asked)
         try:
-            with TrackedRun(client, run_id, config, asked) as run:
-                track(process, run)
+            if ensemble is not None:
+                with ensemble:
+                    ensemble.track(process)
+            else:
+                with TrackedRun(client, run_id, config, asked) as run:
+                    track(process, run)
         except (ClearError, TrainingDied) as error:
             process.stop()
-            return _close_run(client, run_id, _outcome(error, signals.received, run_id))
+            outcome = _outcome(error, signals.received, run_id, siblings.died)
+            return _close(client, run_id, outcome, ensemble)
         except BaseException as error:
             bug = f"{type(error).__name__}: {error}"
-            _close_run(client, run_id, Outcome(1, "FAILED", run_id, None, bug))
+            _close(client, run_id, Outcome(1, "FAILED", run_id, None, bug), ensemble)
             raise
-        return _close_run(client, run_id, Outcome(0, "FINISHED", run_id, None, None))
+        return _close(client, run_id, Outcome(0, "FINISHED", run_id, None, None), ensemble)
 
 
 def _outcome(
-    error: ClearError | TrainingDied, received: list[int], run_id: str | None = None
+    error: ClearError | TrainingDied,
+    received: list[int],
+    run_id: str | None = None,
+    died: tuple[int, ...] = (),
 ) -> Outcome:
+    if died:
+        which = " and ".join(map(str, died))
+        return Outcome(
+            1, "FAILED", run_id, None, f"the process of rank {which} ended before its training did"
+        )
     if received:
         signum = received[0]
         return Outcome(
             128 + signum, "KILLED", run_id, None, f"stopped by {signal.Signals(signum).name}"
         )
     if isinstance(error, ClearError):
-        return Outcome(2, "FAILED", run_id, None, str(error))
+        diverged = isinstance(error, DivergedError)
+        seed = error.seed if isinstance(error, DivergedError) else None
+        return Outcome(2, "FAILED", run_id, None, str(error), diverged, seed=seed)
     if -error.returncode in _KILLING:
         return Outcome(128 - error.returncode, "KILLED", run_id, None, str(error))
     return Outcome(1, "FAILED", run_id, None, str(error))
@@ -106,7 +140,50 @@ def _close_unopened(outcome: Outcome) -> Outcome:
     return outcome
 
 
-def _close_run(client: MlflowClient, run_id: str, outcome: Outcome) -> Outcome:
+def _close(
+    client: MlflowClient,
+    run_id: str,
+    outcome: Outcome,
+    ensemble: TrackedEnsemble | None,
+    end: Callable[[str], object] = mlflow.end_run,
+) -> Outcome:
+    """Close a run, and before it the members that it stands above."""
+    if ensemble is None:
+        return _close_run(client, run_id, outcome, end)
+    scores: dict[int, Scores] = {}
+    for seed, member_id in ensemble.run_ids.items():
+        of_member = dataclasses.replace(
+            outcome, run_id=member_id, diverged=outcome.diverged and outcome.seed == seed
+        )
+        closed = _close_run(
+            client, member_id, of_member, functools.partial(client.set_terminated, member_id)
+        )
+        if closed.scores is not None:
+            scores[seed] = closed.scores
+        if closed.exit_code and not outcome.exit_code:
+            outcome = dataclasses.replace(
+                outcome,
+                exit_code=closed.exit_code,
+                status="FAILED",
+                error=f"seed {seed}: {closed.error}",
+            )
+    try:
+        if len(scores) == len(ensemble.run_ids):
+            ensemble.summarize(scores)
+    except ClearError as refusal:
+        error = "; ".join(filter(None, (outcome.error, str(refusal))))
+        outcome = dataclasses.replace(
+            outcome, exit_code=outcome.exit_code or 2, status="FAILED", error=error
+        )
+    return dataclasses.replace(_close_run(client, run_id, outcome, end), members=scores)
+
+
+def _close_run(
+    client: MlflowClient,
+    run_id: str,
+    outcome: Outcome,
+    end: Callable[[str], object] = mlflow.end_run,
+) -> Outcome:
     """Score what is stored, say why the run ended, and set its status."""
     scores, code, status = None, outcome.exit_code, outcome.status
     errors = [outcome.error] if outcome.error else []
@@ -121,14 +198,23 @@ def _close_run(client: MlflowClient, run_id: str, outcome: Outcome) -> Outcome:
         with explained(f"close run {run_id}"):
             if errors:
                 client.set_tag(run_id, names.ERROR_TAG, "; ".join(errors))
+            if outcome.diverged:
+                client.set_tag(run_id, names.DIVERGED_TAG, "true")
             # The status first: while a run is RUNNING, its process has to be known.
-            mlflow.end_run(status)
+            end(status)
             _forget_process(client, run_id)
             links = tuple(run_links(client, client.get_run(run_id)))
     except ClearError as refusal:
         errors.append(str(refusal))
         code = code or 2
-    return Outcome(code, status, run_id, scores, "; ".join(errors) or None, links)
+    return dataclasses.replace(
+        outcome,
+        exit_code=code,
+        status=status,
+        scores=scores,
+        error="; ".join(errors) or None,
+        links=links,
+    )
 
 
 def score(client: MlflowClient, run_id: str) -> Scores:
@@ -166,6 +252,8 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
         try:
             with explained(f"score run {run_id}"):
                 client.set_tag(run_id, names.ERROR_TAG, f"{type(error).__name__}: {error}")
+                if isinstance(error, DivergedError):
+                    client.set_tag(run_id, names.DIVERGED_TAG, "true")
                 score(client, run_id)
         except ClearError as refusal:
             warn(str(refusal))
@@ -176,6 +264,50 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
         with suppress(ClearError), explained(f"close run {run_id}"):
             _forget_process(client, run_id)
     return scores
+
+
+def train_ensemble_in_process(
+    client: MlflowClient, training: Training, asked: Mapping[str, str]
+) -> dict[int, Scores]:
+    """Train members together in this process, each into a run of its own below one of all.
+
+    An active run is joined as the one above them and left open; the members' runs are closed,
+    whatever happens.
+
+    Args:
+        client: what :func:`~clear_mlflow.tracking.preflight.preflight` gave.
+        training: ready to begin; its configuration has ``seeds``.
+        asked: parameters as text, as the user gave them.
+
+    Returns:
+        Seed to scores.
+    """
+    joined = mlflow.active_run()
+    run_id = joined.info.run_id if joined else _open_run(client, training.config)
+    ensemble = TrackedEnsemble(client, run_id, training.config, asked)
+    outcome = Outcome(0, "FINISHED", run_id, None, None)
+
+    def end(status: str) -> None:
+        if joined is None:
+            mlflow.end_run(status)
+
+    try:
+        with ensemble:
+            ensemble.track(training)
+    except BaseException as error:
+        status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        told = f"{type(error).__name__}: {error}"
+        diverged = isinstance(error, DivergedError)
+        seed = error.seed if isinstance(error, DivergedError) else None
+        outcome = Outcome(1, status, run_id, None, told, diverged, seed=seed)
+        closed = _close(client, run_id, outcome, ensemble, end)
+        if closed.error != told:
+            warn(str(closed.error))
+        raise
+    closed = _close(client, run_id, outcome, ensemble, end)
+    if closed.error is not None:
+        raise TrackingError(closed.error)
+    return dict(closed.members)
 
 
 def _forget_process(client: MlflowClient, run_id: str) -> None:
@@ -194,7 +326,7 @@ def _open_run(client: MlflowClient, config: TrainConfig) -> str:
     named = MLFLOW_RUN_ID.get()
     monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
     with explained("open a run"):
-        name: str | None = f"{config.strategy} {config.dataset} seed {config.seed}"
+        name: str | None = run_name(config)
         if named:
             run = client.get_run(named)
             if trains_now(run):
@@ -203,7 +335,7 @@ def _open_run(client: MlflowClient, config: TrainConfig) -> str:
                     "of its own"
                 )
             refuse_foreign_rows(client, run)
-            # "replay digits seed 3" tells more than "upbeat-foal-91"; a person's own name stays.
+            # MLflow's "upbeat-foal-91" tells nobody anything; a person's own name stays.
             name = name if is_generated(run.info.run_name) else None
         opened = mlflow.start_run(
             run_name=name,

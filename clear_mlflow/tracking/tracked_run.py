@@ -6,7 +6,6 @@ import json
 import queue
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,17 +18,23 @@ from mlflow.entities import Dataset, DatasetInput, InputTag, Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 import clear_mlflow
-from clear_mlflow.config import AUTO, TrainConfig, parameter_defaults
+from clear_mlflow.config import AUTO, NONE, TrainConfig, parameter_defaults
 from clear_mlflow.errors import TrackingError
 from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.predictions import (
+    EVALUATION_SET_FILE,
+    PREDICTIONS_FOLDER,
+    predictions_file_name,
+)
 from clear_mlflow.record import JSON, ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.liveness import heartbeat
+from clear_mlflow.tracking.outbox import Outbox
 from clear_mlflow.tracking.preflight import explained
-from clear_mlflow.tracking.rows import refuse_foreign_rows, write_row
+from clear_mlflow.tracking.rows import refuse_foreign_rows
 from clear_mlflow.tracking.series import all_series, as_metrics, milliseconds
-from clear_mlflow.training import StreamFacts, Training
+from clear_mlflow.training import MeasuredRow, StreamFacts, Training
 
 _HEARTBEAT_SECONDS = 30.0
 _LONGEST_DIGEST = 36  # characters that MLflow keeps of a dataset's digest
@@ -42,10 +47,26 @@ class TrackedRun:
     All that is derived from rows (metrics, images) is sent from a thread behind it: training does
     not wait for it. Metrics that are lost of it the post-run hook restores from the rows; of the
     pictures it restores the last one.
+
+    Args:
+        client: the store.
+        run_id: of the run, which is there.
+        config: the parameters in force.
+        asked: parameters as text, as the user gave them.
+        kind: what the run is tagged as.
+        leader: the run above this one, of an ensemble; its thread does this run's work, too, and
+            no picture is drawn per row.
     """
 
     def __init__(
-        self, client: MlflowClient, run_id: str, config: TrainConfig, asked: Mapping[str, str]
+        self,
+        client: MlflowClient,
+        run_id: str,
+        config: TrainConfig,
+        asked: Mapping[str, str],
+        *,
+        kind: str = names.KIND_TRAIN,
+        leader: TrackedRun | None = None,
     ) -> None:
         self.client = client
         self.run_id = run_id
@@ -54,9 +75,14 @@ class TrackedRun:
         self._run_name = run_id
         self._facts: StreamFacts | None = None
         self._rows: list[AccuracyRow] = []
-        self._unsent: list[RowRecord] = []
-        self._unsent_folder: Path | None = None
+        self._outbox = Outbox(client, run_id)
+        self._kind = kind
+        self._leader = leader
+        self._alive = [run_id]  # runs that the heartbeat is of
         self._behind = _Behind(self._beat)
+        if leader is not None:
+            self._behind = leader._behind
+            leader._alive.append(run_id)
 
     def __enter__(self) -> TrackedRun:
         with explained(f"log the configuration of run {self.run_id}"):
@@ -67,7 +93,8 @@ class TrackedRun:
             self._set_tags(run)
             # The first artifact: a store that takes no artifacts is found before any training.
             self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
-        self._behind.start()
+        if self._leader is None:
+            self._behind.start()
         return self
 
     def __exit__(
@@ -77,15 +104,15 @@ class TrackedRun:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            self._send_unsent()
+            self._outbox.retry()
         finally:
-            self._behind.finish()
-        if self._unsent:
+            if self._leader is None:
+                self._behind.finish()
+        if self._outbox:
             raise TrackingError(
-                f"the tracking store did not take {len(self._unsent)} rows; they are in "
-                f"{self._unsent_folder}: send them with 'mlflow artifacts log-artifacts --run-id "
-                f"{self.run_id} --local-dir {self._unsent_folder} --artifact-path {ROWS_FOLDER}', "
-                "then run evaluate on that run"
+                f"the tracking store did not take {len(self._outbox)} files of rows; they are in "
+                f"{self._outbox.folder}: send them with 'mlflow artifacts log-artifacts --run-id "
+                f"{self.run_id} --local-dir {self._outbox.folder}', then run evaluate on that run"
             ) from error
 
     def log_facts(self, facts: StreamFacts) -> None:
@@ -118,12 +145,15 @@ class TrackedRun:
             if facts.features is not None:
                 self.client.set_tag(self.run_id, "features", facts.features)
                 self.client.set_tag(self.run_id, "features_digest", facts.features_digest)
+        if facts.evaluation_set is not None:
+            self._send(f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}", facts.evaluation_set)
 
-    def log_row(self, row: AccuracyRow) -> None:
+    def log_row(self, measured: MeasuredRow) -> None:
         """Store a row as an artifact, now; its metrics and its picture follow by themselves.
 
-        A row that the store does not take is kept and sent again with the next one.
+        A file that the store does not take is kept and sent again with the next one.
         """
+        row = measured.row
         if self._facts is None:
             raise RuntimeError("log_facts comes before the first row")
         record = RowRecord(
@@ -135,14 +165,19 @@ class TrackedRun:
             written_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             extra={**_features_of(self._facts), **_left_out_of(self._facts)},
         )
-        self._unsent.append(record)
-        self._send_unsent()
+        self._send(f"{ROWS_FOLDER}/{row_file_name(row.row)}", record.to_json().encode())
+        if measured.predictions is not None:
+            name = predictions_file_name(row.row)
+            self._send(f"{PREDICTIONS_FOLDER}/{name}", measured.predictions)
+        if measured.model is not None:
+            self._send(f"{names.MODELS_FOLDER}/{names.model_file_name(row.row)}", measured.model)
         self._rows.append(row)
         matrix = AccuracyMatrix.from_rows(self._rows)
         protocol = record.protocol
         time = milliseconds(record.written_at)
         self._behind.send(lambda: self._log_metrics(matrix, protocol, row.row, time))
-        self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
+        if self._leader is None:
+            self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
 
     def _log_params(self, run: Run) -> None:
         """Log what was asked for and what it resolved to, leaving alone what is there.
@@ -160,6 +195,11 @@ class TrackedRun:
             if parameter_defaults()[name] == AUTO
             or not self.config.is_said_by(name, told.get(name))
         }
+        # One name per argument: a column of its own to sort and compare runs by.
+        if self.config.strategy_args != NONE:
+            for argument in self.config.strategy_args.split(","):
+                key, _, value = argument.partition("=")
+                used[f"strategy/{key}"] = value
         params = {**self.asked, **used}
         missing = [Param(name, text) for name, text in params.items() if name not in there]
         self.client.log_batch(self.run_id, params=missing)
@@ -170,7 +210,7 @@ class TrackedRun:
             "strategy": config.strategy,
             "dataset": config.dataset,
             "protocol": config.protocol,
-            "seed": str(config.seed),
+            **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
             "model": config.model,
         }
         if commit := _git_commit():
@@ -178,7 +218,7 @@ class TrackedRun:
         # In a run of the user's own, tags of these plain names are theirs.
         tags = {key: value for key, value in tags.items() if key not in run.data.tags}
         tags |= {
-            names.KIND_TAG: names.KIND_TRAIN,
+            names.KIND_TAG: self._kind,
             "clear_mlflow.version": clear_mlflow.__version__,
             names.PROCESS_TAG: heartbeat(),
         }
@@ -199,44 +239,26 @@ class TrackedRun:
         self.client.log_image(self.run_id, picture, key=names.IMAGE_PER_ROW, step=step)
 
     def _beat(self) -> None:
-        self.client.set_tag(self.run_id, names.PROCESS_TAG, heartbeat())
+        for run_id in self._alive:
+            self.client.set_tag(run_id, names.PROCESS_TAG, heartbeat())
 
-    def _send_unsent(self) -> None:
-        for record in self._unsent[1:]:
-            self._keep(record)
-        while self._unsent:
-            record = self._unsent[0]
-            try:
-                write_row(self.client, self.run_id, record)
-            except TrackingError as error:
-                self._keep(record)
-                warn(f"{error}; the row is kept in {self._unsent_folder} and will be sent again")
-                return
-            del self._unsent[0]
-            if self._unsent_folder is not None:
-                (self._unsent_folder / row_file_name(record.row.row)).unlink(missing_ok=True)
-
-    def _keep(self, record: RowRecord) -> None:
-        """Put a row that the store did not take into a file, at once: this process may be killed.
-
-        It lies in the working folder, else in the system's temporary one.
-        """
-        if self._unsent_folder is None:
-            folder = Path("unsent_rows", self.run_id).absolute()
-            try:
-                folder.mkdir(parents=True, exist_ok=True)
-            except OSError:
-                folder = Path(tempfile.mkdtemp(prefix=f"unsent_rows_{self.run_id}_"))
-            self._unsent_folder = folder
-        file = self._unsent_folder / row_file_name(record.row.row)
-        file.write_text(record.to_json(), encoding="utf-8")
+    def _send(self, artifact: str, content: bytes) -> None:
+        if problem := self._outbox.send(artifact, content):
+            warn(f"{problem}; it is kept in {self._outbox.folder} and will be sent again")
 
 
 def track(training: Training, run: TrackedRun) -> None:
     """Train, and store each row before the next bucket starts."""
     run.log_facts(training.facts)
-    for row in training.rows():
-        run.log_row(row)
+    for measured in training.rows():
+        run.log_row(measured)
+
+
+def run_name(config: TrainConfig) -> str:
+    """What a run is called where nobody named it: "replay digits seed 3" tells more than a bird."""
+    seeds = len(config.seeds.split(","))
+    which = f"seed {config.seed}" if config.seeds == NONE else f"{seeds} seeds"
+    return f"{config.strategy} {config.dataset} {which}"
 
 
 def _features_of(facts: StreamFacts) -> dict[str, JSON]:

@@ -3,51 +3,195 @@
 from __future__ import annotations
 
 import importlib
-from abc import ABC, abstractmethod
-from typing import cast
+from abc import ABC
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.buffers._base import Buffer, BufferArguments, load_buffer
+from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.features import TrainingStream
-from clear_mlflow.learning.images import Samples
-from clear_mlflow.learning.strategies import strategy_names
+from clear_mlflow.learning.images import Batch, Samples
+from clear_mlflow.learning.strategies import ENTRY_POINTS, strategy_names
+from clear_mlflow.learning.strategies._arguments import parse_arguments
 
 
-class Strategy(ABC):
+class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     """What a learner does against forgetting; one object lives through one run.
 
-    The training loop asks it once per bucket, in stream order, and never looks at what it keeps.
+    Every hook has a default, and all defaults together train on the new bucket and nothing else.
+    A strategy overrides what makes it what it is. The hooks, in the order in which they are called:
+
+    - :meth:`build_model`, once;
+    - for each bucket :meth:`learn`, which by default descends the gradient on
+      :meth:`training_set`, and then :meth:`after_bucket`;
+    - within the descent :meth:`begin_epoch`, and for each step :meth:`loss`,
+      :meth:`before_step` and :meth:`after_step`.
+
+    Nothing in a step may make the host wait for the device (``.item()``, ``if tensor:``).
 
     Args:
         config: the run's parameters.
         stream: what is trained on. A strategy that asks it only for the bucket that the loop is at
             learns from the past alone.
+        model: what is trained, as :meth:`build_model` made it.
+        arguments: the strategy's own numbers, an instance of :attr:`Arguments`.
     """
 
-    def __init__(self, config: TrainConfig, stream: TrainingStream) -> None:
+    @dataclass(frozen=True)
+    class Arguments:
+        """What ``strategy_args`` may set: fields with defaults; see :mod:`._arguments`."""
+
+    needs_memory: ClassVar[bool] = False  # a buffer, so that memory 0 makes no sense
+    needs_features: ClassVar[bool] = False  # stored features in the place of images
+    # Right when several processes each have a share of every batch: the loss is a mean over the
+    # batch's images (and of what depends on weights alone), and before_step needs no batch.
+    several_processes: ClassVar[bool] = False
+
+    def __init__(
+        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
+    ) -> None:
         self.config = config
         self.stream = stream
+        self.model = model
+        self.arguments = arguments
 
-    @abstractmethod
+    @classmethod
+    def build_model(cls, config: TrainConfig, stream: TrainingStream) -> nn.Module | None:
+        """A model of the strategy's own making; None for the one that the parameters name."""
+        return None
+
+    def learn(self, position: int, descent: GradientDescent) -> None:
+        """Train the model while the stream is at a bucket."""
+        descent.run(self.training_set(position), position=position, hooks=self)
+
     def training_set(self, position: int) -> Samples:
-        """The images that the model is trained on while the stream is at a bucket."""
+        """What an epoch goes through while the stream is at a bucket: by default its own images."""
+        return self.stream.train(position)
+
+    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
+        """An epoch of so many steps begins."""
+        return
+
+    def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """What a step descends: a scalar, mean over the batch.
+
+        Args:
+            forward: the model, in training mode, as it has to be called in a step: it may be
+                compiled or spread over devices.
+            batch: part of the training set.
+        """
+        return self.criterion(forward(batch.inputs), batch.labels)
+
+    def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Cross-entropy, with the run's label smoothing."""
+        return cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
+
+    def before_step(self) -> None:
+        """The gradients of the loss are there, and the optimiser has not yet used them."""
+        return
+
+    def after_step(self) -> None:
+        """The optimiser has changed the weights."""
+        return
 
     def after_bucket(self, position: int) -> None:
         """What is left to do once a bucket is trained on, before its row is measured."""
         return
 
 
-def load_strategy(name: str) -> type[Strategy]:
-    """Find a strategy's class, to be made with a run's parameters and stream.
-
-    A strategy is one module of this package, which holds a class of the module's name in
-    CamelCase: ``replay`` has ``Replay``, ``from_scratch`` would have ``FromScratch``.
+def memory_in_images(config: TrainConfig, stream: TrainingStream) -> int:
+    """How many images a buffer may hold.
 
     Raises:
-        ConfigError: there is no such strategy.
+        ConfigError: a fraction of the stream that is less than one image.
     """
-    if name not in strategy_names():
-        raise ConfigError(f"unknown strategy {name!r}; known are {', '.join(strategy_names())}")
-    module = importlib.import_module(f"{__package__}.{name}")
-    class_name = "".join(word.capitalize() for word in name.split("_"))
-    return cast("type[Strategy]", getattr(module, class_name))
+    if isinstance(config.memory, int):
+        return config.memory
+    total = sum(stream.train_counts)
+    images = int(config.memory * total)
+    if images == 0:
+        raise ConfigError(
+            f"memory is {config.memory}, which of {total} training images is not one; pass more"
+        )
+    return images
+
+
+def new_buffer(config: TrainConfig, stream: TrainingStream, arguments: BufferArguments) -> Buffer:
+    """An empty buffer of the run's memory.
+
+    Raises:
+        ConfigError: the memory is a fraction of the stream that is less than one image.
+    """
+    return load_buffer(arguments.buffer)(
+        capacity=memory_in_images(config, stream),
+        num_classes=stream.num_classes,
+        seed=config.seed,
+        alpha=arguments.alpha,
+    )
+
+
+def load_strategy(name: str) -> type[Strategy]:
+    """Find a strategy's class.
+
+    A strategy of ours is one module of this package, which holds a class of the module's name in
+    CamelCase: ``replay`` has ``Replay``, ``from_scratch`` has ``FromScratch``. One of another
+    package is named as ``package.module:Class``, or by an entry point of the group
+    ``clear_mlflow.strategies``.
+
+    Raises:
+        ConfigError: there is no such strategy, or it cannot be imported.
+    """
+    if name in strategy_names():
+        module = importlib.import_module(f"{__package__}.{name}")
+        found = getattr(module, "".join(word.capitalize() for word in name.split("_")))
+    else:
+        found = _of_another_package(name)
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise ConfigError(
+            f"strategy {name} is {found!r}; expected a subclass of {Strategy.__module__}.Strategy"
+        )
+    return found
+
+
+def check_strategy(config: TrainConfig) -> Any:
+    """Check that a configuration fits its strategy; gives the strategy's arguments.
+
+    Raises:
+        ConfigError: there is no such strategy, an argument is unknown, or it needs what the
+            configuration does not give.
+    """
+    strategy = load_strategy(config.strategy)
+    arguments = parse_arguments(config.strategy, strategy.Arguments, config.strategy_args)
+    if strategy.needs_memory and config.memory == 0:
+        raise ConfigError(
+            f"memory is 0, but strategy {config.strategy} keeps images in a buffer; pass memory=N "
+            "images, or a fraction as memory=0.1"
+        )
+    if strategy.needs_features and config.features == "none":
+        raise ConfigError(
+            f"strategy {config.strategy} learns from stored features and features is none; pass "
+            "features=NAME, as features=pixels, which every dataset has"
+        )
+    return arguments
+
+
+def _of_another_package(name: str) -> Any:
+    try:
+        if ":" in name:
+            module, _, attribute = name.partition(":")
+            return getattr(importlib.import_module(module), attribute)
+        (point,) = entry_points(group=ENTRY_POINTS, name=name)
+        return point.load()
+    except Exception as error:  # whatever another package's import may raise
+        problem = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(
+            f"strategy {name} cannot be loaded ({problem}); pass package.module:Class of an "
+            f"installed package, or one of {', '.join(strategy_names())}"
+        ) from error

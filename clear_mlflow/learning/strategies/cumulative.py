@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from clear_mlflow.learning.images import Samples
+from clear_mlflow.learning.picks import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy
 
 
@@ -16,17 +17,9 @@ class Cumulative(Strategy):
         Lomonaco and Maltoni, CORe50, arXiv:1705.03550: the "cumulative" strategy.
     """
 
-    _seen: Samples | None = None  # room for the whole stream, filled as far as it was seen
+    several_processes = True
 
     def training_set(self, position: int) -> Samples:
         """The images of all buckets up to this one, in stream order."""
-        new = self.stream.train(position)
-        if self._seen is None:
-            # Allocated once: growing by joining would hold everything twice for a while. Main
-            # memory that is not yet written to costs nothing.
-            self._seen = self.stream.room_for(sum(self.stream.train_counts))
-        start = sum(self.stream.train_counts[:position])
-        stop = start + len(new)
-        self._seen.images[start:stop] = new.images
-        self._seen.labels[start:stop] = new.labels
-        return Samples(self._seen.images[:stop], self._seen.labels[:stop])
+        counts = self.stream.train_counts[: position + 1]
+        return self.stream.select(joined(*(whole_bucket(k, n) for k, n in enumerate(counts))))

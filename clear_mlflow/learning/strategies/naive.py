@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from clear_mlflow.learning.images import Samples
 from clear_mlflow.learning.strategies._base import Strategy
 
 
@@ -13,6 +12,4 @@ class Naive(Strategy):
         Lin et al., The CLEAR Benchmark, arXiv:2201.06289: "finetuning".
     """
 
-    def training_set(self, position: int) -> Samples:
-        """The new bucket's images."""
-        return self.stream.train(position)
+    several_processes = True

@@ -1,0 +1,44 @@
+"""``clear-mlflow train-distributed``: the same training in several processes, one per device."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+from click.core import ParameterSource
+
+from clear_mlflow.cli.train import asked_parameters, train_options
+from clear_mlflow.config import AUTO, TrainConfig
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.process.launch import launch, processes_to_start
+
+
+@click.command("train-distributed")
+@click.option(
+    "--processes",
+    default=AUTO,
+    show_default=True,
+    metavar="TEXT",
+    help="Processes on this machine, which share every batch: a number, or auto: one per GPU, or "
+    "2 where they train on CPUs.",
+)
+@train_options
+@click.pass_context
+def train_distributed(
+    context: click.Context, /, processes: str, config_file: str, **asked: str
+) -> None:
+    """Train as `train` does, in several processes on this machine: one per GPU.
+
+    Each takes its share of every batch, so that the matrix is that of one process, but for
+    rounding. For several machines start `train` with torchrun; docs/distributed.md tells how.
+    """
+    if processes != AUTO and not (processes.isdecimal() and int(processes) > 0):
+        raise ConfigError(f"processes is {processes!r}; expected a number of at least 1, or auto")
+    config = TrainConfig.resolve(asked_parameters(context, config_file, asked))
+    arguments = []
+    # Handed on as they were given: a default must not go before a configuration file.
+    for name, text in {**asked, "config_file": config_file}.items():
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+            option = "config" if name == "config_file" else name.replace("_", "-")
+            arguments += [f"--{option}", text]
+    sys.exit(launch(processes_to_start(processes, config.device), arguments))

@@ -1,0 +1,183 @@
+"""Gradient descent on one bucket after another: the optimiser, its schedule, and the steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.errors import DivergedError
+from clear_mlflow.learning.device import Draw, autocast, seed_everything
+from clear_mlflow.learning.group import ALONE, Group
+from clear_mlflow.learning.images import Batch, Samples, batch_bounds, training_batches
+from clear_mlflow.learning.models import trainable
+from clear_mlflow.learning.progress import TrainingProgress
+
+
+class Hooks(Protocol):
+    """What a strategy adds to each step; see :class:`.strategies._base.Strategy`."""
+
+    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
+        """An epoch begins."""
+        ...
+
+    def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """What a step descends."""
+        ...
+
+    def before_step(self) -> None:
+        """Gradients are there."""
+        ...
+
+    def after_step(self) -> None:
+        """Weights have changed."""
+        ...
+
+
+class GradientDescent:
+    """Trains one model through the stream.
+
+    Args:
+        model: on its device.
+        config: the run's parameters, ``precision`` resolved.
+        keys: of all buckets, in stream order.
+        progress: who is told of each step.
+        group: the processes that train the model together, each on its share of every batch.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        config: TrainConfig,
+        *,
+        keys: tuple[str, ...],
+        progress: TrainingProgress,
+        group: Group = ALONE,
+    ) -> None:
+        self._model = model
+        spread = group.spread(model)
+        self._forward: Callable[[Tensor], Tensor] = (
+            torch.compile(spread) if config.compile == "on" else spread
+        )
+        self._group = group
+        self._config = config
+        self._keys = keys
+        self._progress = progress
+        self._device = next(model.parameters()).device
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def restart(self, fresh: nn.Module) -> None:
+        """Go on with other weights, as if nothing had been learned: no optimiser state stays."""
+        self._model.load_state_dict(fresh.state_dict())
+        self._optimizer = None
+
+    def run(
+        self, samples: Samples, *, position: int, hooks: Hooks, epochs: int | None = None
+    ) -> None:
+        """Train for all epochs of a bucket.
+
+        The schedule starts anew at every bucket, as in the CLEAR authors' own example; so does the
+        optimiser, unless ``optimizer_state`` is keep.
+
+        Args:
+            samples: what an epoch goes through.
+            position: of the bucket in the stream.
+            hooks: the strategy.
+            epochs: how many, where they are not those of the parameters.
+
+        Raises:
+            DivergedError: the loss is no longer a finite number.
+        """
+        config = self._config if epochs is None else replace(self._config, epochs=epochs)
+        bounds = batch_bounds(len(samples), config.batch_size)
+        self._progress.steps_planned(config.epochs * len(bounds))
+        optimizer = self._optimizer_for_bucket()
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        trainable(self._model, config.freeze)
+        for epoch in range(config.epochs):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(config, epoch)
+            # Processes have different images, which dropout is to treat differently.
+            others = (self._group.rank,) if self._group.size > 1 else ()
+            seed_everything(config.seed, Draw.MODEL, position, epoch, *others)
+            hooks.begin_epoch(position, epoch, len(bounds))
+            # Summed on the device and read once per epoch: reading it at every step would make the
+            # host wait for the device at every step.
+            total_loss = torch.zeros((), device=self._device)
+            shares = training_batches(
+                samples,
+                image_size=config.image_size,
+                batch_size=config.batch_size,
+                device=self._device,
+                seed=config.seed,
+                position=position,
+                epoch=epoch,
+                group=self._group,
+            )
+            for (start, stop), batch in zip(bounds, shares, strict=True):
+                with autocast(self._device, config.precision):
+                    loss = self._loss(hooks, batch, whole=stop - start)
+                optimizer.zero_grad(set_to_none=True)
+                torch.autograd.backward(loss)
+                hooks.before_step()
+                if config.clip_norm:
+                    nn.utils.clip_grad_norm_(weights, config.clip_norm)
+                optimizer.step()
+                hooks.after_step()
+                total_loss += loss.detach()
+                self._progress.step_done()
+            if not math.isfinite(self._group.add_up(total_loss).item()):
+                raise DivergedError(
+                    f"the loss is no longer a finite number in epoch {epoch + 1} of "
+                    f"{config.epochs} on bucket {self._keys[position]}; pass a lr below {config.lr}"
+                )
+
+    def _loss(self, hooks: Hooks, batch: Batch, *, whole: int) -> Tensor:
+        """The strategy's loss; of a share of a batch, with the weight that it has in the batch."""
+        part = len(batch.labels)
+        if part == 0:  # the mean of nothing; but the other processes wait for this one's gradients
+            return self._forward(batch.inputs).sum() * 0
+        loss = hooks.loss(self._forward, batch)
+        return loss if self._group.size == 1 else loss * self._group.weight(part, whole)
+
+    def _optimizer_for_bucket(self) -> torch.optim.Optimizer:
+        if self._optimizer is None or self._config.optimizer_state == "reset":
+            self._optimizer = build_optimizer(self._model, self._config)
+        return self._optimizer
+
+
+def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """The optimiser that a configuration names, over the weights that it trains."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    decay = config.weight_decay
+    if config.optimizer == "adam":
+        return torch.optim.Adam(weights, lr=config.lr, weight_decay=decay)
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(weights, lr=config.lr, weight_decay=decay)
+    return torch.optim.SGD(weights, lr=config.lr, momentum=config.momentum, weight_decay=decay)
+
+
+def learning_rate(config: TrainConfig, epoch: int) -> float:
+    """The learning rate of an epoch within its bucket.
+
+    The warm-up rises linearly and reaches ``lr`` in its last epoch; cosine falls from ``lr`` in the
+    epoch after it towards 0 after the last.
+
+    Args:
+        config: the run's parameters.
+        epoch: from 0.
+    """
+    warm = config.warmup_epochs
+    if epoch < warm:
+        return config.lr * (epoch + 1) / warm
+    if config.schedule == "constant":
+        return config.lr
+    if config.schedule == "cosine":
+        done = (epoch - warm) / (config.epochs - warm)
+        return config.lr * (1 + math.cos(math.pi * done)) / 2
+    return config.lr * config.lr_gamma ** ((epoch - warm) // config.lr_step)

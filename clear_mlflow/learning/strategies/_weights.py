@@ -1,0 +1,53 @@
+"""A model's trained weights as lists, for strategies that change each of them at every step."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def trained_weights(model: nn.Module) -> list[Tensor]:
+    """All weights that are not frozen, in the model's order."""
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def gradients(weights: list[Tensor]) -> list[Tensor]:
+    """The gradients of *weights*, where the optimiser reads them.
+
+    A weight that the loss does not depend on gets a gradient of zeros.
+    """
+    found = []
+    for weight in weights:
+        if weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
+        found.append(weight.grad)
+    return found
+
+
+def copied(weights: list[Tensor]) -> list[Tensor]:
+    """The weights as they are now."""
+    return [weight.detach().clone() for weight in weights]
+
+
+@torch.no_grad()
+def pull(weights: list[Tensor], anchor: list[Tensor], stiffness: list[Tensor]) -> list[Tensor]:
+    """The gradient of half of ``sum(stiffness * (weight - anchor) ** 2)``, for each weight."""
+    displaced = torch._foreach_sub(weights, anchor)
+    torch._foreach_mul_(displaced, stiffness)
+    return list(displaced)
+
+
+def stiffness(importance: list[Tensor], strength: float, *, lr: float) -> list[Tensor]:
+    """How firmly each weight is held: *strength* times its importance, and at most ``1 / lr``.
+
+    At ``1 / lr`` one step takes a weight all the way back. A parabola that is steeper than twice
+    that throws it beyond, each time further, and the training diverges.
+
+    Args:
+        importance: one tensor per weight, not negative.
+        strength: of the penalty.
+        lr: the largest learning rate that a step is taken with.
+    """
+    held = torch._foreach_mul(importance, strength)
+    torch._foreach_clamp_max_(held, 1 / lr)
+    return list(held)

@@ -1,0 +1,115 @@
+"""A-GEM: take no step that would raise the loss on what is remembered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.buffers._base import BufferArguments
+from clear_mlflow.learning.device import autocast
+from clear_mlflow.learning.features import TrainingStream
+from clear_mlflow.learning.images import Batch, Samples
+from clear_mlflow.learning.strategies._base import Strategy, new_buffer
+from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
+from clear_mlflow.learning.strategies._weights import gradients, trained_weights
+
+
+class Agem(Strategy):
+    r"""Averaged gradient episodic memory: the buffer is not trained on, it limits each step.
+
+    Each step takes a batch from the buffer. Where the step's gradient g and that batch's, g_ref,
+    point apart, what points apart is taken from g (equation 11):
+
+    .. math:: g \leftarrow g - \frac{\min(0, g \cdot g_{ref})}{g_{ref} \cdot g_{ref}} \, g_{ref}
+
+    When a bucket is done, its images compete for the buffer. Momentum and weight decay act on what
+    is left of g, so the step itself may still point apart, as in every implementation. The buffer's
+    batches pass through the model in training mode: batch normalisation sees them, too.
+
+    Source:
+        Chaudhry et al., Efficient Lifelong Learning with A-GEM, arXiv:1812.00420.
+    """
+
+    @dataclass(frozen=True)
+    class Arguments(BufferArguments):
+        """Which images are kept, and how many of them limit a step."""
+
+        batch: int = 0  # images of the buffer in a step; 0 for as many as batch_size
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.batch < 0:
+                raise ConfigError(f"batch is {self.batch} in strategy_args; pass 0 or more")
+
+    needs_memory = True
+
+    def __init__(
+        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
+    ) -> None:
+        super().__init__(config, stream, model, arguments)
+        self._weights = trained_weights(model)
+        self._buffer = new_buffer(config, stream, arguments)
+        self._held: Samples | None = None
+        self._batches: Iterator[Batch] = iter(())
+
+    def training_set(self, position: int) -> Samples:
+        """The bucket's own images; the buffer's are fetched, too."""
+        if len(self._buffer):
+            self._held = self.stream.select(self._buffer.picks)
+        return super().training_set(position)
+
+    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
+        """Draw the epoch's batches from the buffer."""
+        if self._held is None:
+            return
+        size = self.arguments.batch or self.config.batch_size
+        self._batches = rehearsal_batches(
+            self._held,
+            num_steps,
+            replace(self.config, batch_size=size),
+            self.stream.device,
+            position,
+            epoch,
+        )
+
+    def before_step(self) -> None:
+        """Take from the gradient what would raise the loss on a batch of the buffer."""
+        if self._held is None:
+            return
+        batch = next(self._batches)
+        with autocast(self.stream.device, self.config.precision):
+            loss = self.criterion(self.model(batch.inputs), batch.labels)
+        reference = torch.autograd.grad(loss, self._weights, materialize_grads=True)
+        project(gradients(self._weights), list(reference))
+
+    def after_bucket(self, position: int) -> None:
+        """Let the bucket's images compete for the buffer."""
+        self._held = None
+        self._buffer.offer(position, self.stream.labels(position))
+
+
+def project(gradient: list[Tensor], reference: list[Tensor]) -> None:
+    """Take from a gradient its part against a reference; where there is none, change nothing.
+
+    Which of the two it is, is decided on the device: nothing waits for the answer.
+
+    Args:
+        gradient: one tensor per weight; changed in place.
+        reference: the same shapes.
+    """
+    along = _dot(gradient, reference)
+    # A reference of zeros has along = 0, too: what it is divided by does not matter.
+    length = _dot(reference, reference).clamp_min(torch.finfo(torch.float32).tiny)
+    against = along.clamp_max(0.0) / length
+    torch._foreach_sub_(gradient, torch._foreach_mul(reference, against))
+
+
+def _dot(left: list[Tensor], right: list[Tensor]) -> Tensor:
+    products = torch._foreach_mul(left, right)
+    return torch.stack([product.sum() for product in products]).sum()

@@ -1,0 +1,101 @@
+"""ER-ACE: new images do not push away classes that they do not show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.learning.buffers._base import BufferArguments
+from clear_mlflow.learning.features import TrainingStream
+from clear_mlflow.learning.images import Batch, Samples
+from clear_mlflow.learning.strategies._base import Strategy, new_buffer
+from clear_mlflow.learning.strategies._rehearsal import joined_inputs, rehearsal_batches
+
+
+class ErAce(Strategy):
+    r"""Experience replay with an asymmetric cross-entropy.
+
+    Each step takes a batch of the bucket, X_in, and one of as many images from the buffer, X_bf:
+
+    .. math:: L(X_{bf}, C_{all}) + L(X_{in}, C_{in})
+
+    L(X, C) is the cross-entropy of a softmax over the classes C. C_in are the classes that the new
+    batch itself shows: others are not pushed down by it, which spares what represents the past. As
+    in the paper, the two terms are added, so a step is about twice as long as without a buffer. In
+    the first bucket the buffer is empty, and the loss is the cross-entropy over all classes.
+
+    The effect was found where each bucket brings new classes. Where a batch shows nearly all of
+    them, as on digits, little is left of the asymmetry, and this is replay that takes as many old
+    images as new ones in each step.
+
+    Both batches pass through the model together; in the authors' code, one after the other. A
+    bucket's images compete for the buffer when it is done, not batch by batch.
+
+    Source:
+        Caccia et al., New Insights on Reducing Abrupt Representation Change in Online Continual
+        Learning, ICLR 2022, arXiv:2104.05025, equations 4 and 5.
+    """
+
+    needs_memory = True
+
+    def __init__(
+        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
+    ) -> None:
+        super().__init__(config, stream, model, arguments)
+        self._buffer = new_buffer(config, stream, BufferArguments(buffer="reservoir"))
+        self._held: Samples | None = None
+        self._rehearsal: Iterator[Batch] = iter(())
+
+    def training_set(self, position: int) -> Samples:
+        """The bucket's own images; the buffer's are fetched, too."""
+        if len(self._buffer):
+            self._held = self.stream.select(self._buffer.picks)
+        return super().training_set(position)
+
+    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
+        """Draw the epoch's batches from the buffer."""
+        if self._held is not None:
+            self._rehearsal = rehearsal_batches(
+                self._held, num_steps, self.config, self.stream.device, position, epoch
+            )
+
+    def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """The asymmetric cross-entropy."""
+        if self._held is None:
+            return super().loss(forward, batch)
+        old = next(self._rehearsal)
+        new_logits, old_logits = torch.split(
+            forward(joined_inputs(batch, old)), [len(batch.labels), len(old.labels)]
+        )
+        smoothing = self.config.label_smoothing
+        return self.criterion(old_logits, old.labels) + cross_entropy_of_present(
+            new_logits, batch.labels, smoothing
+        )
+
+    def after_bucket(self, position: int) -> None:
+        """Let the bucket's images compete for the buffer."""
+        self._held = None
+        self._buffer.offer(position, self.stream.labels(position))
+
+
+def cross_entropy_of_present(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """Mean cross-entropy of a softmax over the classes that occur among the labels.
+
+    Args:
+        logits: (N, classes).
+        labels: (N,).
+        smoothing: share of the target that is spread over the classes that occur.
+    """
+    present = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    present.index_fill_(0, labels, True)
+    log_likelihood = logits.float().masked_fill(~present, -torch.inf).log_softmax(dim=1)
+    loss = -log_likelihood.gather(1, labels[:, None]).mean()
+    if smoothing:
+        # The classes that do not occur are minus infinity here, and no part of the mean.
+        spread = -log_likelihood.masked_fill(~present, 0.0).sum(dim=1).mean() / present.sum()
+        loss = (1 - smoothing) * loss + smoothing * spread
+    return loss

@@ -1,0 +1,71 @@
+"""GDumb: keep a balanced memory, and train a new model on it alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.buffers._base import BufferArguments
+from clear_mlflow.learning.descent import GradientDescent
+from clear_mlflow.learning.features import TrainingStream
+from clear_mlflow.learning.images import Samples
+from clear_mlflow.learning.strategies._base import Strategy, new_buffer
+from clear_mlflow.learning.train import fresh_model
+
+
+class Gdumb(Strategy):
+    """Greedy sampler and dumb learner: at each bucket, a fresh model learns the memory by heart.
+
+    The bucket's images pass through the sampler into the memory; then a model is trained from
+    scratch on what the memory holds, and on nothing else. A question to other strategies: what does
+    all that they do give beyond this?
+
+    The paper's sampler, :class:`.greedy_balanced.GreedyBalanced`, was made for streams that bring
+    new classes; where every bucket brings all classes, a memory no larger than the first bucket is
+    never renewed, and later rows are as the first. ``buffer=class_balanced`` renews it, as
+    Avalanche's does. Optimiser and schedule are the run's, and so are the epochs unless
+    ``epochs=N`` says otherwise: a memory smaller than a bucket gives fewer steps in each, and the
+    model starts anew. The paper trains for 256 epochs, with warm restarts of a cosine and CutMix.
+
+    Source:
+        Prabhu, Torr and Dokania, GDumb: A Simple Approach that Questions Our Progress in Continual
+        Learning, ECCV 2020.
+    """
+
+    @dataclass(frozen=True)
+    class Arguments(BufferArguments):
+        """Which images are kept, and how long they are trained on."""
+
+        buffer: str = "greedy_balanced"
+        epochs: int = 0  # passes over the memory; 0 for the run's
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.epochs < 0:
+                raise ConfigError(f"epochs is {self.epochs} in strategy_args; pass 0 or more")
+
+    needs_memory = True
+    several_processes = True
+
+    def __init__(
+        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
+    ) -> None:
+        super().__init__(config, stream, model, arguments)
+        self._buffer = new_buffer(config, stream, arguments)
+
+    def learn(self, position: int, descent: GradientDescent) -> None:
+        """Sample the bucket, then train a fresh model on the memory."""
+        self._buffer.offer(position, self.stream.labels(position))
+        if position > 0:
+            descent.restart(fresh_model(self.stream, self.config, position))
+        samples = self.training_set(position)
+        epochs = self.arguments.epochs or None
+        descent.run(samples, position=position, hooks=self, epochs=epochs)
+
+    def training_set(self, position: int) -> Samples:
+        """The memory."""
+        return self.stream.select(self._buffer.picks)

@@ -1,0 +1,52 @@
+"""Joint: train on the whole stream at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.descent import GradientDescent
+from clear_mlflow.learning.images import Samples
+from clear_mlflow.learning.picks import joined, whole_bucket
+from clear_mlflow.learning.strategies._base import Strategy
+
+
+class Joint(Strategy):
+    """Train on all buckets, future ones included, at the first; at the others do nothing.
+
+    No learner in a stream can do this: it is the upper bound of what model and recipe give. All
+    rows but the untrained model's are of one model, so they are equal, and metrics that compare
+    rows are zero by definition. Under the protocol ``streaming`` every test image was trained on.
+
+    With the run's ``epochs`` it takes as many steps as naive learning does through the stream. The
+    cumulative strategy takes half as many times as there are buckets: where few epochs leave a
+    model half trained, as on digits, pass ``epochs=N`` to compare with that.
+
+    Source:
+        "Joint training" or "offline", the upper bound throughout the literature, as in Van de Ven
+        and Tolias, Three scenarios for continual learning, arXiv:1904.07734.
+    """
+
+    @dataclass(frozen=True)
+    class Arguments:
+        """How long to train."""
+
+        epochs: int = 0  # passes over the stream; 0 for the run's
+
+        def __post_init__(self) -> None:
+            if self.epochs < 0:
+                raise ConfigError(f"epochs is {self.epochs} in strategy_args; pass 0 or more")
+
+    several_processes = True
+
+    def learn(self, position: int, descent: GradientDescent) -> None:
+        """Train once, on everything."""
+        if position == 0:
+            samples = self.training_set(position)
+            epochs = self.arguments.epochs or None
+            descent.run(samples, position=position, hooks=self, epochs=epochs)
+
+    def training_set(self, position: int) -> Samples:
+        """The images of all buckets, in stream order."""
+        counts = self.stream.train_counts
+        return self.stream.select(joined(*(whole_bucket(k, n) for k, n in enumerate(counts))))

@@ -1,0 +1,128 @@
+"""Learning without forgetting: go on answering new images as the model did before them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.descent import GradientDescent
+from clear_mlflow.learning.device import autocast
+from clear_mlflow.learning.features import TrainingStream
+from clear_mlflow.learning.images import Batch, Samples, batch_bounds, batches, is_features
+from clear_mlflow.learning.strategies._base import Strategy
+
+_ANSWERED_AT_ONCE = 256
+
+
+class Lwf(Strategy):
+    r"""Distillation from the model as it was before the bucket, on the bucket's own images.
+
+    No past image is kept. The loss of a step is
+
+    .. math:: CE(z, y) + \lambda \, CE(z / T, softmax(z^{old} / T))
+
+    with z the logits and z_old those of the model before the bucket (equations 1 to 3). Some
+    implementations multiply the second term by T^2; the paper does not. It distils the heads of old
+    tasks, and the new task has one of its own; here one head is asked for all buckets, and both
+    terms are about all of its classes. The old model answers in evaluation mode.
+
+    The paper writes the old answers down once. So does this, where every epoch shows the same
+    inputs (features, small images); where images are cropped at random, the old model answers each
+    batch anew.
+
+    Source:
+        Li and Hoiem, Learning without Forgetting, arXiv:1606.09282.
+    """
+
+    @dataclass(frozen=True)
+    class Arguments:
+        """How much the old answers count, and how soft they are."""
+
+        strength: float = 1.0  # lambda
+        temperature: float = 2.0
+
+        def __post_init__(self) -> None:
+            if self.strength < 0:
+                raise ConfigError(f"strength is {self.strength} in strategy_args; pass 0 or more")
+            if self.temperature <= 0:
+                raise ConfigError(
+                    f"temperature is {self.temperature} in strategy_args; pass a number above 0"
+                )
+
+    several_processes = True
+
+    def __init__(
+        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
+    ) -> None:
+        super().__init__(config, stream, model, arguments)
+        # Both are of the bucket in training: what is carried to the next one is the model.
+        self._old: nn.Module | None = None
+        self._answers: Tensor | None = None  # (N, classes), logits; where the samples lie
+
+    def learn(self, position: int, descent: GradientDescent) -> None:
+        """Train with the model as it is now for a teacher; on the first bucket, without one."""
+        if position > 0:
+            self._old = copy.deepcopy(self.model).eval().requires_grad_(False)
+        super().learn(position, descent)
+        self._old = self._answers = None
+
+    def training_set(self, position: int) -> Samples:
+        """The bucket's images; where they always look alike, the old model answers them all now."""
+        samples = super().training_set(position)
+        images = samples.images
+        alike = is_features(images) or images.shape[1] == self.config.image_size
+        if self._old is not None and alike:
+            self._answers = self._answered(samples, self._old)
+        return samples
+
+    def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """Cross-entropy with the labels, and with the old answers."""
+        logits = forward(batch.inputs)
+        learning = self.criterion(logits, batch.labels)
+        if self._old is None:
+            return learning
+        if self._answers is None:
+            with torch.no_grad():
+                old = self._old(batch.inputs)
+        else:
+            old = self._answers[batch.chosen].to(logits.device, non_blocking=True)
+        own: Lwf.Arguments = self.arguments
+        return learning + own.strength * distillation(logits, old, temperature=own.temperature)
+
+    @torch.no_grad()
+    def _answered(self, samples: Samples, model: nn.Module) -> Tensor:
+        answers = []
+        for batch in batches(
+            samples,
+            torch.arange(len(samples)),
+            batch_bounds(len(samples), _ANSWERED_AT_ONCE),
+            image_size=self.config.image_size,
+            device=self.stream.device,
+            draws=torch.Generator(),
+        ):
+            with autocast(self.stream.device, self.config.precision):
+                answers.append(model(batch.inputs).float())
+        return torch.cat(answers).to(samples.labels.device)
+
+
+def distillation(logits: Tensor, old: Tensor, *, temperature: float) -> Tensor:
+    """Cross-entropy with a teacher's answers, both softened.
+
+    Args:
+        logits: (B, classes), of the model in training.
+        old: (B, classes), of its teacher.
+        temperature: above 0.
+
+    Returns:
+        A scalar, mean over the batch.
+    """
+    soft = (old.float() / temperature).softmax(dim=1)
+    return cross_entropy(logits.float() / temperature, soft)

@@ -1,0 +1,49 @@
+"""NCM: the class whose mean is nearest, on frozen features."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from torch import nn
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.learning.descent import GradientDescent
+from clear_mlflow.learning.features import TrainingStream
+from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.strategies._statistics import ClassMeans, rows_of, set_head
+
+
+class Ncm(Strategy):
+    """Nearest class mean: the running mean of each class over all buckets so far.
+
+    Each image is seen once and no gradient is descended, so epochs, batch_size and all else of the
+    optimiser mean nothing, and neither does the seed. The logit of class c is -||x - mu_c||^2 but
+    for what all classes have in common; with ||x||^2 taken away that is linear in x, and the model
+    stays the linear head.
+
+    Source:
+        Mensink, Verbeek, Perronnin and Csurka, Distance-Based Image Classification, TPAMI 2013;
+        as continual learners compare it: Rebuffi et al., iCaRL, arXiv:1611.07725, section 2.1,
+        there of exemplars, here of all images.
+    """
+
+    needs_features = True
+    several_processes = True
+
+    def __init__(
+        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
+    ) -> None:
+        super().__init__(config, stream, model, arguments)
+        self._head = cast("nn.Linear", model)
+        classes, width = self._head.weight.shape
+        self._of_classes = ClassMeans(classes, width, stream.device)
+
+    def learn(self, position: int, descent: GradientDescent) -> None:
+        """Count the bucket's images into the means."""
+        for features, labels in rows_of(self.training_set(position), self.stream.device):
+            self._of_classes.update(features, labels)
+        means, seen = self._of_classes.means, self._of_classes.counts > 0
+        # Around a point in their middle, where the square of a mean is as small as can be.
+        middle = means[seen].mean(dim=0)
+        away = means - middle
+        set_head(self._head, 2 * away, -(away * (means + middle)).sum(dim=1), seen)

@@ -1,0 +1,70 @@
+"""Several training processes on this machine, by PyTorch's own elastic launcher."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+import psutil
+
+
+def processes_to_start(asked: str, device: str) -> int:
+    """How many processes train together on this machine.
+
+    Args:
+        asked: a number, or ``auto``: one per GPU, or 2 where they train on CPUs.
+        device: as the parameter: ``cpu``, ``cuda`` or ``auto``.
+
+    Raises:
+        ConfigError: there are not as many GPUs, or the device is not there.
+    """
+    # Imported here: torch takes seconds.
+    import torch
+
+    from clear_mlflow.learning.device import resolve_device
+    from clear_mlflow.learning.group import check_devices
+    from clear_mlflow.ranks import Place
+
+    found = resolve_device(device)
+    if asked == "auto":
+        return torch.cuda.device_count() if found == "cuda" else 2
+    number = int(asked)
+    check_devices(Place(size=number, local_size=number), found)
+    return number
+
+
+def launch(processes: int, arguments: Sequence[str]) -> int:
+    """Run ``clear-mlflow train`` in several processes, and wait until all have ended.
+
+    The same as ``torchrun --standalone --nproc-per-node PROCESSES -m clear_mlflow train
+    ARGUMENTS``, but for its many lines about a failure that rank 0 has told in one, and with as
+    many threads per process as there are cores for.
+
+    Args:
+        processes: how many.
+        arguments: of ``clear-mlflow train``.
+
+    Returns:
+        The exit code: that of the first process that failed.
+    """
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
+    logging.disable(logging.ERROR)
+    try:
+        options = ["--standalone", "--nproc-per-node", str(processes), "--max-restarts", "0"]
+        main([*options, "-m", "clear_mlflow", "train", *arguments])
+    except SignalException as stopped:
+        return 128 + stopped.sigval
+    except ChildFailedError as failed:
+        rank, failure = failed.get_first_failure()
+        if failure.exitcode < 0:
+            print(f"error: rank {rank}: ended by signal {-failure.exitcode}", file=sys.stderr)
+            return 128 - failure.exitcode
+        return int(failure.exitcode)
+    return 0

@@ -1,0 +1,65 @@
+"""One of several processes that train together, as a program: what each case of the tests gives.
+
+``python distributed_worker.py FOLDER`` under torchrun's variables reads FOLDER/cases.json and
+writes FOLDER/RANK.npz; the tests call :func:`results` for the same by one process.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from feature_streams import Silent, made_up
+from feature_streams import config as of_features
+from learning_streams import config as of_images
+from learning_streams import random_stream
+
+from clear_mlflow.learning.features import FeatureStream
+from clear_mlflow.learning.group import ALONE, joined
+from clear_mlflow.learning.images import DecodedStream
+from clear_mlflow.learning.train import train
+from clear_mlflow.learning.training import check
+from clear_mlflow.ranks import place_of_environment
+
+CPU = torch.device("cpu")
+
+
+def results(cases, folder, group=ALONE):
+    """Arrays by ``case/name``: every row's counts, labels and probabilities, and all weights.
+
+    Test sets of 5, 3 and 7 images, or features of 20, 9 and 13: no two processes have equal shares.
+    """
+    images, _ = random_stream(folder, train=(11, 8, 9), test=(5, 3, 7), side=8)
+    found = {}
+    for name, changes in cases.items():
+        if "features" in changes:
+            settings = check(of_features(**changes))
+            stream = FeatureStream(*made_up(), device=CPU)
+        else:
+            settings = check(of_images(**changes))
+            stream = DecodedStream(images, image_size=8, device=CPU)
+        for trained in train(stream, settings, progress=Silent(), group=group):
+            row = trained.row.row
+            found[f"{name}/correct{row}"] = np.array(trained.tested.correct)
+            found[f"{name}/labels{row}"] = trained.tested.labels
+            if trained.tested.probabilities is not None:
+                found[f"{name}/probabilities{row}"] = trained.tested.probabilities
+            for key, value in trained.model.state_dict().items():
+                found[f"{name}/weight {row} {key}"] = value.clone().numpy()
+    return found
+
+
+def main():
+    folder = Path(sys.argv[1])
+    cases = json.loads((folder / "cases.json").read_text())
+    place = place_of_environment()
+    with joined(place, "cpu") as group:
+        found = results(cases, folder / f"images{place.rank}", group)
+    np.savez(folder / f"{place.rank}.npz", **found)
+
+
+if __name__ == "__main__":
+    main()

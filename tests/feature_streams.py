@@ -1,0 +1,95 @@
+"""Streams of made-up features, and trainings on them."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.data.features import StoredFeatures
+from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
+from clear_mlflow.learning.features import FeatureStream
+from clear_mlflow.learning.progress import LineProgress
+from clear_mlflow.learning.train import train
+from clear_mlflow.learning.training import StreamTraining, check
+
+CLASSES = 4
+WIDTH = 6
+
+
+def config(**changes):
+    """A configuration of a linear head; all values as text, as users give them."""
+    asked = {"features": "made_up", "device": "cpu", "epochs": "7", "lr": "0.5", "lr_step": "3"}
+    return TrainConfig.resolve({**asked, **{name: str(value) for name, value in changes.items()}})
+
+
+def made_up(counts=((30, 20), (17, 9), (24, 13)), *, balanced=False, without=None, wander=0.5):
+    """Classes around centres that wander from bucket to bucket, and overlap.
+
+    Args:
+        counts: training and test images of each bucket.
+        balanced: whether the classes are equally frequent.
+        without: (bucket, class): its training images are another class's.
+        wander: how far the centres move from bucket to bucket; within a class images are 1 apart.
+    """
+    draws = np.random.default_rng(0)
+    centres = draws.normal(size=(CLASSES, WIDTH))
+    buckets, train_sets, test_sets = [], [], []
+    for i, of_splits in enumerate(counts):
+        centres += draws.normal(scale=wander, size=centres.shape)
+        sets = []
+        for features, count in zip((train_sets, test_sets), of_splits, strict=True):
+            labels = np.arange(count) % CLASSES if balanced else draws.integers(0, CLASSES, count)
+            features.append(
+                (centres[labels] + draws.normal(size=(count, WIDTH))).astype(np.float32)
+            )
+            features[-1].setflags(write=False)  # as a mapped file is
+            if without is not None and without[0] == i and features is train_sets:
+                labels = np.where(labels == without[1], (labels + 1) % CLASSES, labels)
+            paths = tuple(Path(f"{i}/{len(sets)}/{n}.jpg") for n in range(count))
+            contents = tuple(hashlib.sha256(str(path).encode()).hexdigest() for path in paths)
+            sets.append(ImageSet(paths, labels, contents))
+        buckets.append(Bucket(str(i + 1), *sets))
+    names = tuple(map(str, range(CLASSES)))
+    stream = BucketStream("made-up", names, tuple(buckets), "sha256:0")
+    return stream, StoredFeatures("made_up", "sha256:1", WIDTH, tuple(train_sets), tuple(test_sets))
+
+
+class Silent(LineProgress):
+    """Says nothing at all."""
+
+    def __init__(self):
+        super().__init__(None)
+
+    def row_measured(self, row):
+        """Say nothing."""
+
+
+def training(settings, buckets=None):
+    """A training that is ready to begin."""
+    stream, features = made_up() if buckets is None else buckets
+    return StreamTraining(
+        config=check(settings),
+        stream=stream,
+        source="nowhere",
+        progress=Silent(),
+        features=features,
+    )
+
+
+def trained(settings, buckets=None):
+    """(images right per bucket, weight, bias) of every row."""
+    stream, features = made_up() if buckets is None else buckets
+    placed = FeatureStream(stream, features, device=torch.device("cpu"))
+    return [
+        (found.row.correct, *(p.detach().double().numpy() for p in found.model.parameters()))
+        for found in train(placed, check(settings), progress=Silent())
+    ]
+
+
+def rows_of(settings, buckets=None):
+    """Images right per bucket, row by row."""
+    return [row[0] for row in trained(settings, buckets)]

@@ -1,0 +1,94 @@
+"""Small streams of images and of features, and what a strategy makes of them."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from feature_streams import CLASSES, WIDTH, Silent, config, made_up
+from learning_streams import CPU, random_stream
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from clear_mlflow.learning.descent import GradientDescent
+from clear_mlflow.learning.features import FeatureStream
+from clear_mlflow.learning.images import DecodedStream, training_batches
+from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
+from clear_mlflow.learning.train import train
+
+
+def on_features(**changes):
+    """A configuration for :func:`feature_stream`; all values as text, as users give them."""
+    asked = {"epochs": "3", "lr": "0.3", "lr_step": "2", "batch_size": "4", "memory": "6"}
+    asked |= {"momentum": "0.8", "weight_decay": "0.01"}
+    return config(**{**asked, **changes})
+
+
+def feature_stream(counts=(9, 7, 10), **options):
+    """Made-up features, so many in each bucket to train on and 100 to test on."""
+    stream, stored = made_up(tuple((count, 100) for count in counts), **options)
+    return FeatureStream(stream, stored, device=CPU)
+
+
+def image_stream(folder, *, train=(7, 6, 5), side=8):
+    """Noise, decoded."""
+    stream, _ = random_stream(folder, train=train, test=(4,) * len(train), side=side)
+    return DecodedStream(stream, image_size=side, device=CPU)
+
+
+def rows_of(stream, settings):
+    """All rows of a training, and its model as it ends."""
+    trained = list(train(stream, settings, progress=Silent()))
+    return [one.row for one in trained], trained[-1].model
+
+
+def strategy_on(stream, settings, model):
+    """A strategy as the loop makes it, and what it descends with."""
+    strategy = load_strategy(settings.strategy)(settings, stream, model, check_strategy(settings))
+    return strategy, GradientDescent(model, settings, keys=stream.keys, progress=Silent())
+
+
+def random_head(seed=0):
+    """A linear head that is not zero, and a copy of it."""
+    torch.manual_seed(seed)
+    head = nn.Linear(WIDTH, CLASSES)
+    return head, copy.deepcopy(head)
+
+
+def literal_descent(model, samples, settings, position, *, gradient):
+    """A bucket's steps, the optimiser written out.
+
+    *gradient* gives, for (batch, epoch, step), what the optimiser gets: one tensor per weight.
+    """
+    velocity = [torch.zeros_like(weight) for weight in model.parameters()]
+    for epoch in range(settings.epochs):
+        lr = settings.lr * settings.lr_gamma ** (epoch // settings.lr_step)
+        batches = training_batches(
+            samples,
+            image_size=8,
+            batch_size=settings.batch_size,
+            device=CPU,
+            seed=settings.seed,
+            position=position,
+            epoch=epoch,
+        )
+        for step, batch in enumerate(batches):
+            gradients = gradient(batch, epoch, step)
+            with torch.no_grad():
+                for i, weight in enumerate(model.parameters()):
+                    along = gradients[i] + settings.weight_decay * weight
+                    velocity[i] = settings.momentum * velocity[i] + along
+                    weight -= lr * velocity[i]
+
+
+def gradient_of_loss(model, batch):
+    """One gradient per weight, of the cross-entropy alone."""
+    loss = cross_entropy(model(batch.inputs), batch.labels)
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+def assert_close(ours, theirs, *, rtol=1e-4, atol=1e-6):
+    """Two lists of tensors hold nearly the same."""
+    assert len(ours) == len(theirs)
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=rtol, atol=atol)

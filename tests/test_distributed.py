@@ -1,0 +1,260 @@
+"""Several processes train one model: the matrix of one process, and no run that hangs."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from distributed_worker import results
+from test_end_to_end import LONG, environment, only_run, rows_folder, scores_of, stored_matrix
+
+from clear_mlflow import summarize
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.strategies import strategy_names
+from clear_mlflow.learning.strategies._base import load_strategy
+from clear_mlflow.learning.training import check
+from clear_mlflow.ranks import ALONE_HERE, Place, place_of_environment
+from clear_mlflow.tracking import names
+
+WORKER = Path(__file__).with_name("distributed_worker.py")
+TOGETHER = [name for name in strategy_names() if load_strategy(name).several_processes]
+
+OF_FEATURES = {"features": "made_up", "epochs": "1", "batch_size": "7"}
+CASES = {
+    # Every strategy that may, on what it may.
+    **{
+        f"{name} on images": {"strategy": name, "batch_size": "3", "epochs": "1"}
+        for name in TOGETHER
+        if not load_strategy(name).needs_features
+    },
+    **{f"{name} on features": {**OF_FEATURES, "strategy": name} for name in TOGETHER},
+    "full batches of features": {**OF_FEATURES, "batch_size": "full", "predictions": "probs"},
+    # One process has no image at all in each step.
+    "batches of one": {"batch_size": "1", "epochs": "1"},
+    "adamw, all else": {
+        **{"optimizer": "adamw", "lr": "0.001", "clip_norm": "0.1", "label_smoothing": "0.1"},
+        **{"optimizer_state": "keep", "predictions": "probs"},
+    },
+    "a frozen backbone": {"freeze": "backbone", "epochs": "1"},
+}
+# Enough to see that nothing depends on there being two.
+OF_THREE = {
+    name: CASES[name] for name in ("replay on images", "linear on features", "batches of one")
+}
+
+
+def rank_variables(rank, size, port):
+    """What torchrun sets."""
+    return environment(
+        **{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)},
+        **{"LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)},
+    )
+
+
+@pytest.fixture(scope="module")
+def by_processes(tmp_path_factory):
+    """What 1, 2 and 3 processes find in each case: {number: [arrays of each rank]}."""
+    found = {}
+    for size, cases in ((2, CASES), (3, OF_THREE)):
+        folder = tmp_path_factory.mktemp(f"of{size}")
+        (folder / "cases.json").write_text(json.dumps(cases))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, str(WORKER), str(folder)], env=rank_variables(rank, size, port)
+            )
+            for rank in range(size)
+        ]
+        assert [process.wait(LONG) for process in ranks] == [0] * size
+        found[size] = [dict(np.load(folder / f"{rank}.npz")) for rank in range(size)]
+    found[1] = [results(CASES, tmp_path_factory.mktemp("of1") / "images")]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("size", "case"), [*((2, case) for case in CASES), *((3, case) for case in OF_THREE)]
+)
+def test_several_processes_give_the_matrix_of_one(by_processes, size, case):
+    """Counts and predictions to the image, weights up to rounding; and all ranks agree to the bit.
+
+    So many steps do not yet amplify rounding to where an image changes its class.
+    """
+    (alone,) = by_processes[1]
+    keys = [key for key in alone if key.startswith(f"{case}/")]
+    assert len([key for key in keys if "/correct" in key]) == 4
+    for ranks in by_processes[size]:
+        for key in keys:
+            np.testing.assert_array_equal(ranks[key], by_processes[size][0][key], err_msg=key)
+            if "/correct" in key or "/labels" in key:
+                np.testing.assert_array_equal(ranks[key], alone[key], err_msg=key)
+            else:
+                np.testing.assert_allclose(
+                    ranks[key].astype(float), alone[key], rtol=2e-3, atol=2e-4, err_msg=key
+                )
+
+
+def start(project, *command, **options):
+    """A launcher as a user starts it."""
+    return subprocess.Popen(
+        [*command, *options.pop("parameters", ())],
+        env=environment(MLFLOW_EXPERIMENT_NAME="test"),
+        text=True,
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        **options,
+    )
+
+
+TORCHRUN = ("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "clear_mlflow", "train")
+SHORT = ("--features", "pixels", "--epochs", "1")
+
+
+def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
+    """The entry point gives the matrix of one process, in one run, told once."""
+    process = start(
+        project,
+        *("mlflow", "run", str(project), "--env-manager", "local", "-e", "train_distributed"),
+        *("-P", "processes=2", "-P", "device=cpu", "-P", "features=pixels", "-P", "epochs=1"),
+    )
+    output, _ = process.communicate(timeout=LONG)
+    assert process.returncode == 0, output
+    two = only_run(store, experiment_id)
+    assert (two.info.status, two.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
+    assert two.data.params["processes"] == "2"
+    assert output.count("bucket 10/10") == 1
+    assert output.count("clear/in_domain_accuracy") == 1
+    matrix = stored_matrix(two)
+    assert scores_of(two) == summarize(matrix)
+    alone = start(project, sys.executable, "-m", "clear_mlflow", "train", parameters=SHORT)
+    alone.communicate(timeout=LONG)
+    (one,) = (r for r in store.search_runs([experiment_id]) if r.info.run_id != two.info.run_id)
+    np.testing.assert_array_equal(stored_matrix(one).values, matrix.values)
+
+
+def rank_1(process, module):
+    """Of the processes of rank 1, the one that keeps no arithmetic, or the one that trains."""
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if child.environ().get("RANK") == "1" and module in " ".join(child.cmdline()):
+            return child
+    raise AssertionError(f"rank 1 does not run {module}")
+
+
+def kill_process_of_rank_1(process):
+    rank_1(process, "clear_mlflow train").kill()
+
+
+def kill_training_of_rank_1(process):
+    rank_1(process, "clear_mlflow.process.child").kill()
+
+
+def interrupt(process):
+    """Ctrl-C in a terminal."""
+    os.killpg(process.pid, signal.SIGINT)
+
+
+def terminate(process):
+    process.send_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "told"),
+    [
+        (kill_process_of_rank_1, "FAILED", "ended"),
+        (kill_training_of_rank_1, "FAILED", "another process of this training has ended"),
+        (interrupt, "KILLED", "stopped by SIGINT"),
+        (terminate, "KILLED", "stopped by SIGTERM"),
+    ],
+)
+def test_run_of_several_is_scored_and_closed(project, store, experiment_id, end, status, told):
+    """Whichever process dies or is told to stop: rows are kept, and no process stays behind."""
+    process = start(project, *TORCHRUN, parameters=("--epochs", "20"))
+    until = time.monotonic() + LONG
+    while not ((runs := store.search_runs([experiment_id])) and row_is_stored(runs[0], 1)):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    started = psutil.Process(process.pid).children(recursive=True)
+    end(process)
+    output, _ = process.communicate(timeout=LONG)
+    assert process.returncode != 0
+    assert not [child for child in started if child.is_running()]
+    run = store.get_run(runs[0].info.run_id)
+    assert run.info.status == status, output
+    assert told in run.data.tags[names.ERROR_TAG]
+    assert run.data.tags[names.ROWS_TAG] == "partial"
+    assert scores_of(run) == summarize(stored_matrix(run))
+
+
+def row_is_stored(run, row):
+    return (rows_folder(run) / f"row_{row:03}.json").exists()
+
+
+def test_what_is_for_one_process_is_refused_before_any_starts(project, store):
+    """One line, of one process, and exit code 2."""
+    for arguments, told in [
+        (["--strategy", "er_ace", "--processes", "2"], "strategy er_ace trains in one process"),
+        (["--processes", "0"], "processes is '0'; expected a number of at least 1"),
+        (["--lr", "-1"], "lr is '-1'"),
+    ]:
+        command = (sys.executable, "-m", "clear_mlflow", "train-distributed", *arguments)
+        process = start(project, *command)
+        output, _ = process.communicate(timeout=LONG)
+        assert process.returncode == 2, output
+        (line,) = [line for line in output.splitlines() if "error" in line]
+        assert told in line
+
+
+def test_strategies_and_ensembles_that_need_one_process_are_refused():
+    """By those that would train, whoever started them."""
+    two = Place(rank=0, size=2, local_rank=0, local_size=2)
+    check(TrainConfig.resolve({"device": "cpu"}), two)
+    with pytest.raises(ConfigError, match="derpp trains in one process and this is one of 2"):
+        check(TrainConfig.resolve({"device": "cpu", "strategy": "derpp"}), two)
+    heads = {"device": "cpu", "features": "pixels", "seeds": "0,1"}
+    with pytest.raises(ConfigError, match="seeds is 0,1"):
+        check(TrainConfig.resolve(heads), two)
+
+
+def test_more_processes_than_gpus_are_refused():
+    """Before any starts; here with a device that is named and has none to give."""
+    code = (
+        "from clear_mlflow.learning.group import check_devices\n"
+        "from clear_mlflow.errors import ConfigError\n"
+        "from clear_mlflow.ranks import Place\n"
+        "check_devices(Place(size=2, local_size=2), 'cpu')\n"
+        "try:\n    check_devices(Place(size=2, local_size=2), 'cuda')\n"
+        "except ConfigError as error:\n    assert 'share 0 GPUs' in str(error), error\n"
+        "else:\n    raise SystemExit('accepted')\n"
+    )
+    hidden = environment(CUDA_VISIBLE_DEVICES="")
+    subprocess.run([sys.executable, "-c", code], check=True, env=hidden)
+
+
+def test_place_is_what_torchrun_says():
+    """Half of what it says is an error; nothing of it is one process alone."""
+    said = {
+        **{"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+        **{"MASTER_ADDR": "a", "MASTER_PORT": "1"},
+    }
+    assert place_of_environment(said) == Place(rank=3, size=4, local_rank=1, local_size=2)
+    assert place_of_environment({}) is ALONE_HERE
+    assert place_of_environment({"WORLD_SIZE": "8"}) is ALONE_HERE
+    assert place_of_environment({**said, "RANK": "0", "WORLD_SIZE": "1"}).size == 1
+    for changes in ({"RANK": "4"}, {"RANK": "x"}, {"LOCAL_RANK": "2"}):
+        with pytest.raises(ConfigError, match="RANK"):
+            place_of_environment({**said, **changes})
+    del said["MASTER_PORT"]
+    with pytest.raises(ConfigError, match="MASTER_PORT missing"):
+        place_of_environment(said)

@@ -1,0 +1,67 @@
+"""The built-in features: small images as numbers, for every dataset."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.features import Extraction, load_features, refuse_taken_name
+from clear_mlflow.data.pixels import PIXELS, pixel_features
+from clear_mlflow.data.stream import ImageSet
+from clear_mlflow.errors import ConfigError, DataError
+
+
+@pytest.fixture
+def digits(tmp_path):
+    return load_stream("digits", "auto", cache_dir=tmp_path, protocol="iid", split="auto")
+
+
+def test_a_small_image_is_its_bytes_around_zero(tmp_path):
+    """Line by line, red first; black is -1/4 and white 1/4."""
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    pixels[0, 0], pixels[15, 15] = 0, 255
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    images = ImageSet((tmp_path / "a.png",), np.zeros(1, dtype=np.int64))
+    (found,) = pixel_features(images, cache_dir=tmp_path)
+    expected = [
+        (int(pixels[y, x, colour]) - 127.5) / 510
+        for y in range(16)
+        for x in range(16)
+        for colour in range(3)
+    ]
+    np.testing.assert_array_equal(found, np.array(expected, dtype=np.float32))
+    assert found[0] == -0.25
+    assert found[-1] == 0.25
+
+
+def test_the_embedded_dataset_has_them(digits, tmp_path):
+    """In the order of its images, the same every time, under one digest."""
+    seen = []
+    found = load_features(
+        digits, PIXELS, cache_dir=tmp_path, on_image=lambda done, total: seen.append((done, total))
+    )
+    again = load_features(digits, PIXELS, cache_dir=tmp_path / "other")
+    assert found.width == 768
+    assert found.digest == again.digest
+    for bucket, train, test in zip(digits.buckets, found.train, found.test, strict=True):
+        assert train.shape == (len(bucket.train), 768)
+        assert test.shape == (len(bucket.test), 768)
+    assert found.train[3].dtype == np.float32
+    with Image.open(digits.buckets[3].train.paths[7]) as image:
+        small = np.asarray(image.resize((16, 16), Image.Resampling.BILINEAR))
+    np.testing.assert_allclose(found.train[3][7] * 510 + 127.5, small.ravel(), atol=1e-4)
+    assert seen[-1] == (6500, 6500)
+
+
+def test_their_name_is_taken(digits, tmp_path):
+    """Nobody extracts others under it."""
+    with pytest.raises(ConfigError, match="pass another --name"):
+        refuse_taken_name(digits, Extraction(PIXELS, "resnet18", "x", "y"), cache_dir=tmp_path)
+
+
+def test_an_unknown_name_is_answered_with_theirs(digits, tmp_path):
+    """They are always there."""
+    with pytest.raises(DataError, match="are pixels: extract some"):
+        load_features(digits, "moco_b0", cache_dir=tmp_path)

@@ -1,0 +1,230 @@
+"""What each buffer holds: against its algorithm, image by image, and against its probabilities."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learning_streams import config
+
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.buffers import buffer_names
+from clear_mlflow.learning.buffers._base import load_buffer
+from clear_mlflow.learning.buffers.biased_reservoir import parse_alpha
+from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.strategies._base import check_strategy
+
+CLASSES = 4
+streams = st.lists(
+    st.lists(st.integers(0, CLASSES - 1), min_size=1, max_size=15), min_size=1, max_size=4
+)
+
+
+def buffer_of(name, capacity, *, alpha=None, seed=0):
+    """An empty one; a biased one prefers what is new."""
+    alpha = alpha or ("2" if name == "biased_reservoir" else "none")
+    return load_buffer(name)(capacity=capacity, num_classes=CLASSES, seed=seed, alpha=alpha)
+
+
+def filled(buffer, labels_of_buckets):
+    """The buffer, once it was offered a stream."""
+    for position, labels in enumerate(labels_of_buckets):
+        buffer.offer(position, np.array(labels))
+    return buffer
+
+
+def held(buffer):
+    """(bucket, index) of what it holds."""
+    return list(zip(buffer.picks.bucket.tolist(), buffer.picks.index.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("name", buffer_names())
+@settings(max_examples=40, deadline=None)
+@given(labels_of_buckets=streams, capacity=st.integers(1, 12))
+def test_a_buffer_tells_what_it_kept(name, labels_of_buckets, capacity):
+    """What is carried along with an image stays beside it; nothing is held twice or too much."""
+    buffer = buffer_of(name, capacity)
+    beside = []
+    for position, labels in enumerate(labels_of_buckets):
+        candidates = beside + [(position, index) for index in range(len(labels))]
+        beside = [candidates[i] for i in buffer.offer(position, np.array(labels))]
+        assert held(buffer) == beside
+        assert len(set(beside)) == len(buffer) <= capacity
+        assert buffer.labels.tolist() == [labels_of_buckets[b][i] for b, i in beside]
+        seen = sum(map(len, labels_of_buckets[: position + 1]))
+        if name != "greedy_balanced":  # it may leave a place to a class yet to come
+            assert len(buffer) == min(seen, capacity)
+
+
+@pytest.mark.parametrize("name", buffer_names())
+def test_what_is_held_follows_from_the_seed(name):
+    """Another seed holds other images; the same one the same."""
+    labels = [[0, 1, 2, 3] * 10] * 3
+    one, same, other = (held(filled(buffer_of(name, 12, seed=s), labels)) for s in (1, 1, 2))
+    assert one == same
+    assert one != other
+
+
+def arrivals(seed, position, count):
+    """What a biased reservoir draws for a bucket: the order, luck, and places."""
+    draws = generator(seed, Draw.BUFFER, position)
+    order = torch.randperm(count, generator=draws).tolist()
+    luck = torch.rand(count, generator=draws, dtype=torch.float64).tolist()
+    return order, luck, draws
+
+
+@pytest.mark.parametrize("alpha", ["0.5", "1", "2.5", "0.75n/k", "1*n/k"])
+@settings(max_examples=25, deadline=None)
+@given(labels_of_buckets=streams, capacity=st.integers(1, 12))
+def test_biased_reservoir_is_the_papers_loop_over_images(alpha, labels_of_buckets, capacity):
+    """Fill the buffer; then each image, with probability alpha k / n, for one that is held."""
+    reservoir, n = [], 0
+    for position, labels in enumerate(labels_of_buckets):
+        order, luck, draws = arrivals(0, position, len(labels))
+        places = torch.randint(capacity, (len(labels),), generator=draws).tolist()
+        for image, chance, place in zip(order, luck, places, strict=True):
+            n += 1
+            if len(reservoir) < capacity:
+                reservoir.append((position, image))
+                continue
+            value = {"0.75n/k": 0.75 * n / capacity, "1*n/k": n / capacity}.get(alpha)
+            value = float(alpha) if value is None else value
+            if chance < value * capacity / n - 1e-12:
+                reservoir[place] = (position, image)
+        reservoir.sort()  # the buffer keeps the order of the stream; a random place is one in any
+    assert (
+        held(filled(buffer_of("biased_reservoir", capacity, alpha=alpha), labels_of_buckets))
+        == reservoir
+    )
+
+
+def chances(sizes, capacity, insertion):
+    """The probability that a random image of each bucket is held in the end, step by step."""
+    total = sum(sizes)
+    of_arrival = []
+    for n in range(1, total + 1):
+        there = 1.0 if n <= capacity else min(1.0, insertion(n))
+        for later in range(max(n, capacity) + 1, total + 1):
+            there *= 1 - min(1.0, insertion(later)) / capacity
+        of_arrival.append(there)
+    starts = np.cumsum([0, *sizes])
+    return [np.mean(of_arrival[a:b]) for a, b in itertools.pairwise(starts)]
+
+
+@pytest.mark.parametrize(
+    ("name", "alpha", "insertion"),
+    [
+        ("reservoir", None, lambda n: 5 / n),
+        ("biased_reservoir", "1", lambda n: 5 / n),
+        ("biased_reservoir", "3", lambda n: 3 * 5 / n),
+        ("biased_reservoir", "0.5", lambda n: 0.5 * 5 / n),
+        ("biased_reservoir", "0.4n/k", lambda n: 0.4),
+    ],
+)
+def test_inclusion_probabilities(name, alpha, insertion):
+    """Within five sigma of the formula, for every image; sorted classes are no advantage."""
+    sizes, capacity, runs = (8, 4, 10), 5, 1500
+    labels = [sorted([0, 1, 2, 3] * 3)[:size] for size in sizes]
+    counts = Counter()
+    for seed in range(runs):
+        counts.update(held(filled(buffer_of(name, capacity, alpha=alpha, seed=seed), labels)))
+    expected = chances(sizes, capacity, insertion)
+    assert sum(p * size for p, size in zip(expected, sizes, strict=True)) == pytest.approx(capacity)
+    if insertion(7) * 7 == 5:
+        assert expected == pytest.approx([capacity / sum(sizes)] * 3)  # Vitter: uniform
+    for position, size in enumerate(sizes):
+        p = expected[position]
+        for index in range(size):
+            five_sigma = 5 * (p * (1 - p) / runs) ** 0.5
+            assert counts[position, index] / runs == pytest.approx(p, abs=five_sigma)
+
+
+def test_a_bias_above_one_prefers_new_images_and_below_one_old_ones():
+    """The newest bucket's share of the buffer, of ten buckets."""
+    labels = [[0, 1, 2, 3] * 25] * 10
+
+    def newest(alpha):
+        shares = []
+        for seed in range(20):
+            picks = filled(buffer_of("biased_reservoir", 50, alpha=alpha, seed=seed), labels).picks
+            shares.append(np.mean(picks.bucket == 9))
+        return np.mean(shares)
+
+    assert newest("0.25") < 0.08 < newest("1") < 0.12 < newest("2") < newest("5") < newest("1n/k")
+
+
+@pytest.mark.parametrize(
+    ("alpha", "expected"),
+    [
+        ("2", (2.0, False)),
+        ("0.75n/k", (0.75, True)),
+        ("0.75*n/k", (0.75, True)),
+        ("1n/k", (1, True)),
+    ],
+)
+def test_alpha_is_read(alpha, expected):
+    """A number, or a multiple of n/k as the paper writes it."""
+    assert parse_alpha(alpha) == expected
+    check_strategy(
+        config(strategy="replay", strategy_args=f"buffer=biased_reservoir,alpha={alpha}")
+    )
+
+
+@pytest.mark.parametrize(
+    "alpha", ["0", "-1", "nan", "inf", "n/k", "1.5n/k", "0n/k", "dynamic", "none", "2n", "2n/k "]
+)
+def test_a_wrong_alpha_is_one_line(alpha):
+    """It says what is expected; a biased reservoir has no default of its own."""
+    asked = config(strategy="replay", strategy_args=f"buffer=biased_reservoir,alpha={alpha}")
+    with pytest.raises(ConfigError, match=r"alpha=2, or a share .* alpha=0\.75n/k") as raised:
+        check_strategy(asked)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("name", sorted(set(buffer_names()) - {"biased_reservoir"}))
+def test_alpha_is_refused_where_it_means_nothing(name):
+    """Rather than ignored."""
+    with pytest.raises(ConfigError, match="only buffer=biased_reservoir takes"):
+        check_strategy(config(strategy="replay", strategy_args=f"buffer={name},alpha=2"))
+
+
+@settings(max_examples=80, deadline=None)
+@given(labels_of_buckets=streams, capacity=st.integers(1, 12))
+def test_greedy_balanced_is_algorithm_1_of_gdumb(labels_of_buckets, capacity):
+    """The paper's loop: Y classes seen, C counts, D the memory of pairs."""
+    seen, counts, memory = set(), {}, []
+    for position, labels in enumerate(labels_of_buckets):
+        order, luck, _ = arrivals(0, position, len(labels))
+        for image, chance in zip(order, luck, strict=True):
+            y = labels[image]
+            if y not in seen or counts[y] < capacity / len(seen):
+                if sum(counts.values()) >= capacity:
+                    y_r = min(counts, key=lambda c: (-counts[c], c))
+                    of_class = [pair for pair in memory if pair[1] == y_r]
+                    memory.remove(of_class[int(chance * len(of_class))])
+                    counts[y_r] -= 1
+                memory.append(((position, image), y))
+                counts[y] = counts.get(y, 0) + 1
+                seen.add(y)
+        # Between buckets, the buffer keeps the order of the stream.
+        memory.sort()
+        buffer = filled(buffer_of("greedy_balanced", capacity), labels_of_buckets[: position + 1])
+        assert list(zip(held(buffer), buffer.labels.tolist(), strict=True)) == memory
+
+
+def test_greedy_balanced_renews_nothing_once_each_class_has_its_share():
+    """In a stream of domains it remains a sample of the first bucket, as documented."""
+    buffer = filled(buffer_of("greedy_balanced", 20), [[0, 1, 2, 3] * 10] * 5)
+    assert Counter(buffer.labels.tolist()) == {0: 5, 1: 5, 2: 5, 3: 5}
+    assert set(buffer.picks.bucket.tolist()) == {0}
+
+
+def test_greedy_balanced_makes_room_for_a_new_class():
+    """The largest class gives way until all are even."""
+    buffer = filled(buffer_of("greedy_balanced", 12), [[0] * 30 + [1] * 30, [2] * 30])
+    assert Counter(buffer.labels.tolist()) == {0: 4, 1: 4, 2: 4}

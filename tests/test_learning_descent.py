@@ -1,0 +1,260 @@
+"""Optimisers, schedules, precision: each parameter does what it says, and nothing else."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from learning_streams import CPU, config, random_stream
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from clear_mlflow.errors import ConfigError, DivergedError
+from clear_mlflow.learning.descent import GradientDescent, build_optimizer, learning_rate
+from clear_mlflow.learning.device import resolve_precision
+from clear_mlflow.learning.images import DecodedStream, Samples
+from clear_mlflow.learning.models import build_model, head_of
+from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.train import fresh_model
+
+
+class Silent:
+    """A progress that is told everything and says nothing."""
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+def linear_model():
+    torch.manual_seed(0)
+    return nn.Linear(5, 3)
+
+
+def features(count=12, seed=0):
+    draws = torch.Generator().manual_seed(seed)
+    return Samples(
+        torch.randn(count, 5, generator=draws), torch.randint(0, 3, (count,), generator=draws)
+    )
+
+
+def trained(settings, *, buckets=1, model=None, hooks=Strategy):
+    """A model after so many buckets of features."""
+    model = model or linear_model()
+    descent = GradientDescent(model, settings, keys=("1", "2", "3"), progress=Silent())
+    strategy = hooks(settings, None, model, None)
+    for position in range(buckets):
+        descent.run(features(seed=position), position=position, hooks=strategy)
+    return model
+
+
+def weights_of(model):
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+def full(**changes):
+    return config(batch_size="full", epochs=4, lr=0.1, weight_decay=0.03, **changes)
+
+
+def literal(settings, samples, state, model, optimizer):
+    """One bucket of full-batch descent by the optimisers' papers, written out."""
+    for epoch in range(settings.epochs):
+        lr = learning_rate(settings, epoch)
+        loss = cross_entropy(model(samples.images), samples.labels)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        state["step"] = state.get("step", 0) + 1
+        with torch.no_grad():
+            for i, (w, g) in enumerate(zip(model.parameters(), gradients, strict=True)):
+                if optimizer == "sgd":
+                    g = g + settings.weight_decay * w
+                    state[i] = settings.momentum * state.get(i, 0) + g
+                    w -= lr * state[i]
+                    continue
+                if optimizer == "adam":
+                    g = g + settings.weight_decay * w
+                else:
+                    w *= 1 - lr * settings.weight_decay
+                first, second = state.get(i, (0, 0))
+                first, second = 0.9 * first + 0.1 * g, 0.999 * second + 0.001 * g * g
+                state[i] = (first, second)
+                corrected = first / (1 - 0.9 ** state["step"])
+                scale = (second / (1 - 0.999 ** state["step"])).sqrt() + 1e-8
+                w -= lr * corrected / scale
+
+
+@pytest.mark.parametrize("kept", ["reset", "keep"])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_optimisers_equal_their_papers_and_keep_or_lose_their_state(optimizer, kept):
+    """Over three buckets; peers differ silently in what becomes of momentum, here it is said."""
+    settings = full(optimizer=optimizer, optimizer_state=kept)
+    twin, state = linear_model(), {}
+    for position in range(3):
+        if kept == "reset":
+            state = {}
+        literal(settings, features(seed=position), state, twin, optimizer)
+    ours = trained(settings, buckets=3)
+    torch.testing.assert_close(weights_of(ours), weights_of(twin), rtol=1e-4, atol=1e-6)
+    other = full(optimizer=optimizer, optimizer_state={"reset": "keep", "keep": "reset"}[kept])
+    assert not torch.allclose(weights_of(trained(other, buckets=3)), weights_of(ours))
+
+
+def test_schedules_are_their_formulas():
+    """Restarted at each bucket; a warm-up reaches lr in its last epoch."""
+
+    def rates(**changes):
+        settings = config(lr=0.8, epochs=8, **changes)
+        return [learning_rate(settings, epoch) for epoch in range(8)]
+
+    assert rates(schedule="constant") == [0.8] * 8
+    assert rates(schedule="step", lr_step=3, lr_gamma=0.5) == [0.8] * 3 + [0.4] * 3 + [0.2] * 2
+    cosine = [0.4 * (1 + math.cos(math.pi * e / 8)) for e in range(8)]
+    assert rates(schedule="cosine") == pytest.approx(cosine)
+    warm = rates(schedule="cosine", warmup_epochs=4)
+    assert warm[:4] == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert warm[4:] == pytest.approx([0.4 * (1 + math.cos(math.pi * e / 4)) for e in range(4)])
+
+
+def test_a_warm_up_as_long_as_training_is_refused():
+    """Nothing would be left to train with."""
+    with pytest.raises(ConfigError, match="warmup_epochs is 2 and epochs is 2"):
+        config(epochs=2, warmup_epochs=2)
+
+
+def test_clipping_bounds_the_step_and_smoothing_spreads_the_target():
+    """Against the definitions, one full step each."""
+    samples, lr = features(), 0.5
+    for changes in ({"clip_norm": 0.01}, {"label_smoothing": 0.4}):
+        settings = config(batch_size="full", epochs=1, lr=lr, momentum=0, weight_decay=0, **changes)
+        twin = linear_model()
+        log_likelihood = twin(samples.images).log_softmax(dim=1)
+        share = settings.label_smoothing
+        target = torch.full((12, 3), share / 3)
+        target[torch.arange(12), samples.labels] += 1 - share
+        gradients = torch.autograd.grad(
+            -(target * log_likelihood).sum(dim=1).mean(), list(twin.parameters())
+        )
+        norm = torch.cat([g.flatten() for g in gradients]).norm()
+        factor = min(1.0, 0.01 / (norm.item() + 1e-6)) if settings.clip_norm else 1.0
+        expected = weights_of(twin) - lr * factor * torch.cat([g.flatten() for g in gradients])
+        torch.testing.assert_close(weights_of(trained(settings)), expected)
+        assert factor < 1 or share
+
+
+def test_a_full_batch_leaves_nothing_random():
+    """Any seed gives the same weights to the last digits but the order of a sum."""
+    first, second = (trained(full(seed=seed)) for seed in (0, 1))
+    torch.testing.assert_close(weights_of(first), weights_of(second), rtol=1e-5, atol=1e-7)
+    batches = [trained(config(seed=seed)) for seed in (0, 1)]
+    assert not torch.allclose(weights_of(batches[0]), weights_of(batches[1]))
+
+
+def test_hooks_are_called_in_their_order_around_each_step():
+    """A strategy sees gradients before the step, and changed weights after it."""
+    told = []
+
+    class Told(Strategy):
+        def begin_epoch(self, position, epoch, num_steps):
+            told.append(("epoch", position, epoch, num_steps))
+
+        def loss(self, forward, batch):
+            told.append(("loss", len(batch.labels)))
+            return super().loss(forward, batch)
+
+        def before_step(self):
+            told.append(("gradient", self.model.weight.grad.abs().sum().item() > 0))
+            self.before = self.model.weight.detach().clone()
+
+        def after_step(self):
+            told.append(("changed", not torch.equal(self.model.weight, self.before)))
+
+    trained(config(epochs=1, batch_size=6), hooks=Told)
+    step = [("loss", 6), ("gradient", True), ("changed", True)]
+    assert told == [("epoch", 0, 0, 2), *step, *step]
+
+
+def test_bf16_computes_in_bf16_and_keeps_float32_weights():
+    """Not the same to the last digit, but near."""
+    seen = []
+
+    class Seen(Strategy):
+        def loss(self, forward, batch):
+            logits = forward(batch.inputs)
+            seen.append(logits.dtype)
+            return self.criterion(logits, batch.labels)
+
+    half = trained(full(precision="bf16"), hooks=Seen)
+    assert set(seen) == {torch.bfloat16}
+    assert half.weight.dtype == torch.float32
+    exact = trained(full(precision="off"))
+    assert not torch.equal(half.weight, exact.weight)
+    torch.testing.assert_close(half.weight, exact.weight, rtol=0.05, atol=0.02)
+
+
+def test_precision_auto_follows_the_machine():
+    """What is asked for stays; auto is one of the two."""
+    assert resolve_precision("off", "cpu") == "off"
+    assert resolve_precision("bf16", "cpu") == "bf16"
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    assert resolve_precision("auto", "cpu") == ("bf16" if native else "off")
+
+
+def test_a_compiled_model_trains_the_weights_that_are_measured(tmp_path, monkeypatch):
+    """The compiled callable shares the model's weights; torch.compile itself is torch's to test."""
+    compiled = []
+
+    def compiling(model):
+        compiled.append(model)
+        return lambda inputs: model(inputs)
+
+    monkeypatch.setattr(torch, "compile", compiling)
+    model = linear_model()
+    before = weights_of(model)
+    trained(full(compile="on"), model=model)
+    assert compiled == [model]
+    assert not torch.equal(weights_of(model), before)
+
+
+@pytest.mark.parametrize("name", ["small_cnn", "resnet18", "mobilenet_v2", "squeezenet1_1"])
+def test_a_frozen_backbone_changes_in_nothing_but_its_head(name):
+    """Neither weights nor the running statistics of batch normalisation."""
+    torch.manual_seed(0)
+    model = build_model(name, num_classes=3, image_size=32, freeze="backbone")
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    images = torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8)
+    settings = config(model=name, image_size=32, freeze="backbone", epochs=1)
+    descent = GradientDescent(model, settings, keys=("1",), progress=Silent())
+    samples = Samples(images, torch.arange(8) % 3)
+    descent.run(samples, position=0, hooks=Strategy(settings, None, model, None))
+    head = {id(p) for p in head_of(model).parameters()}
+    of_head = {k for k, p in model.named_parameters() if id(p) in head}
+    changed = {k for k, v in model.state_dict().items() if not torch.equal(v, before[k])}
+    assert changed
+    assert changed <= of_head
+    assert len(build_optimizer(model, settings).param_groups[0]["params"]) == len(of_head)
+
+
+def test_restarting_forgets_weights_and_optimiser(tmp_path):
+    """As if the run began at this bucket."""
+    stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
+    decoded = DecodedStream(stream, image_size=8, device=CPU)
+    settings = config(optimizer_state="keep")
+    model = fresh_model(decoded, settings)
+    descent = GradientDescent(model, settings, keys=("1", "2"), progress=Silent())
+    hooks = Strategy(settings, decoded, model, None)
+    descent.run(decoded.train(0), position=0, hooks=hooks)
+    descent.restart(fresh_model(decoded, settings, 1))
+    descent.run(decoded.train(0), position=1, hooks=hooks)
+    alone = fresh_model(decoded, settings, 1)
+    GradientDescent(alone, settings, keys=("1", "2"), progress=Silent()).run(
+        decoded.train(0), position=1, hooks=Strategy(settings, decoded, alone, None)
+    )
+    assert torch.equal(weights_of(model), weights_of(alone))
+    assert not torch.equal(
+        weights_of(fresh_model(decoded, settings)), weights_of(fresh_model(decoded, settings, 1))
+    )
+
+
+def test_a_loss_that_is_no_number_is_known_as_diverged(tmp_path):
+    """The kind of error is what the run's tag follows from."""
+    with pytest.raises(DivergedError, match="pass a lr below"):
+        trained(config(lr=1e38, epochs=3))

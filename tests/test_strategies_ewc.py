@@ -1,0 +1,177 @@
+"""EWC against its definition: one image at a time, one parabola per bucket, and autograd."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from learning_streams import CPU, config
+from strategy_runs import (
+    assert_close,
+    feature_stream,
+    image_stream,
+    on_features,
+    random_head,
+    strategy_on,
+)
+from torch import nn
+
+from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.images import Normaliser
+from clear_mlflow.learning.strategies import ewc
+
+
+def small_network():
+    """A convolution, batch normalisation and a ReLU in place, as the networks that people train."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 2, 3),
+        nn.BatchNorm2d(2),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(2 * 6 * 6, 3),
+    )
+    model[1].running_mean.normal_()
+    return model
+
+
+def literal_fisher(model, images, labels, order, kind, chances):
+    """Image by image, label by label, with autograd and Python's sums."""
+    model.eval()
+    total = [torch.zeros_like(weight) for weight in model.parameters()]
+    for n in order:
+        chance = model(images[n : n + 1])[0].softmax(0).detach()
+        if kind == "empirical":
+            counted = {int(labels[n]): 1.0}
+        elif kind == "exact":
+            counted = {label: float(chance[label]) for label in range(len(chance))}
+        else:
+            drawn, label = float(chances.pop(0)), 0
+            while drawn >= math.fsum(chance[: label + 1].tolist()):
+                label += 1
+            counted = {label: 1.0}
+        for label, share in counted.items():
+            likelihood = model(images[n : n + 1])[0].log_softmax(0)[label]
+            slopes = torch.autograd.grad(likelihood, list(model.parameters()))
+            for weight, slope in zip(total, slopes, strict=True):
+                weight += share * slope**2 / len(order)
+    return total
+
+
+@pytest.mark.parametrize("kind", ["sampled", "exact", "empirical"])
+@pytest.mark.parametrize("at_once", [2, 256])
+def test_fisher_is_the_mean_of_each_images_squared_gradient(tmp_path, monkeypatch, kind, at_once):
+    """However many images are differentiated at once; and never the square of their mean."""
+    monkeypatch.setattr(ewc, "_MOST_GRADIENTS", at_once)
+    stream = image_stream(tmp_path, train=(3, 11))
+    settings = config(strategy="ewc", strategy_args=f"fisher={kind},images=8", seed=5)
+    model = small_network()
+    strategy, _ = strategy_on(stream, settings, model)
+    samples = stream.train(1)
+    order = torch.randperm(11, generator=generator(5, Draw.FISHER, 1, 0))[:8].tolist()
+    chances = torch.rand(8, generator=generator(5, Draw.FISHER, 1, 1)).tolist()
+    images = Normaliser(8, CPU)(samples.images)
+    expected = literal_fisher(model, images, samples.labels, order, kind, chances)
+    assert_close(strategy._fisher(1), expected)
+    assert not chances or kind != "sampled"
+
+
+def test_all_images_are_used_where_none_are_left_out():
+    """0 is no limit, and neither is a number above the bucket's."""
+    stream, settings = (
+        feature_stream(),
+        on_features(strategy="ewc", strategy_args="images=0,fisher=sampled"),
+    )
+    model, _ = random_head()
+    strategy, _ = strategy_on(stream, settings, model)
+    samples = stream.train(0)
+    order = torch.randperm(9, generator=generator(0, Draw.FISHER, 0, 0)).tolist()
+    chances = torch.rand(9, generator=generator(0, Draw.FISHER, 0, 1)).tolist()
+    expected = literal_fisher(model, samples.images, samples.labels, order, "sampled", chances)
+    assert_close(strategy._fisher(0), expected)
+
+
+def after_three_buckets(arguments, lr=0.0001):
+    """A strategy that has seen three buckets; their F and weights; and the weights moved on."""
+    stream = feature_stream()
+    settings = on_features(strategy="ewc", strategy_args=arguments, lr=lr)
+    model, _ = random_head()
+    strategy, _ = strategy_on(stream, settings, model)
+    weights = list(model.parameters())
+    fishers, ends = [], []
+    for position in range(3):
+        with torch.no_grad():
+            for weight in weights:
+                weight += torch.randn_like(weight) / 3
+        strategy.after_bucket(position)
+        fishers.append(strategy._fisher(position))
+        ends.append([weight.detach().clone() for weight in weights])
+    with torch.no_grad():
+        for weight in weights:
+            weight += torch.randn_like(weight)
+    return strategy, weights, fishers, ends
+
+
+def added_by(strategy, weights):
+    """What a strategy adds to the gradients of a loss."""
+    before = [torch.randn_like(weight) for weight in weights]
+    for weight, gradient in zip(weights, before, strict=True):
+        weight.grad = gradient.clone()
+    strategy.before_step()
+    return [weight.grad - gradient for weight, gradient in zip(weights, before, strict=True)]
+
+
+def test_the_penalty_has_one_parabola_per_past_bucket():
+    """Two numbers per weight give the gradient of the sum over buckets, by autograd."""
+    strategy, weights, fishers, ends = after_three_buckets("strength=70")
+    penalty = 0
+    for fisher, end in zip(fishers, ends, strict=True):
+        for i, weight in enumerate(weights):
+            penalty += 70 / 2 * (fisher[i] * (weight - end[i]) ** 2).sum()
+    assert_close(added_by(strategy, weights), torch.autograd.grad(penalty, weights), atol=1e-5)
+
+
+def test_online_there_is_one_parabola_that_fades():
+    """F*_k = gamma F*_(k-1) + F_k, around the newest bucket's weights, and gamma F* is used."""
+    strategy, weights, fishers, ends = after_three_buckets("strength=70,online=yes,gamma=0.6")
+    penalty = 0
+    for i, weight in enumerate(weights):
+        running = 0.6 * (0.6 * fishers[0][i] + fishers[1][i]) + fishers[2][i]
+        penalty += 70 / 2 * (0.6 * running * (weight - ends[2][i]) ** 2).sum()
+    assert_close(added_by(strategy, weights), torch.autograd.grad(penalty, weights), atol=1e-5)
+
+
+def test_no_weight_is_thrown_beyond_where_it_is_pulled_to():
+    """Firmer than 1 / lr, one step would overshoot: there the parabola is made as flat as that."""
+    strategy, weights, _, ends = after_three_buckets("strength=70,online=yes", lr=0.05)
+    stiff = [70 * 0.95 * part for part in strategy._curvature]
+    assert any((part > 20).any() for part in stiff)
+    assert any((part < 20).any() for part in stiff)
+    expected = [
+        torch.where(part > 20, 20.0, part) * (weight.detach() - end)
+        for part, weight, end in zip(stiff, weights, ends[2], strict=True)
+    ]
+    assert_close(added_by(strategy, weights), expected, atol=1e-5)
+
+
+def test_a_weight_that_no_bucket_depends_on_is_free():
+    """An input that is always 0: no division by nothing, and no pull."""
+    stream = feature_stream()
+    model, _ = random_head()
+    strategy, _ = strategy_on(stream, on_features(strategy="ewc"), model)
+    for position in range(3):
+        stream.train(position).images[:, 0] = 0
+        strategy.after_bucket(position)
+    with torch.no_grad():
+        model.weight += 1
+    added, _ = added_by(strategy, list(model.parameters()))
+    assert (added[:, 0] == 0).all()
+    assert (added[:, 1:] != 0).all()
+
+
+def test_before_the_first_bucket_is_done_nothing_is_held():
+    """The first bucket trains as under naive."""
+    model, _ = random_head()
+    strategy, _ = strategy_on(feature_stream(), on_features(strategy="ewc"), model)
+    assert all((added == 0).all() for added in added_by(strategy, list(model.parameters())))

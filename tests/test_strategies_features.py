@@ -1,0 +1,240 @@
+"""Strategies that learn on frozen features in closed form, against per-image loops and sklearn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from feature_streams import CLASSES, WIDTH, config, made_up, rows_of, trained
+from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
+from sklearn.neighbors import NearestCentroid
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.training import check
+
+
+def images_until(position, buckets=None):
+    """All training features up to a bucket, in stream order, and their labels."""
+    stream, features = made_up() if buckets is None else buckets
+    rows = np.concatenate(features.train[: position + 1]).astype(np.float64)
+    return rows, np.concatenate([b.train.labels for b in stream.buckets[: position + 1]])
+
+
+def held_out(buckets=None):
+    """All test features and labels."""
+    stream, features = made_up() if buckets is None else buckets
+    return np.concatenate(features.test).astype(np.float64), np.concatenate(
+        [bucket.test.labels for bucket in stream.buckets]
+    )
+
+
+def centred(scores):
+    """What decides between classes: a score less the mean over the classes."""
+    return scores - scores.mean(axis=1, keepdims=True)
+
+
+def literal_means(rows, labels):
+    """One image after another."""
+    means, counts = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
+    for x, y in zip(rows, labels, strict=True):
+        means[y] = (counts[y] * means[y] + x) / (counts[y] + 1)
+        counts[y] += 1
+    return means
+
+
+def literal_slda(rows, labels, shrinkage, update):
+    """Hayes and Kanan's equations 2 to 5, one image after another; gives (weight, bias)."""
+    means, counts = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
+    covariance = np.zeros((WIDTH, WIDTH))
+    for t, (x, y) in enumerate(zip(rows, labels, strict=True)):
+        share = t / (t + 1) if update == "paper" else counts[y] / (counts[y] + 1)
+        delta = share * np.outer(x - means[y], x - means[y])
+        covariance = (t * covariance + delta) / (t + 1)
+        means[y] = (counts[y] * means[y] + x) / (counts[y] + 1)
+        counts[y] += 1
+    precision = np.linalg.inv((1 - shrinkage) * covariance + shrinkage * np.eye(WIDTH))
+    weight = means @ precision
+    return weight, -(weight * means).sum(axis=1) / 2
+
+
+def test_ncm_is_the_nearest_of_running_means():
+    """After every bucket: distances to means that were counted image by image."""
+    points, _ = held_out()
+    for position, (_, weight, bias) in enumerate(trained(config(strategy="ncm"))[1:]):
+        means = literal_means(*images_until(position))
+        squared = ((points[:, None] - means) ** 2).sum(axis=2)
+        np.testing.assert_allclose(
+            centred(points @ weight.T + bias), centred(-squared), rtol=0, atol=1e-5
+        )
+
+
+def test_ncm_answers_as_sklearns_nearest_centroid():
+    """The matrix's cells, from another hand."""
+    stream, features = made_up()
+    for position, (correct, *_) in enumerate(trained(config(strategy="ncm"))[1:]):
+        oracle = NearestCentroid().fit(*images_until(position))
+        assert correct == tuple(
+            int((oracle.predict(rows.astype(np.float64)) == bucket.test.labels).sum())
+            for bucket, rows in zip(stream.buckets, features.test, strict=True)
+        )
+
+
+@pytest.mark.parametrize("update", ["exact", "paper"])
+@pytest.mark.parametrize("shrinkage", [1e-4, 0.3])
+def test_slda_is_the_papers_recursion(update, shrinkage):
+    """After every bucket: scores by a covariance that was updated image by image."""
+    points, _ = held_out()
+    run = trained(config(strategy="slda", strategy_args=f"shrinkage={shrinkage},update={update}"))
+    for position, (_, weight, bias) in enumerate(run[1:]):
+        expected = literal_slda(*images_until(position), shrinkage, update)
+        np.testing.assert_allclose(
+            centred(points @ weight.T + bias),
+            centred(points @ expected[0].T + expected[1]),
+            rtol=0,
+            atol=2e-5,
+        )
+
+
+def test_the_two_updates_differ():
+    """The paper's counts the first image of each class at its distance from 0."""
+    exact, paper = (
+        trained(config(strategy="slda", strategy_args=f"update={update}"))[1][1]
+        for update in ("exact", "paper")
+    )
+    assert np.abs(exact - paper).max() > 0.01
+
+
+def balanced():
+    """One bucket with as many images of each class, so that priors decide nothing."""
+    return made_up(counts=((40, 60),), balanced=True)
+
+
+@pytest.mark.parametrize("strategy_args", ["shrinkage=0.1", "shrinkage=0.5"])
+def test_slda_of_one_bucket_is_sklearns_discriminant_analysis(strategy_args):
+    """Means, covariance and answers of a batch computation by another hand."""
+    rows, labels = images_until(0, balanced())
+    shrinkage = float(strategy_args.partition("=")[2])
+    covariance = LinearDiscriminantAnalysis(store_covariance=True).fit(rows, labels).covariance_
+    # sklearn shrinks towards the mean variance, the paper towards 1.
+    ratio = shrinkage / (1 - shrinkage) / (np.trace(covariance) / WIDTH)
+    oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=ratio / (1 + ratio))
+    oracle.fit(rows, labels)
+    points, truth = held_out(balanced())
+    run = trained(config(strategy="slda", strategy_args=strategy_args), balanced())
+    _, weight, bias = run[1]
+    answers = (points @ weight.T + bias).argmax(axis=1)
+    np.testing.assert_array_equal(answers, oracle.predict(points))
+    assert run[1][0] == (int((answers == truth).sum()),)
+    scores = centred(points @ weight.T + bias)
+    factor = (1 - shrinkage) * (1 + ratio)  # between the two ways to scale the covariance
+    expected = centred(oracle.decision_function(points)) / factor
+    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["ncm", "slda"])
+def test_closed_forms_know_no_seed_and_no_optimiser(strategy):
+    """One pass, without a gradient: nothing is drawn, and nothing is stepped."""
+    first = rows_of(config(strategy=strategy, seed=0, epochs=1, batch_size=3))
+    other = rows_of(config(strategy=strategy, seed=5, epochs=4, lr=0.01, optimizer="adam"))
+    assert first == other
+    assert first[1] != first[0]
+
+
+@pytest.mark.parametrize("strategy", ["ncm", "slda"])
+def test_a_class_not_yet_seen_is_no_answer(strategy):
+    """Nor is it an infinite number, which would be called a divergence."""
+    buckets = made_up(without=(0, 1))
+    run = trained(config(strategy=strategy), buckets)
+    points, _ = held_out(buckets)
+    _, weight, bias = run[1]
+    assert 1 not in (points @ weight.T + bias).argmax(axis=1)
+    assert np.isfinite(bias).all()
+    _, weight, bias = run[2]
+    assert 1 in (points @ weight.T + bias).argmax(axis=1)
+
+
+def test_linear_is_naive_on_features():
+    """Under the name that results are compared by."""
+    assert rows_of(config(strategy="linear", batch_size=8)) == rows_of(
+        config(strategy="naive", batch_size=8)
+    )
+
+
+@pytest.mark.parametrize("strategy", ["linear", "ncm", "slda"])
+def test_images_are_refused(strategy):
+    """They are told where features are to be had."""
+    with pytest.raises(ConfigError, match="features=pixels, which every dataset has"):
+        check(TrainConfig.resolve({"strategy": strategy}))
+
+
+@pytest.mark.parametrize("args", ["shrinkage=0", "shrinkage=1.5", "update=fast", "shrinkage=x"])
+def test_slda_refuses_what_it_cannot_compute(args):
+    """In one line."""
+    with pytest.raises(ConfigError, match="strategy_args has"):
+        check(config(strategy="slda", strategy_args=args))
+
+
+SETTINGS = {
+    "strategy": "linear",
+    "batch_size": "full",
+    "epochs": 9,
+    "lr_step": 4,
+    "lr": 0.7,
+    "weight_decay": 0.02,
+}
+
+
+def test_a_head_with_nothing_random_is_a_literal_loop():
+    """With full batches: three buckets of softmax regression in float64, cell for cell."""
+    settings = config(**SETTINGS)
+    expected, margin = literal_matrix(settings)
+    assert margin > 1e-3, "the problem has no near-ties, so that rounding decides no cell"
+    assert rows_of(settings) == expected
+    assert len(set(expected)) == 4, "every bucket changes the row"
+    without_momentum = rows_of(config(**{**SETTINGS, "momentum": 0}))
+    assert without_momentum != expected
+
+
+def literal_matrix(settings):
+    """(rows, the smallest lead of any image's first class over its second), written out."""
+    stream, features = made_up()
+    weights, bias = np.zeros((CLASSES, WIDTH)), np.zeros(CLASSES)
+    matrix, margins = [], []
+
+    def test(untrained=False):
+        counts = []
+        for bucket, rows in zip(stream.buckets, features.test, strict=True):
+            scores = rows.astype(np.float64) @ weights.T + bias
+            counts.append(int((scores.argmax(axis=1) == bucket.test.labels).sum()))
+            if not untrained:
+                second, first = np.sort(scores, axis=1)[:, -2:].T
+                margins.append((first - second).min())
+        matrix.append(tuple(counts))
+
+    test(untrained=True)
+    for position, bucket in enumerate(stream.buckets):
+        rows, labels = features.train[position].astype(np.float64), bucket.train.labels
+        speed_w, speed_b = np.zeros_like(weights), np.zeros_like(bias)
+        for epoch in range(settings.epochs):
+            lr = settings.lr * settings.lr_gamma ** (epoch // settings.lr_step)
+            scores = np.exp(rows @ weights.T + bias)
+            wrong = (scores / scores.sum(axis=1, keepdims=True) - np.eye(CLASSES)[labels]) / len(
+                labels
+            )
+            speed_w = settings.momentum * speed_w + wrong.T @ rows + settings.weight_decay * weights
+            speed_b = settings.momentum * speed_b + wrong.sum(axis=0) + settings.weight_decay * bias
+            weights = weights - lr * speed_w
+            bias = bias - lr * speed_b
+        test()
+    return matrix, min(margins)
+
+
+def test_seeds_mean_nothing_to_a_head_with_full_batches():
+    """Only the order within the one batch of an epoch differs, and a sum has none."""
+    assert rows_of(config(**SETTINGS, seed=1)) == rows_of(config(**SETTINGS, seed=2))
+    batches = {**SETTINGS, "batch_size": 4}
+    first, second = (
+        torch.from_numpy(trained(config(**batches, seed=seed))[-1][1]) for seed in (1, 2)
+    )
+    assert not torch.allclose(first, second, atol=1e-3), "with small batches they do"

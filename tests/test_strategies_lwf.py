@@ -1,0 +1,132 @@
+"""LwF against its definition: the loss by Python's own arithmetic, and who the teacher is."""
+
+from __future__ import annotations
+
+import copy
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learning_streams import config
+from strategy_runs import (
+    assert_close,
+    feature_stream,
+    image_stream,
+    literal_descent,
+    on_features,
+    random_head,
+    strategy_on,
+)
+
+from clear_mlflow.learning.images import Batch, Normaliser
+from clear_mlflow.learning.models import build_model
+from clear_mlflow.learning.strategies.lwf import distillation
+
+
+def literal_softmax(row, temperature):
+    """Of one image's logits."""
+    powers = [math.exp(z / temperature) for z in row]
+    return [power / sum(powers) for power in powers]
+
+
+numbers = st.floats(-8, 8, width=32)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(*[numbers] * 6), min_size=1, max_size=4),
+    st.sampled_from([0.5, 1.0, 2.0, 5.0]),
+)
+def test_the_distillation_is_the_papers_sum(rows, temperature):
+    """Minus the sum of y_old' log y', each y' softened by 1 / T; mean over images."""
+    expected = 0.0
+    for row in rows:
+        new, old = (literal_softmax(half, temperature) for half in (row[:3], row[3:]))
+        expected -= sum(p * math.log(q) for p, q in zip(old, new, strict=True)) / len(rows)
+    table = torch.tensor(rows)
+    ours = distillation(table[:, :3], table[:, 3:], temperature=temperature)
+    assert ours.item() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+def test_three_buckets_equal_the_written_out_ones():
+    """The teacher is the model as it was before the bucket, and stays so to the bucket's end."""
+    stream = feature_stream()
+    asked = on_features(strategy="lwf", strategy_args="strength=1.6,temperature=3")
+    model, twin = random_head()
+    strategy, descent = strategy_on(stream, asked, model)
+    for position in range(3):
+        teacher = copy.deepcopy(twin)
+
+        def gradient(batch, epoch, step, teacher=teacher, first=position == 0):
+            new, old = twin(batch.inputs), teacher(batch.inputs).detach()
+            loss = -new.log_softmax(1)[range(len(new)), batch.labels].mean()
+            if not first:
+                soft = (old / 3).softmax(1)
+                loss = loss - 1.6 * (soft * (new / 3).log_softmax(1)).sum(1).mean()
+            return torch.autograd.grad(loss, list(twin.parameters()))
+
+        literal_descent(twin, stream.train(position), asked, position, gradient=gradient)
+        strategy.learn(position, descent)
+        strategy.after_bucket(position)
+        assert_close(list(model.parameters()), list(twin.parameters()))
+
+
+def test_answers_written_down_are_those_given_at_each_step(tmp_path):
+    """Small images look alike in every epoch: asking once is the same, and costs less."""
+    stream = image_stream(tmp_path)
+    torch.manual_seed(0)
+    model = build_model("small_cnn", num_classes=3, image_size=8)
+    strategy, _ = strategy_on(stream, config(strategy="lwf"), model)
+    strategy._old = copy.deepcopy(model).eval()
+    samples = strategy.training_set(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight += torch.randn_like(weight) / 10
+    model.eval()  # else each forward pass would change the running statistics
+    inputs = torch.randn(4, 3, 8, 8)
+    chosen = torch.tensor([5, 0, 3, 1])
+    batch = Batch(inputs, samples.labels[chosen], chosen)
+    strategy._answers[chosen] = strategy._old(inputs).detach()
+    once = strategy.loss(model, batch)
+    strategy._answers = None
+    torch.testing.assert_close(strategy.loss(model, batch), once)
+
+
+def test_images_that_are_cropped_are_answered_anew_at_each_step(tmp_path):
+    """An answer to another crop would be an answer to another question."""
+    stream = image_stream(tmp_path, train=(3, 3), side=64)
+    model = build_model("small_cnn", num_classes=3, image_size=64)
+    strategy, _ = strategy_on(stream, config(strategy="lwf", image_size=64), model)
+    strategy._old = copy.deepcopy(model).eval()
+    assert strategy.training_set(1).images.shape[1] > 64
+    assert strategy._answers is None
+
+
+def test_the_written_down_answers_are_the_old_models_in_evaluation_mode(tmp_path):
+    """Image by image, in the order of the bucket."""
+    stream = image_stream(tmp_path)
+    torch.manual_seed(0)
+    model = build_model("small_cnn", num_classes=3, image_size=8)
+    strategy, _ = strategy_on(stream, config(strategy="lwf"), model)
+    seen = []
+
+    class Descent:
+        """Keeps what a strategy has to teach with, instead of descending."""
+
+        def run(self, samples, *, position, hooks):
+            seen.append((strategy._old, strategy._answers))
+
+    strategy.learn(0, Descent())
+    strategy.learn(1, Descent())
+    assert seen[0] == (None, None)
+    old, answers = seen[1]
+    assert not old.training
+    assert old is not model
+    images = stream.train(1).images
+    assert len(answers) == len(images)
+    normalised = Normaliser(8, stream.device)(images)
+    for n in range(len(images)):
+        torch.testing.assert_close(answers[n], old(normalised[n : n + 1])[0].detach())
+    assert strategy._old is None

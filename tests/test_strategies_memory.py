@@ -1,0 +1,411 @@
+"""What keeps images, or starts anew: each strategy against what defines it, written out."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from learning_streams import CPU, config, write_stream
+from strategy_runs import (
+    CLASSES,
+    Silent,
+    feature_stream,
+    image_stream,
+    on_features,
+    random_head,
+    rows_of,
+    strategy_on,
+)
+from torch import nn
+
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.learning.descent import GradientDescent
+from clear_mlflow.learning.images import Batch, DecodedStream, training_batches
+from clear_mlflow.learning.strategies._base import check_strategy
+from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
+from clear_mlflow.learning.strategies.er_ace import cross_entropy_of_present
+from clear_mlflow.learning.strategies.naive import Naive
+from clear_mlflow.learning.train import fresh_model, train
+
+OURS = ["from_scratch", "joint", "gdumb", "er_ace", "derpp", "cwr"]
+WITH_MEMORY = ["replay", "gdumb", "er_ace", "derpp"]
+
+
+@pytest.mark.parametrize("strategy", OURS)
+@pytest.mark.parametrize("kind", ["images", "features"])
+def test_a_seed_gives_the_same_weights_to_the_bit(strategy, kind, tmp_path):
+    """On images and on features; another seed gives others."""
+
+    def weights(seed):
+        if kind == "images":
+            stream = image_stream(tmp_path / str(len(list(tmp_path.iterdir()))))
+            settings = config(strategy=strategy, seed=seed, lr=0.01)
+        else:
+            stream, settings = feature_stream(), on_features(strategy=strategy, seed=seed)
+        rows, model = rows_of(stream, settings)
+        assert len(rows) == 4
+        return torch.cat([tensor.flatten().double() for tensor in model.state_dict().values()])
+
+    first = weights(1)
+    assert torch.equal(first, weights(1))
+    assert not torch.equal(first, weights(2))
+
+
+@pytest.mark.parametrize("strategy", WITH_MEMORY)
+def test_memory_zero_is_one_line(strategy):
+    """A buffer of nothing is refused before any data is read."""
+    with pytest.raises(ConfigError, match="memory is 0, but strategy") as raised:
+        check_strategy(config(strategy=strategy, memory=0))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("strategy", WITH_MEMORY)
+def test_memory_can_be_a_fraction_of_the_stream(strategy):
+    """Of 26 training images, rounded down; less than one image is refused."""
+    stream = feature_stream()
+    made, _ = strategy_on(stream, on_features(strategy=strategy, memory=0.4), random_head()[0])
+    assert made._buffer.capacity == 10
+    with pytest.raises(ConfigError, match="of 26 training images is not one"):
+        strategy_on(stream, on_features(strategy=strategy, memory=0.01), random_head()[0])
+
+
+# --- starting anew, and everything at once
+
+
+def trained_alone(stream, settings, samples, position, epochs=None):
+    """The weights of a fresh model after a plain descent on these samples."""
+    where = (position,) if position else ()
+    model = fresh_model(stream, settings, *where)
+    if epochs is not None:
+        settings = dataclasses.replace(settings, epochs=epochs)
+    hooks = Naive(settings, stream, model, Naive.Arguments())
+    descent = GradientDescent(model, settings, keys=stream.keys, progress=Silent())
+    descent.run(samples, position=position, hooks=hooks)
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
+def test_from_scratch_is_a_fresh_run_on_each_bucket(optimizer_state, tmp_path):
+    """To the bit, running statistics included; each bucket starts from weights of its own."""
+    stream = image_stream(tmp_path)
+    settings = config(strategy="from_scratch", optimizer_state=optimizer_state, seed=3)
+    starts = []
+    for position, row in enumerate(train(stream, settings, progress=Silent())):
+        if position == 0:
+            continue
+        expected = trained_alone(stream, settings, stream.train(position - 1), position - 1)
+        for name, tensor in row.model.state_dict().items():
+            assert torch.equal(tensor, expected[name]), name
+        where = (position - 1,) if position > 1 else ()
+        starts.append(next(fresh_model(stream, settings, *where).parameters()))
+    assert not torch.equal(starts[0], starts[1])
+    assert not torch.equal(starts[1], starts[2])
+
+
+@pytest.mark.parametrize("epochs", [0, 5])
+def test_joint_trains_once_on_the_whole_stream(epochs, tmp_path):
+    """In the first bucket on all images of all buckets; later rows repeat its answers."""
+    stream = image_stream(tmp_path)
+    settings = config(strategy="joint", strategy_args=f"epochs={epochs}")
+    strategy, _ = strategy_on(stream, settings, random_head()[0])
+    samples = strategy.training_set(0)
+    parts = [stream.train(position) for position in range(3)]
+    assert torch.equal(samples.images, torch.cat([part.images for part in parts]))
+    assert torch.equal(samples.labels, torch.cat([part.labels for part in parts]))
+
+    expected = trained_alone(stream, settings, samples, 0, epochs or None)
+    rows = []
+    for row in train(stream, settings, progress=Silent()):
+        rows.append(row.row.correct)
+        if row.row.row:
+            for name, tensor in row.model.state_dict().items():
+                assert torch.equal(tensor, expected[name]), name
+    assert rows[1] == rows[2] == rows[3]
+
+
+@pytest.mark.parametrize(("buffer", "epochs"), [("greedy_balanced", 0), ("class_balanced", 3)])
+def test_gdumb_is_a_fresh_run_on_its_memory_alone(buffer, epochs, tmp_path):
+    """The bucket is sampled first; then a new model sees what the memory holds and nothing else."""
+    stream = image_stream(tmp_path)
+    settings = config(strategy="gdumb", strategy_args=f"buffer={buffer},epochs={epochs}", memory=5)
+    twin, _ = strategy_on(stream, settings, random_head()[0])
+    for row in train(stream, settings, progress=Silent()):
+        if row.row.row == 0:
+            continue
+        position = row.row.row - 1
+        twin._buffer.offer(position, stream.labels(position))
+        memory = stream.select(twin._buffer.picks)
+        assert 0 < len(memory) <= 5
+        expected = trained_alone(stream, settings, memory, position, epochs or None)
+        for name, tensor in row.model.state_dict().items():
+            assert torch.equal(tensor, expected[name]), name
+    default = check_strategy(config(strategy="gdumb"))
+    assert default.buffer == "greedy_balanced"  # the paper's
+
+
+# --- rehearsal
+
+
+@pytest.mark.parametrize(("batch_size", "size"), [("3", 3), ("7", 7), ("64", 7), ("full", 7)])
+def test_rehearsal_goes_through_the_buffer_again_and_again(batch_size, size):
+    """As many images as in a batch, or all; each as often as any other, give or take one."""
+    held = feature_stream().train(1)
+    settings = on_features(batch_size=batch_size)
+    steps = list(rehearsal_batches(held, 10, settings, CPU, 0, 0))
+    assert [len(step.labels) for step in steps] == [size] * 10
+    times = Counter(int(n) for step in steps for n in step.chosen)
+    assert len(times) == 7
+    assert max(times.values()) - min(times.values()) <= 1
+    for step in steps:
+        assert torch.equal(step.inputs, held.images[step.chosen])
+        assert torch.equal(step.labels, held.labels[step.chosen])
+    orders = [
+        torch.cat([step.chosen for step in rehearsal_batches(held, 10, settings, CPU, *where)])
+        for where in ((0, 0), (0, 1), (1, 0), (0, 0, 1), (0, 0))
+    ]
+    assert torch.equal(orders[0], orders[4])
+    for other in orders[1:4]:
+        assert not torch.equal(orders[0], other)
+
+
+def log_softmax_of(logits, classes, label):
+    """Log of the share of one class among some, in plain Python."""
+    return logits[label] - math.log(sum(math.exp(logits[c]) for c in classes))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_the_asymmetric_cross_entropy_is_over_classes_that_occur(smoothing):
+    """Against loops; what does not occur gets no gradient, in spite of its logit."""
+    draws = torch.Generator().manual_seed(0)
+    logits = torch.randn(6, 5, generator=draws, requires_grad=True)
+    labels = torch.tensor([1, 3, 3, 1, 1, 3])
+    loss = cross_entropy_of_present(logits, labels, smoothing)
+    expected = 0.0
+    for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
+        expected -= (1 - smoothing) * log_softmax_of(row, (1, 3), label) / 6
+        expected -= smoothing * sum(log_softmax_of(row, (1, 3), c) / 2 for c in (1, 3)) / 6
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    (gradient,) = torch.autograd.grad(loss, logits)
+    assert torch.equal(gradient[:, [0, 2, 4]], torch.zeros(6, 3))
+    assert (gradient[:, [1, 3]] != 0).all()
+
+
+def after_first_bucket(settings):
+    """A strategy in the second bucket, its head, and a batch of classes 0 and 1 alone."""
+    stream = feature_stream()
+    model, _ = random_head()
+    strategy, descent = strategy_on(stream, settings, model)
+    strategy.learn(0, descent)
+    strategy.after_bucket(0)
+    samples = strategy.training_set(1)
+    strategy.begin_epoch(1, 0, 2)
+    few = torch.flatten((samples.labels < 2).nonzero())[:3]
+    batch = Batch(samples.images[few], samples.labels[few], few)
+    return stream, strategy, model, batch
+
+
+def test_er_ace_adds_both_losses_of_equation_4():
+    """The new batch's over its own classes, the buffer's over all."""
+    settings = on_features(strategy="er_ace", epochs=2)
+    stream, strategy, model, batch = after_first_bucket(settings)
+    held = stream.select(strategy._buffer.picks)
+    old = next(rehearsal_batches(held, 2, settings, CPU, 1, 0))
+    expected = 0.0
+    present = set(batch.labels.tolist())
+    assert len(present) < CLASSES
+    for inputs, labels, classes in (
+        (batch.inputs, batch.labels, present),
+        (old.inputs, old.labels, range(CLASSES)),
+    ):
+        for row, label in zip(model(inputs).tolist(), labels.tolist(), strict=True):
+            expected -= log_softmax_of(row, classes, label) / len(labels)
+    assert strategy.loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_er_ace_is_naive_while_its_buffer_is_empty():
+    """The first bucket's rows are those of naive learning, to the bit."""
+    settings = [on_features(strategy=name, seed=1) for name in ("er_ace", "naive")]
+    ours, theirs = (rows_of(feature_stream(), each)[0] for each in settings)
+    assert ours[:2] == theirs[:2]
+    assert ours[2:] != theirs[2:]
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(0.7, 0.3), (0.0, 1.0), (2.0, 0.0)])
+def test_derpp_is_equation_6(alpha, beta):
+    """New cross-entropy, distance to stored logits, and old cross-entropy, each a literal mean."""
+    settings = on_features(strategy="derpp", strategy_args=f"alpha={alpha},beta={beta}")
+    stream, strategy, model, batch = after_first_bucket(settings)
+    held = stream.select(strategy._buffer.picks)
+    imitated, repeated = (
+        next(rehearsal_batches(held, 2, settings, CPU, 1, 0, which)) for which in (0, 1)
+    )
+    assert not torch.equal(imitated.chosen, repeated.chosen)
+    expected = 0.0
+    for part, weight in ((batch, 1.0), (repeated, beta)):
+        for row, label in zip(model(part.inputs).tolist(), part.labels.tolist(), strict=True):
+            expected -= weight * log_softmax_of(row, range(CLASSES), label) / len(part.labels)
+    stored = strategy._logits[imitated.chosen].tolist()
+    for row, then in zip(model(imitated.inputs).tolist(), stored, strict=True):
+        for now, before in zip(row, then, strict=True):
+            expected += alpha * (now - before) ** 2 / (len(stored) * CLASSES)
+    assert strategy.loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_derpp_stores_the_logits_of_the_last_epochs_steps():
+    """Of each image held, what the model answered when it last trained on it; old ones stay."""
+    stream = feature_stream()
+    settings = on_features(strategy="derpp", memory=12)
+    model, _ = random_head()
+    strategy, descent = strategy_on(stream, settings, model)
+    answered = {}
+
+    class Listening(nn.Module):
+        """The model, which also notes its answer to each image of the bucket."""
+
+        def forward(self, inputs):
+            logits = model(inputs)
+            for features, row in zip(inputs, logits.tolist(), strict=True):
+                latest[tuple(features.tolist())] = row
+            return logits
+
+    for position in range(3):
+        latest = {}
+        descent._forward = Listening()
+        rehearsed = strategy._buffer.picks
+        strategy.learn(position, descent)
+        # Images of the buffer pass through the model, too, and their answers are not stored.
+        for bucket, index in zip(rehearsed.bucket, rehearsed.index, strict=True):
+            latest.pop(tuple(stream.train(int(bucket)).images[index].tolist()), None)
+        answered |= latest
+        strategy.after_bucket(position)
+        held = stream.select(strategy._buffer.picks)
+        assert strategy._logits.dtype == torch.float32
+        assert strategy._logits.shape == (len(held), CLASSES)
+        expected = [answered[tuple(features.tolist())] for features in held.images]
+        assert strategy._logits.tolist() == expected
+    assert set(strategy._buffer.picks.bucket) == {0, 1, 2}, "the test sees old logits kept"
+
+
+def test_derpp_stores_logits_of_the_training_mode(tmp_path):
+    """With batch normalisation they are the step's own, not those that a test would give."""
+    stream = image_stream(tmp_path)
+    settings = config(strategy="derpp", epochs=1, batch_size="full", memory=7, lr=1e-9)
+    model = fresh_model(stream, settings)
+    twin = copy.deepcopy(model)
+    strategy, descent = strategy_on(stream, settings, model)
+    strategy.learn(0, descent)
+    strategy.after_bucket(0)
+    samples = stream.train(0)
+    (batch,) = training_batches(
+        samples, image_size=8, batch_size="full", device=CPU, seed=0, position=0, epoch=0
+    )
+    expected = torch.empty(7, stream.num_classes)
+    expected[batch.chosen] = twin.train()(batch.inputs).detach()
+    torch.testing.assert_close(strategy._logits, expected[strategy._buffer.picks.index])
+    assert (strategy._logits - twin.eval()(batch.inputs)[batch.chosen.argsort()]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize(
+    ("strategy", "argument"),
+    [("derpp", "alpha=-0.1"), ("derpp", "beta=-1"), ("joint", "epochs=-1"), ("gdumb", "epochs=-1")],
+)
+def test_a_negative_number_is_one_line(strategy, argument):
+    """Neither term of DER++ can be rewarded, and no epoch be undone."""
+    with pytest.raises(ConfigError, match="in strategy_args; pass 0 or more"):
+        check_strategy(config(strategy=strategy, strategy_args=argument))
+
+
+# --- CWR*
+
+
+def stream_without_classes(folder):
+    """Three buckets of noise, of classes {0, 1}, {1, 2} and {0, 1, 2}, unevenly many."""
+    draws = np.random.default_rng(0)
+    labels = [[0, 0, 0, 1, 1], [1, 2, 2, 2, 2, 2], [0, 1, 1, 2]]
+    images = [draws.integers(0, 256, (len(of), 8, 8, 3), dtype=np.uint8) for of in labels]
+    stream = write_stream(folder, images, labels, num_classes=3)
+    return DecodedStream(stream, image_size=8, device=CPU), labels
+
+
+def test_cwr_consolidates_as_algorithm_1_written_out(tmp_path):
+    """Class by class, weight by weight; and the head starts each bucket as the paper says."""
+    stream, labels = stream_without_classes(tmp_path)
+    settings = config(strategy="cwr", epochs=2, lr=0.1)
+    model = fresh_model(stream, settings)
+    strategy, descent = strategy_on(stream, settings, model)
+    head = model[-1]
+    consolidated = {c: ([0.0] * head.in_features, 0.0) for c in range(3)}
+    past = dict.fromkeys(range(3), 0)
+    starts = []
+    begin_epoch = strategy.begin_epoch
+
+    def noted(position, epoch, num_steps):
+        if epoch == 0:
+            starts.append((head.weight.tolist(), head.bias.tolist()))
+        begin_epoch(position, epoch, num_steps)
+
+    strategy.begin_epoch = noted
+    for position, of_bucket in enumerate(labels):
+        current = Counter(of_bucket)
+        strategy.learn(position, descent)
+        weight, bias = starts[-1]
+        for c in range(3):
+            expected = consolidated[c] if c in current else ([0.0] * head.in_features, 0.0)
+            assert weight[c] == pytest.approx(expected[0], abs=1e-6)
+            assert bias[c] == pytest.approx(expected[1], abs=1e-6)
+
+        trained_w, trained_b = head.weight.tolist(), head.bias.tolist()
+        strategy.after_bucket(position)
+        mean_w = np.mean([trained_w[c] for c in current])
+        mean_b = np.mean([trained_b[c] for c in current])
+        for c in current:
+            w_past = math.sqrt(past[c] / current[c])
+            before_w, before_b = consolidated[c]
+            consolidated[c] = (
+                [
+                    (w_past * before + trained - mean_w) / (w_past + 1)
+                    for before, trained in zip(before_w, trained_w[c], strict=True)
+                ],
+                (w_past * before_b + trained_b[c] - mean_b) / (w_past + 1),
+            )
+            past[c] += current[c]
+        for c in range(3):  # what is tested with
+            assert head.weight[c].tolist() == pytest.approx(consolidated[c][0], abs=1e-6)
+            assert head.bias[c].item() == pytest.approx(consolidated[c][1], abs=1e-6)
+    assert max(map(abs, consolidated[2][0])) > 1e-3, "something was learned"
+
+
+@pytest.mark.parametrize("optimizer_state", ["reset", "keep"])
+def test_cwr_changes_nothing_but_the_head_after_the_first_bucket(optimizer_state, tmp_path):
+    """Neither weights nor running statistics; the first bucket trains them all."""
+    stream = image_stream(tmp_path)
+    settings = config(
+        strategy="cwr", optimizer_state=optimizer_state, weight_decay=0.1, clip_norm=1
+    )
+    states = [
+        {name: tensor.clone() for name, tensor in row.model.state_dict().items()}
+        for row in train(stream, settings, progress=Silent())
+    ]
+    head = ("11.weight", "11.bias") if "11.weight" in states[0] else tuple(states[0])[-2:]
+    for name in states[0]:
+        assert not torch.equal(states[0][name], states[1][name]), name
+        for before, after in ((1, 2), (2, 3)):
+            same = torch.equal(states[before][name], states[after][name])
+            assert same == (name not in head), name
+
+
+def test_cwr_on_features_is_a_head_alone():
+    """There is no backbone: the whole model is consolidated, from the first bucket on."""
+    stream = feature_stream()
+    _, first, *_, last = (
+        [part.detach().clone() for part in row.model.parameters()]
+        for row in train(stream, on_features(strategy="cwr"), progress=Silent())
+    )
+    for part in first:
+        assert part.mean().item() == pytest.approx(0, abs=1e-6)
+    assert all((one != other).all() for one, other in zip(first, last, strict=True))

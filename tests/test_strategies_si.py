@@ -1,0 +1,106 @@
+"""SI against its definition: the whole stream, step by step, with everything written out."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from strategy_runs import (
+    assert_close,
+    feature_stream,
+    gradient_of_loss,
+    literal_descent,
+    on_features,
+    random_head,
+    strategy_on,
+)
+
+
+@pytest.mark.parametrize(("clip", "damping"), [(0, 0.05), (0.2, 0.001)])
+def test_three_buckets_equal_the_written_out_ones(clip, damping):
+    """The path integral takes the loss's gradient and the optimiser's whole step.
+
+    Momentum, weight decay, clipping and the penalty are in the step and not in the gradient.
+    """
+    stream = feature_stream()
+    arguments = f"strength=0.7,damping={damping}"
+    settings = on_features(strategy="si", strategy_args=arguments, clip_norm=clip)
+    model, twin = random_head()
+    strategy, descent = strategy_on(stream, settings, model)
+    weights = list(twin.parameters())
+    anchor = [weight.detach().clone() for weight in weights]
+    importance = [torch.zeros_like(weight) for weight in weights]
+    for position in range(3):
+        start = [weight.detach().clone() for weight in weights]
+        visited, slopes = [], []
+
+        def gradient(
+            batch, epoch, step, visited=visited, slopes=slopes, anchor=anchor, importance=importance
+        ):
+            of_loss = gradient_of_loss(twin, batch)
+            visited.append([weight.detach().clone() for weight in weights])
+            slopes.append(of_loss)
+            penalty = 0
+            for part, weight, end in zip(importance, weights, anchor, strict=True):
+                held = torch.clamp(0.7 * part, max=1 / (2 * settings.lr))
+                penalty = penalty + (held * (weight - end) ** 2).sum()
+            of_penalty = torch.autograd.grad(penalty, weights)
+            both = [a + b for a, b in zip(of_loss, of_penalty, strict=True)]
+            length = torch.sqrt(sum((slope**2).sum() for slope in both))
+            factor = min(1.0, clip / (float(length) + 1e-6)) if clip else 1.0
+            return [factor * slope for slope in both]
+
+        literal_descent(twin, stream.train(position), settings, position, gradient=gradient)
+        visited.append([weight.detach().clone() for weight in weights])
+        for i, weight in enumerate(weights):
+            path = torch.zeros_like(weight)
+            for step, slope in enumerate(slopes):
+                path -= slope[i] * (visited[step + 1][i] - visited[step][i])
+            way = weight.detach() - start[i]
+            importance[i] = torch.relu(importance[i] + path / (way**2 + damping))
+        anchor = [weight.detach().clone() for weight in weights]
+
+        strategy.learn(position, descent)
+        strategy.after_bucket(position)
+        assert_close(list(model.parameters()), weights, rtol=1e-3, atol=1e-5)
+        assert_close(strategy._importance, importance, rtol=1e-2, atol=1e-3)
+        assert_close(strategy._anchor, anchor, rtol=1e-3, atol=1e-5)
+    assert any((part > 0.1).any() for part in importance)
+
+
+def test_nothing_is_held_with_negative_stiffness():
+    """What raised the loss on its way loses importance, down to none; and the path starts anew."""
+    model, _ = random_head()
+    arguments = "strength=0.01,damping=0.5"
+    settings = on_features(strategy="si", strategy_args=arguments, lr=0.01)
+    strategy, _ = strategy_on(feature_stream(), settings, model)
+    expected = [torch.zeros_like(weight) for weight in model.parameters()]
+    for position in range(2):
+        for i, weight in enumerate(model.parameters()):
+            strategy._path[i] = torch.randn_like(weight)
+            way = torch.randn_like(weight)
+            expected[i] = torch.relu(expected[i] + strategy._path[i] / (way**2 + 0.5))
+            with torch.no_grad():
+                weight += way
+        strategy.after_bucket(position)
+        assert_close(strategy._importance, expected)
+        assert all((path == 0).all() for path in strategy._path)
+    assert any((part == 0).any() for part in strategy._importance)
+
+
+def test_without_noise_the_path_integral_is_what_the_loss_has_fallen():
+    """With small steps of full batches: the sum over all weights is the fall of the loss."""
+    stream = feature_stream()
+    settings = on_features(
+        strategy="si", batch_size="full", lr=0.001, epochs=200, lr_step=1000, momentum=0
+    )
+    model, _ = random_head()
+    strategy, descent = strategy_on(stream, settings, model)
+    samples = stream.train(0)
+
+    def loss():
+        return torch.nn.functional.cross_entropy(model(samples.images), samples.labels).item()
+
+    before = loss()
+    strategy.learn(0, descent)
+    integral = sum(path.sum().item() for path in strategy._path)
+    assert integral == pytest.approx(before - loss(), rel=0.01)

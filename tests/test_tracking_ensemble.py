@@ -1,0 +1,250 @@
+"""Members that train together: what stands in MLflow of each of them and of the run above."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+from feature_streams import config, rows_of, training
+
+import clear_mlflow
+from clear_mlflow.errors import ConfigError, DivergedError, TrainingError
+from clear_mlflow.learning.training import check
+from clear_mlflow.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.process import messages
+from clear_mlflow.tracking import names
+from clear_mlflow.tracking.evaluate import Selection, evaluate, select
+from clear_mlflow.tracking.session import train_ensemble_in_process, train_in_process
+from clear_mlflow.training import MeasuredRow
+
+ASKED = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
+
+
+def runs_of(store, experiment_id):
+    """(the parent, seed to member)."""
+    parents, members = [], {}
+    for run in store.search_runs([experiment_id]):
+        if run.data.tags[names.KIND_TAG] == names.KIND_ENSEMBLE:
+            parents.append(run)
+        else:
+            members[int(run.data.tags["seed"])] = run
+    (parent,) = parents
+    return parent, members
+
+
+def folder(run) -> Path:
+    return Path(run.info.artifact_uri.removeprefix("file://"))
+
+
+def rows_in(run) -> list[tuple[int, ...]]:
+    """Images right per bucket, row by row, by nothing but json."""
+    files = sorted(folder(run).glob("accuracy_matrix/rows/*.json"))
+    return [tuple(json.loads(file.read_text())["correct"]) for file in files]
+
+
+@pytest.fixture
+def finished(store, experiment_id):
+    train_ensemble_in_process(store, training(config(**ASKED)), ASKED)
+    return runs_of(store, experiment_id)
+
+
+def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experiment_id):
+    """Name, parameters, tags, rows, predictions, scores and reports; of a run of its own."""
+    _, members = finished
+    assert set(members) == {4, 2}
+    alone_asked = {**ASKED, "seed": "2", "seeds": "none"}
+    train_in_process(store, training(config(**alone_asked)), alone_asked)
+    (alone,) = (
+        run
+        for run in store.search_runs([experiment_id])
+        if run.data.tags.get("mlflow.parentRunId") is None and run.data.tags.get("seed") == "2"
+    )
+    member = members[2]
+    assert member.info.run_name == alone.info.run_name
+    assert member.info.status == alone.info.status == "FINISHED"
+    assert member.data.params == alone.data.params
+    assert member.data.metrics == alone.data.metrics
+    changing = {"mlflow.parentRunId", names.NOTE_TAG, "mlflow.note.content"}
+    tags, other = ({**run.data.tags} for run in (member, alone))
+    assert {k: v for k, v in tags.items() if k not in changing} == {
+        k: v for k, v in other.items() if k not in changing
+    }
+    assert rows_in(member) == rows_in(alone) == rows_of(config(**alone_asked))
+    listed, of_other = (
+        {str(file.relative_to(folder(run))) for file in folder(run).rglob("*") if file.is_file()}
+        for run in (member, alone)
+    )
+    assert {name for name in listed if not name.startswith("images/")} == {
+        name for name in of_other if not name.startswith("images/")
+    }
+    images = EvaluationSet.load(folder(member) / "predictions/evaluation_set.safetensors")
+    for row, correct in enumerate(rows_in(member)):
+        found = RowPredictions.load(folder(member) / f"predictions/row_{row:03d}.safetensors")
+        assert found.correct(images) == correct
+
+
+def test_members_differ_in_what_their_seed_decides(finished):
+    """Each drew an order of its own."""
+    _, members = finished
+    assert rows_in(members[4])[0] == rows_in(members[2])[0], "all start at zero"
+    assert rows_in(members[4]) == rows_of(config(**{**ASKED, "seeds": "none", "seed": 4}))
+    assert members[4].data.params["seed"] == "4"
+
+
+def test_the_run_above_holds_the_summary_and_no_rows(finished):
+    """Mean and standard deviation over the members, and the seeds."""
+    parent, members = finished
+    assert {run.data.tags["mlflow.parentRunId"] for run in members.values()} == {parent.info.run_id}
+    for name in members[4].data.metrics:
+        if name.startswith(("clear/", "renate/")):
+            values = [run.data.metrics[name] for run in members.values()]
+            assert parent.data.metrics[f"mean/{name}"] == pytest.approx(sum(values) / 2)
+            assert parent.data.metrics[f"std/{name}"] == pytest.approx(statistics.stdev(values))
+    assert any(name.startswith("std/clear/") for name in parent.data.metrics)
+    assert parent.info.run_name == "naive digits 2 seeds"
+    assert parent.info.status == "FINISHED"
+    assert parent.data.params["seeds"] == "4,2"
+    assert parent.data.tags["seeds"] == "4,2"
+    assert parent.data.tags[names.MEMBERS_TAG] == "2"
+    assert not (folder(parent) / "accuracy_matrix").exists()
+    assert (folder(parent) / "config.json").is_file()
+    assert not {names.PROCESS_TAG, names.ERROR_TAG, names.ROWS_TAG} & parent.data.tags.keys()
+
+
+def test_evaluate_scores_members_and_passes_their_parent_over(finished, store):
+    """It is no run that lost its rows."""
+    parent, _ = finished
+    verdicts = {
+        verdict.run_id: verdict.action
+        for verdict in evaluate(store, select(store, Selection()), named=False, dry_run=False)
+    }
+    assert verdicts.pop(parent.info.run_id) == "skipped"
+    assert set(verdicts.values()) == {"unchanged"}
+
+
+class Breaking:
+    """An ensemble whose second bucket never ends well; it looks at the store as it goes."""
+
+    def __init__(self, error, look=lambda given: None):
+        self._training = training(config(**ASKED))
+        self._error, self._look = error, look
+        self.config, self.facts = self._training.config, self._training.facts
+
+    def rows(self) -> Iterator[MeasuredRow]:
+        given = []
+        for measured in self._training.rows():
+            if measured.row.row == 2:
+                raise self._error
+            self._look(given)
+            yield measured
+            given.append((measured.seed, measured.row.row))
+
+
+def test_rows_are_stored_as_they_come(store, experiment_id):
+    """Before a bucket starts, the rows of all members up to it are in the store."""
+    seen = []
+
+    def look(given):
+        members = runs_of(store, experiment_id)[1]
+        stored = {(s, n) for s, run in members.items() for n in range(len(rows_in(run)))}
+        assert stored == set(given)
+        seen.append(len(stored))
+
+    with pytest.raises(TrainingError):
+        train_ensemble_in_process(store, Breaking(TrainingError("enough"), look), ASKED)
+    assert seen == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(TrainingError("the disk is full"), "FAILED"), (KeyboardInterrupt(), "KILLED")],
+)
+def test_whatever_ends_an_ensemble_closes_all_its_runs(store, experiment_id, error, status):
+    """With their rows scored, and the reason on each."""
+    with pytest.raises(type(error)):
+        train_ensemble_in_process(store, Breaking(error), ASKED)
+    parent, members = runs_of(store, experiment_id)
+    for run in (parent, *members.values()):
+        assert run.info.status == status
+        assert type(error).__name__ in run.data.tags[names.ERROR_TAG]
+        assert names.PROCESS_TAG not in run.data.tags
+        assert names.DIVERGED_TAG not in run.data.tags
+    for run in members.values():
+        assert run.data.tags[names.ROWS_TAG] == "partial"
+        assert len(rows_in(run)) == 2
+        assert "clear/in_domain_accuracy" in run.data.metrics
+    assert mlflow.active_run() is None
+
+
+def test_only_the_member_that_diverged_is_tagged_so(store, experiment_id):
+    """And the run above, which failed for that reason; the other members merely failed."""
+    error = messages.to_error(messages.refused(DivergedError("seed 2 is infinite", 2)))
+    with pytest.raises(DivergedError):
+        train_ensemble_in_process(store, Breaking(error), ASKED)
+    parent, members = runs_of(store, experiment_id)
+    assert parent.data.tags[names.DIVERGED_TAG] == "true"
+    assert members[2].data.tags[names.DIVERGED_TAG] == "true"
+    assert names.DIVERGED_TAG not in members[4].data.tags
+
+
+def test_an_active_run_is_joined_as_the_one_above(store):
+    """It stays open, and its members are closed."""
+    with mlflow.start_run(run_name="mine") as active:
+        train_ensemble_in_process(store, training(config(**ASKED)), ASKED)
+        assert mlflow.active_run().info.run_id == active.info.run_id
+    parent, members = runs_of(store, active.info.experiment_id)
+    assert parent.info.run_id == active.info.run_id
+    assert parent.info.run_name == "mine"
+    assert {run.info.status for run in members.values()} == {"FINISHED"}
+
+
+def test_a_row_carries_its_seed_through_the_pipe():
+    """What the training process says is what the supervisor hears."""
+    for measured in list(training(config(**ASKED)).rows())[-2:]:
+        pipe = io.BytesIO(b"".join(messages.encode(messages.row(measured))))
+        assert messages.to_row(messages.decode(pipe.readline(), pipe.read)) == measured
+
+
+def test_matrices_by_seed_from_python(store):
+    """One call, on the embedded dataset's pixels; train itself has no matrix to give for many."""
+    asked = {"features": "pixels", "epochs": 2, "seeds": "1,0", "device": "cpu"}
+    matrices = clear_mlflow.train_ensemble(**asked)
+    assert list(matrices) == [1, 0]
+    assert matrices[1].num_rows == 10
+    with pytest.raises(ConfigError, match="call train_ensemble, or pass seed=N"):
+        clear_mlflow.train(**asked)
+    with pytest.raises(ConfigError, match="pass seeds=0,1,2, or call train"):
+        clear_mlflow.train_ensemble(features="pixels")
+
+
+def test_the_command_trains_members_in_one_supervised_process(store, experiment_id):
+    """From parameters to closed runs, and the means of both on standard output."""
+    asked = ["--features", "pixels", "--epochs", "2", "--seeds", "0,5", "--device", "cpu"]
+    done = subprocess.run(
+        [sys.executable, "-m", "clear_mlflow", "train", *asked],
+        env={**os.environ, "MLFLOW_EXPERIMENT_NAME": "test"},
+        text=True,
+        capture_output=True,
+        check=True,
+        timeout=180,
+    )
+    parent, members = runs_of(store, experiment_id)
+    assert set(members) == {0, 5}
+    assert all(len(rows_in(run)) == 11 for run in members.values())
+    assert {run.info.status for run in (parent, *members.values())} == {"FINISHED"}
+    assert "2 members: seeds 0, 5" in done.stdout
+    assert f"{parent.data.metrics['mean/clear/in_domain_accuracy']:.4f}" in done.stdout
+
+
+def test_a_seed_list_that_cannot_be_is_refused():
+    """Seeds twice would be one run twice."""
+    with pytest.raises(ConfigError, match="distinct seeds"):
+        check(config(seeds="1,1"))

@@ -1,0 +1,139 @@
+"""What a training stores beside its rows: answers per image, and models that give them again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from learning_streams import config, random_stream
+from released_layout import write_released
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.errors import DataError, RecordError
+from clear_mlflow.learning.prepare import prepare
+from clear_mlflow.learning.progress import progress_for
+from clear_mlflow.learning.training import StreamTraining, check
+from clear_mlflow.predictions import EvaluationSet, RowPredictions, predictions_file_name
+from clear_mlflow.process.parent import TrainingProcess
+from clear_mlflow.record import RowRecord
+from clear_mlflow.tracking import names
+from clear_mlflow.tracking.retest import retest
+from clear_mlflow.tracking.session import train_in_process
+
+SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "16", "epochs": "2"}
+SMALL |= {"batch_size": "4", "device": "cpu", "lr": "0.05", "precision": "off"}
+
+
+@pytest.fixture
+def released(tmp_path):
+    return write_released(tmp_path / "data", train=4)
+
+
+def artifacts(run):
+    return Path(run.info.artifact_uri.removeprefix("file://"))
+
+
+def trained_run(store, experiment_id, root, *, process=False, **more):
+    """A run, trained here, or in a process of its own as the command line does."""
+    asked = {**SMALL, "data_root": str(root), **more}
+    if process:
+        with TrainingProcess(asked) as training:
+            train_in_process(store, training, asked)
+    else:
+        config = check(TrainConfig.resolve(asked))
+        train_in_process(store, prepare(config, progress_for(open_null())), asked)
+    (run,) = store.search_runs([experiment_id], order_by=["attributes.start_time DESC"])[:1]
+    return run
+
+
+def rows_of(run):
+    folder = artifacts(run) / "accuracy_matrix" / "rows"
+    return [
+        RowRecord.from_json(path.read_text(), source=path.name) for path in sorted(folder.iterdir())
+    ]
+
+
+@pytest.mark.parametrize("kept", ["labels", "probs", "none"])
+def test_predictions_are_stored_and_count_what_the_rows_say(store, experiment_id, released, kept):
+    """Through the training process into artifacts: every row, every image, one set for the run."""
+    run = trained_run(
+        store, experiment_id, released, predictions=kept, process=kept == "probs", log_models="last"
+    )
+    folder = artifacts(run) / "predictions"
+    if kept == "none":
+        assert not folder.exists()
+        return
+    images = EvaluationSet.load(folder / "evaluation_set.safetensors")
+    rows = rows_of(run)
+    assert len(list(folder.iterdir())) == 1 + len(rows)
+    for record in rows:
+        answers = RowPredictions.load(folder / predictions_file_name(record.row.row))
+        answers.check(images, record.row)
+        assert (answers.probabilities is not None) == (kept == "probs")
+    assert images.num_instances == rows[0].row.num_instances
+    assert images.buckets == rows[0].row.buckets
+    assert images.names[0] == "235821044"
+    assert len(list((artifacts(run) / "models").iterdir())) == 1
+
+
+def test_the_evaluation_set_is_of_the_files_contents(tmp_path):
+    """So that two runs are paired by what was shown to the model, wherever the files lie."""
+    one, _ = random_stream(tmp_path / "one", train=(4,), test=(5,), side=8)
+    same, _ = random_stream(tmp_path / "two", train=(4,), test=(5,), side=8)
+    other, _ = random_stream(tmp_path / "three", train=(4,), test=(5,), side=8, seed=1)
+    digests = []
+    for stream in (one, same, other):
+        training = StreamTraining(check(config()), stream, "made up", progress_for(open_null()))
+        path = tmp_path / "evaluation_set.safetensors"
+        path.write_bytes(training.facts.evaluation_set)
+        digests.append(EvaluationSet.load(path).digest)
+    assert digests[0] == digests[1] != digests[2]
+
+
+def open_null():
+    return Path("/dev/null").open("w")
+
+
+def test_stored_models_give_their_rows_again(store, experiment_id, released):
+    """On the same test sets the same counts, in a run of its own below the first."""
+    run = trained_run(store, experiment_id, released, log_models="all", strategy="replay")
+    assert len(list((artifacts(run) / "models").iterdir())) == len(rows_of(run))
+    scores = retest(store, run, data_root=str(released))
+    again = store.get_run(scores.run_id)
+    assert again.data.tags["mlflow.parentRunId"] == run.info.run_id
+    assert again.data.tags[names.RETESTED_TAG] == run.info.run_id
+    assert again.info.status == "FINISHED"
+    assert [r.row for r in rows_of(again)] == [r.row for r in rows_of(run)]
+    assert scores.summary == {
+        k: v for k, v in run_metrics(store, run).items() if k in scores.summary
+    }
+
+
+def run_metrics(store, run):
+    return store.get_run(run.info.run_id).data.metrics
+
+
+def test_a_test_set_that_came_later_gives_rows_of_its_own(store, experiment_id, released, tmp_path):
+    """Another dataset of the same classes: other counts, another digest; the old rows stay."""
+    run = trained_run(store, experiment_id, released, log_models="last")
+    before = [r.to_json() for r in rows_of(run)]
+    later = write_released(tmp_path / "later", train=4, test=3)
+    scores = retest(store, run, data_root=str(later))
+    (row,) = rows_of(store.get_run(scores.run_id))
+    assert row.row.row == len(row.row.buckets)
+    assert row.dataset.digest != rows_of(run)[0].dataset.digest
+    assert [r.to_json() for r in rows_of(run)] == before
+
+
+def test_what_cannot_be_tested_again_is_one_line(store, experiment_id, released, tmp_path):
+    """No models, a damaged one, other classes, other buckets."""
+    run = trained_run(store, experiment_id, released)
+    with pytest.raises(RecordError, match="holds no model; train with log_models"):
+        retest(store, run, data_root=str(released))
+    run = trained_run(store, experiment_id, released, log_models="last")
+    (model,) = (artifacts(run) / "models").iterdir()
+    model.write_bytes(model.read_bytes()[:-10])
+    with pytest.raises(RecordError, match="does not hold the weights of this model"):
+        retest(store, run, data_root=str(released))
+    with pytest.raises(DataError):
+        retest(store, run, data_root=str(tmp_path / "nowhere"))
