@@ -1,7 +1,7 @@
 """What comparing costs: ``python benchmarks/compare.py`` prints it as a table in Markdown.
 
-Runs of ten buckets in a fresh sqlite store, in groups of five seeds and each for itself; half of
-the runs keep predictions. Every measurement is of the whole command, in a process of its own, and
+Runs of ten buckets in a fresh sqlite store, in groups of five seeds and each for itself; all keep
+their predictions. Every measurement is of the whole command, in a process of its own, and
 of its parts within one.
 """
 
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def write_runs(folder: Path, uri: str, count: int) -> None:
-    """Finished runs that hold rows, and every other five of them predictions."""
+    """Finished runs that hold rows and predictions."""
     import mlflow
     from comparisons import counts, log_predictions, log_run
     from mlflow import MlflowClient
@@ -60,8 +60,7 @@ def write_runs(folder: Path, uri: str, count: int) -> None:
         correct = counts(100 + 7 * strategy, seed, BUCKETS)
         name = f"strategy {strategy}"
         run = log_run(client, experiment, f"{name} seed {seed}", correct, strategy=name, seed=seed)
-        if strategy % 2 == 0:
-            log_predictions(client, run, correct, folder)
+        log_predictions(client, run, correct, folder)
 
 
 def parts(uri: str, by: tuple[str, ...], folder: Path) -> dict[str, float]:

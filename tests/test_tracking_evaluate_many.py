@@ -264,6 +264,28 @@ def test_ctrl_c_tells_what_is_done_and_the_next_call_does_the_rest(store, many, 
     assert f"{120 - done} scored, {done} unchanged" in out
 
 
+def test_the_summary_of_many_runs_names_those_that_lack_something(store, many, capsys):
+    """A line for a run that ended early and for a damaged one, none for the other fifty-one."""
+    from clear_mlflow.cli.verdicts import Summary
+
+    early, damaged = many("early", "damaged")
+    (rows_folder(early) / "row_004.json").unlink()
+    (rows_folder(damaged) / "row_004.json").write_text("{")
+    (whole,) = many("whole")
+    summary = Summary()
+    for verdict in [*search(store), *search(store) * 17]:
+        summary.add(verdict)
+    summary.show(dry_run=False, stopped=False)
+    out, err = capsys.readouterr()
+    assert early.info.run_id in out
+    assert "3 of 4 rows" in out
+    assert damaged.info.run_id in out
+    assert whole.info.run_id not in out
+    assert "18 failed, 2 scored, 34 unchanged" in out
+    assert "18 runs lack rows" in out
+    assert f"error: run {damaged.info.run_id}: row_004.json" in err
+
+
 def test_own_metric_and_changed_definition_on_the_command_line(store, many, tmp_path, monkeypatch):
     """A function of the working folder is logged; its next version is refused with exit code 2."""
     from click.testing import CliRunner

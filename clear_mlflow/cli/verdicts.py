@@ -17,9 +17,9 @@ from rich.text import Text
 from clear_mlflow.cli.output import print_scores
 from clear_mlflow.tracking.evaluate import Verdict
 
-# Up to so many runs each has its line; of more, those that somebody should look at.
+# Up to so many runs each has its line; of more, those with problems and those that lack rows.
 _ALL_SHOWN = 50
-_PROBLEMS_SHOWN = 1000
+_MOST_SHOWN = 1000
 _PIPED_WIDTH = 200
 
 
@@ -32,6 +32,8 @@ class Summary:
         self._first: list[Verdict] = []
         self._only: Verdict | None = None  # with its scores, while it is the only one
         self._values = 0
+        self._notable: list[Verdict] = []
+        self._num_partial = 0
         self._num_problems = 0
         self._from_tags = 0
 
@@ -45,9 +47,12 @@ class Summary:
             self._from_tags += verdict.scores.from_tag
         if len(self._first) <= _ALL_SHOWN:
             self._first.append(light)
+        self._num_partial += verdict.is_partial
+        if (verdict.is_problem or verdict.is_partial) and len(self._notable) < _MOST_SHOWN:
+            self._notable.append(light)
         if verdict.is_problem:
             self._num_problems += 1
-            if len(self.problems) < _PROBLEMS_SHOWN:
+            if len(self.problems) < _MOST_SHOWN:
                 self.problems.append(light)
 
     @property
@@ -74,7 +79,7 @@ class Summary:
         if self._only is not None and self._only.scores is not None:
             print_scores(self._only.scores, out)
         table = Table("run", "name", "verdict", "detail", box=None, pad_edge=False)
-        for verdict in self._first if len(self._first) <= _ALL_SHOWN else self.problems:
+        for verdict in self._first if len(self._first) <= _ALL_SHOWN else self._notable:
             table.add_row(
                 Text(verdict.run_id), Text(verdict.run_name), verdict.action, Text(verdict.detail)
             )
@@ -82,6 +87,8 @@ class Summary:
             out.print(table)
         done = "would be logged" if dry_run else "logged"
         out.print(f"\n{self}; {self._values} metric values {done}", highlight=False, end="")
+        if self._num_partial:
+            out.print(f"; {self._num_partial} runs lack rows", highlight=False, end="")
         if self._from_tags:
             out.print(f"; {self._from_tags} matrices from tags", highlight=False, end="")
         if dry_run:

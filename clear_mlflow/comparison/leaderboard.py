@@ -17,15 +17,15 @@ _PARTS = ("mean", "std", "low", "high", "n")
 
 
 def leaderboard_columns(comparison: Comparison) -> list[str]:
-    """Names of the columns: what was grouped by, then five for each metric."""
+    """Names of the columns: five for each metric, and what was grouped by behind them."""
     return [
         "rank",
         "group",
-        *(f"by {name}" for name in comparison.group_by),
         "runs",
+        *(f"{metric} {part}" for metric in _metrics(comparison) for part in _PARTS),
+        *(f"by {name}" for name in comparison.group_by),
         "dataset",
         "protocol",
-        *(f"{metric} {part}" for metric in comparison.metrics for part in _PARTS),
         "run ids",
     ]
 
@@ -34,16 +34,21 @@ def leaderboard_rows(comparison: Comparison) -> Iterator[list[str | int | float 
     """A row per group, best first; None where a value is not defined."""
     for rank, group in enumerate(comparison.groups, start=1):
         setting = comparison.settings[group.setting]
-        cells: list[str | int | float | None] = [rank, _text(group.name)]
-        cells += [_text(group.labels[name]) for name in comparison.group_by]
-        cells += [len(group.members), _text(setting.dataset), setting.protocol]
-        for metric in comparison.metrics:
+        cells: list[str | int | float | None] = [rank, _text(group.name), len(group.members)]
+        for metric in _metrics(comparison):
             found = group.metrics.get(metric)
             if found is None:
                 cells += [None, None, None, None, 0]
             else:
                 cells += [found.mean, found.std, *_ends(found), found.n]
+        cells += [_text(group.labels[name]) for name in comparison.group_by]
+        cells += [_text(setting.dataset), setting.protocol]
         yield [*cells, " ".join(member.run_id for member in group.members)]
+
+
+def _metrics(comparison: Comparison) -> list[str]:
+    """The one that ranks first: a table's first columns are those that are seen."""
+    return sorted(comparison.metrics, key=lambda metric: metric != comparison.ranked_by)
 
 
 def leaderboard_table(comparison: Comparison) -> str:

@@ -46,6 +46,7 @@ class Verdict:
     detail: str  # what was written, or why nothing was
     scores: Scores | None = None
     is_problem: bool = False  # somebody should look at this run
+    is_partial: bool = False  # rows are missing, at the end or in between
 
     def without_scores(self) -> Verdict:
         """The same in a few hundred bytes, to be kept of many runs."""
@@ -136,7 +137,8 @@ class Evaluation:
             or scores.predicted.problem is not None
         )
         action = "scored" if changed else "unchanged"
-        return Verdict(run_id, name, action, "; ".join(notes), scores, matters)
+        partial_run = scores.rows_state != "complete"
+        return Verdict(run_id, name, action, "; ".join(notes), scores, matters, partial_run)
 
     @property
     def _versions(self) -> dict[str, int]:
