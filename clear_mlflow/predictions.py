@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Set
 from dataclasses import dataclass
@@ -212,11 +213,22 @@ class RowPredictions:
             raise RecordError(
                 f"predictions of row {self.row} hold a class that is not one of the {classes}"
             )
-        if row is not None and self.correct(images) != row.correct:
+        if row is None:
+            return
+        counted = self.correct(images)
+        if row.correct is not None and counted != row.correct:
             raise RecordError(
-                f"predictions of row {self.row} count {shown(self.correct(images))} right images "
-                f"per bucket, but the row says {shown(row.correct)}"
+                f"predictions of row {self.row} count {shown(counted)} right images per bucket, "
+                f"but the row says {shown(row.correct)}"
             )
+        if row.correct is None:
+            for right, count, said in zip(counted, images.num_instances, row.accuracy, strict=True):
+                # Other programs keep a few digits; an image more or less is beyond them.
+                if not math.isnan(said) and abs(right / count - said) > 0.5 / count:
+                    raise RecordError(
+                        f"predictions of row {self.row} give an accuracy of {right / count:.4f}, "
+                        f"but the row says {said:.4f}"
+                    )
 
     def hits(self, images: EvaluationSet) -> NDArray[np.bool_]:
         """(N,): which images were classified correctly."""
