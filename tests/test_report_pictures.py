@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from clear_mlflow import AccuracyMatrix, explain, summarize
-from clear_mlflow.report.heatmap import heatmap_array, heatmap_figure, heatmap_png
+from clear_mlflow.report.heatmap import heatmap_array, heatmap_figure, heatmap_png, png_array
 from clear_mlflow.report.text import matrix_table, metrics_table
 
 TEN = AccuracyMatrix(np.full((10, 10), 1.0), initial=[0.0912] * 10)
@@ -107,6 +107,7 @@ def test_picture_is_the_same_as_png_and_as_pixels():
     assert pixels.dtype == np.uint8
     assert pixels.ndim == 3
     np.testing.assert_array_equal(np.asarray(png), pixels)
+    np.testing.assert_array_equal(png_array(heatmap_png(TEN, "run")), pixels)
 
 
 def test_the_same_matrix_gives_the_same_bytes():

