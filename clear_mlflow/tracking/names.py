@@ -28,6 +28,8 @@ ERROR_TAG = "clear_mlflow.error"
 DIVERGED_TAG = "diverged"
 # What the run kept of each row's answers per test image: "labels" or "probs"; none without it.
 PREDICTIONS_TAG = "clear_mlflow.predictions"
+# How many processes trained together, where it was more than one.
+PROCESSES_TAG = "clear_mlflow.processes"
 # Who trains and when that process last said that it lives, as JSON; gone when the run is closed.
 PROCESS_TAG = "clear_mlflow.process"
 # The run whose stored models this one tested again.

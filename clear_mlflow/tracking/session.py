@@ -80,6 +80,9 @@ def train_supervised(
             process.stop()
             return _close_unopened(_outcome(error, signals.received))
         siblings.find()
+        if place.size > 1:
+            with suppress(ClearError), explained(f"tag run {run_id}"):
+                client.set_tag(run_id, names.PROCESSES_TAG, str(place.size))
         ensemble = None if config.seeds == NONE else TrackedEnsemble(client, run_id, config, asked)
         try:
             if ensemble is not None:
