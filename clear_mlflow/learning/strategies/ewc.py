@@ -45,7 +45,7 @@ class Ewc(Strategy):
 
     With ``online=yes`` there is one parabola from the start, around where the newest past bucket
     left the weights: its curvature is F*_k = gamma F*_{k-1} + F_k, and gamma once more while it is
-    used (equations 8 and 9 of Schwarz et al.). Unlike there, no bucket's F is normalised.
+    used (Schwarz et al.). Unlike there, no bucket's F is normalised.
 
     F is the diagonal of the Fisher information of the model as it left the bucket, over images of
     that bucket: the mean of the *squared gradient of each image's* log-likelihood. Many
@@ -74,7 +74,7 @@ class Ewc(Strategy):
     class Arguments:
         """How firmly, and how importance is measured."""
 
-        strength: float = 10.0  # lambda
+        strength: float = 3.0  # lambda
         online: bool = False
         gamma: float = 0.95  # of what is known of all past buckets, the share that stays; online
         fisher: str = "exact"
