@@ -336,6 +336,12 @@ class TrainConfig:
         default=NONE,
         help="Which buckets' models to store as artifacts: none, last or all.",
     )
+    resumable: str = _parameter(
+        _one_of("on", "off"),
+        default="on",
+        help="Store after each bucket what training goes on from (docs/resume.md); it is removed "
+        "when the last row is stored.",
+    )
     seed: int = _parameter(_whole(least=0), default="0", help="Seed of all that is random.")
     seeds: str = _parameter(
         _seeds,

@@ -46,5 +46,9 @@ class PeerLostError(TrainingError):
     """Another of the processes that train one model together has ended, or says nothing."""
 
 
+class StateError(TrainingError):
+    """A training's state cannot be kept, is damaged, or is of another training."""
+
+
 class UndefinedMetricError(ClearError):
     """A metric has no value on this matrix; the message is the reason."""

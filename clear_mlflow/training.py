@@ -24,12 +24,17 @@ class MeasuredRow:
             are not kept.
         model: the file of the model's weights, as safetensors; None where it is not kept.
         seed: of the member of an ensemble that it is of; None where one run trains alone.
+        state: the file that a training goes on from, after this row; see :mod:`.learning.state`.
+            None where none is kept.
+        no_state: why there is none although it was to be kept; None where there is no reason.
     """
 
     row: AccuracyRow
     predictions: bytes | None = None
     model: bytes | None = None
     seed: int | None = None
+    state: bytes | None = None
+    no_state: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +73,8 @@ class Training(Protocol):
 
     def rows(self) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured.
+
+        A training that is resumed gives the row that it goes on from once more, as it was.
 
         The next bucket begins only when the next row is asked for: what a caller does with a row
         (store it) is done before training goes on. An ensemble gives a row of each member, in the

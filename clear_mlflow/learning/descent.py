@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,17 @@ class GradientDescent:
         """Go on with other weights, as if nothing had been learned: no optimiser state stays."""
         self._model.load_state_dict(fresh.state_dict())
         self._optimizer = None
+
+    def optimizer_state(self) -> tuple[tuple[str, ...], dict[str, Any]] | None:
+        """What the next bucket's steps go on from, and the names of the weights that it is of.
+
+        None where the next bucket's optimiser starts anew.
+        """
+        return kept_optimizer_state(self._optimizer, self._model, self._config)
+
+    def restore_optimizer(self, names: Sequence[str], state: dict[str, Any]) -> None:
+        """Go on from what :meth:`optimizer_state` gave."""
+        self._optimizer = restored_optimizer(self._model, self._config, names, state)
 
     def run(
         self, samples: Samples, *, position: int, hooks: Hooks, epochs: int | None = None
@@ -153,7 +164,31 @@ class GradientDescent:
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """The optimiser that a configuration names, over the weights that it trains."""
-    weights = [p for p in model.parameters() if p.requires_grad]
+    return _optimizer_of([p for p in model.parameters() if p.requires_grad], config)
+
+
+def kept_optimizer_state(
+    optimizer: torch.optim.Optimizer | None, model: nn.Module, config: TrainConfig
+) -> tuple[tuple[str, ...], dict[str, Any]] | None:
+    """The state of an optimiser that is kept at a new bucket, and the names of its weights."""
+    if optimizer is None or config.optimizer_state == "reset":
+        return None
+    known = {id(weight): name for name, weight in model.named_parameters()}
+    names = tuple(known[id(p)] for group in optimizer.param_groups for p in group["params"])
+    return names, optimizer.state_dict()
+
+
+def restored_optimizer(
+    model: nn.Module, config: TrainConfig, names: Sequence[str], state: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """The optimiser that :func:`kept_optimizer_state` told of, over the weights of a model."""
+    known = dict(model.named_parameters())
+    optimizer = _optimizer_of([known[name] for name in names], config)
+    optimizer.load_state_dict(state)
+    return optimizer
+
+
+def _optimizer_of(weights: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
     decay = config.weight_decay
     if config.optimizer == "adam":
         return torch.optim.Adam(weights, lr=config.lr, weight_decay=decay)

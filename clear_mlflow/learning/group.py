@@ -78,6 +78,26 @@ class Group:
         whole[start : start + len(part)] = part
         return self.add_up(whole)  # each place has one term that may not be 0: exact
 
+    def from_first(self, content: bytes | None) -> bytes | None:
+        """What the first process has, in all of them.
+
+        Args:
+            content: of the first process; of the others nothing is looked at.
+        """
+        if self.size == 1:
+            return content
+        where = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+        own = content if self.rank == 0 else None
+        length = torch.tensor(-1 if own is None else len(own), device=where)
+        dist.broadcast(length, 0)
+        if length.item() < 0:
+            return None
+        whole = torch.empty(int(length.item()), dtype=torch.uint8, device=where)
+        if own is not None:
+            whole.copy_(torch.frombuffer(bytearray(own), dtype=torch.uint8))
+        dist.broadcast(whole, 0)
+        return whole.cpu().numpy().tobytes()
+
     def weight(self, part: int, whole: int) -> float:
         """What this process's mean loss counts, so that the mean over processes is the batch's.
 

@@ -10,14 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import DivergedError
-from clear_mlflow.learning.descent import GradientDescent, Hooks, build_optimizer, learning_rate
+from clear_mlflow.learning.descent import (
+    GradientDescent,
+    Hooks,
+    build_optimizer,
+    kept_optimizer_state,
+    learning_rate,
+    restored_optimizer,
+)
 from clear_mlflow.learning.device import Draw, generator
 from clear_mlflow.learning.group import ALONE, Group
 from clear_mlflow.learning.images import Samples, batch_bounds
@@ -81,6 +88,14 @@ class HeadsDescent:
     def forget_steps(self) -> None:
         """Let go of the optimiser's state."""
         self._optimizer = None
+
+    def optimizer_state(self) -> tuple[tuple[str, ...], dict[str, Any]] | None:
+        """See :meth:`GradientDescent.optimizer_state`."""
+        return kept_optimizer_state(self._optimizer, self.stack, self._config)
+
+    def restore_optimizer(self, names: Sequence[str], state: dict[str, Any]) -> None:
+        """See :meth:`GradientDescent.restore_optimizer`."""
+        self._optimizer = restored_optimizer(self.stack, self._config, names, state)
 
     @torch.no_grad()
     def run(self, samples: Sequence[Samples], *, position: int, epochs: int | None = None) -> None:
@@ -177,6 +192,14 @@ class HeadDescent(GradientDescent):
         """Go on with other weights, as if nothing had been learned."""
         super().restart(fresh)
         self._heads.forget_steps()
+
+    def optimizer_state(self) -> tuple[tuple[str, ...], dict[str, Any]] | None:
+        """What the next bucket's steps go on from."""
+        return self._heads.optimizer_state()
+
+    def restore_optimizer(self, names: Sequence[str], state: dict[str, Any]) -> None:
+        """Go on from what :meth:`optimizer_state` gave."""
+        self._heads.restore_optimizer(names, state)
 
     def run(
         self, samples: Samples, *, position: int, hooks: Hooks, epochs: int | None = None

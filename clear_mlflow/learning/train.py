@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from clear_mlflow.learning.heads import descent_for
 from clear_mlflow.learning.images import HeldOutImages, Normaliser, batch_bounds, is_features
 from clear_mlflow.learning.models import build_model, linear_head
 from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.state import SavedTraining, Snapshot, capture, restore
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 from clear_mlflow.matrix import AccuracyRow
 
@@ -44,6 +45,8 @@ class Trained:
     row: AccuracyRow
     tested: Tested
     model: nn.Module  # the one that goes on training: read it before the next row is asked for
+    # Takes down what training goes on from; to be called before the next row is asked for.
+    snapshot: Callable[[], Snapshot] | None = None
 
 
 def train(
@@ -52,6 +55,7 @@ def train(
     *,
     progress: TrainingProgress,
     group: Group = ALONE,
+    saved: SavedTraining | None = None,
 ) -> Iterator[Trained]:
     """Train through the stream and test on all buckets before the first and after each.
 
@@ -62,29 +66,37 @@ def train(
         config: the parameters; ``device`` and ``precision`` are resolved.
         progress: who is told.
         group: the processes that do this together; each gets all rows.
+        saved: what to go on from, of a training with the same parameters and data.
 
     Yields:
-        Row 0, of the untrained model, then one row per bucket. The next bucket begins only when
-        the next row is asked for.
+        Row 0, of the untrained model, then one row per bucket; or those after the row that was
+        saved. The next bucket begins only when the next row is asked for.
 
     Raises:
         ConfigError: the strategy or the weights do not fit the stream.
         DataError: an image cannot be decoded.
         DivergedError: the loss or the model's output is no longer a finite number.
+        StateError: what was saved is damaged, or of another training.
     """
     model = group.synchronize(fresh_model(stream, config))
     arguments = check_strategy(config)
     strategy = load_strategy(config.strategy)(config, stream, model, arguments)
     descent = descent_for(strategy, model, config, keys=stream.keys, progress=progress, group=group)
 
-    yield measured_row(model, stream, config, trained=0, progress=progress, group=group)
-    for position, key in enumerate(stream.keys):
+    def tested(trained: int) -> Trained:
+        row = measured_row(model, stream, config, trained=trained, progress=progress, group=group)
+        return replace(row, snapshot=lambda: capture(model, strategy, descent))
+
+    if saved is None:
+        yield tested(0)
+    else:
+        restore(saved.snapshot, model, strategy, descent)
+    first = 0 if saved is None else saved.row.row
+    for position, key in list(enumerate(stream.keys))[first:]:
         progress.bucket_started(key, position=position, num_buckets=len(stream.keys))
         strategy.learn(position, descent)
         strategy.after_bucket(position)
-        yield measured_row(
-            model, stream, config, trained=position + 1, progress=progress, group=group
-        )
+        yield tested(position + 1)
 
 
 def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.Module:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 import torch
 from safetensors.torch import save
+from torch import Tensor
 
 from clear_mlflow.config import FULL, NONE, TrainConfig
 from clear_mlflow.data.cache import DecodedCache
 from clear_mlflow.data.evaluation_set import evaluation_set
 from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.errors import ConfigError, StateError
 from clear_mlflow.learning.device import memory_told, resolve_device, resolve_precision
 from clear_mlflow.learning.ensemble import check_ensemble, train_ensemble
 from clear_mlflow.learning.features import FeatureStream, TrainingStream
@@ -24,10 +27,12 @@ from clear_mlflow.learning.group import ALONE, Group, check_devices
 from clear_mlflow.learning.images import DecodedStream
 from clear_mlflow.learning.models import check_model
 from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.state import SavedTraining, read_state, to_bytes
 from clear_mlflow.learning.strategies import strategy_names
 from clear_mlflow.learning.strategies._arguments import arguments_as_text
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 from clear_mlflow.learning.train import Trained, train
+from clear_mlflow.matrix import AccuracyRow
 from clear_mlflow.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.ranks import ALONE_HERE, Place
 from clear_mlflow.training import MeasuredRow, StreamFacts
@@ -99,6 +104,7 @@ class StreamTraining:
         left_out: paths of damaged images that the stream no longer holds; the first 100.
         num_left_out: how many they are in all.
         group: the processes that train together; of those but the first, rows have no files.
+        saved: the file of a state to go on from; of several processes, the first one reads it.
     """
 
     config: TrainConfig
@@ -110,6 +116,7 @@ class StreamTraining:
     left_out: tuple[str, ...] = ()
     num_left_out: int = 0
     group: Group = ALONE
+    saved: Path | None = None
 
     def __post_init__(self) -> None:
         if self.features is not None:
@@ -161,12 +168,17 @@ class StreamTraining:
                 for seed, member in train_ensemble(stream, self.config, progress=progress):
                     yield dataclasses.replace(self.measured(member), seed=seed)
                 return
-            for trained in train(stream, self.config, progress=progress, group=self.group):
+            saved = self._saved()
+            if saved is not None:
+                yield self._again(saved)
+            for trained in train(
+                stream, self.config, progress=progress, group=self.group, saved=saved
+            ):
                 yield self.measured(trained)
 
     def measured(self, trained: Trained) -> MeasuredRow:
         """A row, with those files of it that the configuration keeps."""
-        predictions = model = None
+        predictions = None
         if self._evaluation_set is not None:
             predictions = RowPredictions(
                 row=trained.row.row,
@@ -174,11 +186,48 @@ class StreamTraining:
                 probabilities=trained.tested.probabilities,
                 evaluation_set=self._evaluation_set.digest,
             ).to_bytes()
-        kept = {"none": (), "last": (len(trained.row.buckets),)}.get(self.config.log_models)
-        if self.group.rank == 0 and (kept is None or trained.row.row in kept):
-            state = trained.model.state_dict()
-            model = save({name: tensor.contiguous() for name, tensor in state.items()})
-        return MeasuredRow(trained.row, predictions, model)
+        model = state = no_state = None
+        if self.group.rank == 0:
+            if self._keeps_model(trained.row):
+                model = _model_file(trained.model.state_dict())
+            if self.config.resumable == "on" and trained.snapshot is not None:
+                try:
+                    state = to_bytes(trained.snapshot(), trained.row, predictions)
+                except StateError as error:  # a run that cannot be resumed is better than none
+                    no_state = str(error)
+        return MeasuredRow(trained.row, predictions, model, state=state, no_state=no_state)
+
+    def _keeps_model(self, row: AccuracyRow) -> bool:
+        kept = {"none": (), "last": (len(row.buckets),)}.get(self.config.log_models)
+        return kept is None or row.row in kept
+
+    def _saved(self) -> SavedTraining | None:
+        """What to go on from, the same in all processes."""
+        if self.group.size == 1:
+            return None if self.saved is None else self._checked(read_state(self.saved))
+        content = self.group.from_first(None if self.saved is None else self.saved.read_bytes())
+        if content is None:
+            return None
+        with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+            file = Path(folder, "state.safetensors")
+            file.write_bytes(content)
+            return self._checked(read_state(file))
+
+    def _checked(self, saved: SavedTraining) -> SavedTraining:
+        row = saved.row
+        tested = tuple(len(bucket.test) for bucket in self.stream.buckets)
+        if row.buckets != tuple(b.key for b in self.stream.buckets) or row.num_instances != tested:
+            raise StateError(
+                f"the training state is of buckets {', '.join(row.buckets)[:200]}, which are not "
+                "those of the dataset; start a new run"
+            )
+        return saved
+
+    def _again(self, saved: SavedTraining) -> MeasuredRow:
+        """The row that training goes on from, and its files, as they were measured."""
+        keeps = self.group.rank == 0 and self._keeps_model(saved.row)
+        model = _model_file(saved.model) if keeps else None
+        return MeasuredRow(saved.row, saved.predictions, model)
 
     def on_device(self, progress: TrainingProgress) -> TrainingStream:
         """The stream as tensors, decoded when they are first asked for."""
@@ -192,6 +241,10 @@ class StreamTraining:
             cache=self.cache,
             on_image=progress.images_decoded,
         )
+
+
+def _model_file(state: Mapping[str, Tensor]) -> bytes:
+    return save({name: tensor.contiguous() for name, tensor in state.items()})
 
 
 def _smallest_batch(batch_size: int | Literal["full"]) -> int:

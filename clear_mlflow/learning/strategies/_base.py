@@ -53,6 +53,9 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     # Right when several processes each have a share of every batch: the loss is a mean over the
     # batch's images (and of what depends on weights alone), and before_step needs no batch.
     several_processes: ClassVar[bool] = False
+    # Attributes that mean nothing between two buckets, as batches drawn for an epoch: a run that
+    # is resumed has them as they are when it begins. All others are kept; see learning/state.py.
+    scratch: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

@@ -48,6 +48,7 @@ class Agem(Strategy):
                 raise ConfigError(f"batch is {self.batch} in strategy_args; pass 0 or more")
 
     needs_memory = True
+    scratch = ("_held", "_batches")
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

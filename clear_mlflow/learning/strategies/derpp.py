@@ -57,6 +57,7 @@ class Derpp(Strategy):
                     )
 
     needs_memory = True
+    scratch = ("_answers", "_held", "_rehearsal")
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

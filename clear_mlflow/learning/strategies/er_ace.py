@@ -41,6 +41,7 @@ class ErAce(Strategy):
     """
 
     needs_memory = True
+    scratch = ("_held", "_rehearsal")
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

@@ -58,6 +58,7 @@ class Lwf(Strategy):
                 )
 
     several_processes = True
+    scratch = ("_old", "_answers")
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
