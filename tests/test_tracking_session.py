@@ -192,19 +192,19 @@ class LosingStore(KnownTraining):
 def test_rows_that_the_store_does_not_take_lie_in_files(
     store, experiment_id, tmp_path, monkeypatch
 ):
-    """Each one from the moment it is refused; the error says where, and how to send them."""
-    monkeypatch.chdir(tmp_path)
+    """Each one from the moment it is measured; the error says where, and how to send them."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "0.5")
     training = LosingStore(FOUR_BUCKETS)
     training.folder = tmp_path / "artifacts"
-    with pytest.raises(TrackingError, match="did not take 3 files of rows") as told:
+    with pytest.raises(TrackingError, match="did not take 6 files of rows") as told:
         train_in_process(store, training, ASKED)
     run = the_run(store, experiment_id)
-    folder = tmp_path / "unsent_rows" / run.info.run_id
-    assert str(folder) in str(told.value)
-    assert sorted(path.name for path in (folder / ROWS_FOLDER).iterdir()) == [
-        f"row_00{i}.json" for i in (2, 3, 4)
-    ]
-    text = (folder / ROWS_FOLDER / "row_004.json").read_text()
+    folder = tmp_path / "cache" / "unsent" / run.info.run_id
+    assert f"clear-mlflow sync {folder}" in str(told.value)
+    files = sorted(folder.glob(f"*-file/{ROWS_FOLDER}/*"))
+    assert [path.name for path in files] == [f"row_00{i}.json" for i in (2, 3, 4)]
+    text = files[-1].read_text()
     row = RowRecord.from_json(text, source="row_004.json")
     assert row.row.correct == tuple(FOUR_BUCKETS[4])
 

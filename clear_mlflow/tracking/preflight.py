@@ -20,6 +20,7 @@ from mlflow.environment_variables import (
     MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR,
     MLFLOW_HTTP_REQUEST_MAX_RETRIES,
     MLFLOW_HTTP_REQUEST_TIMEOUT,
+    MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER,
     MLFLOW_RUN_ID,
 )
 from mlflow.exceptions import MlflowException
@@ -38,6 +39,8 @@ def bound_retries() -> None:
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_MAX_RETRIES.name, "3")
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR.name, "1")
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_TIMEOUT.name, "30")
+    # A server may ask for an hour's patience with a 429 or a 503.
+    os.environ.setdefault(MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER.name, "false")
 
 
 def quiet_mlflow() -> None:

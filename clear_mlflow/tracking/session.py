@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import signal
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 import mlflow
@@ -23,12 +23,16 @@ from clear_mlflow.ranks import ALONE_HERE, Place
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.ensemble import TrackedEnsemble
 from clear_mlflow.tracking.generated_names import is_generated
+from clear_mlflow.tracking.leaving import hurried, leave, release
 from clear_mlflow.tracking.links import run_links
 from clear_mlflow.tracking.liveness import heartbeat, trains_now
+from clear_mlflow.tracking.outbox import UnsentError, is_final
 from clear_mlflow.tracking.preflight import explained, preflight
 from clear_mlflow.tracking.rows import refuse_foreign_rows
 from clear_mlflow.tracking.scoring import Scores, read_scores, write_scores
-from clear_mlflow.tracking.tracked_run import TrackedRun, run_name, track, warn
+from clear_mlflow.tracking.spool import End
+from clear_mlflow.tracking.tracked_run import TrackedRun, run_name, track
+from clear_mlflow.tracking.warning import warn
 from clear_mlflow.training import Training
 
 # A child that ended by one of these was stopped from outside; by any other it broke.
@@ -48,6 +52,7 @@ class Outcome:
     links: tuple[str, ...] = ()  # lines that tell where to look at the run
     seed: int | None = None  # of the member of an ensemble that diverged
     members: Mapping[int, Scores] = field(default_factory=dict)  # of an ensemble, by seed
+    unsent: UnsentError | None = None  # what was measured waits on local disk: the store was away
 
 
 def train_supervised(
@@ -108,6 +113,12 @@ def _outcome(
     run_id: str | None = None,
     died: tuple[int, ...] = (),
 ) -> Outcome:
+    if isinstance(error, UnsentError):
+        cause = error.__cause__
+        if isinstance(cause, (ClearError, TrainingDied)):
+            outcome = _outcome(cause, received, run_id, died)
+            return dataclasses.replace(outcome, unsent=error)
+        return _unsent_outcome(error, run_id)
     if died:
         which = " and ".join(map(str, died))
         return Outcome(
@@ -125,6 +136,23 @@ def _outcome(
     if -error.returncode in _KILLING:
         return Outcome(128 - error.returncode, "KILLED", run_id, None, str(error))
     return Outcome(1, "FAILED", run_id, None, str(error))
+
+
+def _unsent_outcome(error: UnsentError, run_id: str | None) -> Outcome:
+    """How a training in this process ended whose rows wait on local disk."""
+    cause = error.__cause__
+    if cause is None:
+        return Outcome(2, "FINISHED", run_id, None, None, unsent=error)
+    return Outcome(
+        1,
+        "KILLED" if isinstance(cause, KeyboardInterrupt) else "FAILED",
+        run_id,
+        None,
+        f"{type(cause).__name__}: {cause}",
+        diverged=isinstance(cause, DivergedError),
+        seed=cause.seed if isinstance(cause, DivergedError) else None,
+        unsent=error,
+    )
 
 
 def _close_unopened(outcome: Outcome) -> Outcome:
@@ -151,6 +179,8 @@ def _close(
     end: Callable[[str], object] = mlflow.end_run,
 ) -> Outcome:
     """Close a run, and before it the members that it stands above."""
+    if outcome.unsent is not None:
+        return _leave(client, run_id, outcome, ensemble, end)
     if ensemble is None:
         return _close_run(client, run_id, outcome, end)
     scores: dict[int, Scores] = {}
@@ -181,6 +211,37 @@ def _close(
     return dataclasses.replace(_close_run(client, run_id, outcome, end), members=scores)
 
 
+def _leave(
+    client: MlflowClient,
+    run_id: str,
+    outcome: Outcome,
+    ensemble: TrackedEnsemble | None,
+    end: Callable[[str], object] | None,
+) -> Outcome:
+    """Keep how a training ended whose rows the store did not take; nothing is asked of the store.
+
+    Args:
+        client: the store that is away.
+        run_id: of the run.
+        outcome: how it ended.
+        ensemble: the members that it stands above.
+        end: what ends the run; None where it is not ours to end.
+    """
+    unsent = outcome.unsent
+    folders = {} if unsent is None else unsent.folders
+    members = {} if ensemble is None else ensemble.run_ids
+    for seed, member_id in members.items():
+        diverged = outcome.diverged and outcome.seed == seed
+        told = End(outcome.status, outcome.error, diverged)
+        leave(client, member_id, told, folders.get(member_id))
+    status = None if end is None else outcome.status
+    leave(client, run_id, End(status, outcome.error, outcome.diverged), folders.get(run_id))
+    if end is not None:
+        release(run_id, end)
+    error = "; ".join(filter(None, (outcome.error, str(unsent))))
+    return dataclasses.replace(outcome, exit_code=outcome.exit_code or 2, error=error)
+
+
 def _close_run(
     client: MlflowClient,
     run_id: str,
@@ -190,15 +251,18 @@ def _close_run(
     """Score what is stored, say why the run ended, and set its status."""
     scores, code, status = None, outcome.exit_code, outcome.status
     errors = [outcome.error] if outcome.error else []
+    calls = ExitStack()
     try:
         scores = score(client, run_id)
     except ClearError as refusal:
         # Training went well or not; that its record is not in order is what counts now.
         errors.append(str(refusal))
+        if isinstance(refusal, TrackingError) and not is_final(refusal):
+            calls.enter_context(hurried())
         code, status = code or 2, "FAILED" if status == "FINISHED" else status
     links: tuple[str, ...] = ()
     try:
-        with explained(f"close run {run_id}"):
+        with calls, explained(f"close run {run_id}"):
             if errors:
                 client.set_tag(run_id, names.ERROR_TAG, "; ".join(errors))
             if outcome.diverged:
@@ -210,12 +274,16 @@ def _close_run(
     except ClearError as refusal:
         errors.append(str(refusal))
         code = code or 2
+        if not is_final(refusal):
+            release(run_id, end)
+            told = End(outcome.status, outcome.error, outcome.diverged)
+            errors.append(leave(client, run_id, told))
     return dataclasses.replace(
         outcome,
         exit_code=code,
         status=status,
         scores=scores,
-        error="; ".join(errors) or None,
+        error="; ".join(filter(None, errors)) or None,
         links=links,
     )
 
@@ -248,6 +316,10 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
             track(training, run)
         scores = score(client, run_id)
         status = "FINISHED"
+    except UnsentError as error:
+        outcome = _unsent_outcome(error, run_id)
+        _leave(client, run_id, outcome, None, None if joined else mlflow.end_run)
+        raise
     except BaseException as error:
         status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
         # What the rows so far define is logged if it can be. The caller gets the first error, and
@@ -260,13 +332,33 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
                 score(client, run_id)
         except ClearError as refusal:
             warn(str(refusal))
+        _end(client, run_id, status, joined is None, f"{type(error).__name__}: {error}")
         raise
-    finally:
-        if joined is None:
-            mlflow.end_run(status)
-        with suppress(ClearError), explained(f"close run {run_id}"):
-            _forget_process(client, run_id)
+    _end(client, run_id, status, joined is None)
     return scores
+
+
+def _end(
+    client: MlflowClient, run_id: str, status: str, ours: bool, error: str | None = None
+) -> None:
+    """Close a run of this process, or keep how it ended where the store is away.
+
+    Args:
+        client: the store.
+        run_id: of the run.
+        status: that it is given.
+        ours: whether it was opened here; a run that was joined is left open.
+        error: why it ended early.
+    """
+    try:
+        with explained(f"close run {run_id}"):
+            if ours:
+                mlflow.end_run(status)
+            _forget_process(client, run_id)
+    except ClearError as refusal:
+        told = leave(client, run_id, End(status if ours else None, error))
+        release(run_id, mlflow.end_run if ours else lambda _: None)
+        warn(f"{refusal}; {told}")
 
 
 def train_ensemble_in_process(
@@ -297,6 +389,10 @@ def train_ensemble_in_process(
     try:
         with ensemble:
             ensemble.track(training)
+    except UnsentError as error:
+        outcome = _unsent_outcome(error, run_id)
+        _leave(client, run_id, outcome, ensemble, None if joined else mlflow.end_run)
+        raise
     except BaseException as error:
         status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
         told = f"{type(error).__name__}: {error}"

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 import clear_mlflow
 from clear_mlflow.config import AUTO, NONE, TrainConfig, parameter_defaults
-from clear_mlflow.errors import TrackingError
 from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.predictions import (
     EVALUATION_SET_FILE,
@@ -30,23 +28,26 @@ from clear_mlflow.record import JSON, ROWS_FOLDER, DatasetIdentity, RowRecord, r
 from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.liveness import heartbeat
-from clear_mlflow.tracking.outbox import Outbox
+from clear_mlflow.tracking.outbox import Outbox, exit_patience, unsent_error
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.rows import refuse_foreign_rows
 from clear_mlflow.tracking.series import all_series, as_metrics, milliseconds
+from clear_mlflow.tracking.warning import warn
 from clear_mlflow.training import MeasuredRow, StreamFacts, Training
 
 _HEARTBEAT_SECONDS = 30.0
+_STOPPED_SECONDS = 10.0
+_JOIN_SECONDS = 1.0
 _LONGEST_DIGEST = 36  # characters that MLflow keeps of a dataset's digest
 
 
 class TrackedRun:
     """Keeps the record of one training in one MLflow run.
 
-    A row's artifact is stored before :meth:`log_row` returns, so before the next bucket starts.
-    All that is derived from rows (metrics, images) is sent from a thread behind it: training does
-    not wait for it. Metrics that are lost of it the post-run hook restores from the rows; of the
-    pictures it restores the last one.
+    A row is on local disk before :meth:`log_row` returns, so before the next bucket starts; and in
+    the store, too, unless the store is away. Its metrics go the same way, behind it. Pictures are
+    drawn and sent from a thread that training does not wait for, and not at all to a store that is
+    away; the post-run hook draws the last one in any case.
 
     Args:
         client: the store.
@@ -75,7 +76,10 @@ class TrackedRun:
         self._run_name = run_id
         self._facts: StreamFacts | None = None
         self._rows: list[AccuracyRow] = []
-        self._outbox = Outbox(client, run_id)
+        sender = None if leader is None else leader._outbox.sender
+        self._outbox: Outbox = Outbox(client, run_id, sender)
+        self._patience = 0.0
+        self._outboxes = [self._outbox]  # of an ensemble: its members', too
         self._kind = kind
         self._leader = leader
         self._alive = [run_id]  # runs that the heartbeat is of
@@ -83,8 +87,10 @@ class TrackedRun:
         if leader is not None:
             self._behind = leader._behind
             leader._alive.append(run_id)
+            leader._outboxes.append(self._outbox)
 
     def __enter__(self) -> TrackedRun:
+        self._patience = exit_patience()
         with explained(f"log the configuration of run {self.run_id}"):
             run = self.client.get_run(self.run_id)
             self._run_name = run.info.run_name or self.run_id
@@ -93,7 +99,9 @@ class TrackedRun:
             self._set_tags(run)
             # The first artifact: a store that takes no artifacts is found before any training.
             self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
+        self._outbox.open()
         if self._leader is None:
+            self._outbox.sender.start()
             self._behind.start()
         return self
 
@@ -103,17 +111,18 @@ class TrackedRun:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if self._leader is not None:
+            return
+        sender = self._outbox.sender
         try:
-            self._outbox.retry()
+            # Whoever stops a training does not wait for long.
+            sender.finish(min(self._patience, _STOPPED_SECONDS if error else math.inf))
         finally:
-            if self._leader is None:
-                self._behind.finish()
-        if self._outbox:
-            raise TrackingError(
-                f"the tracking store did not take {len(self._outbox)} files of rows; they are in "
-                f"{self._outbox.folder}: send them with 'mlflow artifacts log-artifacts --run-id "
-                f"{self.run_id} --local-dir {self._outbox.folder}', then run evaluate on that run"
-            ) from error
+            self._behind.finish(_JOIN_SECONDS if sender.is_away else None)
+            for outbox in self._outboxes:
+                outbox.close()
+        if unsent := unsent_error(sender):
+            raise unsent from error
 
     def log_facts(self, facts: StreamFacts) -> None:
         """Log the dataset as an MLflow input, with its digest and its counts per bucket."""
@@ -153,7 +162,10 @@ class TrackedRun:
     def log_row(self, measured: MeasuredRow) -> None:
         """Store a row as an artifact, now; its metrics and its picture follow by themselves.
 
-        A file that the store does not take is kept and sent again with the next one.
+        What the store does not take within seconds waits on local disk, and training goes on.
+
+        Raises:
+            TrackingError: no disk takes it, either; the row is written to standard error.
         """
         row = measured.row
         if self._facts is None:
@@ -177,7 +189,8 @@ class TrackedRun:
         matrix = AccuracyMatrix.from_rows(self._rows)
         protocol = record.protocol
         time = milliseconds(record.written_at)
-        self._behind.send(lambda: self._log_metrics(matrix, protocol, row.row, time))
+        self._outbox.sender.settle()
+        self._outbox.put_metrics(_metrics_of(matrix, protocol, row.row, time))
         if self._leader is None:
             self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
 
@@ -228,25 +241,21 @@ class TrackedRun:
             self.client.delete_tag(self.run_id, names.ERROR_TAG)
         self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
 
-    def _log_metrics(self, matrix: AccuracyMatrix, protocol: str, step: int, time: int) -> None:
-        points = {
-            name: {step: steps[step]}
-            for name, steps in all_series(matrix, protocol).items()
-            if step in steps
-        }
-        self.client.log_batch(self.run_id, metrics=as_metrics(points, {step: time}))
-
     def _log_picture(self, matrix: AccuracyMatrix, step: int) -> None:
+        if self._outbox.sender.is_away:
+            return
         picture = heatmap_array(matrix, f"{self._run_name}, after {step} buckets")
         self.client.log_image(self.run_id, picture, key=names.IMAGE_PER_ROW, step=step)
 
     def _beat(self) -> None:
+        if self._outbox.sender.is_away:
+            return
         for run_id in self._alive:
             self.client.set_tag(run_id, names.PROCESS_TAG, heartbeat())
 
     def _send(self, artifact: str, content: bytes) -> None:
-        if problem := self._outbox.send(artifact, content):
-            warn(f"{problem}; it is kept in {self._outbox.folder} and will be sent again")
+        """Keep a file, and send it after all that wait; :meth:`log_row` waits for them."""
+        self._outbox.put(artifact, content)
 
 
 def track(training: Training, run: TrackedRun) -> None:
@@ -254,6 +263,16 @@ def track(training: Training, run: TrackedRun) -> None:
     run.log_facts(training.facts)
     for measured in training.rows():
         run.log_row(measured)
+
+
+def _metrics_of(matrix: AccuracyMatrix, protocol: str, step: int, time: int) -> list[Metric]:
+    """What a row adds to every series."""
+    points = {
+        name: {step: steps[step]}
+        for name, steps in all_series(matrix, protocol).items()
+        if step in steps
+    }
+    return as_metrics(points, {step: time})
 
 
 def run_name(config: TrainConfig) -> str:
@@ -281,7 +300,11 @@ class _Behind:
     def __init__(self, beat: Callable[[], None]) -> None:
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._beat = beat
-        self._thread = threading.Thread(target=self._work, name="clear_mlflow tracking")
+        self._finishing = False
+        # A call that hangs must not keep the process: nothing here is needed.
+        self._thread = threading.Thread(
+            target=self._work, name="clear_mlflow tracking", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
@@ -289,9 +312,11 @@ class _Behind:
     def send(self, job: Callable[[], None]) -> None:
         self._jobs.put(job)
 
-    def finish(self) -> None:
+    def finish(self, seconds: float | None) -> None:
+        """Do what is left to do, within that time; stop at the first job that fails."""
+        self._finishing = True
         self._jobs.put(None)
-        self._thread.join()
+        self._thread.join(seconds)
 
     def _work(self) -> None:
         failed = False
@@ -306,8 +331,10 @@ class _Behind:
                 job()
             except Exception as error:  # the row itself is stored: see TrackedRun
                 if not failed:
-                    warn(f"metrics are late and will be logged at the end: {error}")
+                    warn(f"a picture is left out, the last one is drawn at the end: {error}")
                 failed = True
+                if self._finishing:
+                    return
 
 
 def _git_commit() -> str | None:
@@ -329,10 +356,3 @@ def _git_commit() -> str | None:
         return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def warn(message: str) -> None:
-    """Say something on standard error, in one line."""
-    line = " ".join(message.split())
-    with suppress(OSError):  # nobody may be reading any more
-        print(f"warning: {line}", file=sys.stderr, flush=True)
