@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.strategies import known_strategies
-from clear_mlflow.matrix import PROTOCOLS
+from clear_mlflow.matrix import PROTOCOLS, shown
 from clear_mlflow.predictions import KEEP_PREDICTIONS
 
 AUTO = "auto"
@@ -83,6 +83,7 @@ def _one_of(*known: str) -> Callable[[str], str]:
     return parse
 
 
+_LARGEST_CONFIG = 1 << 20  # bytes
 _LARGEST_WHOLE = 2**63 - 1  # what torch's seeds, MLflow's store and JSON's readers all hold
 
 
@@ -366,7 +367,8 @@ class TrainConfig:
         unknown = sorted(set(asked) - set(parameter_defaults()))
         if unknown:
             raise ConfigError(
-                f"unknown parameter {unknown[0]!r}; known are {', '.join(parameter_defaults())}"
+                f"unknown parameter {shown(unknown[0])}; known are "
+                f"{', '.join(parameter_defaults())}"
             )
         texts = {**parameter_defaults(), **asked}
         dataset = _parse("dataset", texts["dataset"])
@@ -453,7 +455,11 @@ def read_config_file(path: Path) -> dict[str, str]:
         ConfigError: the file cannot be read, or is not a JSON object of texts.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            told = file.read(_LARGEST_CONFIG + 1)
+        if len(told) > _LARGEST_CONFIG:
+            raise ValueError(f"it is larger than {_LARGEST_CONFIG >> 20} MiB")
+        content = json.loads(told.decode("utf-8"), object_pairs_hook=_each_once)
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(v, str) for v in content.values()):
@@ -463,8 +469,15 @@ def read_config_file(path: Path) -> dict[str, str]:
     return content
 
 
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it says a parameter twice")
+    return found
+
+
 def _parse(name: str, text: str) -> Any:
     try:
         return _FIELDS[name].metadata["parse"](text)
     except ValueError as error:
-        raise ConfigError(f"{name} is {text!r}; {error}") from None
+        raise ConfigError(f"{name} is {shown(text, 200)}; {error}") from None

@@ -19,6 +19,8 @@ from clear_mlflow.errors import ConfigError, RecordError
 PROTOCOLS = ("iid", "streaming")
 
 _LONGEST_KEY = 100
+# A small file may tell of so many buckets that their matrix would fill the memory.
+_MOST_BUCKETS = 1000
 # The largest integer that every JSON reader keeps exactly, also those that read doubles.
 _LARGEST_COUNT = 2**53
 
@@ -341,6 +343,8 @@ def _checked_row_fractions(fractions: object, buckets: tuple[str, ...]) -> tuple
 def _checked_buckets(keys: object) -> tuple[str, ...]:
     if not isinstance(keys, (tuple, list)) or not keys:
         raise RecordError(f"buckets is {shown(keys)}; expected the keys of one bucket or more")
+    if len(keys) > _MOST_BUCKETS:
+        raise RecordError(f"buckets holds {len(keys)} keys; expected at most {_MOST_BUCKETS}")
     seen = set()
     for key in keys:
         # What cannot be printed could not be told apart in a table, and may steer a terminal.

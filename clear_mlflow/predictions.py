@@ -33,6 +33,8 @@ KEEP_PREDICTIONS = ("labels", "none", "probs")
 _FORMAT = "clear_mlflow/predictions"
 _VERSION = "1.0"
 _LARGEST_FILE = 1 << 30  # bytes; the probabilities of CLEAR-100's 55,000 test images take 11 MB
+# Cells of the accuracies per row, bucket and class, which a small file could ask any number of.
+_MOST_CELLS = 50_000_000
 _CONTENT_BYTES = 16  # of each image's SHA-256: enough to tell any two images apart
 
 
@@ -73,6 +75,12 @@ class EvaluationSet:
             array.setflags(write=False)
         if count == 0 or not self.buckets or not self.class_names:
             raise RecordError("an evaluation set without images, buckets or classes arrived")
+        width, classes = len(self.buckets), len(self.class_names)
+        if (width + 1) * width * classes > _MOST_CELLS:
+            raise RecordError(
+                f"an evaluation set of {width} buckets and {classes} classes arrived; expected "
+                f"(buckets + 1) * buckets * classes to be at most {_MOST_CELLS}"
+            )
         if int(self.bucket.max()) >= len(self.buckets) or bool(
             (np.diff(self.bucket.astype(np.int64)) < 0).any()
         ):

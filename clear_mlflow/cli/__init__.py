@@ -14,6 +14,7 @@ from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.train import train
 from clear_mlflow.cli.train_distributed import train_distributed
 from clear_mlflow.errors import ClearError
+from clear_mlflow.report.rows import one_line
 from clear_mlflow.version import __version__
 
 
@@ -24,7 +25,7 @@ class _Group(click.Group):
         try:
             return super().invoke(ctx)
         except ClearError as error:
-            click.echo(f"error: {' '.join(str(error).split())}", err=True)
+            click.echo(f"error: {one_line(str(error))}", err=True)
             sys.exit(2)
 
 

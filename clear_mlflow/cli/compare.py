@@ -13,6 +13,7 @@ from rich.text import Text
 
 from clear_mlflow.config import AUTO, NONE
 from clear_mlflow.errors import ConfigError
+from clear_mlflow.report.rows import printable
 
 _PIPED_WIDTH = 200
 
@@ -126,7 +127,7 @@ def compare(
     if root.scheme in ("", "file"):
         lines.append(f"page     {Path(url2pathname(root.path), COMPARISON_PAGE)}")
     for line in lines:
-        out.print(Text(line), soft_wrap=True)
+        out.print(Text(printable(line)), soft_wrap=True)
 
 
 def _listed(text: str) -> list[str]:

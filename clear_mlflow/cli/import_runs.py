@@ -21,7 +21,7 @@ from clear_mlflow.config import AUTO, NONE
 from clear_mlflow.errors import ClearError, ConfigError, DataError
 from clear_mlflow.imports import FORMATS, Reading, load, passed_over, read_runs, recognise
 from clear_mlflow.matrix import PROTOCOLS, shown
-from clear_mlflow.report.rows import printable
+from clear_mlflow.report.rows import one_line
 
 if TYPE_CHECKING:
     from clear_mlflow.tracking.import_run import Importer
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _MOST_FILES = 10_000
 _DEEPEST = 16  # folders within folders
 _PIPED_WIDTH = 200
+_LONGEST_CELL = 600  # characters; a file's path below a folder has 255 and more
 # In a folder, a file that ends so is one of results; any other may be anything.
 _ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd", ".pkl")
 
@@ -262,7 +263,7 @@ def _show(lines: list[Line], *, stopped: bool) -> None:
     table = Table("file", "run", "name", "verdict", "detail", box=None, pad_edge=False)
     for line in lines:
         cells = (line.file, line.run_id, line.run_name, line.action, line.detail)
-        table.add_row(*(Text(printable(cell)) for cell in cells))
+        table.add_row(*(Text(one_line(cell, _LONGEST_CELL)) for cell in cells))
     counts = Counter(line.action for line in lines)
     told = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
     with suppress(OSError):  # whoever reads this may have gone
@@ -272,7 +273,7 @@ def _show(lines: list[Line], *, stopped: bool) -> None:
         out.print("; stopped: the same command does the rest" if stopped else "")
     for line in lines:
         if line.action == "failed":
-            click.echo(f"error: {printable(_told(line))}", err=True)
+            click.echo(f"error: {one_line(_told(line))}", err=True)
     if not lines and not stopped:
         click.echo("error: no file was found; name files, or a folder that holds some", err=True)
 

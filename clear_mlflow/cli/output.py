@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from clear_mlflow.report.rows import one_line, printable
 from clear_mlflow.report.text import matrix_table, metrics_table
 from clear_mlflow.tracking.scoring import Scores
 from clear_mlflow.tracking.session import Outcome
@@ -31,10 +32,10 @@ def print_outcome(outcome: Outcome) -> None:
         if outcome.run_id is not None:
             out.print(f"\nrun {outcome.run_id} {outcome.status}", highlight=False)
         for line in outcome.links:
-            out.print(Text(line), soft_wrap=True)
+            out.print(Text(printable(line)), soft_wrap=True)
     with suppress(OSError):
         if outcome.error:
-            print(f"error: {' '.join(outcome.error.split())}", file=sys.stderr, flush=True)
+            print(f"error: {one_line(outcome.error)}", file=sys.stderr, flush=True)
 
 
 def show_scores(scores: Scores) -> None:

@@ -10,6 +10,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.cli.output import show_scores
 from clear_mlflow.errors import ClearError
+from clear_mlflow.report.rows import one_line
 from clear_mlflow.tracking.retest import retest
 from clear_mlflow.tracking.selection import MissingRun
 
@@ -28,7 +29,7 @@ def retest_runs(client: MlflowClient, runs: Iterable[Run | MissingRun], *, data_
                 raise ClearError(run.problem)
             scores = retest(client, run, data_root=data_root)
         except ClearError as error:
-            print(f"error: run {run_id}: {' '.join(str(error).split())}", file=sys.stderr)
+            print(f"error: {one_line(f'run {run_id}: {error}')}", file=sys.stderr)
             code = 2
             continue
         show_scores(scores)

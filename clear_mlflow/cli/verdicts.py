@@ -15,12 +15,14 @@ from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.cli.output import print_scores
+from clear_mlflow.report.rows import one_line
 from clear_mlflow.tracking.evaluate import Verdict
 
 # Up to so many runs each has its line; of more, those with problems and those that lack rows.
 _ALL_SHOWN = 50
 _MOST_SHOWN = 1000
 _PIPED_WIDTH = 200
+_LONGEST_NAME = 100  # characters of a run's name
 
 
 class Summary:
@@ -70,7 +72,7 @@ class Summary:
         with suppress(OSError):  # whoever reads this may have gone
             self._show(out, dry_run, stopped)
         for verdict in self.problems:
-            click.echo(f"error: run {verdict.run_id}: {verdict.detail}", err=True)
+            click.echo(f"error: {one_line(f'run {verdict.run_id}: {verdict.detail}')}", err=True)
         if self._num_problems > len(self.problems):
             more = self._num_problems - len(self.problems)
             click.echo(f"error: {more} more runs have problems", err=True)
@@ -80,9 +82,8 @@ class Summary:
             print_scores(self._only.scores, out)
         table = Table("run", "name", "verdict", "detail", box=None, pad_edge=False)
         for verdict in self._first if len(self._first) <= _ALL_SHOWN else self._notable:
-            table.add_row(
-                Text(verdict.run_id), Text(verdict.run_name), verdict.action, Text(verdict.detail)
-            )
+            cells = (verdict.run_id, one_line(verdict.run_name, _LONGEST_NAME), verdict.action)
+            table.add_row(*(Text(one_line(cell)) for cell in (*cells, verdict.detail)))
         if table.row_count:
             out.print(table)
         done = "would be logged" if dry_run else "logged"

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import difflib
-import pickle
 import urllib.error
 from pathlib import Path
 from typing import Any
 
 import torch
 import torchvision.models
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clear_mlflow.config import NONE
+from clear_mlflow.data.features import load_torch_file
 from clear_mlflow.errors import ConfigError
+from clear_mlflow.report.rows import one_line
 
 SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: linear_head
 
 # Sizes that the message about a size that does not work tries, the smallest first.
 _USUAL_SIZES = (32, 64, 96, 128, 224, 299)
+
+_LARGEST_WEIGHTS = 8 << 30  # bytes; the largest of torchvision's take 2.6 GB
+_WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_COUNT_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 # The two models that return more than logits while they train, unless told not to.
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")
@@ -221,23 +225,17 @@ def _load_weights(model: nn.Module, path: Path, *, name: str) -> None:
         state = (
             load_file(path)
             if path.suffix == ".safetensors"
-            # Weights alone: torch's reader refuses every pickle that wants to run code.
-            else torch.load(path, map_location="cpu", weights_only=True)
+            else load_torch_file(path, max_bytes=_LARGEST_WEIGHTS)
         )
-    except (
-        OSError,
-        SafetensorError,
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-    ) as error:
+    except Exception as error:  # neither reader has a closed set of exceptions for damaged files
         problem = (str(error).splitlines() or [type(error).__name__])[0]
         raise ConfigError(
-            f"cannot read the weights {path} ({problem}); pass a .safetensors file, or a .pth that "
-            "torch.load reads with weights_only=True"
+            f"cannot read the weights {path} ({one_line(problem, 300)}); pass a .safetensors "
+            "file, or a .pth that torch.load reads with weights_only=True"
         ) from error
-    if not isinstance(state, dict) or not all(isinstance(t, Tensor) for t in state.values()):
+    if not isinstance(state, dict) or not all(
+        isinstance(key, str) and isinstance(t, Tensor) for key, t in state.items()
+    ):
         raise ConfigError(
             f"the weights {path} hold no dictionary of tensors; save model.state_dict() alone"
         )
@@ -259,10 +257,27 @@ def _load_weights(model: nn.Module, path: Path, *, name: str) -> None:
     for what, keys in (("lack", lacking), ("hold a foreign", foreign), ("differ in", wrong)):
         if keys:
             raise ConfigError(
-                f"the weights {path} {what} {keys[0]} ({len(keys)} such); they are not of model "
-                f"{name}"
+                f"the weights {path} {what} {one_line(keys[0], 200)} ({len(keys)} such); they "
+                f"are not of model {name}"
+            )
+    for key in expected.keys() & state.keys():
+        if not _are_plain_weights(state[key], expected[key]):
+            raise ConfigError(
+                f"the weights {path} hold a {state[key].dtype} in the layout {state[key].layout} "
+                f"as {key}, or numbers that are not finite; save the state_dict() of a model that "
+                "was trained"
             )
     model.load_state_dict(state, strict=False)
+
+
+def _are_plain_weights(weights: Tensor, expected: Tensor) -> bool:
+    """Whether a tensor from outside is numbers as the model's own, and nothing more curious."""
+    return (
+        weights.layout == torch.strided
+        and weights.device.type == "cpu"
+        and weights.dtype in (_WEIGHT_TYPES if expected.is_floating_point() else _COUNT_TYPES)
+        and bool(torch.isfinite(weights).all())
+    )
 
 
 def _small_cnn(num_classes: int) -> nn.Module:

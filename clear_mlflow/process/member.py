@@ -14,6 +14,7 @@ from clear_mlflow.errors import ClearError, ConfigError, DataError, DivergedErro
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.ranks import Place
+from clear_mlflow.report.rows import one_line
 
 # How long to outlive a training process that failed. The end of this process has torchrun end rank
 # 0, too; that one has noticed by itself by then, and can tell a failure from an order to stop.
@@ -50,8 +51,8 @@ def take_part(place: Place, asked: Mapping[str, str], signals: StoppingSignals) 
                     time.sleep(0.05)
                 told = common or isinstance(error, PeerLostError)
                 if not (signals.received and told):
-                    message = " ".join(str(error).split())
-                    print(f"error: rank {place.rank}: {message}", file=sys.stderr, flush=True)
+                    message = one_line(f"rank {place.rank}: {error}")
+                    print(f"error: {message}", file=sys.stderr, flush=True)
             if signals.received:
                 return 128 + signals.received[0]
             return 2 if isinstance(error, ClearError) else 1

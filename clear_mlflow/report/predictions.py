@@ -11,6 +11,9 @@ from clear_mlflow.errors import UndefinedMetricError
 from clear_mlflow.predicted import Predictions, class_accuracies, confusion
 from clear_mlflow.predicted.calibration import reliability
 from clear_mlflow.report.files import inert
+from clear_mlflow.report.rows import one_line
+
+_LONGEST_NAME = 200
 
 
 def per_class_csv(predictions: Predictions) -> str:
@@ -21,7 +24,7 @@ def per_class_csv(predictions: Predictions) -> str:
     """
     images = predictions.images
     cells = class_accuracies(predictions)
-    header = ["trained_through", "tested_on", *map(inert, images.class_names)]
+    header = ["trained_through", "tested_on", *map(_class_label, images.class_names)]
     return _csv(
         header,
         (
@@ -41,7 +44,7 @@ def confusion_csv(predictions: Predictions, row: int) -> str:
     Raises:
         UndefinedMetricError: the row's predictions were not stored.
     """
-    names = [inert(name) for name in predictions.images.class_names]
+    names = [_class_label(name) for name in predictions.images.class_names]
     counts = confusion(predictions, row).tolist()
     return _csv(
         ["true_class", *names],
@@ -73,6 +76,11 @@ def calibration_csv(predictions: Predictions) -> str | None:
 
 def _trained_through(predictions: Predictions, row: int) -> str:
     return "initial" if row == 0 else inert(predictions.images.buckets[row - 1])
+
+
+def _class_label(name: str) -> str:
+    """A class's name as a cell: names come from folders and files of other people."""
+    return inert(one_line(name, _LONGEST_NAME))
 
 
 def _number(value: float) -> str:

@@ -31,6 +31,21 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
+def one_line(text: str, limit: int = 2000) -> str:
+    r"""A message as it may go to a terminal, whatever it quotes: one line, and of bounded length.
+
+    What is cut out is the middle: a message begins with what is wrong and ends with what to do.
+
+    >>> one_line("no file \x1b[31m\nred")
+    'no file �[31m red'
+    """
+    line = printable(" ".join(text.split()))
+    if len(line) <= limit:
+        return line
+    end = limit // 3
+    return f"{line[: limit - end - 1]}…{line[-end:]}"
+
+
 def shortened(text: str, limit: int) -> str:
     """A text of at most ``limit`` characters, the last one an ellipsis where it was cut."""
     return text if len(text) <= limit else text[: limit - 1] + "…"

@@ -44,6 +44,8 @@ CALIBRATION_CSV = f"{PREDICTIONS_FOLDER}/calibration.csv"
 CONFUSION_FOLDER = f"{PREDICTIONS_FOLDER}/confusion"
 
 _LARGEST_FILE = 1 << 28  # bytes; all probabilities of CLEAR-100's 55,000 test images take 11 MB
+# Of more classes, who is taken for whom fills no table that a person reads: a million cells.
+_MOST_CLASSES = 1000
 _REPORTS_VERSION = 1  # raised when a file above changes, so that it is written again
 
 
@@ -185,7 +187,8 @@ def _files(predictions: Predictions) -> dict[str, str]:
     found = {PER_CLASS_CSV: per_class_csv(predictions)}
     if predictions.k in predictions.answers or predictions.k == 0:
         found[MACRO_CSV] = matrix_csv(macro_matrix(predictions))
-    for row in predictions.answers:
+    classes = len(predictions.images.class_names)
+    for row in predictions.answers if classes <= _MOST_CLASSES else ():
         found[f"{CONFUSION_FOLDER}/row_{row:03d}.csv"] = confusion_csv(predictions, row)
     if table := calibration_csv(predictions):
         found[CALIBRATION_CSV] = table

@@ -14,6 +14,8 @@ from mlflow.entities import Run
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import RecordError
+from clear_mlflow.learning.strategies import known_strategies
+from clear_mlflow.matrix import shown
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.scoring import Scores, read_scores
@@ -107,6 +109,13 @@ def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, st
             f"{names.CONFIG_JSON} of run {run.info.run_id} cannot be read ({error}), so nothing "
             "says what its models are"
         ) from error
+    if told.get("strategy", "naive") not in known_strategies():
+        # Its class would be imported to build the model: code that the store's writer had chosen.
+        raise RecordError(
+            f"run {run.info.run_id} was trained by strategy {shown(told['strategy'])}, a class of "
+            "somebody's own; what a store names is never imported: test its models with the "
+            "program that trained them"
+        )
     # Where to compute is this machine's to say; the weights are in the stored file.
     return {**told, "device": "auto", "weights": "none", "log_models": "none", "compile": "off"}
 

@@ -85,7 +85,7 @@ def read_row_files(client: MlflowClient, run: Run) -> dict[str, bytes]:
         with explained(f"read the rows of run {run.info.run_id}"):
             paths = {path.name: path for path in _local_files(run)}
             names = _checked({name: path.stat().st_size for name, path in paths.items()})
-            return {name: paths[name].read_bytes() for name in names}
+            return {name: _content(paths[name]) for name in names}
     files = {}
     with explained(f"list the rows of run {run.info.run_id}"):
         repository = _repository(client, run)
@@ -95,7 +95,7 @@ def read_row_files(client: MlflowClient, run: Run) -> dict[str, bytes]:
             with explained(f"read {name} of run {run.info.run_id}"):
                 local = Path(folder, name)
                 repository._download_file(name, str(local))
-                files[name] = local.read_bytes()
+                files[name] = _content(local)
     return files
 
 
@@ -144,7 +144,19 @@ def _listed(repository: ArtifactRepository) -> dict[str, int | None]:
 
 def _local_files(run: Run) -> list[Path]:
     folder = Path(local_file_uri_to_path(str(run.info.artifact_uri)), ROWS_FOLDER)
-    return [path for path in folder.iterdir() if path.is_file()] if folder.is_dir() else []
+    if not folder.is_dir():
+        return []
+    # A link may lead to any file of this machine, whose content a message would then quote.
+    return [path for path in folder.iterdir() if path.is_file() and not path.is_symlink()]
+
+
+def _content(path: Path) -> bytes:
+    """A file's bytes, no more than a row has, whatever a store said of its size."""
+    with path.open("rb") as file:
+        content = file.read(_LARGEST_ROW_BYTES + 1)
+    if len(content) > _LARGEST_ROW_BYTES:
+        raise RecordError(f"{path.name} has more than 1 MiB; expected a row")
+    return content
 
 
 def _checked(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
