@@ -59,6 +59,23 @@ def is_abandoned(run: Run) -> bool:
     return silent > SILENCE
 
 
+def begins_now(told: str, seconds: float) -> bool:
+    """Whether a process that said so by a heartbeat may be about to train.
+
+    Args:
+        told: what :func:`heartbeat` gave it.
+        seconds: how long it may take.
+    """
+    try:
+        process = json.loads(told)
+        said_at = datetime.fromisoformat(process["alive_at"])
+        host, pid, started = process["host"], int(process["pid"]), float(process["started"])
+        age = datetime.now(timezone.utc) - said_at
+    except (KeyError, ValueError, TypeError):
+        return False
+    return age < timedelta(seconds=seconds) and (host != _host() or _lives(pid, started))
+
+
 def _is_running(run: Run) -> bool:
     return str(run.info.status) == "RUNNING"
 
