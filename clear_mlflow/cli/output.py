@@ -30,7 +30,8 @@ def print_outcome(outcome: Outcome) -> None:
         if outcome.members:
             out.print(members_table(outcome.members))
         if outcome.run_id is not None:
-            out.print(f"\nrun {outcome.run_id} {outcome.status}", highlight=False)
+            where = " (not stored yet)" if outcome.unsent else ""
+            out.print(f"\nrun {outcome.run_id} {outcome.status}{where}", highlight=False)
         for line in outcome.links:
             out.print(Text(printable(line)), soft_wrap=True)
     with suppress(OSError):

@@ -99,21 +99,31 @@ class TrackedEnsemble:
             self._members[measured.seed].log_row(measured)
 
     def summarize(self, scores: Mapping[int, Scores]) -> None:
-        """Log the mean and the standard deviation (of a sample) of every metric of all members.
+        """Log the mean and the standard deviation of every metric of all members."""
+        summarize_members(self._client, self._run_id, scores)
 
-        A metric that is not defined for one of them is left out: a mean over some would not say so.
-        """
-        if not scores or any(of_member.record is None for of_member in scores.values()):
-            return
-        now = get_current_time_millis()
-        metrics = []
-        for name in next(iter(scores.values())).summary:
-            values = [of_member.summary.get(name, math.nan) for of_member in scores.values()]
-            if any(math.isnan(value) for value in values):
-                continue
-            metrics.append(Metric(f"mean/{name}", statistics.fmean(values), now, 0))
-            if len(values) > 1:
-                metrics.append(Metric(f"std/{name}", statistics.stdev(values), now, 0))
-        tags = [RunTag(names.MEMBERS_TAG, str(len(scores)))]
-        with explained(f"log the summary of run {self._run_id}"):
-            self._client.log_batch(self._run_id, metrics=metrics, tags=tags)
+
+def summarize_members(client: MlflowClient, run_id: str, scores: Mapping[int, Scores]) -> None:
+    """Log the mean and the standard deviation (of a sample) of every metric of all members.
+
+    A metric that is not defined for one of them is left out: a mean over some would not say so.
+
+    Args:
+        client: the store.
+        run_id: of the run above the members.
+        scores: of each member.
+    """
+    if not scores or any(of_member.record is None for of_member in scores.values()):
+        return
+    now = get_current_time_millis()
+    metrics = []
+    for name in next(iter(scores.values())).summary:
+        values = [of_member.summary.get(name, math.nan) for of_member in scores.values()]
+        if any(math.isnan(value) for value in values):
+            continue
+        metrics.append(Metric(f"mean/{name}", statistics.fmean(values), now, 0))
+        if len(values) > 1:
+            metrics.append(Metric(f"std/{name}", statistics.stdev(values), now, 0))
+    tags = [RunTag(names.MEMBERS_TAG, str(len(scores)))]
+    with explained(f"log the summary of run {run_id}"):
+        client.log_batch(run_id, metrics=metrics, tags=tags)

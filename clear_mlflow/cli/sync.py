@@ -1,0 +1,45 @@
+"""``clear-mlflow sync``: send what trainings left on local disk while their store was away."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+
+@click.command()
+@click.argument("folder", required=False, type=click.Path(path_type=Path))
+def sync(folder: Path | None) -> None:
+    """Send what trainings left on local disk while their store was away, and close their runs.
+
+    FOLDER is one run's, or holds several; without it, all that lie in the cache folder
+    (CLEAR_MLFLOW_CACHE) and in unsent_rows here. The store is the one that MLFLOW_TRACKING_URI
+    names, else the one that the training wrote to. Sending twice doubles nothing.
+    """
+    from clear_mlflow.cli.interrupt import stoppable
+    from clear_mlflow.report.rows import one_line
+    from clear_mlflow.tracking.preflight import bound_retries, quiet_mlflow
+    from clear_mlflow.tracking.sync import find_spools, sync_each
+
+    bound_retries()
+    quiet_mlflow()
+    folders = find_spools(folder)
+    if not folders:
+        click.echo("nothing waits for a store")
+        return
+    failed = 0
+    with stoppable() as received:
+        try:
+            for synced in sync_each(folders):
+                failed += not synced.done
+                which = f"run {synced.run_id}" if synced.run_id else str(synced.folder)
+                line = one_line(f"{which}: {synced.sent} sent; {synced.detail}")
+                with suppress(OSError):
+                    click.echo(line, err=not synced.done)
+        except KeyboardInterrupt:
+            with suppress(OSError):
+                click.echo("error: stopped; what is left waits for the next sync", err=True)
+            sys.exit(128 + received[0])
+    sys.exit(2 if failed else 0)
