@@ -21,6 +21,8 @@ from clear_mlflow.tracking import names
 
 # Thirty missed heartbeats' worth: far above any outage of a server that training survives.
 SILENCE = timedelta(minutes=15)
+# What reading a tag ends in that this program did not write: anyone may write tags.
+_NO_HEARTBEAT = (LookupError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 def heartbeat() -> str:
@@ -52,7 +54,7 @@ def is_abandoned(run: Run) -> bool:
         alive_at = datetime.fromisoformat(process["alive_at"])
         host, pid, started = process["host"], int(process["pid"]), float(process["started"])
         silent = datetime.now(timezone.utc) - alive_at
-    except (KeyError, ValueError, TypeError):
+    except _NO_HEARTBEAT:
         return False
     if host == _host():
         return not _lives(pid, started)
@@ -71,7 +73,7 @@ def begins_now(told: str, seconds: float) -> bool:
         said_at = datetime.fromisoformat(process["alive_at"])
         host, pid, started = process["host"], int(process["pid"]), float(process["started"])
         age = datetime.now(timezone.utc) - said_at
-    except (KeyError, ValueError, TypeError):
+    except _NO_HEARTBEAT:
         return False
     return age < timedelta(seconds=seconds) and (host != _host() or _lives(pid, started))
 
@@ -86,7 +88,7 @@ def _lives(pid: int, started: float) -> bool:
         # A number is given out again: only the start time tells that it is the same process.
         same = abs(process.create_time() - started) < 1.0
         return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
+    except (psutil.Error, ValueError, OverflowError):  # a number that no machine gives out
         return False
 
 
