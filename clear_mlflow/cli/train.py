@@ -17,9 +17,10 @@ from clear_mlflow.config import (
     parameter_help,
     read_config_file,
 )
+from clear_mlflow.errors import ConfigError
 from clear_mlflow.process.member import take_part
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.ranks import place_of_environment
+from clear_mlflow.ranks import Place, place_of_environment
 
 
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -65,9 +66,16 @@ def asked_parameters(
 
 
 @click.command()
+@click.option(
+    "--resume",
+    default=NONE,
+    show_default=True,
+    metavar="RUN",
+    help="Id of a run that was interrupted, to go on with it; its parameters are those it has.",
+)
 @train_options
 @click.pass_context
-def train(context: click.Context, /, config_file: str, **asked: str) -> None:
+def train(context: click.Context, /, resume: str, config_file: str, **asked: str) -> None:
     """Train on one bucket after another and test on all buckets after each.
 
     Every row of the accuracy matrix is stored in MLflow the moment it is measured. However the run
@@ -75,19 +83,47 @@ def train(context: click.Context, /, config_file: str, **asked: str) -> None:
     """
     place = place_of_environment()
     with StoppingSignals(tell=place.keeps_record) as signals:
+        given = _given_to_resume(context, resume, config_file, asked, place)
         asked = asked_parameters(context, config_file, asked)
         if not place.keeps_record:
             sys.exit(take_part(place, asked, signals))
 
         from clear_mlflow.cli.output import print_outcome
         from clear_mlflow.tracking.preflight import bound_retries, quiet_mlflow
-        from clear_mlflow.tracking.session import train_supervised
+        from clear_mlflow.tracking.session import resume_supervised, train_supervised
 
         bound_retries()
         quiet_mlflow()
-        outcome = train_supervised(asked, signals, place)
+        if resume != NONE:
+            outcome = resume_supervised(resume, given, signals, place)
+        else:
+            outcome = train_supervised(asked, signals, place)
         print_outcome(outcome)
     sys.exit(outcome.exit_code)
+
+
+def _given_to_resume(
+    context: click.Context, resume: str, config_file: str, asked: dict[str, str], place: Place
+) -> dict[str, str]:
+    """The parameters that a user names beside the run to resume.
+
+    Raises:
+        ConfigError: a file names others, or this is one of several processes.
+    """
+    if resume == NONE:
+        return {}
+    if config_file != NONE:
+        raise ConfigError(
+            f"config is {config_file} and resume is {resume}; a run that is resumed has the "
+            "parameters that it has: leave config out"
+        )
+    if place.size > 1:
+        raise ConfigError(
+            f"resume is {resume} and this is one of {place.size} processes, of which one knows the "
+            "run's parameters; pass the same parameters as before, and set MLFLOW_RUN_ID to the "
+            "run's id instead"
+        )
+    return {name: asked[name] for name in _given(context, asked)}
 
 
 def _given(context: click.Context, asked: dict[str, str]) -> list[str]:

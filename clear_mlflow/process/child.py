@@ -6,6 +6,7 @@ descriptor named as its argument; its own standard error shows the progress.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import queue
@@ -57,7 +58,7 @@ def main() -> None:
 
 def _train(
     asked: dict[str, str],
-    cues: queue.SimpleQueue[None],
+    cues: queue.SimpleQueue[bytes],
     say: Callable[[dict[str, Any]], None],
 ) -> None:
     # Imported here: the supervisor is told what is wrong with a value before torch is loaded.
@@ -77,27 +78,24 @@ def _train(
     with joined(place, config.device) as group:
         training = prepare(config, progress, group)
         say(messages.facts(training.facts))
-        rows = training.rows()
-        while True:
-            cues.get()
-            try:
-                row = next(rows)
-            except StopIteration:
-                break
+        if (state := messages.state_of(cues.get())) is not None:
+            training = dataclasses.replace(training, saved=state)
+        for row in training.rows():
             say(messages.row(row))
+            cues.get()
 
 
-def _cues(stream: RawIOBase) -> queue.SimpleQueue[None]:
+def _cues(stream: RawIOBase) -> queue.SimpleQueue[bytes]:
     """The supervisor's cues, read by a thread that ends this process when the stream ends.
 
     In the middle of a bucket the main thread is deep in arithmetic; without this, training would
     go on for a supervisor that is no longer there to store its rows.
     """
-    cues: queue.SimpleQueue[None] = queue.SimpleQueue()
+    cues: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:
-        while stream.readline() == messages.NEXT:
-            cues.put(None)
+        while messages.is_cue(line := stream.readline()):
+            cues.put(line)
         os.kill(os.getpid(), signal.SIGTERM)
         # Of several processes, one may be waiting for another in a place that hears no signal.
         time.sleep(_GRACE_SECONDS)

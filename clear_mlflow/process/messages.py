@@ -1,10 +1,12 @@
 """What the supervisor and its training process say to each other: one JSON object a line.
 
-A message may be followed by bytes (predictions, a model), as many as its ``attached`` says.
+A message may be followed by bytes (predictions, a model, a state), as many as its ``attached``
+says.
 
-Down, into the child's standard input: ``next``, once to read the data and once for every row. The
-end of that stream means that the supervisor is gone. Up, through a pipe of its own: what was found
-and measured. Nothing is pickled, and nothing but these few forms is understood.
+Down, into the child's standard input: ``next``, once to read the data and once for every row; the
+first row of a training that is resumed is asked for with the state's file instead. The end of that
+stream means that the supervisor is gone. Up, through a pipe of its own: what was found and
+measured. Nothing is pickled, and nothing but these few forms is understood.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from clear_mlflow import errors
@@ -19,6 +22,21 @@ from clear_mlflow.matrix import AccuracyRow
 from clear_mlflow.training import MeasuredRow, StreamFacts
 
 NEXT = b"next\n"
+
+
+def resume(state: Path) -> bytes:
+    """The line that asks for the first row, of a training that goes on from a file's state."""
+    return json.dumps({"resume": str(state)}).encode() + b"\n"
+
+
+def is_cue(line: bytes) -> bool:
+    """Whether a line asks the child for something."""
+    return line == NEXT or (line.startswith(b'{"resume"') and line.endswith(b"\n"))
+
+
+def state_of(cue: bytes) -> Path | None:
+    """What :func:`resume` said; None of a plain ``next``."""
+    return None if cue == NEXT else Path(json.loads(cue)["resume"])
 
 
 def checked(config_json: str) -> dict[str, Any]:
@@ -34,8 +52,13 @@ def facts(found: StreamFacts) -> dict[str, Any]:
 
 def row(measured: MeasuredRow) -> dict[str, Any]:
     """A row is measured."""
-    attached = {"predictions": measured.predictions, "model": measured.model}
-    return {"kind": "row", **asdict(measured.row), "seed": measured.seed, "attached": attached}
+    attached = {
+        "predictions": measured.predictions,
+        "model": measured.model,
+        "state": measured.state,
+    }
+    told = {"seed": measured.seed, "no_state": measured.no_state}
+    return {"kind": "row", **asdict(measured.row), **told, "attached": attached}
 
 
 def refused(error: errors.ClearError) -> dict[str, Any]:
@@ -101,7 +124,8 @@ def to_row(message: dict[str, Any]) -> MeasuredRow:
         correct=tuple(message["correct"]),
         num_instances=tuple(message["num_instances"]),
     )
-    return MeasuredRow(row, seed=message["seed"], **message["attached"])
+    told = {"seed": message["seed"], "no_state": message["no_state"]}
+    return MeasuredRow(row, **told, **message["attached"])
 
 
 def to_error(message: dict[str, Any]) -> errors.ClearError:

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -79,6 +80,7 @@ class TrainingProcess:
         self._down = os.fdopen(down, "wb")
         self._config: TrainConfig | None = None
         self._facts: StreamFacts | None = None
+        self._state: Path | None = None
         self._say(json.dumps(dict(asked)).encode() + b"\n")
 
     def __enter__(self) -> TrainingProcess:
@@ -112,10 +114,20 @@ class TrainingProcess:
             self._facts = messages.to_facts(self._hear("facts"))
         return self._facts
 
+    def resume_from(self, state: Path) -> None:
+        """Have :meth:`rows` begin with the last row that was measured before a state was taken.
+
+        Args:
+            state: its file; it has to stay until the first row is there.
+        """
+        self._state = state
+
     def rows(self) -> Iterator[MeasuredRow]:
         """The rows, each asked for when the one before it was taken care of."""
+        cue = messages.NEXT if self._state is None else messages.resume(self._state)
         while True:
-            self._say(messages.NEXT)
+            self._say(cue)
+            cue = messages.NEXT
             message = self._hear("row", "done")
             if message["kind"] == "done":
                 return

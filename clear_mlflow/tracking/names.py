@@ -7,8 +7,10 @@ KIND_TRAIN = "train"
 KIND_EVALUATE = "evaluate"
 KIND_COMPARE = "compare"
 KIND_ENSEMBLE = "ensemble"
+# The run that "mlflow run -P resume=RUN" opens beside the one that is resumed.
+KIND_RESUME = "resume"
 # Kinds that tell of other runs and hold no rows: no search for rows looks at them.
-WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE, KIND_ENSEMBLE)
+WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE, KIND_ENSEMBLE, KIND_RESUME)
 
 # How much of the accuracy matrix is stored: "complete", "partial" or "none".
 ROWS_TAG = "clear_mlflow.rows"
@@ -30,6 +32,10 @@ DIVERGED_TAG = "diverged"
 PREDICTIONS_TAG = "clear_mlflow.predictions"
 # How many processes trained together, where it was more than one.
 PROCESSES_TAG = "clear_mlflow.processes"
+# The run that a run of kind "resume" went on with.
+RESUMED_TAG = "clear_mlflow.resumed_run"
+# How many times a run was gone on with.
+RESUMES_TAG = "clear_mlflow.resumed"
 # Who trains and when that process last said that it lives, as JSON; gone when the run is closed.
 PROCESS_TAG = "clear_mlflow.process"
 # The run whose stored models this one tested again.
@@ -56,6 +62,7 @@ HEATMAP_PNG = f"{MATRIX_FOLDER}/heatmap.png"
 CONFIG_JSON = "config.json"
 EVALUATED_JSON = "evaluated_runs.json"
 MODELS_FOLDER = "models"
+STATE_FOLDER = "training_state"
 
 # What a comparison run holds.
 COMPARISON_PAGE = "comparison.html"

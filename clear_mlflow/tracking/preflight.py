@@ -103,7 +103,7 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
     active = mlflow.active_run()
     run_id = active.info.run_id if active else MLFLOW_RUN_ID.get()
     if run_id:
-        _check_artifact_root(client.tracking_uri, f"run {run_id}", _artifact_uri_of(client, run_id))
+        check_artifact_root(client.tracking_uri, f"run {run_id}", _artifact_uri_of(client, run_id))
     else:
         _check_experiment(client)
     return client
@@ -138,12 +138,17 @@ def _check_experiment(client: MlflowClient, wanted: str | None = None) -> None:
             f"experiment {experiment.name!r} is deleted; restore it, or name another with "
             "MLFLOW_EXPERIMENT_NAME"
         )
-    _check_artifact_root(
+    check_artifact_root(
         client.tracking_uri, f"experiment {experiment.name!r}", str(experiment.artifact_location)
     )
 
 
-def _check_artifact_root(tracking_uri: str, whose: str, artifact_root: str) -> None:
+def check_artifact_root(tracking_uri: str, whose: str, artifact_root: str) -> None:
+    """Check that artifacts below a root can be reached from here.
+
+    Raises:
+        TrackingError: they are kept behind a server, and the tracking URI names none.
+    """
     # A server that was started on the same database writes its proxied root into the Default
     # experiment; without the server, uploads there fail (mlflow #7819).
     if urlsplit(artifact_root).scheme == "mlflow-artifacts" and not is_server(tracking_uri):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import queue
 import subprocess
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime, timezone
+from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
 
@@ -18,6 +21,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 import clear_mlflow
 from clear_mlflow.config import AUTO, NONE, TrainConfig, parameter_defaults
+from clear_mlflow.errors import TrackingError
 from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.predictions import (
     EVALUATION_SET_FILE,
@@ -30,8 +34,10 @@ from clear_mlflow.tracking import names
 from clear_mlflow.tracking.liveness import heartbeat
 from clear_mlflow.tracking.outbox import Outbox, exit_patience, unsent_error
 from clear_mlflow.tracking.preflight import explained
+from clear_mlflow.tracking.resume import ResumePoint, data_of, rows_before
 from clear_mlflow.tracking.rows import refuse_foreign_rows
 from clear_mlflow.tracking.series import all_series, as_metrics, milliseconds
+from clear_mlflow.tracking.training_state import Manifest, remove_states, store_state
 from clear_mlflow.tracking.warning import warn
 from clear_mlflow.training import MeasuredRow, StreamFacts, Training
 
@@ -57,6 +63,7 @@ class TrackedRun:
         kind: what the run is tagged as.
         leader: the run above this one, of an ensemble; its thread does this run's work, too, and
             no picture is drawn per row.
+        resumed: what the run holds that is gone on with; None of a run that begins.
     """
 
     def __init__(
@@ -68,6 +75,7 @@ class TrackedRun:
         *,
         kind: str = names.KIND_TRAIN,
         leader: TrackedRun | None = None,
+        resumed: ResumePoint | None = None,
     ) -> None:
         self.client = client
         self.run_id = run_id
@@ -82,6 +90,9 @@ class TrackedRun:
         self._outboxes = [self._outbox]  # of an ensemble: its members', too
         self._kind = kind
         self._leader = leader
+        self._resumed = resumed
+        self._holds_states = resumed is not None
+        self._told_no_state = False
         self._alive = [run_id]  # runs that the heartbeat is of
         self._behind = _Behind(self._beat)
         if leader is not None:
@@ -94,11 +105,15 @@ class TrackedRun:
         with explained(f"log the configuration of run {self.run_id}"):
             run = self.client.get_run(self.run_id)
             self._run_name = run.info.run_name or self.run_id
-            refuse_foreign_rows(self.client, run)
+            if self._resumed is None:
+                refuse_foreign_rows(self.client, run)
             self._log_params(run)
             self._set_tags(run)
-            # The first artifact: a store that takes no artifacts is found before any training.
-            self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
+            if self._resumed is None:
+                # The first artifact: a store that takes no artifacts is found before any training.
+                self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
+            else:
+                self._rows = rows_before(self._resumed)
         self._outbox.open()
         if self._leader is None:
             self._outbox.sender.start()
@@ -123,10 +138,14 @@ class TrackedRun:
                 outbox.close()
         if unsent := unsent_error(sender):
             raise unsent from error
+        if error is None:
+            self._let_go_of_states()
 
     def log_facts(self, facts: StreamFacts) -> None:
         """Log the dataset as an MLflow input, with its digest and its counts per bucket."""
         self._facts = facts
+        if self._resumed is not None and self._resumed.is_described(facts):
+            return
         for warning in facts.warnings:
             warn(f"dataset {facts.name}: {warning}")
         profile = {
@@ -170,29 +189,95 @@ class TrackedRun:
         row = measured.row
         if self._facts is None:
             raise RuntimeError("log_facts comes before the first row")
+        written_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        if self._resumed is not None:
+            if self._resumed.stored(row):
+                self._complete_row(measured, self._resumed.files)
+                return
+            written_at = self._resumed.time_of(row) or written_at
         record = RowRecord(
             row=row,
             protocol=self._facts.protocol,
             dataset=DatasetIdentity(self._facts.name, self._facts.digest),
             seed=self.config.seed,
             package_version=clear_mlflow.__version__,
-            written_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            written_at=written_at,
             extra={**_features_of(self._facts), **_left_out_of(self._facts)},
         )
+        has_state = self._keep_state(measured, self._facts, written_at)
         self._send(f"{ROWS_FOLDER}/{row_file_name(row.row)}", record.to_json().encode())
-        if measured.predictions is not None:
-            name = predictions_file_name(row.row)
-            self._send(f"{PREDICTIONS_FOLDER}/{name}", measured.predictions)
-        if measured.model is not None:
-            self._send(f"{names.MODELS_FOLDER}/{names.model_file_name(row.row)}", measured.model)
+        self._send_files(measured)
         self._rows.append(row)
         matrix = AccuracyMatrix.from_rows(self._rows)
         protocol = record.protocol
         time = milliseconds(record.written_at)
         self._outbox.sender.settle()
         self._outbox.put_metrics(_metrics_of(matrix, protocol, row.row, time))
+        if has_state:
+            self._behind.send(lambda: self._let_go_of_states(before=row.row))
         if self._leader is None:
             self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
+
+    def _complete_row(self, measured: MeasuredRow, there: frozenset[str]) -> None:
+        """A row that is stored was measured again, and is the same: send of it what is lacking."""
+        self._rows.append(measured.row)
+        if measured.state is not None and self._facts is not None:
+            # It was trained on again from the state before, which goes when this one is stored.
+            written_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+            if self._keep_state(measured, self._facts, written_at):
+                self._let_go_of_states(before=measured.row.row)
+        self._send_files(measured, there)
+        self._outbox.sender.settle()
+
+    def _send_files(self, measured: MeasuredRow, there: frozenset[str] = frozenset()) -> None:
+        """Send what a row was counted from, but for what is there."""
+        row = measured.row.row
+        predictions = f"{PREDICTIONS_FOLDER}/{predictions_file_name(row)}"
+        model = f"{names.MODELS_FOLDER}/{names.model_file_name(row)}"
+        for name, content in ((predictions, measured.predictions), (model, measured.model)):
+            if content is not None and name not in there:
+                self._send(name, content)
+
+    def _keep_state(self, measured: MeasuredRow, facts: StreamFacts, written_at: str) -> bool:
+        """Store what training goes on from, before its row: then no row is ever trained twice.
+
+        A state that the store does not take is let go: the one before it stays, from which the same
+        rows follow.
+        """
+        if measured.no_state is not None and not self._told_no_state:
+            self._told_no_state = True
+            warn(f"run {self.run_id} could not be resumed from here: {measured.no_state}")
+        if measured.state is None or self._outbox.sender.is_away:
+            return False
+        manifest = Manifest(
+            row=measured.row.row,
+            written_at=written_at,
+            size=len(measured.state),
+            sha256=hashlib.sha256(measured.state).hexdigest(),
+            config=self.config.as_text(),
+            data=data_of(facts),
+            package_version=clear_mlflow.__version__,
+            torch_version=version("torch"),
+        )
+        try:
+            store_state(self.client, self.run_id, manifest, measured.state)
+        except (TrackingError, OSError) as error:
+            if not self._told_no_state:
+                warn(f"{error}; a resumed run will go on from an earlier row")
+            self._told_no_state = True
+            return False
+        self._holds_states = True
+        self._told_no_state = False
+        return True
+
+    def _let_go_of_states(self, *, before: int | None = None) -> None:
+        """Remove states: of a run that goes on, those that a newer one has taken the place of."""
+        num_buckets = 0 if self._facts is None else len(self._facts.buckets)
+        if before is None and not (self._rows and self._rows[-1].row == num_buckets):
+            return
+        if self._holds_states and not self._outbox.sender.is_away:
+            with suppress(Exception):
+                remove_states(self.client, self.client.get_run(self.run_id), before=before)
 
     def _log_params(self, run: Run) -> None:
         """Log what was asked for and what it resolved to, leaving alone what is there.
@@ -237,8 +322,9 @@ class TrackedRun:
             "clear_mlflow.version": clear_mlflow.__version__,
             names.PROCESS_TAG: heartbeat(),
         }
-        if names.ERROR_TAG in run.data.tags:  # of an earlier try that stored no row
-            self.client.delete_tag(self.run_id, names.ERROR_TAG)
+        for tag in (names.ERROR_TAG, names.DIVERGED_TAG):  # of an earlier try
+            if tag in run.data.tags:
+                self.client.delete_tag(self.run_id, tag)
         self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
 
     def _log_picture(self, matrix: AccuracyMatrix, step: int) -> None:
