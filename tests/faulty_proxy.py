@@ -1,0 +1,186 @@
+"""An HTTP proxy in front of a real server that drops, delays, truncates, refuses, or is down."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+_HOPS = {"connection", "keep-alive", "transfer-encoding", "content-length", "host"}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens to one request.
+
+    Args:
+        kind: "drop" it unanswered; "lose" the answer, after the server did what was asked;
+            "truncate" the answer; "status" instead of the server; "hang" until released.
+        status: to answer with.
+    """
+
+    kind: str
+    status: int = 0
+
+
+# (method, path) to what goes wrong with the request; None: nothing.
+Plan = Callable[[str, str], Fault | None]
+
+
+@dataclass
+class Tally:
+    """What went through."""
+
+    faults: int = 0
+    requests: list[tuple[str, str]] = field(default_factory=list)  # that reached the server
+
+
+class FaultyProxy:
+    """Hands requests on to a server, unless a plan says otherwise.
+
+    Args:
+        upstream: address of the server, http://HOST:PORT.
+    """
+
+    def __init__(self, upstream: str) -> None:
+        parts = urlsplit(upstream)
+        self._upstream = (parts.hostname or "", parts.port or 80)
+        self._server: ThreadingHTTPServer | None = None
+        self._port = 0
+        self._released = threading.Event()
+        self._lock = threading.Lock()
+        self.plan: Plan = lambda method, path: None
+        self.tally = Tally()
+        self.up()
+
+    @property
+    def uri(self) -> str:
+        """Its own address."""
+        return f"http://127.0.0.1:{self._port}"
+
+    def up(self) -> None:
+        """Listen, on the same port as before."""
+        server = _Server(("127.0.0.1", self._port), self._handler())
+        self._port = server.server_address[1]
+        self._server = server
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def down(self) -> None:
+        """Refuse every connection."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server = None
+
+    def close(self) -> None:
+        """End, and let go of what hangs."""
+        self.release()
+        self.down()
+
+    def release(self) -> None:
+        """Hang up on those that were let hang."""
+        with self._lock:
+            self._released.set()
+            self._released = threading.Event()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        proxy = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.0"  # a connection a request: a fault hits one request
+
+            def handle_one_request(self) -> None:
+                with suppress(OSError):
+                    super().handle_one_request()
+
+            def do(self) -> None:
+                proxy._handle(self)
+
+            do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        return Handler
+
+    def _handle(self, request: BaseHTTPRequestHandler) -> None:
+        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        with self._lock:
+            fault, released = self.plan(request.command, request.path), self._released
+            if fault is not None:
+                self.tally.faults += 1
+            if fault is None or fault.kind in ("lose", "truncate"):
+                self.tally.requests.append((request.command, request.path))
+        if fault is not None and fault.kind == "hang":
+            released.wait()
+            return
+        if fault is not None and fault.kind == "drop":
+            return
+        if fault is not None and fault.kind == "status":
+            request.send_response(fault.status)
+            request.send_header("Retry-After", "3600")
+            request.send_header("Content-Length", "0")
+            request.end_headers()
+            return
+        connection = http.client.HTTPConnection(*self._upstream, timeout=60)
+        try:
+            headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOPS}
+            connection.request(request.command, request.path, body, headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        finally:
+            connection.close()
+        if fault is not None and fault.kind == "lose":
+            return
+        request.send_response(answer.status)
+        for name, value in answer.getheaders():
+            if name.lower() not in _HOPS:
+                request.send_header(name, value)
+        request.send_header("Content-Length", str(len(content)))
+        request.end_headers()
+        half = fault is not None and fault.kind == "truncate"
+        request.wfile.write(content[: len(content) // 2] if half else content)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 64
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that has gone is none of a test's concerns."""
+
+
+def every(number: int, faults: list[Fault], part: str = "") -> Plan:
+    """One request in ``number`` goes wrong, in one of these ways after another.
+
+    Args:
+        number: how many.
+        faults: in turn.
+        part: of a path; other paths are left alone.
+    """
+    seen = [0]
+
+    def plan(method: str, path: str) -> Fault | None:
+        if part not in path:
+            return None
+        seen[0] += 1
+        if seen[0] % number:
+            return None
+        return faults[(seen[0] // number - 1) % len(faults)]
+
+    return plan
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    """Wait for something that comes; a bound against hangs only."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError
+        time.sleep(0.02)

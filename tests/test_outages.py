@@ -1,0 +1,610 @@
+"""A tracking server that goes away, stutters or lies, behind a proxy: what stands in MLflow after.
+
+Every test reads back from the server itself, past the proxy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import mlflow
+import pytest
+from click.testing import CliRunner
+from faulty_proxy import Fault, FaultyProxy, every, wait_until
+from feature_streams import config as features_config
+from feature_streams import training as features_training
+from mlflow import MlflowClient
+from servers import tracking_server
+from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
+
+from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow.cli import main
+from clear_mlflow.errors import DivergedError, TrackingError
+from clear_mlflow.record import ROWS_FOLDER
+from clear_mlflow.tracking import names
+from clear_mlflow.tracking.outbox import UnsentError
+from clear_mlflow.tracking.preflight import bound_retries, preflight
+from clear_mlflow.tracking.series import all_series
+from clear_mlflow.tracking.session import train_ensemble_in_process, train_in_process
+from clear_mlflow.training import MeasuredRow
+
+ASKED = {"seed": "7", "epochs": "auto"}
+EXPECTED = AccuracyMatrix(
+    [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],
+    initial=[c / NUM_TEST for c in FOUR_BUCKETS[0]],
+    num_instances=[NUM_TEST] * 4,
+)
+LONG = 120  # seconds: a bound against hangs
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory, empty_store):
+    """A tracking server on sqlite that hands artifacts on to a folder."""
+    folder = tmp_path_factory.mktemp("server")
+    database = folder / "mlflow.db"
+    shutil.copy(empty_store, database)
+    with tracking_server(
+        folder, f"sqlite:///{database}", artifacts=(folder / "artifacts").as_uri()
+    ) as address:
+        yield address
+
+
+@pytest.fixture
+def proxy(server, tmp_path, monkeypatch):
+    """A proxy in front of it, which the environment names; calls give up within a second."""
+    proxy = FaultyProxy(server)
+    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "1")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", proxy.uri)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", tmp_path.name)
+    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "false")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")
+    monkeypatch.chdir(tmp_path)
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(proxy.uri)
+    MlflowClient(server).create_experiment(tmp_path.name)
+    yield proxy
+    proxy.close()
+    while mlflow.active_run():
+        mlflow.end_run()
+    mlflow.set_tracking_uri(before)
+
+
+@dataclass
+class Events(KnownTraining):
+    """Does something before it measures a row; tells what it measured."""
+
+    before: dict[int, Callable[[], object]] = field(default_factory=dict)
+    measured: list[int] = field(default_factory=list)
+
+    def rows(self) -> Iterator[MeasuredRow]:
+        for measured in super().rows():
+            self.before.get(measured.row.row, lambda: None)()
+            self.measured.append(measured.row.row)
+            yield measured
+
+
+def runs_of(server, tmp_path):
+    client = MlflowClient(server)
+    experiment = client.get_experiment_by_name(tmp_path.name)
+    return client, client.search_runs([experiment.experiment_id])
+
+
+def rows_in(client, run_id) -> dict[str, dict]:
+    """Every row file that the server has, by name."""
+    listed = [f.path for f in client.list_artifacts(run_id, ROWS_FOLDER)]
+    uri = client.get_run(run_id).info.artifact_uri
+    assert len(listed) == len(set(listed))
+    texts = {}
+    for path in listed:
+        local = mlflow.artifacts.download_artifacts(
+            artifact_uri=f"{uri}/{path}", tracking_uri=client.tracking_uri
+        )
+        texts[path.rsplit("/", 1)[-1]] = json.loads(Path(local).read_text())
+    return texts
+
+
+def check_whole(client, run_id, correct: Sequence[Sequence[int]] = FOUR_BUCKETS) -> None:
+    """Every row once, as it was measured; every point of every series once, in order."""
+    rows = rows_in(client, run_id)
+    assert {name: row["correct"] for name, row in rows.items()} == {
+        f"row_{i:03d}.json": row for i, row in enumerate(correct)
+    }
+    run = client.get_run(run_id)
+    expected = all_series(EXPECTED.after(len(correct) - 1), "iid")
+    assert set(run.data.metrics) == set(expected)
+    for name, steps in expected.items():
+        history = client.get_metric_history(run_id, name)
+        assert [(m.step, m.value) for m in history] == sorted(steps.items())
+
+
+def sync(*arguments: object):
+    return CliRunner().invoke(main, ["sync", *map(str, arguments)])
+
+
+def spools(tmp_path) -> list[Path]:
+    return sorted((tmp_path / "cache" / "unsent").glob("*"))
+
+
+def requests_of_rows(proxy) -> list[int]:
+    """Rows that reached the server, in order."""
+    sent = [re.search(r"row_(\d+)\.json$", path) for method, path in _puts(proxy)]
+    return [int(found[1]) for found in sent if found]
+
+
+def _puts(proxy):
+    return [(method, path) for method, path in proxy.tally.requests if method == "PUT"]
+
+
+def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
+    """While the server is well; and then nothing of the journal is left."""
+    client = preflight()
+    seen = []
+
+    def look():
+        _, (run,) = runs_of(server, tmp_path)
+        seen.append(len(rows_in(MlflowClient(server), run.info.run_id)))
+
+    train_in_process(client, Events(FOUR_BUCKETS, before=dict.fromkeys(range(5), look)), ASKED)
+    assert seen == [0, 1, 2, 3, 4]
+    assert spools(tmp_path) == []
+    direct, (run,) = runs_of(server, tmp_path)
+    check_whole(direct, run.info.run_id)
+    assert run.info.status == "FINISHED"
+
+
+def test_training_goes_on_while_the_server_is_away(server, proxy, tmp_path, capsys):
+    """Rows and metrics wait on the disk and are sent in order when it is back, once each."""
+
+    def come_back():
+        (spool,) = spools(tmp_path)
+        waiting = sorted(path.relative_to(spool).as_posix() for path in spool.glob("0*/**/*.json"))
+        found.extend(re.sub(r"^\d+-", "", path) for path in waiting)
+        proxy.up()
+
+    found: list[str] = []
+    training = Events(FOUR_BUCKETS, before={2: proxy.down, 4: come_back})
+    train_in_process(preflight(), training, ASKED)
+    assert training.measured == [0, 1, 2, 3, 4]
+    rows = [f"file/{ROWS_FOLDER}/row_00{i}.json" for i in (2, 3)]
+    assert [path for path in found if path in rows] == rows
+    assert found.count("metrics/metrics.json") >= 2
+    assert requests_of_rows(proxy) == [0, 1, 2, 3, 4]
+    direct, (run,) = runs_of(server, tmp_path)
+    check_whole(direct, run.info.run_id)
+    assert run.info.status == "FINISHED"
+    assert spools(tmp_path) == []
+    told = capsys.readouterr().err
+    assert told.count("training goes on") == 1
+    assert "what waited is stored" in told
+
+
+STUTTERS = [
+    Fault("drop"),
+    Fault("lose"),
+    Fault("truncate"),
+    Fault("status", 500),
+    Fault("status", 429),
+    Fault("status", 503),
+]
+
+
+@pytest.mark.parametrize(("number", "part"), [(2, ""), (3, ""), (2, "/rows/row_")])
+def test_a_server_that_stutters_gets_every_row_once(
+    server, proxy, tmp_path, monkeypatch, number, part
+):
+    """Requests dropped, answers lost or cut in half; 500, 429 and 503, to be tried in an hour."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "30")
+
+    def stutter():
+        proxy.plan = every(number, STUTTERS, part)
+
+    def recover():
+        proxy.plan = lambda method, path: None
+
+    training = Events(FOUR_BUCKETS, before={1: stutter, 4: recover})
+    train_in_process(preflight(), training, ASKED)
+    assert proxy.tally.faults >= 2
+    direct, (run,) = runs_of(server, tmp_path)
+    check_whole(direct, run.info.run_id)
+    assert run.info.status == "FINISHED"
+    assert spools(tmp_path) == []
+
+
+def left_behind(proxy, tmp_path, **more) -> Path:
+    """The spool of a training whose server went away after the second row and never came back."""
+    training = Events(FOUR_BUCKETS, before={2: proxy.down}, **more)
+    with pytest.raises(UnsentError) as told:
+        train_in_process(preflight(), training, ASKED)
+    assert training.measured == [0, 1, 2, 3, 4]
+    (spool,) = spools(tmp_path)
+    assert f"clear-mlflow sync {spool}" in str(told.value)
+    assert mlflow.active_run() is None
+    return spool
+
+
+def test_sync_sends_what_was_left(server, proxy, tmp_path):
+    """Then the run is as if nothing had been, and the folder is gone."""
+    spool = left_behind(proxy, tmp_path)
+    direct, (run,) = runs_of(server, tmp_path)
+    assert run.info.status == "RUNNING"
+    assert sorted(rows_in(direct, run.info.run_id)) == ["row_000.json", "row_001.json"]
+    proxy.up()
+    result = sync()
+    assert result.exit_code == 0, result.output
+    assert "scored, FINISHED" in result.output
+    check_whole(direct, run.info.run_id)
+    run = direct.get_run(run.info.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags[names.ROWS_TAG] == "complete"
+    assert names.ERROR_TAG not in run.data.tags
+    assert names.PROCESS_TAG not in run.data.tags
+    assert {n: v for n, v in run.data.metrics.items() if "bucket" not in n} == summarize(EXPECTED)
+    assert not spool.exists()
+    assert sync().output == "nothing waits for a store\n"
+
+
+def test_sync_twice_doubles_nothing(server, proxy, tmp_path):
+    """A copy of the folder is sent again: every point and row stays one."""
+    spool = left_behind(proxy, tmp_path)
+    copy = shutil.copytree(spool, tmp_path / "copy")
+    proxy.up()
+    assert sync(spool).exit_code == 0
+    assert sync(copy).exit_code == 0
+    direct, (run,) = runs_of(server, tmp_path)
+    check_whole(direct, run.info.run_id)
+    assert run.info.status == "FINISHED"
+
+
+def test_a_sync_that_is_cut_off_is_continued(server, proxy, tmp_path):
+    """The server goes away again after one file: the rest waits, and is told."""
+    spool = left_behind(proxy, tmp_path)
+    before = len(list(spool.glob("0*")))
+    proxy.up()
+    proxy.plan = lambda method, path: Fault("drop") if "row_003" in path else None
+    result = sync(spool)
+    assert result.exit_code == 2
+    assert "row_003.json" in result.output
+    assert 0 < len(list(spool.glob("0*"))) < before
+    proxy.plan = lambda method, path: None
+    assert sync(spool).exit_code == 0
+    direct, (run,) = runs_of(server, tmp_path)
+    check_whole(direct, run.info.run_id)
+    assert run.info.status == "FINISHED"
+
+
+def test_the_true_end_is_kept(server, proxy, tmp_path):
+    """A training that diverged while the server was away is closed by sync as what it was."""
+    training = Events(
+        FOUR_BUCKETS[:4], ends_with=DivergedError("the loss is nan"), before={2: proxy.down}
+    )
+    with pytest.raises(UnsentError) as told:
+        train_in_process(preflight(), training, ASKED)
+    assert isinstance(told.value.__cause__, DivergedError)
+    proxy.up()
+    assert sync().exit_code == 0
+    direct, (run,) = runs_of(server, tmp_path)
+    check_whole(direct, run.info.run_id, FOUR_BUCKETS[:4])
+    assert run.info.status == "FAILED"
+    assert run.data.tags[names.ERROR_TAG] == "DivergedError: the loss is nan"
+    assert run.data.tags[names.DIVERGED_TAG] == "true"
+    assert run.data.tags[names.ROWS_TAG] == "partial"
+
+
+def test_a_server_that_is_silent_holds_training_up_for_seconds(
+    server, proxy, tmp_path, monkeypatch
+):
+    """It takes connections and never answers: one row waits for it, the others do not."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "30")
+
+    def fall_silent():
+        proxy.plan = lambda method, path: Fault("hang")
+
+    training = Events(FOUR_BUCKETS, before={2: fall_silent})
+    with pytest.raises(UnsentError, match="has not taken"):
+        train_in_process(preflight(), training, ASKED)
+    assert training.measured == [0, 1, 2, 3, 4]
+    proxy.plan = lambda method, path: None
+    proxy.release()
+    result = sync()
+    assert result.exit_code == 0, result.output
+    direct, (run,) = runs_of(server, tmp_path)
+    check_whole(direct, run.info.run_id)
+    assert run.info.status == "FINISHED"
+
+
+def test_a_server_that_is_away_at_the_start_is_refused(proxy, tmp_path):
+    """In one line, before anything is kept."""
+    bound_retries()
+    proxy.down()
+    with pytest.raises(TrackingError, match="cannot read experiments"):
+        preflight()
+    assert spools(tmp_path) == []
+
+
+CHILD = """
+import os, resource, signal, sys
+from trainings import FOUR_BUCKETS
+from test_outages import ASKED, Events
+from clear_mlflow.tracking.preflight import preflight
+from clear_mlflow.tracking.session import train_in_process
+
+def say(word):
+    print(word, flush=True)
+    sys.stdin.readline()
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def fill():  # from here on no disk takes a byte
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+before = {2: lambda: say("two"), 4: dict(kill=kill, fill=fill)[sys.argv[1]]}
+train_in_process(preflight(), Events(FOUR_BUCKETS, before=before), ASKED)
+"""
+
+
+def child(proxy, ends: str) -> tuple[int, str]:
+    """A training in a process of its own, whose server goes away before the second bucket."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CHILD, ends],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        text=True,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == "two\n"
+    proxy.down()
+    _, errors = process.communicate("\n", timeout=LONG)
+    return process.returncode, errors
+
+
+def test_a_process_killed_in_the_outage_loses_no_row(server, proxy, tmp_path):
+    """With SIGKILL: sync sends what it measured, scores that, and closes the run as KILLED."""
+    returncode, _ = child(proxy, "kill")
+    assert returncode == -9
+    proxy.up()
+    result = sync()
+    assert result.exit_code == 0, result.output
+    direct, (run,) = runs_of(server, tmp_path)
+    check_whole(direct, run.info.run_id, FOUR_BUCKETS[:4])
+    assert run.info.status == "KILLED"
+    assert "was killed" in run.data.tags[names.ERROR_TAG]
+    assert spools(tmp_path) == []
+
+
+def test_a_full_disk_prints_the_row(server, proxy, tmp_path):
+    """No disk takes it: the error says so, the row is on standard error, those before are safe."""
+    returncode, errors = child(proxy, "fill")
+    assert returncode == 1
+    (printed,) = [
+        json.loads(found) for found in re.findall(r"^\{.*?^\}|^\{.*\}$", errors, re.M | re.S)
+    ]
+    assert printed["correct"] == FOUR_BUCKETS[4]
+    assert "takes no more" in errors
+    assert "row_004.json is printed above" in errors
+    proxy.up()
+    assert sync().exit_code == 0
+    direct, (run,) = runs_of(server, tmp_path)
+    check_whole(direct, run.info.run_id, FOUR_BUCKETS[:4])
+
+
+def test_a_cache_that_cannot_be_written_is_told(server, proxy, tmp_path, monkeypatch, capsys):
+    """The journal lies in the working folder instead, where sync finds it, too."""
+    (tmp_path / "no folder").write_text("")
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "no folder"))
+    training = Events(FOUR_BUCKETS, before={2: proxy.down})
+    with pytest.raises(UnsentError, match="unsent_rows"):
+        train_in_process(preflight(), training, ASKED)
+    assert "are kept in" in capsys.readouterr().err
+    proxy.up()
+    assert sync().exit_code == 0
+    direct, (run,) = runs_of(server, tmp_path)
+    check_whole(direct, run.info.run_id)
+
+
+def test_sync_refuses_a_deleted_run(server, proxy, tmp_path):
+    """And says how it is restored; the folder stays."""
+    spool = left_behind(proxy, tmp_path)
+    proxy.up()
+    direct, (run,) = runs_of(server, tmp_path)
+    direct.delete_run(run.info.run_id)
+    result = sync(spool)
+    assert result.exit_code == 2
+    assert "mlflow runs restore" in result.output
+    assert spool.exists()
+    direct.restore_run(run.info.run_id)
+    assert sync(spool).exit_code == 0
+
+
+def damage_link(spool, secret):
+    (spool / "00000099-file").mkdir()
+    (spool / "00000099-file" / "notes.txt").symlink_to(secret)
+
+
+def damage_folder_link(spool, secret):
+    (spool / "00000099-file").symlink_to(secret.parent)
+
+
+def damage_name(spool, secret):
+    (spool / "00000099-file").mkdir()
+    (spool / "00000099-file" / "a?b#c.json").write_text("{}")
+
+
+def damage_two(spool, secret):
+    (spool / "00000099-file").mkdir()
+    (spool / "00000099-file" / "one.txt").write_text("1")
+    (spool / "00000099-file" / "two.txt").write_text("2")
+
+
+def damage_row(spool, secret):
+    folder = spool / "00000000-file" / ROWS_FOLDER
+    folder.mkdir(parents=True)
+    (folder / "row_001.json").write_text("{}")
+
+
+def damage_contradiction(spool, secret):
+    (file,) = spool.glob("*/accuracy_matrix/rows/row_002.json")
+    row = json.loads(file.read_text())
+    folder = spool / "00000000-file" / ROWS_FOLDER
+    folder.mkdir(parents=True)
+    row |= {"row": 1, "trained_through": "1"}
+    (folder / "row_001.json").write_text(json.dumps(row))
+
+
+def damage_metrics(spool, secret):
+    (spool / "00000000-metrics").mkdir()
+    (spool / "00000000-metrics" / "metrics.json").write_text('[["a", "b"]]')
+
+
+def damage_origin(spool, secret):
+    (spool / "spool.json").write_text('{"format": 1, "run_id": "../../x", "tracking_uri": "y"}')
+
+
+def damage_format(spool, secret):
+    (spool / "spool.json").write_text('{"format": 99}')
+
+
+def damage_end(spool, secret):
+    (spool / "end.json").write_text("[" * 100_000)
+
+
+def test_nothing_in_a_spool_is_trusted(server, proxy, tmp_path):
+    """Links, names, rows that contradict, other JSON: each refused in one line, nothing sent."""
+    spool = left_behind(proxy, tmp_path)
+    secret = tmp_path / "secrets" / "key.txt"
+    secret.parent.mkdir()
+    secret.write_text("a secret of this machine")
+    proxy.up()
+    direct, (run,) = runs_of(server, tmp_path)
+    damages = {k: v for k, v in globals().items() if k.startswith("damage_")}
+    assert len(damages) == 10
+    for name, damage in damages.items():
+        hostile = tmp_path / name
+        shutil.copytree(spool, hostile)
+        for entry in hostile.glob("00000*"):
+            if "row_002" not in str(list(entry.rglob("*"))):
+                shutil.rmtree(entry)
+        damage(hostile, secret)
+        result = sync(hostile)
+        assert result.exit_code == 2, name
+        assert len(result.output.splitlines()) == 1, result.output
+        assert "a secret" not in result.output
+        hostile_files = [f.path for f in direct.list_artifacts(run.info.run_id)]
+        assert not {"notes.txt", "key.txt", "one.txt"} & set(hostile_files)
+        (row,) = [r for n, r in rows_in(direct, run.info.run_id).items() if n == "row_001.json"]
+        assert row["correct"] == FOUR_BUCKETS[1]
+    assert sync(spool).exit_code == 0
+    check_whole(direct, run.info.run_id)
+
+
+def test_credentials_are_sent_to_no_store_that_a_spool_names(proxy, tmp_path, monkeypatch):
+    """Whoever hands somebody a spool would be sent them: the environment has to name the store."""
+    spool = left_behind(proxy, tmp_path)
+    proxy.up()
+    monkeypatch.delenv("MLFLOW_TRACKING_URI")
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
+    before = len(proxy.tally.requests)
+    result = sync(spool)
+    assert result.exit_code == 2
+    assert f"set MLFLOW_TRACKING_URI to it ({proxy.uri}" in result.output
+    assert len(proxy.tally.requests) == before
+    monkeypatch.delenv("MLFLOW_TRACKING_TOKEN")
+    assert sync(spool).exit_code == 0
+
+
+def test_a_training_into_a_run_with_unsent_rows_is_refused(proxy, tmp_path, monkeypatch):
+    """They would be measured twice; the message says how they are sent first."""
+    spool = left_behind(proxy, tmp_path)
+    proxy.up()
+    monkeypatch.setenv("MLFLOW_RUN_ID", spool.name)
+    with pytest.raises(TrackingError):
+        train_in_process(preflight(), KnownTraining(FOUR_BUCKETS), ASKED)
+    assert len(list(spool.glob("0*"))) > 0
+
+
+@dataclass
+class LosingServer:
+    """A training of an ensemble whose server goes away after the first rows."""
+
+    training: object
+    proxy: FaultyProxy
+
+    @property
+    def config(self):
+        return self.training.config
+
+    @property
+    def facts(self):
+        return self.training.facts
+
+    def rows(self):
+        for measured in self.training.rows():
+            if measured.row.row == 2:
+                self.proxy.down()
+            yield measured
+
+
+def test_an_ensemble_is_sent_later_too(server, proxy, tmp_path):
+    """Each member's rows into its own run; the run above sums them up when all are there."""
+    asked = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
+    training = features_training(features_config(**asked))
+    with pytest.raises(UnsentError, match="clear-mlflow sync") as told:
+        train_ensemble_in_process(preflight(), LosingServer(training, proxy), asked)
+    root = tmp_path / "cache" / "unsent"
+    assert str(root) in str(told.value)
+    assert len(spools(tmp_path)) == 3
+    proxy.up()
+    result = sync(root)
+    assert result.exit_code == 0, result.output
+    direct, runs = runs_of(server, tmp_path)
+    assert [run.info.status for run in runs] == ["FINISHED"] * 3
+    (parent,) = [r for r in runs if r.data.tags[names.KIND_TAG] == names.KIND_ENSEMBLE]
+    assert parent.data.tags[names.MEMBERS_TAG] == "2"
+    members = [r for r in runs if r is not parent]
+    for name in ("clear/in_domain_accuracy", "renate/forgetting"):
+        mean = sum(m.data.metrics[name] for m in members) / 2
+        assert parent.data.metrics[f"mean/{name}"] == pytest.approx(mean)
+    for member in members:
+        assert len(rows_in(direct, member.info.run_id)) == 4
+    assert spools(tmp_path) == []
+
+
+def test_the_command_says_where_the_rows_are(server, proxy, tmp_path):
+    """clear-mlflow train ends with 2 and the command that sends them; after it, all is as ever."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clear_mlflow", "train", "--epochs", "1", "--device", "cpu"],
+        env={**os.environ, "CLEAR_MLFLOW_CACHE": str(tmp_path / "cache")},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    wait_until(lambda: len(requests_of_rows(proxy)) >= 2 or process.poll() is not None, LONG)
+    proxy.down()
+    output, errors = process.communicate(timeout=LONG)
+    assert process.returncode == 2, errors
+    (spool,) = spools(tmp_path)
+    assert f"clear-mlflow sync {spool}" in errors
+    assert "Traceback" not in errors
+    assert f"run {spool.name} FINISHED (not stored yet)" in output
+    proxy.up()
+    result = sync(spool)
+    assert result.exit_code == 0, result.output
+    direct, (run,) = runs_of(server, tmp_path)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags[names.ROWS_TAG] == "complete"
+    assert len(rows_in(direct, run.info.run_id)) == 11
