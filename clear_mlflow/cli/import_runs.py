@@ -18,6 +18,7 @@ from rich.text import Text
 
 from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.config import AUTO, NONE
+from clear_mlflow.data.files import is_folder
 from clear_mlflow.errors import ClearError, ConfigError, DataError
 from clear_mlflow.imports import FORMATS, Reading, load, passed_over, read_runs, recognise
 from clear_mlflow.matrix import PROTOCOLS, shown
@@ -212,7 +213,7 @@ def _files(paths: tuple[str, ...]) -> Iterator[tuple[Path, str, str | None]]:
     """Every file that was named or lies in a folder that was, what to call it, why it is none."""
     for text in paths:
         path = Path(text)
-        if path.is_dir():
+        if is_folder(path):
             yield from _files_below(path)
         else:
             yield path, path.name, None

@@ -210,7 +210,7 @@ def _seed_order(subject: Subject) -> tuple[bool, int, str]:
 
 def told(subject: Subject) -> str:
     """A run as a sentence names it."""
-    return f"{cut(subject.name)} ({subject.run_id[:8]})"
+    return f"{cut(subject.name)} ({cut(subject.run_id[:8])})"
 
 
 def cut(name: str) -> str:

@@ -558,7 +558,12 @@ def _items(comparison: Comparison) -> list[_Item]:
     ]
     if any(len(group.members) > 1 for group in comparison.groups):
         items += [
-            _Item(f"{_one_line(run.name, 60)} ({run.run_id[:8]})", group.setting, run.grid, True)
+            _Item(
+                f"{_one_line(run.name, 60)} ({_one_line(run.run_id[:8])})",
+                group.setting,
+                run.grid,
+                True,
+            )
             for group in comparison.groups
             for run in group.members
         ]

@@ -1,0 +1,262 @@
+"""Names from outside: shown whole, cut and escaped, and never a command."""
+
+import csv
+import io
+import re
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from click.testing import CliRunner
+from comparisons import counts, log_predictions, log_run, seeds_of
+from mlflow.projects.utils import load_project
+from rich.console import Console
+from stored_runs import stored_run
+
+from clear_mlflow.cli import main
+from clear_mlflow.comparison import arrange, compare
+from clear_mlflow.comparison.note import comparison_note
+from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.terminal import comparison_text
+from clear_mlflow.matrix import AccuracyMatrix
+from clear_mlflow.report.files import matrix_csv
+from clear_mlflow.report.heatmap import heatmap_png
+from clear_mlflow.report.rows import one_line
+
+HOSTILE = {
+    "script": "<script>alert(1)</script>",
+    "attribute": "\" onmouseover='alert(1)' x=\"",
+    "path": "../../../etc/passwd",
+    "lines": "a\nb\r\nc\u2028d",
+    "percent": "%s%n%00{0}{seed}",
+    "emoji": "🙂👩‍🔬",
+    "right to left": "\u202eevil\u200f",
+    "terminal": "\x1b[31mred\x1b]0;title\x07\x9b2J\x08",
+    "long": "x" * 10_000,
+    "markup": "[bold red]x[/] [link=file:///etc/passwd]y[/link]",
+    "markdown": "| `x` | [a](javascript:alert(1)) ![i](http://example.invalid/i.png)",
+    "template": "{{ 7 * 7 }}{% raw %}",
+    "mathematics": "$\\frac{1}{0}$ $\\undefined",
+    "formula": '=HYPERLINK("http://example.invalid")',
+    "surrogate": "\udcff",
+    "shell": "$(touch owned); `touch owned` | touch owned & '",
+}
+SHELL = [
+    "$(touch owned)",
+    ";touch owned",
+    "`touch owned`",
+    "a\ntouch owned\n",
+    "'; touch owned #",
+    '"; touch owned; "',
+    "| touch owned",
+    "&& touch owned",
+    "> owned",
+    "$HOME {seed} {0} %s \\",
+    "<(touch owned)",
+    "!!",
+    "*",
+    "~root",
+    "--help",
+    "",
+    "🙂",
+]
+
+
+class Tags(HTMLParser):
+    """What a browser would make of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict]] = []
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attributes):
+        self.found.append((tag, dict(attributes)))
+
+
+def is_safe_line(text: str) -> bool:
+    """Whether a terminal shows a text as it is: lines, and nothing that steers it."""
+    return all(line.isprintable() for line in text.split("\n"))
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
+def test_a_comparison_shows_a_hostile_name_as_text(name):
+    """Page, description and terminal: no element, link or escape comes of a run's name."""
+    runs = [*seeds_of(name, 150, range(3)), *seeds_of("replay", 170, range(3))]
+    found = compare(arrange(runs, ["strategy"]))
+    page = comparison_page(found, title=name, footer="made by a test")
+    assert is_safe_line(page)
+    runs = [*seeds_of("naive", 150, range(3)), *seeds_of("replay", 170, range(3))]
+    plain = compare(arrange(runs, ["strategy"]))
+    expected = Tags(comparison_page(plain, title="x", footer="made by a test")).found
+    tags = Tags(page).found
+    assert [tag for tag, _ in tags] == [tag for tag, _ in expected]
+    assert [set(attributes) for _, attributes in tags] == [set(a) for _, a in expected]
+    assert len(page) < 400_000
+    note = comparison_note(found, page="comparison.html")
+    assert len(note.encode()) < 8_000
+    assert not re.search(r"[<\[]|\]\(|!\[", note.replace("&nbsp;", ""))
+    out = Console(width=200, file=io.StringIO(), force_terminal=False)
+    for part in comparison_text(found):
+        out.print(part)
+    assert is_safe_line(out.file.getvalue())
+    assert len(out.file.getvalue()) < 10_000
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
+def test_a_hostile_title_is_drawn(name):
+    """A picture's title is text: no mathematics is typeset, and its size does not change."""
+    matrix = AccuracyMatrix([[0.9, 0.5], [0.8, 0.9]])
+    plain, drawn = heatmap_png(matrix, "title"), heatmap_png(matrix, name)
+    assert drawn[:24] == plain[:24]  # the signature, and the header with width and height
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
+def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, name):
+    """The terminal and the description of a run say its name, and do nothing else."""
+    title = name.encode("utf-8", "replace").decode()
+    run = stored_run(store, experiment_id, name=title[:5000])
+    other = stored_run(store, experiment_id, name=title[:5000])
+    for run_id in (run.info.run_id, other.info.run_id):
+        store.set_tag(run_id, "strategy", title[:5000])
+    done = CliRunner().invoke(main, ["evaluate", "--experiment", "test", "--pictures", "no"])
+    assert done.exit_code == 0, done.output
+    assert is_safe_line(done.output)
+    assert len(done.output) < 6_000
+    note = store.get_run(run.info.run_id).data.tags["mlflow.note.content"]
+    assert len(note.encode()) <= 8_000
+    assert not re.search(r"<(?!/?br)|\]\(|!\[", note)
+
+
+def refusal(*arguments: str) -> str:
+    """What a command says that refuses its arguments: one line that a terminal shows as it is."""
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2, done.output
+    assert isinstance(done.exception, SystemExit)
+    assert is_safe_line(done.output)
+    lines = [line for line in done.output.splitlines() if line.lower().startswith("error: ")]
+    assert len(lines) == 1, done.output
+    assert len(lines[0]) < 2_100
+    return lines[0]
+
+
+@pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)
+def test_an_error_about_a_hostile_name_is_one_short_line(store, tmp_path, name):
+    """Every command that takes a name refuses it in a line that a terminal shows as it is."""
+    refusal("evaluate", "--run-id", name)
+    refusal("evaluate", "--experiment", name)
+    refusal("evaluate", "--metric", name, "--run-id", "x")
+    refusal("compare", "--experiment", name)
+    refusal("compare", f"{name}, {name}2")
+    refusal("train", "--strategy", name)
+    refusal("train", "--dataset", name)
+    refusal("train", "--seed", name)
+    refusal("train", "--config", f"{tmp_path}/{name}")
+    refusal("train-distributed", "--processes", name)
+    refusal("import", f"{tmp_path}/{name}")
+    refusal("import", "--seed", name, "nowhere")
+    refusal("data", "check", f"{tmp_path}/{name}")
+
+
+@pytest.mark.parametrize("parameter", ["strategy_args", "model", "weights"])
+def test_a_training_refuses_hostile_names_in_one_line(store, parameter):
+    """Also where the training process is the one to find out."""
+    name = HOSTILE["terminal"] + HOSTILE["script"] + HOSTILE["long"]
+    if parameter == "weights":
+        name = HOSTILE["script"] + HOSTILE["path"]
+    refusal("train", f"--{parameter.replace('_', '-')}", name)
+
+
+def test_class_names_are_cells_and_no_formulas(store, experiment_id, tmp_path):
+    """A spreadsheet calculates nothing that stands in a class's name."""
+    from clear_mlflow.predicted import Predictions
+    from clear_mlflow.predictions import EvaluationSet, RowPredictions
+    from clear_mlflow.report.predictions import confusion_csv, per_class_csv
+
+    run = log_run(store, experiment_id, "run", counts(150, 0), strategy="naive")
+    log_predictions(store, run, counts(150, 0), tmp_path)
+    folder = tmp_path / f"predictions of {run.info.run_id}"
+    images = EvaluationSet.load(folder / "evaluation_set.safetensors")
+    names = tuple(HOSTILE.values())
+    hostile = EvaluationSet(
+        buckets=images.buckets,
+        class_names=names,
+        bucket=images.bucket,
+        label=images.label,
+        content=images.content,
+        names=images.names,
+    )
+    row = RowPredictions.load(folder / "row_004.safetensors")
+    answers = {4: RowPredictions(row=4, labels=row.labels, evaluation_set=hostile.digest)}
+    predictions = Predictions(hostile, answers)
+    for text in (per_class_csv(predictions), confusion_csv(predictions, 4)):
+        assert is_safe_line(text)
+        text.encode()
+        header, *lines = csv.reader(io.StringIO(text))
+        assert {len(line) for line in lines} == {len(header)}
+        for cell in (*header, *(line[0] for line in lines)):
+            assert not cell.lstrip().startswith(("=", "+", "-", "@"))
+            assert len(cell) <= 210
+
+
+def test_bucket_keys_are_cells_and_no_formulas():
+    """The same of the matrix's own table."""
+    keys = ["=1+1", " =1", "＝1", "+1", "-1", "@x", "a,b", 'a"b', "<b>"]
+    text = matrix_csv(AccuracyMatrix([[0.5] * len(keys)], buckets=keys))
+    header, line = csv.reader(io.StringIO(text))
+    assert header[1:] == ["'=1+1", "' =1", "'＝1", "'+1", "'-1", "'@x", *keys[6:]]
+    assert line[0] == "'=1+1"
+
+
+@pytest.mark.parametrize("entry_point", ["main", "train_distributed", "evaluate", "compare"])
+def test_no_parameter_of_mlflow_run_is_a_command(project, tmp_path, entry_point):
+    """Whatever a parameter holds, bash hands it to the program as one word, and runs nothing.
+
+    The command is MLflow's own; in place of our program, one that prints its words is called.
+    """
+    point = load_project(str(project))._entry_points[entry_point]
+    for value in SHELL:
+        command = point.compute_command(dict.fromkeys(point.parameters, value), None)
+        program, rest = "python -m clear_mlflow ", command.removeprefix("python -m clear_mlflow ")
+        assert command == program + rest
+        printing = subprocess.run(
+            ["bash", "-c", f"printf '%s\\0' {rest}"],
+            cwd=tmp_path,
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+        words = printing.stdout.decode().split("\0")[:-1]
+        assert words[2::2] == [value] * len(point.parameters), value
+        assert words[1::2] == [f"--{name.replace('_', '-')}" for name in point.parameters]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_real_mlflow_run_runs_nothing_that_its_parameters_say(project, store, tmp_path):
+    """Once for every kind of quoting, through MLflow, bash and our own command line."""
+    injection = "; ".join(part for part in SHELL if "owned" in part and "\n" not in part)
+    for entry_point, parameter in (("main", "strategy"), ("compare", "experiment")):
+        command = ["mlflow", "run", str(project), "--env-manager", "local", "-e", entry_point]
+        done = subprocess.run(
+            [*command, "-P", f"{parameter}={injection}"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode != 0
+        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1, done.stderr
+        assert not list(tmp_path.rglob("owned"))
+        assert not (project / "owned").exists()
+
+
+def test_a_line_keeps_its_beginning_and_its_end():
+    """What is wrong comes first and what to do about it last."""
+    line = one_line("begin " + "x" * 10_000 + "\n\x1b end", 100)
+    assert len(line) == 100
+    assert line.startswith("begin ")
+    assert line.endswith("\N{REPLACEMENT CHARACTER} end")
+    assert one_line("a\n  b") == "a b"
