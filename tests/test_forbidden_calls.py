@@ -45,7 +45,7 @@ def dotted(node: ast.expr) -> str:
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
-        return f"{dotted(node.value)}.{node.attr}".removeprefix(".")
+        return f"{dotted(node.value) or '?'}.{node.attr}"
     return ""
 
 

@@ -99,7 +99,9 @@ def read_comparison(
         elif problem is not None:
             refused.append(f"Predictions of {cut(subject.name)} are not used: {problem}.")
     comparison = compare(arrangement, hits)
-    told = [f"Left out: {cut(run.run_name)} ({cut(run.run_id[:8])}), {run.reason}." for run in left_out]
+    told = [
+        f"Left out: {cut(run.run_name)} ({cut(run.run_id[:8])}), {run.reason}." for run in left_out
+    ]
     return (
         replace(comparison, warnings=(*told, *refused, *comparison.warnings)),
         left_out,
