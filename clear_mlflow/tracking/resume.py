@@ -18,6 +18,7 @@ from mlflow.exceptions import MlflowException
 import clear_mlflow
 from clear_mlflow.config import AUTO, TrainConfig, parameter_defaults
 from clear_mlflow.errors import ConfigError, DataError, RecordError, TrackingError
+from clear_mlflow.learning.strategies import known_strategies
 from clear_mlflow.matrix import AccuracyRow
 from clear_mlflow.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER
 from clear_mlflow.record import RowRecord, assemble
@@ -186,6 +187,12 @@ def parameters_to_resume(point: ResumePoint, given: Mapping[str, str]) -> dict[s
     """
     told = {name: text for name, text in given.items() if text != AUTO}
     config = TrainConfig.resolve(point.config)
+    if config.strategy not in known_strategies() and told.get("strategy") != config.strategy:
+        raise ConfigError(
+            f"run {point.run.info.run_id} was trained by strategy {config.strategy}, a class of "
+            "somebody's own; what a store names is not imported unless you name it, too: pass "
+            f"strategy={config.strategy} if you know it"
+        )
     differing = {
         name: text
         for name, text in told.items()
