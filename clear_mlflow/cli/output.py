@@ -32,6 +32,8 @@ def print_outcome(outcome: Outcome) -> None:
         if outcome.run_id is not None:
             where = " (not stored yet)" if outcome.unsent else ""
             out.print(f"\nrun {outcome.run_id} {outcome.status}{where}", highlight=False)
+        if outcome.note is not None:
+            out.print(Text(outcome.note), soft_wrap=True)
         for line in outcome.links:
             out.print(Text(printable(line)), soft_wrap=True)
     with suppress(OSError):

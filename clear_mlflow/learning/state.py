@@ -196,6 +196,8 @@ def _damage_told(problem: str) -> Iterator[None]:
         IndexError,
         RuntimeError,
         RecursionError,
+        ArithmeticError,
+        AssertionError,
     ) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise StateError(
@@ -218,8 +220,11 @@ def _random_states() -> dict[str, Any]:
 
 def _set_random_states(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(states["torch"])
-    kind, keys, *rest = states["numpy"]
-    np.random.set_state((kind, keys.astype(np.uint32), *rest))
+    kind, keys, position, *rest = states["numpy"]
+    if not 0 <= position <= len(keys):
+        # numpy would read on from there, beyond the keys.
+        raise ValueError(f"numpy's generator is at {position} of {len(keys)} numbers")
+    np.random.set_state((kind, keys.astype(np.uint32), position, *rest))
     random.setstate(states["python"])
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
@@ -256,6 +261,8 @@ class _Writer:
             for tensor in kind
             if tensor.numel()
         }
+        # As long as a tensor lives, no other one lies in its place.
+        self._seen: list[Tensor] = []
         self.tensors: dict[str, Tensor] = {}
 
     def encode(self, value: object, what: str, *, whole: bool = False, depth: int = 0) -> Node:
@@ -313,6 +320,7 @@ class _Writer:
         if tensor.grad_fn is not None:
             raise StateError(f"{what} holds a tensor with a graph of gradients; detach() it")
         place = _place(tensor)
+        self._seen.append(tensor)
         if place is not None and not whole:
             if place in self._of_model:
                 name, number = self._of_model[place]
@@ -363,6 +371,8 @@ class _Reader:
         self._model = model
         self._device = next(model.parameters()).device
         self._made: dict[str, Tensor] = {}
+        # A weight of the model's is set with the model, and not to what an attribute had.
+        self._taken = {id(weight) for weight in model.parameters()}
 
     def decode(self, node: Node, fresh: object = None) -> Any:
         """Make the value that is described.
@@ -397,17 +407,36 @@ class _Reader:
             stored = self._tensors[key]
             made = stored.to(self._device) if node["on_device"] else stored.clone()
             if node["stride"] is not None:
+                # What is strided has no gaps: it takes no more memory than the file.
+                if 1 + sum(
+                    (n - 1) * s for n, s in zip(stored.shape, node["stride"], strict=True)
+                ) != (stored.numel()):
+                    raise StateError(f"the training state holds {key} with gaps")
                 made = torch.empty_strided(
                     stored.shape, node["stride"], dtype=stored.dtype, device=made.device
                 ).copy_(stored)
             elif made is stored:
                 made = stored.clone()
-            if node["parameter"]:
+            if node["parameter"] and self._is_free(fresh, made):
+                # The very object: an optimiser of the strategy's own may hold it.
+                self._taken.add(id(fresh))
+                with torch.no_grad():
+                    made = cast("nn.Parameter", fresh).copy_(made)
+                made.requires_grad_(node["requires_grad"])
+            elif node["parameter"]:
                 made = nn.Parameter(made, requires_grad=node["requires_grad"])
             elif node["requires_grad"]:
                 made.requires_grad_()
             self._made[key] = made
         return self._made[key]
+
+    def _is_free(self, fresh: object, made: Tensor) -> bool:
+        return (
+            isinstance(fresh, nn.Parameter)
+            and fresh.shape == made.shape
+            and fresh.dtype == made.dtype
+            and id(fresh) not in self._taken
+        )
 
     def _array(self, node: Node, fresh: object) -> Any:
         array = self._tensors[node["array"]].clone().numpy()

@@ -1,0 +1,306 @@
+"""What a training goes on from: for every strategy, after every bucket, to the last bit."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learning_streams import config
+from strategy_runs import feature_stream, image_stream, on_features
+from torch import nn
+
+from clear_mlflow.errors import StateError
+from clear_mlflow.learning.picks import Picks
+from clear_mlflow.learning.progress import SilentProgress
+from clear_mlflow.learning.state import capture, read_state, restore, to_bytes
+from clear_mlflow.learning.strategies import strategy_names
+from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
+from clear_mlflow.learning.train import fresh_model, train
+
+PREDICTIONS = b"what the model answered"
+ON_FEATURES_ALONE = ("linear", "ncm", "slda")
+
+
+def trained(stream, parameters, saved=None):
+    """Rows and states of a training, and its weights as it ends."""
+    rows, states = [], []
+    for one in train(stream, parameters, progress=SilentProgress(), saved=saved):
+        rows.append(one.row)
+        states.append(to_bytes(one.snapshot(), one.row, PREDICTIONS))
+        model = one.model
+    return rows, states, {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def reread(folder, state):
+    """A state after its way through a file."""
+    file = folder / "state.safetensors"
+    file.write_bytes(state)
+    return read_state(file)
+
+
+def assert_resumes_everywhere(make_stream, parameters, folder):
+    """Stopped after any row, and gone on with by objects that saw nothing of it: no bit differs."""
+    rows, states, weights = trained(make_stream(), parameters)
+    for k, state in enumerate(states):
+        saved = reread(folder, state)
+        assert saved.row == rows[k]
+        assert saved.predictions == PREDICTIONS
+        if k == len(rows) - 1:
+            continue
+        scramble()  # nothing may depend on what this process drew before
+        rows_after, states_after, weights_after = trained(make_stream(), parameters, saved)
+        assert rows_after == rows[k + 1 :]
+        assert weights_after.keys() == weights.keys()
+        assert all(torch.equal(weights_after[name], weights[name]) for name in weights)
+        assert states_after[-1] == states[-1]
+
+
+def scramble():
+    torch.manual_seed(random.SystemRandom().getrandbits(31))
+    np.random.seed(1)
+    random.seed(1)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        {"optimizer_state": "reset"},
+        {"optimizer_state": "keep", "optimizer": "adam", "lr": "0.02"},
+    ],
+    ids=["reset", "adam kept"],
+)
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_on_features(tmp_path, strategy, recipe):
+    """A linear head: closed forms, buffers, penalties."""
+    parameters = on_features(strategy=strategy, **recipe)
+    assert_resumes_everywhere(feature_stream, parameters, tmp_path)
+
+
+@pytest.mark.parametrize("strategy", sorted(set(strategy_names()) - set(ON_FEATURES_ALONE)))
+def test_on_images(tmp_path, strategy):
+    """A network with batch normalisation, whose momentum is kept from bucket to bucket."""
+    image_stream(tmp_path / "images")
+    numbers = iter(range(100))
+    assert_resumes_everywhere(
+        lambda: image_stream(tmp_path / str(next(numbers))),
+        config(strategy=strategy, optimizer_state="keep"),
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize(
+    "buffer", ["reservoir", "biased_reservoir", "class_balanced", "greedy_balanced"]
+)
+def test_with_every_buffer(tmp_path, buffer):
+    """What a sampler has counted and drawn goes with it."""
+    alpha = ",alpha=0.5n/k" if buffer == "biased_reservoir" else ""
+    parameters = on_features(strategy="replay", strategy_args=f"buffer={buffer}{alpha}")
+    assert_resumes_everywhere(feature_stream, parameters, tmp_path)
+
+
+class Own(Strategy):
+    """A user's own strategy, which keeps a bit of everything, and its loss depends on it."""
+
+    scratch = ("_batches",)
+
+    def __init__(self, config, stream, model, arguments):
+        super().__init__(config, stream, model, arguments)
+        self._teacher = None
+        self._noise = torch.zeros(())
+        self._head = [model.weight]
+        self._same = self._head
+        self._draws = torch.Generator().manual_seed(3)
+        self._kept = {"weights": (), 3: [None, True, 1.5, np.float64(2)]}
+        self._picks = Picks(np.arange(2), np.arange(2))
+        self._scale = nn.Parameter(torch.ones(()))
+        self._own_steps = torch.optim.Adam([self._scale])
+        self._strided = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)
+        self._batches = iter(())
+
+    def loss(self, forward, batch):
+        self._batches = iter([batch])
+        loss = super().loss(forward, batch) * (1 + self._noise + self._strided.sum() * 1e-4)
+        if self._teacher is not None:
+            loss = loss + (forward(batch.inputs) - self._teacher(batch.inputs)).square().mean()
+        return loss + 1e-3 * self._scale.detach() * self._head[0].square().sum()
+
+    def after_bucket(self, position):
+        self._teacher = copy.deepcopy(self.model).eval().requires_grad_(False)
+        self._noise = torch.rand(()) + torch.rand((), generator=self._draws)
+        self._noise += random.random() + np.random.rand()
+        self._kept["weights"] = (self.model.weight.detach().clone(), {(1, 2): "text"})
+        self._picks = self._picks.take(np.array([1, 0]))
+        self._scale.grad = self._noise.clone()
+        self._own_steps.step()
+
+
+def test_a_strategy_of_ones_own(tmp_path):
+    """Modules, optimisers, generators, aliases of weights, and draws from the global generators."""
+    parameters = on_features(strategy=f"{__name__}:Own")
+    assert_resumes_everywhere(feature_stream, parameters, tmp_path)
+
+
+class Unkeepable(Own):
+    """Holds a generator, and says nothing of it."""
+
+    scratch = ()
+
+
+def test_what_cannot_be_kept_is_named():
+    """The attribute, what it holds, and what to do; the training itself goes on."""
+    parameters = on_features(strategy=f"{__name__}:Unkeepable")
+    rows = train(feature_stream(), parameters, progress=SilentProgress())
+    with pytest.raises(
+        StateError, match="attribute _batches of strategy Unkeepable holds a"
+    ) as told:
+        next(rows).snapshot()
+    assert "scratch" in str(told.value)
+    assert len(list(rows)) == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (torch.ones(3, requires_grad=True) * 2, "graph of gradients"),
+        ({1, 2}, "builtins.set"),
+        (np.array(["text"]), "array of <U4"),
+        (lambda: 1, "function"),
+    ],
+)
+def test_values_that_cannot_be_kept(value, told):
+    """Each is an error that says what it is."""
+    model, strategy, descent = parts("naive")
+    strategy.extra = value
+    with pytest.raises(StateError, match=told):
+        capture(model, strategy, descent)
+
+
+def test_a_part_of_another_tensor_cannot_be_kept():
+    """What is changed in one would have to change in the other."""
+    model, strategy, descent = parts("naive")
+    whole = torch.zeros(4)
+    strategy.whole, strategy.part = whole, whole[1:]
+    with pytest.raises(StateError, match="part of another"):
+        capture(model, strategy, descent)
+
+
+def parts(strategy, **changes):
+    """A training that has just been built."""
+    from clear_mlflow.learning.heads import descent_for
+
+    parameters, stream = on_features(strategy=strategy, **changes), feature_stream()
+    model = fresh_model(stream, parameters)
+    made = load_strategy(strategy)(parameters, stream, model, check_strategy(parameters))
+    keys = stream.keys
+    return model, made, descent_for(made, model, parameters, keys=keys, progress=SilentProgress())
+
+
+NUMBERS = st.floats(allow_nan=False) | st.integers(-(2**70), 2**70)
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | NUMBERS
+    | st.text(max_size=5)
+    | st.sampled_from(["float32", "float64", "int64", "uint8", "bool"]).flatmap(
+        lambda kind: st.lists(st.integers(0, 1), max_size=4).map(
+            lambda numbers: np.array(numbers, dtype=kind)
+        )
+    )
+)
+VALUES = st.recursive(
+    LEAVES | st.lists(st.floats(-1, 1), max_size=4).map(torch.tensor),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+def same(one, other):
+    if isinstance(one, (torch.Tensor, np.ndarray)):
+        return type(one) is type(other) and one.dtype == other.dtype and bool((one == other).all())
+    if isinstance(one, (list, tuple)):
+        return type(one) is type(other) and len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(map(same, one.values(), other.values()))
+    return type(one) is type(other) and one == other
+
+
+@settings(max_examples=60, deadline=None)
+@given(value=VALUES)
+def test_values_come_back_as_they_were(tmp_path_factory, value):
+    """Types, order of dictionaries, and every bit."""
+    model, strategy, descent = parts("naive")
+    strategy.extra = value
+    row = next(train(feature_stream(), on_features(), progress=SilentProgress())).row
+    state = to_bytes(capture(model, strategy, descent), row, None)
+    saved = reread(tmp_path_factory.mktemp("state"), state)
+    model, strategy, descent = parts("naive")
+    restore(saved.snapshot, model, strategy, descent)
+    assert same(strategy.extra, value)
+    assert saved.predictions is None
+
+
+def test_damaged_files_are_told(tmp_path):
+    """Cut off, overwritten, of another strategy, or made up: one error, and nothing else."""
+    _, states, _ = trained(feature_stream(), on_features(strategy="ewc", optimizer_state="keep"))
+    state = states[1]
+    length = 8 + int.from_bytes(state[:8], "little")
+    draws = random.Random(5)
+    problems = []
+    for n in range(400):
+        damaged = bytearray(state)
+        if n % 4 == 0:
+            del damaged[draws.randrange(len(damaged)) :]
+        else:  # the description, where types and names are
+            for _ in range(1 + n % 3):
+                damaged[draws.randrange(8, length)] = draws.choice(b'0123456789{}[]",:abc\xff')
+        made = parts("ewc", optimizer_state="keep")
+        try:
+            restore(reread(tmp_path, bytes(damaged)).snapshot, *made)
+        except StateError as error:
+            problems.append(str(error))
+    assert len(problems) > 200
+    assert not any("\n" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda d: d["strategy"].update(learn={"value": 1}), "sets 'learn'"),
+        (lambda d: d["strategy"].update(stream={"value": 1}), "sets 'stream'"),
+        (lambda d: d["strategy"].update(x={"module": {"dict": []}}), "not of this model"),
+        (lambda d: d["strategy"].update(x={"object": {}}), "a buffer where"),
+        (lambda d: d["strategy"].update(x={"pickle": "cos"}), "which it cannot"),
+        (lambda d: d.update(format=2), "of format 2"),
+        (lambda d: d.update(random={"value": 3}), "not of this model"),
+    ],
+)
+def test_descriptions_that_ask_for_more(tmp_path, change, told):
+    """A file sets attributes of a strategy to values, and does nothing else."""
+    from safetensors.torch import load, save
+
+    _, states, _ = trained(feature_stream(), on_features())
+    length = int.from_bytes(states[1][:8], "little")
+    described = json.loads(json.loads(states[1][8 : 8 + length])["__metadata__"]["clear_mlflow"])
+    change(described)
+    state = save(load(states[1]), metadata={"clear_mlflow": json.dumps(described)})
+    with pytest.raises(StateError, match=told):
+        restore(reread(tmp_path, state).snapshot, *parts("naive"))
+
+
+def test_a_state_of_another_model_is_refused(tmp_path):
+    """Its tensors do not fit."""
+    _, states, _ = trained(feature_stream(), on_features())
+    saved = reread(tmp_path, states[0])
+    _, strategy, descent = parts("naive")
+    with pytest.raises(StateError, match="not of this model"):
+        restore(saved.snapshot, nn.Linear(3, 2), strategy, descent)
