@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,8 +53,9 @@ class UnsentError(TrackingError):
 
 @dataclass(frozen=True, eq=False)
 class _Item:
-    run_id: str
-    entry: Entry
+    run_id: str = ""
+    entry: Entry | None = None
+    job: Callable[[], None] | None = None  # instead of an entry
 
 
 class Sender:
@@ -101,6 +102,16 @@ class Sender:
             self._queue.append(_Item(run_id, entry))
             self._changed.notify_all()
 
+    def do(self, job: Callable[[], None]) -> None:
+        """Do something with the store after all that was put before; once, whatever comes of it.
+
+        Args:
+            job: raises nothing. What it holds is not on the disk.
+        """
+        with self._changed:
+            self._queue.append(_Item(job=job))
+            self._changed.notify_all()
+
     def settle(self, seconds: float = ACKNOWLEDGEMENT_SECONDS) -> TrackingError | None:
         """Wait until the store has all; not at all while it is known to be away.
 
@@ -110,12 +121,10 @@ class Sender:
         with self._changed:
             self._changed.wait_for(lambda: not self._queue or self._problem is not None, seconds)
             if self._queue and self._problem is None:
-                waiting = self._queue[0].entry
                 # From here on nobody waits, until it has taken something again.
-                self._failed(
-                    TrackingError(f"the tracking store has not taken {_name(waiting)} so far"),
-                    waiting,
-                )
+                late = next((item.entry for item in self._queue if item.entry), None)
+                what = "what it was sent" if late is None else _name(late)
+                self._failed(TrackingError(f"the tracking store has not taken {what} so far"), late)
             return self._problem
 
     def finish(self, patience: float) -> None:
@@ -145,7 +154,8 @@ class Sender:
         with self._changed:
             found: dict[str, list[Entry]] = {}
             for item in (*self._queue, *self._aside):
-                found.setdefault(item.run_id, []).append(item.entry)
+                if item.entry is not None:
+                    found.setdefault(item.run_id, []).append(item.entry)
             return found
 
     def _work(self) -> None:
@@ -156,8 +166,11 @@ class Sender:
                 if self._stopped:
                     return
                 item = self._queue[0]
+            if item.job is not None:
+                item.job()
             try:
-                send(self._client, item.run_id, item.entry)
+                if item.entry is not None:
+                    send(self._client, item.run_id, item.entry)
             except TrackingError as error:
                 with self._changed:
                     if self._stopped:
@@ -165,7 +178,8 @@ class Sender:
                     if is_final(error):
                         self._aside.append(self._queue.popleft())
                         self._problem = error
-                        warn(f"{error}; it is kept in {item.entry.folder.parent}")
+                        if item.entry is not None:
+                            warn(f"{error}; it is kept in {item.entry.folder.parent}")
                         self._changed.notify_all()
                         continue
                     self._failed(error, item.entry)
@@ -173,11 +187,13 @@ class Sender:
                     pause = min(2 * pause, most)
                     self._pause(pause)
             else:
-                item.entry.remove()
-                pause = 0.5
+                if item.entry is not None:
+                    item.entry.remove()
+                    pause = 0.5
                 with self._changed:
                     self._queue.popleft()
-                    self._problem = None
+                    if item.entry is not None:
+                        self._problem = None
                     self._progress = time.monotonic()
                     if self._told and not self._queue:
                         warn("the tracking store is back; what waited is stored")
@@ -189,12 +205,13 @@ class Sender:
         finishing = self._finishing
         self._changed.wait_for(lambda: self._stopped or self._finishing != finishing, seconds)
 
-    def _failed(self, error: TrackingError, entry: Entry) -> None:
+    def _failed(self, error: TrackingError, entry: Entry | None) -> None:
         self._problem = error
         if not self._told:
+            where = "on local disk" if entry is None else f"in {entry.folder.parent}"
             warn(
-                f"{error}; training goes on, what is measured waits in {entry.folder.parent} and "
-                "is sent when the store takes it"
+                f"{error}; training goes on, what is measured waits {where} and is sent when the "
+                "store takes it"
             )
             self._told = True
         self._changed.notify_all()
@@ -272,14 +289,23 @@ class Outbox:
         Raises:
             TrackingError: no disk takes it. A row is then written to standard error.
         """
+        self.hand_over(self.keep(artifact, content))
+
+    def keep(self, artifact: str, content: bytes) -> Entry:
+        """Keep a file on local disk; :meth:`hand_over` it to be sent.
+
+        Raises:
+            TrackingError: no disk takes it. A row is then written to standard error.
+        """
         while True:
             try:
-                entry = self._spools[-1].put(artifact, content)
+                return self._spools[-1].put(artifact, content)
             except OSError as error:
                 self._move_on(artifact, content, error)
-            else:
-                self.sender.put(self._run_id, entry)
-                return
+
+    def hand_over(self, entry: Entry) -> None:
+        """Send what is kept, after all that was handed over before."""
+        self.sender.put(self._run_id, entry)
 
     def put_metrics(self, metrics: Sequence[Metric]) -> None:
         """Store points of metrics, after all that wait. They follow from rows: none can be lost."""

@@ -113,34 +113,6 @@ def sync_each(folders: Sequence[Path]) -> Iterator[Synced]:
         yield _sync_one(folder, named)
 
 
-def send_waiting(client: MlflowClient, run_id: str) -> int:
-    """Send what an earlier process of a run left on this machine, before the run is resumed.
-
-    The run stays open.
-
-    Returns:
-        How many entries were sent.
-
-    Raises:
-        TrackingError: the store does not take it, or that process lives.
-    """
-    sent = 0
-    for folder in left_spools(run_id):
-        spool = Spool.take(folder)
-        remove = False
-        try:
-            with explained(f"read run {run_id}"):
-                run = client.get_run(run_id)
-            there = read_row_files(client, run)
-            for entry in spool.entries():
-                _send(client, run_id, entry, there)
-                sent += 1
-            remove = True
-        finally:
-            spool.close(remove=remove)
-    return sent
-
-
 def _sync_one(folder: Path, named: str | None) -> Synced:
     run_id, sent = None, 0
     try:
