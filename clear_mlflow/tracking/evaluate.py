@@ -100,6 +100,14 @@ class Evaluation:
         if isinstance(run, MissingRun):
             return _failed(run.run_id, run.run_name, run.problem)
         run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
+        if is_abandoned(run):
+            # The listing may be hours old. A process sets the status before it ends: a run that is
+            # RUNNING still, after its process was seen to be gone, stays so.
+            try:
+                with explained(f"read run {run_id}"):
+                    run = client.get_run(run_id)
+            except ClearError as error:
+                return _failed(run_id, name, str(error))
         if trains_now(run):
             return Verdict(run_id, name, "skipped", "is training now; it scores itself at its end")
         abandoned = is_abandoned(run)
@@ -256,4 +264,8 @@ def _close(client: MlflowClient, run: Run) -> None:
     with explained(f"close run {run.info.run_id}"):
         client.set_tag(run.info.run_id, names.ERROR_TAG, "the process that trained it is gone")
         client.set_terminated(run.info.run_id, "KILLED")
-        client.delete_tag(run.info.run_id, names.PROCESS_TAG)
+        try:
+            client.delete_tag(run.info.run_id, names.PROCESS_TAG)
+        except MlflowException as error:  # another evaluate has closed it, too
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise

@@ -19,6 +19,7 @@ from clear_mlflow.matrix import AccuracyMatrix
 from clear_mlflow.record import JSON, DatasetIdentity, RowRecord
 from clear_mlflow.report.rows import printable, shortened
 from clear_mlflow.tracking import names
+from clear_mlflow.tracking.contention import despite_others
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.rows import write_row
 from clear_mlflow.tracking.session import score
@@ -184,8 +185,12 @@ def _experiment_id(client: MlflowClient, wanted: str | None) -> str:
         return str(MLFLOW_EXPERIMENT_ID.get() or _DEFAULT_EXPERIMENT_ID)
     if len(name) > 200 or not name.isprintable():
         raise TrackingError("the experiment's name is no printable text of at most 200 characters")
-    experiment = client.get_experiment_by_name(name)
-    return str(experiment.experiment_id if experiment else client.create_experiment(name))
+
+    def find_or_make() -> str:
+        experiment = client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else client.create_experiment(name))
+
+    return despite_others(find_or_make)
 
 
 def _imported_before(client: MlflowClient, experiment_id: str) -> dict[str, tuple[str, str]]:

@@ -24,6 +24,7 @@ from clear_mlflow.process.siblings import Siblings
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.ranks import ALONE_HERE, Place
 from clear_mlflow.tracking import names
+from clear_mlflow.tracking.contention import despite_others
 from clear_mlflow.tracking.ensemble import TrackedEnsemble
 from clear_mlflow.tracking.generated_names import is_generated
 from clear_mlflow.tracking.leaving import hurried, leave, release
@@ -581,9 +582,12 @@ def _open_run(client: MlflowClient, config: TrainConfig) -> str:
             refuse_foreign_rows(client, run)
             # MLflow's "upbeat-foal-91" tells nobody anything; a person's own name stays.
             name = name if is_generated(run.info.run_name) else None
-        opened = mlflow.start_run(
-            run_name=name,
-            tags={names.PROCESS_TAG: heartbeat()},
-            log_system_metrics=monitor.get() if monitor.is_set() else True,
+        opened = despite_others(
+            functools.partial(
+                mlflow.start_run,
+                run_name=name,
+                tags={names.PROCESS_TAG: heartbeat()},
+                log_system_metrics=monitor.get() if monitor.is_set() else True,
+            )
         )
     return str(opened.info.run_id)
