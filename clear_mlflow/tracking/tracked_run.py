@@ -206,8 +206,11 @@ class TrackedRun:
             written_at=written_at,
             extra={**_features_of(self._facts), **_left_out_of(self._facts)},
         )
-        has_state = self._keep_state(measured, self._facts, written_at)
-        self._send(f"{ROWS_FOLDER}/{row_file_name(row.row)}", record.to_json().encode())
+        # On the disk before all else; in the store behind its state.
+        name = f"{ROWS_FOLDER}/{row_file_name(row.row)}"
+        entry = self._outbox.keep(name, record.to_json().encode())
+        self._keep_state(measured, self._facts, written_at)
+        self._outbox.hand_over(entry)
         self._send_files(measured)
         self._rows.append(row)
         matrix = AccuracyMatrix.from_rows(self._rows)
@@ -215,8 +218,6 @@ class TrackedRun:
         time = milliseconds(record.written_at)
         self._outbox.sender.settle()
         self._outbox.put_metrics(_metrics_of(matrix, protocol, row.row, time))
-        if has_state:
-            self._behind.send(lambda: self._let_go_of_states(before=row.row))
         if self._leader is None:
             self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
 
@@ -226,8 +227,7 @@ class TrackedRun:
         if measured.state is not None and self._facts is not None:
             # It was trained on again from the state before, which goes when this one is stored.
             written_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-            if self._keep_state(measured, self._facts, written_at):
-                self._let_go_of_states(before=measured.row.row)
+            self._keep_state(measured, self._facts, written_at)
         self._send_files(measured, there)
         self._outbox.sender.settle()
 
@@ -240,37 +240,41 @@ class TrackedRun:
             if content is not None and name not in there:
                 self._send(name, content)
 
-    def _keep_state(self, measured: MeasuredRow, facts: StreamFacts, written_at: str) -> bool:
+    def _keep_state(self, measured: MeasuredRow, facts: StreamFacts, written_at: str) -> None:
         """Store what training goes on from, before its row: then no row is ever trained twice.
 
         A state that the store does not take is let go: the one before it stays, from which the same
-        rows follow.
+        rows follow. None is kept on local disk, which a large model would fill.
         """
         if measured.no_state is not None and not self._told_no_state:
             self._told_no_state = True
             warn(f"run {self.run_id} could not be resumed from here: {measured.no_state}")
-        if measured.state is None or self._outbox.sender.is_away:
-            return False
+        state = measured.state
+        if state is None or self._outbox.sender.is_away:
+            return
         manifest = Manifest(
             row=measured.row.row,
             written_at=written_at,
-            size=len(measured.state),
-            sha256=hashlib.sha256(measured.state).hexdigest(),
+            size=len(state),
+            sha256=hashlib.sha256(state).hexdigest(),
             config=self.config.as_text(),
             data=data_of(facts),
             package_version=clear_mlflow.__version__,
             torch_version=version("torch"),
         )
+        self._outbox.sender.do(lambda: self._store_state(manifest, state))
+
+    def _store_state(self, manifest: Manifest, state: bytes) -> None:
         try:
-            store_state(self.client, self.run_id, manifest, measured.state)
+            store_state(self.client, self.run_id, manifest, state)
         except (TrackingError, OSError) as error:
             if not self._told_no_state:
                 warn(f"{error}; a resumed run will go on from an earlier row")
             self._told_no_state = True
-            return False
+            return
         self._holds_states = True
         self._told_no_state = False
-        return True
+        self._behind.send(lambda: self._let_go_of_states(before=manifest.row))
 
     def _let_go_of_states(self, *, before: int | None = None) -> None:
         """Remove states: of a run that goes on, those that a newer one has taken the place of."""
