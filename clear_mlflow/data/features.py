@@ -521,7 +521,8 @@ def read_array(path: Path) -> NDArray[np.float32] | None:
     """Memory-map a file of features; None where there is no whole one."""
     try:
         array: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError, SyntaxError):
+    # numpy reads a header as Python's literals, and has no closed set of exceptions for damage.
+    except Exception:
         return None
     if array.ndim != 2 or array.dtype != np.float32 or not 0 < array.shape[1] <= MAX_WIDTH:
         return None
