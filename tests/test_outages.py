@@ -94,6 +94,7 @@ class Events(KnownTraining):
             self.before.get(measured.row.row, lambda: None)()
             self.measured.append(measured.row.row)
             yield measured
+        self.before.get(len(self.measured), lambda: None)()
 
 
 def runs_of(server, tmp_path):
@@ -281,6 +282,24 @@ def test_a_sync_that_is_cut_off_is_continued(server, proxy, tmp_path):
     assert 0 < len(list(spool.glob("0*"))) < before
     proxy.plan = lambda method, path: None
     assert sync(spool).exit_code == 0
+    direct, (run,) = runs_of(server, tmp_path)
+    check_whole(direct, run.info.run_id)
+    assert run.info.status == "FINISHED"
+
+
+def test_a_run_that_could_not_be_closed_is_closed_by_sync(server, proxy, tmp_path, capsys):
+    """The server goes away after it took the last row: nothing waits but the run's end."""
+
+    def lose():
+        wait_until(lambda: not list(spools(tmp_path)[0].glob("0*")), LONG)
+        proxy.down()
+
+    with pytest.raises(TrackingError, match="cannot read run"):
+        train_in_process(preflight(), Events(FOUR_BUCKETS, before={5: lose}), ASKED)
+    (spool,) = spools(tmp_path)
+    assert f"clear-mlflow sync {spool}" in capsys.readouterr().err
+    proxy.up()
+    assert "0 sent; scored, FINISHED" in sync().output
     direct, (run,) = runs_of(server, tmp_path)
     check_whole(direct, run.info.run_id)
     assert run.info.status == "FINISHED"

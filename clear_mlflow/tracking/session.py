@@ -456,12 +456,12 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
     """
     joined = mlflow.active_run()
     run_id = joined.info.run_id if joined else _open_run(client, training.config)
-    status = "FAILED"
+    trained = False
     try:
         with TrackedRun(client, run_id, training.config, asked) as run:
             track(training, run)
+        trained = True
         scores = score(client, run_id)
-        status = "FINISHED"
     except UnsentError as error:
         outcome = _unsent_outcome(error, run_id)
         _leave(client, run_id, outcome, None, None if joined else mlflow.end_run)
@@ -478,15 +478,16 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
                 score(client, run_id)
         except ClearError as refusal:
             warn(str(refusal))
-        _end(client, run_id, status, joined is None, f"{type(error).__name__}: {error}")
+        kept = End(status, f"{type(error).__name__}: {error}", isinstance(error, DivergedError))
+        if trained and isinstance(error, TrackingError) and not is_final(error):
+            kept = End("FINISHED")  # all is stored; it could not be read back
+        _end(client, run_id, status, joined is None, kept)
         raise
-    _end(client, run_id, status, joined is None)
+    _end(client, run_id, "FINISHED", joined is None, End("FINISHED"))
     return scores
 
 
-def _end(
-    client: MlflowClient, run_id: str, status: str, ours: bool, error: str | None = None
-) -> None:
+def _end(client: MlflowClient, run_id: str, status: str, ours: bool, kept: End) -> None:
     """Close a run of this process, or keep how it ended where the store is away.
 
     Args:
@@ -494,7 +495,7 @@ def _end(
         run_id: of the run.
         status: that it is given.
         ours: whether it was opened here; a run that was joined is left open.
-        error: why it ended early.
+        kept: what sync will close it with.
     """
     try:
         with explained(f"close run {run_id}"):
@@ -502,7 +503,7 @@ def _end(
                 mlflow.end_run(status)
             _forget_process(client, run_id)
     except ClearError as refusal:
-        told = leave(client, run_id, End(status if ours else None, error))
+        told = leave(client, run_id, kept if ours else dataclasses.replace(kept, status=None))
         release(run_id, mlflow.end_run if ours else lambda _: None)
         warn(f"{refusal}; {told}")
 

@@ -120,7 +120,8 @@ class Spool:
     """One run's journal, held by this process alone until it is closed.
 
     Args:
-        folder: where it lies; made where it is not.
+        folder: where it lies.
+        lock: the open file by which this process holds it.
     """
 
     def __init__(self, folder: Path, lock: int) -> None:
@@ -139,6 +140,7 @@ class Spool:
             OSError: the folder cannot be written.
             TrackingError: another process holds it, or what an earlier one left waits in it.
         """
+        fresh = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         spool = cls(folder, _locked(folder))
         try:
@@ -157,7 +159,7 @@ class Spool:
             _replace(folder / SPOOL_JSON, json.dumps(origin, indent=1).encode())
             (folder / END_JSON).unlink(missing_ok=True)
         except BaseException:
-            spool.close()
+            spool.close(remove=fresh)
             raise
         return spool
 
