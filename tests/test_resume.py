@@ -1,0 +1,454 @@
+"""Runs that are interrupted and gone on with, in processes of their own, on a real store."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.errors import ClearError, ConfigError, DataError, RecordError, TrackingError
+from clear_mlflow.tracking import names
+from clear_mlflow.tracking.liveness import heartbeat
+from clear_mlflow.tracking.resume import (
+    check_data,
+    check_parameters,
+    open_again,
+    parameters_to_resume,
+    read_resume_point,
+)
+from clear_mlflow.training import StreamFacts
+
+LONG = 240  # seconds: a bound, not a measurement
+# A network, replayed images, and an optimiser that goes on from bucket to bucket.
+PARAMETERS = ["--strategy", "replay", "--optimizer-state", "keep", "--epochs", "1"]
+PARAMETERS += ["--device", "cpu", "--log-models", "last"]
+
+
+def environment(**more):
+    python = str(Path(sys.executable).parent)
+    return {**os.environ, "PATH": f"{python}{os.pathsep}{os.environ['PATH']}", **more}
+
+
+def start(project, *arguments, **variables):
+    return subprocess.Popen(
+        [sys.executable, "-m", "clear_mlflow", "train", *arguments],
+        env=environment(**variables),
+        cwd=project,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+
+
+def finish(process):
+    said, _ = process.communicate(timeout=LONG)
+    return process.returncode, said
+
+
+def artifacts(run):
+    return Path(run.info.artifact_uri.removeprefix("file://"))
+
+
+def rows_of(run):
+    """File name to what was measured: all but the time."""
+    files = (artifacts(run) / "accuracy_matrix" / "rows").iterdir()
+    return {
+        file.name: re.sub(r'"written_at": ".*"', "", file.read_text()) for file in sorted(files)
+    }
+
+
+def files_of(run, folder):
+    """What was sent for each row, and nothing that is derived from it."""
+    files = (artifacts(run) / folder).iterdir()
+    return {path.name: path.read_bytes() for path in files if path.suffix != "" and path.is_file()}
+
+
+def wait_for_row(store, experiment_id, row, process, run_id=None):
+    """Wait until a row is stored; give the newest run."""
+    until = time.monotonic() + LONG
+    while time.monotonic() < until:
+        runs = store.search_runs([experiment_id]) if run_id is None else [store.get_run(run_id)]
+        if runs and (artifacts(runs[0]) / f"accuracy_matrix/rows/row_{row:03}.json").exists():
+            return runs[0]
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.02)
+    raise AssertionError(f"row {row} was not stored within {LONG} s")
+
+
+def child_of(process):
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if "clear_mlflow.process.child" in " ".join(child.cmdline()):
+            return child
+    raise AssertionError("no training process")
+
+
+def kill_supervisor(process):
+    process.kill()
+
+
+def kill_training(process):
+    child_of(process).kill()
+
+
+def terminate(process):
+    process.send_signal(signal.SIGTERM)
+
+
+def history(store, run_id):
+    """Every metric's steps, as often as they stand there."""
+    run = store.get_run(run_id)
+    return {
+        name: sorted((m.step, m.value) for m in store.get_metric_history(run_id, name))
+        for name in run.data.metrics
+        if not name.startswith("system/")
+    }
+
+
+def test_killed_again_and_again(project, store, experiment_id):
+    """Supervisor killed, training killed, stopped, restarted: in the end all is as if it was not.
+
+    Rows to the byte (but for the time), every point of every series once, each file of predictions,
+    and the last model; a state lies there only while there is something left to train.
+    """
+    code, said = finish(start(project, *PARAMETERS))
+    assert code == 0, said
+    (whole,) = store.search_runs([experiment_id])
+    assert not list(artifacts(whole).glob("training_state/*"))
+
+    process = start(project, *PARAMETERS)
+    time.sleep(0.5)
+    until = time.monotonic() + LONG
+    while len(runs := store.search_runs([experiment_id])) < 2 and time.monotonic() < until:
+        time.sleep(0.1)
+    (run_id,) = {run.info.run_id for run in runs} - {whole.info.run_id}
+    steps = [
+        (2, kill_supervisor, {}),
+        (5, kill_training, {}),
+        # By a scheduler: the same command again, with the run's id.
+        (8, terminate, {"MLFLOW_RUN_ID": run_id}),
+    ]
+    for row, stop, _ in steps:
+        wait_for_row(store, experiment_id, row, process, run_id)
+        stop(process)
+        code, said = finish(process)
+        assert code != 0
+        run = store.get_run(run_id)
+        assert run.info.status == ("RUNNING" if stop is kill_supervisor else "KILLED"), said
+        kept = sorted(path.name for path in artifacts(run).glob("training_state/*.json"))
+        assert 1 <= len(kept) <= 2
+        assert kept[-1] >= f"after_{row:03}.json"
+        if stop is kill_training:
+            process = start(project, *PARAMETERS, MLFLOW_RUN_ID=run_id)
+        else:
+            process = start(project, "--resume", run_id)
+    code, said = finish(process)
+    assert code == 0, said
+
+    run = store.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert rows_of(run) == rows_of(whole)
+    assert history(store, run_id) == history(store, whole.info.run_id)
+    for folder in ("predictions", "models"):
+        assert files_of(run, folder) == files_of(whole, folder)
+    assert run.data.params == {**whole.data.params} | {
+        name: run.data.params[name] for name in ("resumed/1", "resumed/2", "resumed/3")
+    }
+    assert run.data.tags[names.RESUMES_TAG] == "3"
+    assert names.ERROR_TAG not in run.data.tags
+    assert names.PROCESS_TAG not in run.data.tags
+    assert run.data.tags["mlflow.note.content"]
+    assert not list(artifacts(run).glob("training_state/*"))
+    assert len(store.search_runs([experiment_id])) == 2
+
+    before = store.get_run(run_id)
+    code, said = finish(start(project, "--resume", run_id))
+    assert code == 0
+    assert "there is nothing to resume" in said
+    after = store.get_run(run_id)
+    assert (after.data.tags, after.info.status) == (before.data.tags, "FINISHED")
+
+
+QUICK = ["--features", "pixels", "--strategy", "linear", "--epochs", "15", "--device", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory, project, empty_store):
+    """The folder of a store in which a run was stopped between two rows."""
+    folder = tmp_path_factory.mktemp("stopped")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    import mlflow
+
+    client = mlflow.MlflowClient(uri)
+    experiment_id = client.create_experiment("test", (folder / "artifacts").as_uri())
+    variables = {
+        "MLFLOW_TRACKING_URI": uri,
+        "MLFLOW_EXPERIMENT_NAME": "test",
+        "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
+    }
+    process = start(project, *QUICK, **variables)
+    run = wait_for_row(client, experiment_id, 3, process)
+    terminate(process)
+    code, said = finish(process)
+    assert code == 128 + signal.SIGTERM, said
+    return folder, run.info.run_id
+
+
+@pytest.fixture
+def interrupted(stopped, tmp_path, monkeypatch):
+    """A store of a test's own with that run in it: the client, and the run's id."""
+    import mlflow
+
+    folder, run_id = stopped
+    shutil.copytree(folder, tmp_path / "copy")
+    database = tmp_path / "copy" / "mlflow.db"
+    # The artifacts' folder is written into the database, as text.
+    import sqlite3
+
+    with sqlite3.connect(database) as tables:
+        for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
+            tables.execute(
+                f"UPDATE {table} SET {column} = replace({column}, ?, ?)",
+                (str(folder), str(tmp_path / "copy")),
+            )
+    tables.close()
+    uri = f"sqlite:///{database}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "test")
+    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "false")
+    monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(uri)
+    yield mlflow.MlflowClient(uri), run_id
+    while mlflow.active_run():
+        mlflow.end_run("KILLED")
+    mlflow.set_tracking_uri(before)
+
+
+def snapshot(client, run_id):
+    """All that a refusal must leave as it is."""
+    run = client.get_run(run_id)
+    files = {str(path): path.read_bytes() for path in artifacts(run).rglob("*") if path.is_file()}
+    return run.info.status, run.data.tags, run.data.params, files
+
+
+def test_two_resumes_at_once(project, interrupted):
+    """One goes on to the end; the other is refused, and changes nothing."""
+    client, run_id = interrupted
+    processes = [start(project, "--resume", run_id) for _ in range(2)]
+    ended = sorted(finish(process) for process in processes)
+    assert [code for code, _ in ended] == [0, 2], ended
+    assert "another process trains into run" in ended[1][1] or "was gone on with" in ended[1][1]
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert len(rows_of(run)) == 11
+    assert run.data.tags[names.RESUMES_TAG] == "1"
+
+
+def test_mlflow_run_goes_on_with_another_run(project, interrupted):
+    """The run that mlflow run opens says what it is, is closed, and is passed over by evaluate."""
+    client, run_id = interrupted
+    command = ["mlflow", "run", str(project), "--env-manager", "local", "-P", f"resume={run_id}"]
+    done = subprocess.run(
+        [*command, "--experiment-name", "test"],
+        env=environment(),
+        text=True,
+        capture_output=True,
+        timeout=LONG,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    resumed = client.get_run(run_id)
+    assert resumed.info.status == "FINISHED"
+    assert len(rows_of(resumed)) == 11
+    (beside,) = [
+        run for run in client.search_runs([resumed.info.experiment_id]) if run.info.run_id != run_id
+    ]
+    assert beside.info.status == "FINISHED"
+    assert beside.data.tags[names.KIND_TAG] == names.KIND_RESUME
+    assert beside.data.tags[names.RESUMED_TAG] == run_id
+    assert names.ROWS_TAG not in beside.data.tags
+
+
+def test_what_is_wrong_is_one_line_and_changes_nothing(project, interrupted):
+    """Exit code 2, no traceback, no other status."""
+    client, run_id = interrupted
+    before = snapshot(client, run_id)
+    code, said = finish(start(project, "--resume", run_id, "--epochs", "5", "--device", "auto"))
+    assert code == 2
+    assert "epochs is 5 and the run has 15" in said
+    assert "device" not in said
+    assert "Traceback" not in said
+    assert snapshot(client, run_id) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"epochs": "5", "seed": "0"}, "epochs is 5 and the run has 15"),
+        ({"seed": "1", "lr": "0.5"}, "seed is 1 and the run has 0; lr is 0.5 and the run has 1"),
+        ({"strategy": "replay"}, "strategy is replay and the run has linear"),
+    ],
+)
+def test_other_parameters_are_refused(interrupted, tmp_path, given, told):
+    """What differs is named, with both values."""
+    point = read_resume_point(*interrupted, tmp_path)
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        parameters_to_resume(point, given)
+
+
+def test_where_it_computes_may_differ(interrupted, tmp_path):
+    """A device, a folder, an allocator; another text for the same number; auto says nothing."""
+    point = read_resume_point(*interrupted, tmp_path)
+    given = {"device": "auto", "allocator": "off", "lr": "1.0", "batch_size": "auto"}
+    asked = parameters_to_resume(point, given)
+    config = TrainConfig.resolve({**asked, "device": "cuda"})
+    check_parameters(point, config)
+    with pytest.raises(ConfigError, match="batch_size is 3 and the run has 512"):
+        check_parameters(point, TrainConfig.resolve({**asked, "batch_size": "3"}))
+
+
+def facts_like(point, **changes):
+    data = dict(point.state.manifest.data)
+    counts = {name: tuple(data[name]) for name in ("buckets", "num_train", "num_test")}
+    same = {name: data[name] for name in ("digest", "protocol", "split", "features")}
+    facts = {"features_digest": data["features_digest"], "name": data["dataset"], **same, **counts}
+    return StreamFacts(**{"source": "elsewhere", "num_classes": 10, **facts, **changes})
+
+
+def test_other_data_is_refused(interrupted, tmp_path):
+    """By its digest, not by its folder."""
+    point = read_resume_point(*interrupted, tmp_path)
+    check_data(point, facts_like(point))
+    with pytest.raises(DataError, match="digest is sha256:0 and the run has sha256:"):
+        check_data(point, facts_like(point, digest="sha256:0"))
+
+
+def rewrite(path, change):
+    told = json.loads(path.read_text())
+    change(told)
+    path.write_text(json.dumps(told))
+
+
+def test_another_version_is_refused(interrupted, tmp_path):
+    """Of the package that trained, as the run and its state tell."""
+    client, run_id = interrupted
+    (manifest,) = artifacts(client.get_run(run_id)).glob("training_state/*.json")
+    rewrite(manifest, lambda told: told.update(package_version="0.0.7"))
+    with pytest.raises(TrackingError, match=r"trained with clear_mlflow 0\.0\.7"):
+        read_resume_point(client, run_id, tmp_path)
+    client.set_tag(run_id, "clear_mlflow.version", "99.1")
+    with pytest.raises(TrackingError, match=r"trained with clear_mlflow 99\.1"):
+        read_resume_point(client, run_id, tmp_path)
+
+
+def test_a_damaged_state_gives_way_to_the_one_before(interrupted, tmp_path, capfd):
+    """Which is named; without one the run is refused, and nothing of it is changed."""
+    client, run_id = interrupted
+    folder = artifacts(client.get_run(run_id)) / "training_state"
+    (manifest,) = folder.glob("*.json")
+    good = manifest.with_suffix(".safetensors").read_bytes()
+    row = json.loads(manifest.read_text())["row"]
+    newer = folder / f"after_{row + 1:03}.safetensors"
+    newer.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    shutil.copy(manifest, newer.with_suffix(".json"))
+    rewrite(newer.with_suffix(".json"), lambda told: told.update(row=row + 1))
+    point = read_resume_point(client, run_id, tmp_path)
+    assert point.state.manifest.row == row
+    assert f"{newer.name} is damaged" in capfd.readouterr().err
+    manifest.with_suffix(".safetensors").write_bytes(good[: len(good) // 2])
+    with pytest.raises(TrackingError, match="none of its training states is whole"):
+        read_resume_point(client, run_id, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda told: told.update(size=2**70),
+        lambda told: told.update(size=-1),
+        lambda told: told.update(row="3"),
+        lambda told: told.update(sha256=None),
+        lambda told: told.update(config={"epochs": 3}),
+        lambda told: told.pop("data"),
+        lambda told: told.update(format=2),
+    ],
+)
+def test_a_manifest_is_not_trusted(interrupted, tmp_path, change):
+    """What it must not say makes it none."""
+    client, run_id = interrupted
+    (manifest,) = artifacts(client.get_run(run_id)).glob("training_state/*.json")
+    rewrite(manifest, change)
+    with pytest.raises(TrackingError, match="none of its training states is whole"):
+        read_resume_point(client, run_id, tmp_path)
+
+
+def test_runs_that_cannot_be_resumed_say_why(interrupted, tmp_path):
+    """No such run, no training, no parameters, no state."""
+    client, run_id = interrupted
+    run = client.get_run(run_id)
+
+    def refused(kind, told, which=run_id):
+        with pytest.raises(kind, match=told) as problem:
+            read_resume_point(client, which, tmp_path)
+        assert isinstance(problem.value, ClearError)
+
+    refused(TrackingError, "there is no such run", "0" * 32)
+    refused(TrackingError, "there is no such run", "../../etc")
+    shutil.rmtree(artifacts(run) / "training_state")
+    refused(TrackingError, "rows 0 to .* and no training state")
+    (artifacts(run) / "config.json").write_text('{"epochs": "5"}')
+    refused(RecordError, "config.json of run .* is damaged: it lacks")
+    (artifacts(run) / "config.json").unlink()
+    refused(TrackingError, "lacks config.json")
+    for kind, told in (("ensemble", "stands above an ensemble"), ("compare", "it is compare")):
+        client.set_tag(run_id, names.KIND_TAG, kind)
+        refused(TrackingError, told)
+    client.delete_run(run_id)
+    refused(TrackingError, "it is deleted")
+
+
+def test_a_run_that_is_trained_into_is_refused(interrupted, tmp_path):
+    """While its process lives; and a claim of another process goes before ours."""
+    client, run_id = interrupted
+    point = read_resume_point(client, run_id, tmp_path)
+    elsewhere = json.loads(heartbeat()) | {"host": "another"}
+    client.log_param(run_id, "resumed/1", json.dumps(elsewhere))
+    client.set_tag(run_id, names.PROCESS_TAG, json.dumps(elsewhere))
+    client.update_run(run_id, status="RUNNING")
+    with pytest.raises(TrackingError, match="another process trains into run"):
+        open_again(client, point)
+    with pytest.raises(TrackingError, match="another process trains into run"):
+        read_resume_point(client, run_id, tmp_path)
+
+
+def test_a_run_that_has_changed_is_refused(interrupted, tmp_path):
+    """Somebody went on with it between our look at it and our claim."""
+    client, run_id = interrupted
+    point = read_resume_point(client, run_id, tmp_path)
+    (state,) = artifacts(client.get_run(run_id)).glob("training_state/*.json")
+    state.unlink()
+    with pytest.raises(TrackingError, match="was gone on with by another process"):
+        open_again(client, point)
+    assert client.get_run(run_id).info.status == "KILLED"
+
+
+def test_a_row_that_was_measured_otherwise_is_refused(interrupted, tmp_path):
+    """The stored one stays; the same is known."""
+    import dataclasses
+
+    point = read_resume_point(*interrupted, tmp_path)
+    row = point.records[2].row
+    assert point.stored(row)
+    other = dataclasses.replace(row, correct=(row.correct[0] - 1, *row.correct[1:]))
+    with pytest.raises(TrackingError, match=r"row 2 of run .* was measured again"):
+        point.stored(other)
