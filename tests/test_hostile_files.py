@@ -1,0 +1,148 @@
+"""What somebody hands over leads nowhere: no link out, no code by name, no memory without bound."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from safetensors.numpy import save_file
+from stored_runs import change, row_texts, rows_folder, stored_run
+
+from clear_mlflow.cli import main
+from clear_mlflow.config import TrainConfig, read_config_file
+from clear_mlflow.errors import ConfigError, RecordError
+from clear_mlflow.learning.state import _random_states, _set_random_states
+from clear_mlflow.predicted import Predictions
+from clear_mlflow.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.record import RowRecord
+from clear_mlflow.tracking.predictions import _files
+from clear_mlflow.tracking.resume import ResumePoint, parameters_to_resume
+from clear_mlflow.tracking.retest import retest
+
+
+def evaluate(run) -> str:
+    return CliRunner().invoke(main, ["evaluate", "--run-id", run.info.run_id]).output
+
+
+def test_a_row_that_is_a_link_is_no_row(store, experiment_id, tmp_path):
+    """Else a message about the row would quote a file of this machine."""
+    secret = tmp_path / "secret"
+    secret.write_text(json.dumps({"token": "hidden"}))
+    run = stored_run(store, experiment_id)
+    for row in (2, 3):
+        path = rows_folder(run) / f"row_00{row}.json"
+        path.unlink()
+    (rows_folder(run) / "row_002.json").symlink_to(secret)
+    os.mkfifo(rows_folder(run) / "row_003.json")
+    output = evaluate(run)
+    assert "token" not in output
+    assert "hidden" not in output
+    assert "error: " in output
+    assert store.get_run(run.info.run_id).data.tags["clear_mlflow.rows"] == "partial"
+
+
+def test_a_row_larger_than_its_listing_says_is_refused(store, experiment_id):
+    """A file that grows while it is read is not read to its end."""
+    run = stored_run(store, experiment_id)
+    path = rows_folder(run) / "row_002.json"
+    path.write_text(path.read_text() + " " * (1 << 20))
+    assert "a row has at most 1 MiB" in evaluate(run)
+
+
+def test_a_row_of_very_many_buckets_is_refused(store, experiment_id):
+    """The matrix of a megabyte's row would take forty gigabytes."""
+    text = json.loads(row_texts()["row_002.json"])
+    keys = [str(j) for j in range(20_000)]
+    text |= {"buckets": keys, "correct": [1] * len(keys), "num_instances": [2] * len(keys)}
+    with pytest.raises(RecordError, match="buckets holds 20000 keys; expected at most 1000"):
+        RowRecord.from_json(json.dumps({**text, "row": 1}), source="row_001.json")
+    run = stored_run(store, experiment_id)
+    change(rows_folder(run) / "row_002.json", buckets=keys)
+    assert "expected at most 1000" in evaluate(run)
+
+
+def images_of(classes: int) -> EvaluationSet:
+    return EvaluationSet(
+        buckets=("1", "2"),
+        class_names=tuple(str(i) for i in range(classes)),
+        bucket=np.array([0, 1], np.uint16),
+        label=np.array([0, 1], np.uint16),
+        content=np.zeros((2, 16), np.uint8),
+        names=("a", "b"),
+    )
+
+
+def test_very_many_classes_are_bounded():
+    """A table of each class by each would take 32 GB; a set that asks for more is none."""
+    images = images_of(5000)
+    labels = np.array([0, 1], np.uint16)
+    answers = {1: RowPredictions(row=1, labels=labels, evaluation_set=images.digest)}
+    assert not any("confusion" in path for path in _files(Predictions(images, answers)))
+    few = images_of(5)
+    answers = {1: RowPredictions(row=1, labels=labels, evaluation_set=few.digest)}
+    assert any("confusion" in path for path in _files(Predictions(few, answers)))
+    with pytest.raises(RecordError, match="classes arrived; expected"):
+        images_of(9_000_000)
+
+
+@pytest.fixture
+def trap(tmp_path, monkeypatch) -> Path:
+    """A module that leaves a file when it is imported."""
+    owned = tmp_path / "owned"
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    (folder / "trap_module.py").write_text(f"open({str(owned)!r}, 'w')\nclass Strategy: ...\n")
+    monkeypatch.syspath_prepend(str(folder))
+    sys.modules.pop("trap_module", None)
+    return owned
+
+
+def test_a_stored_run_names_no_module_to_import_for_its_models(
+    store, experiment_id, tmp_path, trap
+):
+    """Whoever may write a run does not choose what code its re-tester loads."""
+    run = stored_run(store, experiment_id)
+    config = TrainConfig.resolve({}).as_text() | {"strategy": "trap_module:Strategy"}
+    store.log_text(run.info.run_id, json.dumps(config), "config.json")
+    save_file({"x": np.zeros(1)}, tmp_path / "after_004.safetensors")
+    store.log_artifact(run.info.run_id, str(tmp_path / "after_004.safetensors"), "models")
+    with pytest.raises(RecordError, match="what a store names is never imported"):
+        retest(store, store.get_run(run.info.run_id), data_root="auto")
+    assert not trap.exists()
+
+
+def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment_id, trap):
+    """Unless the person who resumes it names the same class."""
+    config = TrainConfig.resolve({"strategy": "trap_module:Strategy"}).as_text()
+    run = stored_run(store, experiment_id)
+    point = ResumePoint(run, config, {}, (), None, frozenset())
+    with pytest.raises(ConfigError, match="not imported unless you name it, too"):
+        parameters_to_resume(point, {})
+    with pytest.raises(ConfigError, match="not imported unless you name it, too"):
+        parameters_to_resume(point, {"strategy": "auto"})
+    asked = parameters_to_resume(point, {"strategy": "trap_module:Strategy"})
+    assert asked["strategy"] == "trap_module:Strategy"
+    assert not trap.exists()
+
+
+def test_a_configuration_is_read_up_to_its_bound(tmp_path):
+    """A device gives bytes without end; a parameter said twice would be read as one of the two."""
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        read_config_file(Path("/dev/zero"))
+    path = tmp_path / "config.json"
+    path.write_text('{"seed": "1", "seed": "2"}')
+    with pytest.raises(ConfigError, match="says a parameter twice"):
+        read_config_file(path)
+
+
+@pytest.mark.parametrize("position", [-1, 625, 10**6])
+def test_a_generators_position_beyond_its_numbers_is_refused(position):
+    """The library takes it, and ends the whole process where it reads."""
+    states = _random_states()
+    kind, keys, _, *rest = states["numpy"]
+    with pytest.raises(ValueError, match="numpy's generator is at"):
+        _set_random_states({**states, "numpy": (kind, keys, position, *rest)})
+    _set_random_states(states)
