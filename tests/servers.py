@@ -1,0 +1,262 @@
+"""Real servers for tests: PostgreSQL, an S3-compatible store, MLflow's own; none is mocked.
+
+Each listens on this machine alone, keeps what it has under a temporary folder, and is gone when its
+block is left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import boto3
+import psycopg2
+from moto.server import ThreadedMotoServer
+
+LONG = 120  # seconds: a bound against hangs, not a measurement
+BUCKET = "runs"
+
+
+@dataclass(frozen=True)
+class Postgres:
+    """A database server that is reached through a socket in a folder of its own."""
+
+    folder: Path
+
+    def connect(self, database: str = "postgres"):
+        return psycopg2.connect(host=str(self.folder), user="postgres", dbname=database)
+
+    def create(self, database: str) -> str:
+        """Make a database; give the URI that MLflow takes."""
+        connection = self.connect()
+        connection.autocommit = True
+        with connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {database}")
+        connection.close()
+        # The driver by its name: without one, SQLAlchemy 2.1 takes psycopg, older ones psycopg2.
+        return f"postgresql+psycopg2://postgres@/{database}?host={self.folder}"
+
+    def rows(self, database: str, query: str) -> list[tuple[object, ...]]:
+        """What a database itself says, with no MLflow between."""
+        connection = self.connect(database)
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(query)
+                return cursor.fetchall()
+        finally:
+            connection.close()
+
+
+@contextmanager
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL server; it refuses to run as root, so root runs it as another user."""
+    # Not below pytest's folder: that is closed to other users, and too long for a socket's name.
+    folder = Path(tempfile.mkdtemp(prefix="pg_"))
+    user = _database_user()
+    options = {"cwd": folder, "start_new_session": True, "stdin": subprocess.DEVNULL}
+    if user is not None:
+        os.chown(folder, user.pw_uid, user.pw_gid)
+        options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    log = folder / "log"
+    try:
+        with _log(log) as output:
+            subprocess.run(
+                [_program("initdb"), "-D", "data", "-U", "postgres", "--auth=trust", "--no-sync"],
+                stdout=output,
+                stderr=output,
+                check=True,
+                timeout=LONG,
+                **options,
+            )
+            process = subprocess.Popen(
+                # What a crash of the machine would lose is no matter here.
+                [
+                    *(_program("postgres"), "-D", "data", "-c", "listen_addresses="),
+                    *("-c", f"unix_socket_directories={folder}", "-c", "fsync=off"),
+                ],
+                stdout=output,
+                stderr=output,
+                **options,
+            )
+        try:
+            server = Postgres(folder)
+            _wait(process, log, lambda: server.connect().close())
+            yield server
+        finally:
+            _stop(process, signal.SIGINT)  # fast: it does not wait for who is connected
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class ObjectStore:
+    """An S3-compatible store, and the environment in which MLflow's client finds it."""
+
+    environment: Mapping[str, str]
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Names of all objects, as another client of the store sees them."""
+        client = boto3.client("s3", endpoint_url=self.environment["MLFLOW_S3_ENDPOINT_URL"])
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
+        return [found["Key"] for page in pages for found in page.get("Contents", [])]
+
+
+@contextmanager
+def object_store(patch) -> Iterator[ObjectStore]:
+    """A store with one bucket; its keys are in the environment until the block is left."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line a request
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    environment = {
+        "AWS_ACCESS_KEY_ID": "testing",
+        "AWS_SECRET_ACCESS_KEY": "testing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": os.devnull,
+        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+        "MLFLOW_S3_ENDPOINT_URL": f"http://{host}:{port}",
+    }
+    for name, value in environment.items():
+        patch.setenv(name, value)
+    try:
+        boto3.client("s3", endpoint_url=environment["MLFLOW_S3_ENDPOINT_URL"]).create_bucket(
+            Bucket=BUCKET
+        )
+        yield ObjectStore(environment)
+    finally:
+        server.stop()
+
+
+@dataclass(frozen=True)
+class Starting:
+    """A tracking server that has been started, and takes seconds to answer."""
+
+    url: str
+    process: subprocess.Popen
+    log: Path
+
+    def wait(self) -> str:
+        """Until it answers; give its address."""
+        _wait(
+            self.process,
+            self.log,
+            lambda: urllib.request.urlopen(f"{self.url}/health", timeout=5).close(),
+        )
+        return self.url
+
+
+@contextmanager
+def tracking_server(
+    folder: Path, database: str, *options: str, artifacts: str, workers: int = 1, **environment: str
+) -> Iterator[Starting]:
+    """``mlflow server`` on a database, handing artifacts on to a store.
+
+    Args:
+        folder: for its log.
+        database: its URI.
+        options: more of the command.
+        artifacts: where the server keeps artifacts.
+        workers: processes that answer.
+        environment: more of it, for the server alone.
+    """
+    port = _free_port()
+    log = folder / "server.log"
+    command = [
+        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
+        *("--workers", str(workers), "--backend-store-uri", database, "--serve-artifacts"),
+        *("--artifacts-destination", artifacts, *options),
+    ]
+    quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    inherited = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
+    with _log(log) as output:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env={**inherited, **quiet, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        yield Starting(f"http://127.0.0.1:{port}", process, log)
+    finally:
+        _stop(process, signal.SIGTERM)
+
+
+def _wait(process, log, ask) -> None:
+    """Until a server answers; an error with its log where it ended, or never does."""
+    until = time.monotonic() + LONG
+    while True:
+        try:
+            ask()
+        except (OSError, urllib.error.URLError, psycopg2.OperationalError) as error:
+            if process.poll() is not None or time.monotonic() > until:
+                raise RuntimeError(f"a server did not start:\n{log.read_text()}") from error
+            time.sleep(0.1)
+        else:
+            return
+
+
+def _stop(process, signum) -> None:
+    """End a server with all that it started."""
+    if process.poll() is None:
+        process.send_signal(signum)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(30)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait(30)
+
+
+def _program(name: str) -> str:
+    """One of PostgreSQL's programs; Debian keeps them off the path, in a folder per version."""
+    kept = Path("/usr/lib/postgresql")
+    folders = [path for path in kept.glob("*/bin") if path.parent.name.isdecimal()]
+    for folder in sorted(folders, key=lambda path: int(path.parent.name), reverse=True):
+        if (folder / name).exists():
+            return str(folder / name)
+    found = shutil.which(name)
+    if found is None:
+        raise RuntimeError(
+            f"{name} is not on this machine; install PostgreSQL (apt-get install postgresql)"
+        )
+    return found
+
+
+def _database_user() -> pwd.struct_passwd | None:
+    """Whom a database server runs as; None: whoever runs the tests."""
+    if os.geteuid() != 0:
+        return None
+    for name in ("postgres", "nobody"):
+        try:
+            return pwd.getpwnam(name)
+        except KeyError:
+            continue
+    raise RuntimeError("there is no user but root, as which PostgreSQL does not run")
+
+
+def _free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return listening.getsockname()[1]
+
+
+@contextmanager
+def _log(path: Path):
+    with path.open("ab") as output:
+        yield output

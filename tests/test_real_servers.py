@@ -1,0 +1,406 @@
+"""Servers as a laboratory runs them: PostgreSQL, an S3-compatible store, MLflow's accounts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import mlflow
+import psutil
+import pytest
+import requests
+from click.testing import CliRunner
+from mlflow import MlflowClient
+from servers import BUCKET, LONG, ObjectStore, Postgres, object_store, postgres, tracking_server
+from stored_runs import histories, row_texts
+from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
+
+from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow.cli import main
+from clear_mlflow.record import ROWS_FOLDER
+from clear_mlflow.tracking import names
+from clear_mlflow.tracking.evaluate import Evaluation, Selection, select
+from clear_mlflow.tracking.session import train_in_process
+
+ADMIN = ("admin", "a-password-of-the-admin")
+TRAINER = ("trainer", "a-password-of-the-trainer")
+READER = ("reader", "a-password-of-the-reader")
+STRANGER = ("stranger", "a-password-of-the-stranger")
+QUICK = ("--features", "pixels", "--strategy", "ncm")  # a second on the embedded dataset
+# Some seconds, so that it can be met while it trains.
+SLOW = ("--features", "pixels", "--epochs", "40", "--batch-size", "16")
+EXPECTED = AccuracyMatrix(
+    [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],
+    initial=[c / NUM_TEST for c in FOUR_BUCKETS[0]],
+    num_instances=[NUM_TEST] * 4,
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A tracking server, and what stands behind it."""
+
+    url: str
+    database: str
+    postgres: Postgres
+    objects: ObjectStore
+    asks_who: bool  # whether it knows users
+
+    def use(self, patch, user=TRAINER) -> MlflowClient:
+        """Work on it from here on, as a user's environment says it."""
+        for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME"):
+            patch.delenv(name, raising=False)
+        patch.setenv("MLFLOW_TRACKING_URI", self.url)
+        patch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "false")
+        patch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+        self.log_in(patch, user)
+        mlflow.set_tracking_uri(self.url)
+        return MlflowClient(self.url)
+
+    def log_in(self, patch, user) -> None:
+        for name, value in zip(("USERNAME", "PASSWORD"), user, strict=True):
+            if self.asks_who:
+                patch.setenv(f"MLFLOW_TRACKING_{name}", value)
+            else:
+                patch.delenv(f"MLFLOW_TRACKING_{name}", raising=False)
+
+    def points(self, run_id) -> list[tuple[object, ...]]:
+        """Every point that the database holds of a run."""
+        return self.postgres.rows(
+            self.database,
+            f"SELECT key, step, timestamp, value FROM metrics WHERE run_uuid = '{run_id}'",
+        )
+
+    def everything(self) -> tuple[object, ...]:
+        """All that a refused command could have changed, in the database and in the store."""
+        tables = ("experiments", "runs", "metrics", "latest_metrics", "params", "tags", "inputs")
+        return (
+            *(Counter(self.postgres.rows(self.database, f"SELECT * FROM {t}")) for t in tables),
+            self.objects.names(),
+        )
+
+
+@pytest.fixture(scope="module")
+def machines():
+    """The database server and the object store behind both tracking servers."""
+    patched = pytest.MonkeyPatch.context()
+    with patched as patch, postgres() as database, object_store(patch) as objects:
+        yield database, objects
+
+
+@pytest.fixture(scope="module")
+def servers(machines, tmp_path_factory):
+    """Both tracking servers, by name; starting together, they take half the time."""
+    database, objects = machines
+    plain, guarded = (tmp_path_factory.mktemp(name) for name in ("plain", "guarded"))
+    settings = guarded / "auth.ini"
+    settings.write_text(
+        "[mlflow]\ndefault_permission = NO_PERMISSIONS\n"
+        f"database_uri = {database.create('users')}\n"
+        f"admin_username = {ADMIN[0]}\nadmin_password = {ADMIN[1]}\n"
+        "auth_cache_ttl_seconds = 60\n"  # else it takes a tenth of a second of each request
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+    letting_in = tracking_server(
+        plain, database.create("plain"), artifacts=f"s3://{BUCKET}/plain", workers=2
+    )
+    asking = tracking_server(
+        guarded,
+        database.create("guarded"),
+        *("--app-name", "basic-auth"),
+        artifacts=f"s3://{BUCKET}/guarded",
+        MLFLOW_AUTH_CONFIG_PATH=str(settings),
+        MLFLOW_FLASK_SERVER_SECRET_KEY="of this test alone",
+    )
+    with letting_in as first, asking as second:
+        found = {
+            "plain": Server(first.wait(), "plain", database, objects, asks_who=False),
+            "guarded": Server(second.wait(), "guarded", database, objects, asks_who=True),
+        }
+        for name, password in (TRAINER, READER, STRANGER):
+            as_admin(second.url, "2.0/mlflow/users/create", username=name, password=password)
+        yield found
+    # Gone with all that they started.
+    assert not [p for p in psutil.process_iter() if _is_of(p, first.process.pid)]
+    assert not [p for p in psutil.process_iter() if _is_of(p, second.process.pid)]
+
+
+def _is_of(process, group):
+    try:
+        return os.getpgid(process.pid) == group and process.status() != psutil.STATUS_ZOMBIE
+    except (ProcessLookupError, psutil.NoSuchProcess):
+        return False
+
+
+@pytest.fixture
+def plain(servers):
+    """A server that lets everybody in."""
+    return servers["plain"]
+
+
+@pytest.fixture
+def guarded(servers):
+    """A server that asks for a password, where users see nothing that they were not given."""
+    return servers["guarded"]
+
+
+def as_admin(url, what, **asked):
+    answer = requests.post(f"{url}/api/{what}", json=asked, auth=ADMIN, timeout=LONG)
+    assert answer.ok, answer.text
+
+
+@pytest.fixture(params=["plain", "guarded"])
+def server(servers, request):
+    """Each of the servers."""
+    return servers[request.param]
+
+
+@pytest.fixture(autouse=True)
+def as_before(monkeypatch):
+    """MLflow keeps where it was sent in the process, too."""
+    before = mlflow.get_tracking_uri()
+    yield
+    while mlflow.active_run():
+        mlflow.end_run()
+    mlflow.set_tracking_uri(before)
+
+
+def started(*arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", "clear_mlflow", *arguments],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def done(process):
+    output, _ = process.communicate(timeout=LONG)
+    assert process.returncode == 0, output
+    return output
+
+
+def wait_for(what):
+    """Ask until there is an answer; give it."""
+    until = time.monotonic() + LONG
+    while not (found := what()):
+        assert time.monotonic() < until, "it never came"
+        time.sleep(0.05)
+    return found
+
+
+def stored_by_another_program(client, experiment_id, **options):
+    """A run that holds rows and nothing else."""
+    run = client.create_run(experiment_id)
+    for name, text in row_texts(**options).items():
+        client.log_text(run.info.run_id, text, f"{ROWS_FOLDER}/{name}")
+    client.set_terminated(run.info.run_id)
+    return client.get_run(run.info.run_id)
+
+
+def stored_matrix(run):
+    """The matrix, rebuilt here from the row artifacts by nothing but json."""
+    rows = [
+        json.loads(mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{ROWS_FOLDER}/{name}"))
+        for name in sorted(names_in(run, ROWS_FOLDER))
+    ]
+    counted = rows[0]["num_instances"]
+    fractions = [[c / n for c, n in zip(r["correct"], counted, strict=True)] for r in rows]
+    return AccuracyMatrix(fractions[1:], initial=fractions[0], num_instances=counted)
+
+
+def names_in(run, folder):
+    listed = MlflowClient().list_artifacts(run.info.run_id, folder)
+    return [file.path.rsplit("/", 1)[-1] for file in listed]
+
+
+def assert_stored_once(server, client, run_id, matrix):
+    """Each row has each of its points, one time, and no other point of these series is there."""
+    run = client.get_run(run_id)
+    assert sorted(names_in(run, ROWS_FOLDER)) == [
+        f"row_{i:03}.json" for i in range(matrix.num_rows + 1)
+    ]
+    expected = {
+        (f"accuracy/bucket_{j + 1:02}", step): value
+        for step in range(matrix.num_rows + 1)
+        for j, value in enumerate(matrix.initial if step == 0 else matrix.values[step - 1])
+    }
+    for step in range(1, matrix.num_rows + 1):
+        scores = summarize(matrix.after(step))
+        expected |= {(name, step): value for name, value in scores.items()}
+    points = server.points(run_id)
+    ours = [p for p in points if p[0].startswith(("accuracy/", "clear/", "renate/"))]
+    assert {(name, step): value for name, step, _, value in ours} == expected
+    assert len(ours) == len(expected)
+    # What the client gives is what the database holds.
+    assert sum(map(len, histories(client, run_id).values())) == len(points)
+    assert len({(name, step) for name, step, _, _ in points}) == len(points)
+
+
+def test_train_evaluate_resume_and_compare(server, monkeypatch):
+    """A training that is killed, resumed, evaluated before and after, compared: all read back."""
+    client = server.use(monkeypatch)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "first")
+    training = started("train", *SLOW)
+
+    def trains():
+        experiment = client.get_experiment_by_name("first")
+        return experiment and client.search_runs([experiment.experiment_id])
+
+    while_training = wait_for(trains)
+    (run_id,) = [run.info.run_id for run in while_training]
+    assert while_training[0].info.status == "RUNNING"
+    of_run = f"{server.database}/{while_training[0].info.experiment_id}/{run_id}/artifacts/"
+    wait_for(lambda: f"{of_run}{ROWS_FOLDER}/row_002.json" in server.objects.names(of_run))
+    meanwhile = Evaluation()
+    (verdict,) = meanwhile.over(client, while_training)
+    assert verdict.action == "skipped", verdict
+    os.killpg(training.pid, signal.SIGKILL)
+    training.communicate(timeout=LONG)
+    measured = set(names_in(client.get_run(run_id), ROWS_FOLDER))
+    assert 3 <= len(measured) < 11
+
+    resumes = [started("train", "--resume", run_id) for _ in range(2)]
+    outputs = [process.communicate(timeout=LONG)[0] for process in resumes]
+    assert sorted(process.returncode for process in resumes) == [0, 2], outputs
+    (refused,) = [text for text, p in zip(outputs, resumes, strict=True) if p.returncode == 2]
+    assert "another process" in refused
+
+    # A listing that is as old as that is not believed: the run is not closed a second time.
+    (verdict,) = meanwhile.over(client, while_training)
+    assert verdict.action == "unchanged", verdict
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert names.ERROR_TAG not in run.data.tags
+    matrix = stored_matrix(run)
+    assert matrix.is_complete
+    assert matrix.num_buckets == 10
+    assert_stored_once(server, client, run_id, matrix)
+    assert f"{of_run}{ROWS_FOLDER}/row_010.json" in server.objects.names(of_run)
+
+    other = stored_by_another_program(client, run.info.experiment_id, seed=8)
+    before = histories(client, run_id)
+    evaluate = CliRunner().invoke(main, ["evaluate", "--experiment", "first"])
+    assert evaluate.exit_code == 0, evaluate.output
+    assert_stored_once(server, client, other.info.run_id, EXPECTED)
+    assert histories(client, run_id) == before
+
+    compare = CliRunner().invoke(
+        main, ["compare", "--experiment", "first", "--group-by", "seed"], catch_exceptions=False
+    )
+    assert compare.exit_code == 0, compare.output
+    (comparison,) = client.search_runs(
+        [run.info.experiment_id], f"tags.`{names.KIND_TAG}` = '{names.KIND_COMPARE}'"
+    )
+    assert comparison.info.status == "FINISHED"
+    page = mlflow.artifacts.load_text(f"{comparison.info.artifact_uri}/{names.COMPARISON_PAGE}")
+    assert run_id[:8] in page
+
+
+def test_artifacts_without_the_server_between(plain, monkeypatch):
+    """An experiment whose artifacts are in S3 itself: written and read there by the program."""
+    client = plain.use(monkeypatch)
+    client.create_experiment("direct", artifact_location=f"s3://{BUCKET}/direct")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "direct")
+    train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"})
+    runs = list(select(client, Selection(experiment="direct")))
+    (run,) = runs
+    assert f"direct/{run.info.run_id}/artifacts/{ROWS_FOLDER}/row_004.json" in plain.objects.names()
+    assert_stored_once(plain, client, run.info.run_id, EXPECTED)
+    (verdict,) = Evaluation(named=True).over(client, runs)
+    assert verdict.action == "unchanged", verdict
+
+
+@pytest.fixture
+def shown(guarded, monkeypatch):
+    """A run that the reader may read and the stranger may not know of."""
+    client = guarded.use(monkeypatch)
+    found = client.get_experiment_by_name("shown")
+    if found is None:
+        experiment_id = client.create_experiment("shown")
+        as_admin(
+            guarded.url,
+            "3.0/mlflow/users/permissions/grant",
+            username=READER[0],
+            resource_type="experiment",
+            resource_id=experiment_id,
+            permission="READ",
+        )
+        run = stored_by_another_program(client, experiment_id)
+    else:
+        (run,) = client.search_runs([found.experiment_id])
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "shown")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("user", "says"),
+    [
+        (READER, "Permission denied"),
+        (STRANGER, "Permission denied"),
+        ((READER[0], "a wrong password"), "not authenticated"),
+    ],
+    ids=["reader", "stranger", "wrong password"],
+)
+@pytest.mark.parametrize("command", ["train", "evaluate", "compare"])
+def test_a_user_without_permission_is_refused(guarded, shown, user, says, command, monkeypatch):
+    """MLflow's own words on one line, exit code 2, and nothing is written."""
+    guarded.log_in(monkeypatch, user)
+    before = guarded.everything()
+    arguments = {
+        "train": QUICK,
+        "evaluate": ("--run-id", shown.info.run_id),
+        "compare": ("--run-id", shown.info.run_id, "--group-by", "seed"),
+    }[command]
+    result = CliRunner().invoke(main, [command, *arguments])
+    assert result.exit_code == 2, result.output
+    told = [line for line in result.output.splitlines() if line.startswith("error:")]
+    assert len(told) == 1, result.output
+    assert says in told[0]
+    assert "Traceback" not in result.output
+    assert user[1] not in result.output
+    assert guarded.everything() == before
+
+
+def test_runs_at_once(plain, monkeypatch):
+    """Eight trainings, then two evaluates of what they left: each point is there one time."""
+    client = plain.use(monkeypatch)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "at once")  # none has made it yet
+    ready = threading.Barrier(8)
+
+    def train(_):
+        ready.wait(LONG)
+        return train_in_process(client, KnownTraining(FOUR_BUCKETS), {"seed": "7"}).run_id
+
+    with ThreadPoolExecutor(8) as threads:
+        run_ids = list(threads.map(train, range(8)))
+    assert len(set(run_ids)) == 8
+    for run_id in run_ids:
+        assert client.get_run(run_id).info.status == "FINISHED"
+        assert_stored_once(plain, client, run_id, EXPECTED)
+
+    experiment_id = client.get_experiment_by_name("at once").experiment_id
+    bare = [stored_by_another_program(client, experiment_id) for _ in range(4)]
+    for process in [started("evaluate", "--experiment", "at once") for _ in range(2)]:
+        done(process)
+    for run in bare:
+        assert_stored_once(plain, client, run.info.run_id, EXPECTED)
+
+
+@dataclass
+class GatedTraining(KnownTraining):
+    """Gives a row each time it is let."""
+
+    gate: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+
+    def rows(self):
+        for measured in super().rows():
+            assert self.gate.acquire(timeout=LONG)
+            yield measured
