@@ -217,7 +217,7 @@ def _stop(process, signum) -> None:
     if process.poll() is None:
         process.send_signal(signum)
     with suppress(subprocess.TimeoutExpired):
-        process.wait(30)
+        process.wait(10)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait(30)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import mlflow
 import psutil
@@ -26,6 +26,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.record import ROWS_FOLDER
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.evaluate import Evaluation, Selection, select
+from clear_mlflow.tracking.liveness import heartbeat
 from clear_mlflow.tracking.session import train_in_process
 
 ADMIN = ("admin", "a-password-of-the-admin")
@@ -370,9 +371,9 @@ def test_a_user_without_permission_is_refused(guarded, shown, user, says, comman
 
 
 def test_runs_at_once(plain, monkeypatch):
-    """Eight trainings, then two evaluates of what they left: each point is there one time."""
+    """Eight trainings into an experiment that none has made yet: each point is there one time."""
     client = plain.use(monkeypatch)
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "at once")  # none has made it yet
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "at once")
     ready = threading.Barrier(8)
 
     def train(_):
@@ -386,21 +387,30 @@ def test_runs_at_once(plain, monkeypatch):
         assert client.get_run(run_id).info.status == "FINISHED"
         assert_stored_once(plain, client, run_id, EXPECTED)
 
-    experiment_id = client.get_experiment_by_name("at once").experiment_id
-    bare = [stored_by_another_program(client, experiment_id) for _ in range(4)]
-    for process in [started("evaluate", "--experiment", "at once") for _ in range(2)]:
-        done(process)
-    for run in bare:
+
+def test_evaluates_at_once(plain, monkeypatch):
+    """Two evaluates, of which each waits for the other at every run: nothing twice, no failure."""
+    client = plain.use(monkeypatch)
+    experiment_id = client.create_experiment("evaluated at once")
+    runs = [stored_by_another_program(client, experiment_id) for _ in range(4)]
+    # One whose process is gone: both close it.
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait(LONG)
+    abandoned = runs[0].info.run_id
+    process = {**json.loads(heartbeat()), "pid": gone.pid}
+    client.set_tag(abandoned, names.PROCESS_TAG, json.dumps(process))
+    client.update_run(abandoned, "RUNNING")
+    runs[0] = client.get_run(abandoned)
+    together = threading.Barrier(2)
+
+    def evaluate(_):
+        evaluation = Evaluation(jobs=1, prepare=lambda *_: together.wait(LONG))
+        return list(evaluation.over(client, runs))
+
+    with ThreadPoolExecutor(2) as threads:
+        verdicts = [verdict for found in threads.map(evaluate, range(2)) for verdict in found]
+    assert {verdict.action for verdict in verdicts} <= {"scored", "unchanged"}, verdicts
+    assert client.get_run(abandoned).info.status == "KILLED"
+    assert names.PROCESS_TAG not in client.get_run(abandoned).data.tags
+    for run in runs:
         assert_stored_once(plain, client, run.info.run_id, EXPECTED)
-
-
-@dataclass
-class GatedTraining(KnownTraining):
-    """Gives a row each time it is let."""
-
-    gate: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
-
-    def rows(self):
-        for measured in super().rows():
-            assert self.gate.acquire(timeout=LONG)
-            yield measured
