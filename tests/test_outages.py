@@ -9,9 +9,13 @@ import json
 import os
 import re
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,7 +26,6 @@ from faulty_proxy import Fault, FaultyProxy, every, wait_until
 from feature_streams import config as features_config
 from feature_streams import training as features_training
 from mlflow import MlflowClient
-from servers import tracking_server
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow import AccuracyMatrix, summarize
@@ -51,10 +54,36 @@ def server(tmp_path_factory, empty_store):
     folder = tmp_path_factory.mktemp("server")
     database = folder / "mlflow.db"
     shutil.copy(empty_store, database)
-    with tracking_server(
-        folder, f"sqlite:///{database}", artifacts=(folder / "artifacts").as_uri()
-    ) as address:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
+    stores = ["--backend-store-uri", f"sqlite:///{database}"]
+    stores += ["--artifacts-destination", (folder / "artifacts").as_uri()]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command + stores,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+    def answers():
+        assert process.poll() is None, (folder / "log").read_text()
+        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
+            return True
+        return False
+
+    address = f"http://127.0.0.1:{port}"
+    try:
+        wait_until(answers, LONG)
         yield address
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(LONG)
 
 
 @pytest.fixture
@@ -216,7 +245,7 @@ def test_a_server_that_stutters_gets_every_row_once(
     def recover():
         proxy.plan = lambda method, path: None
 
-    training = Events(FOUR_BUCKETS, before={1: stutter, 4: recover})
+    training = Events(FOUR_BUCKETS, before={0: stutter, 5: recover})
     train_in_process(preflight(), training, ASKED)
     assert proxy.tally.faults >= 2
     direct, (run,) = runs_of(server, tmp_path)
