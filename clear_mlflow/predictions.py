@@ -11,6 +11,7 @@ import hashlib
 import json
 import math
 import re
+import struct
 from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -116,7 +117,7 @@ class EvaluationSet:
     def to_bytes(self) -> bytes:
         """The file of this evaluation set."""
         names = np.frombuffer("\n".join(self.names).encode(), dtype=np.uint8)
-        return save(
+        return _file_of(
             {"bucket": self.bucket, "label": self.label, "content": self.content, "names": names},
             metadata={
                 "format": _FORMAT,
@@ -252,7 +253,7 @@ class RowPredictions:
         arrays: dict[str, NDArray[Any]] = {"labels": self.labels}
         if self.probabilities is not None:
             arrays["probabilities"] = self.probabilities
-        return save(
+        return _file_of(
             arrays,
             metadata={
                 "format": _FORMAT,
@@ -291,6 +292,16 @@ def predictions_file_name(row: int) -> str:
     'row_004.safetensors'
     """
     return f"row_{row:03d}.safetensors"
+
+
+def _file_of(arrays: dict[str, NDArray[Any]], metadata: dict[str, str]) -> bytes:
+    """A safetensors file; equal contents give equal bytes: its own writer shuffles the metadata."""
+    content = save(arrays, metadata=metadata)
+    (length,) = struct.unpack("<Q", content[:8])
+    told = json.loads(content[8 : 8 + length])
+    header = json.dumps(told, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # so that the numbers are aligned, as the format asks
+    return struct.pack("<Q", len(header)) + header + content[8 + length :]
 
 
 def _read(
