@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import random
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -304,3 +309,22 @@ def test_a_state_of_another_model_is_refused(tmp_path):
     _, strategy, descent = parts("naive")
     with pytest.raises(StateError, match="not of this model"):
         restore(saved.snapshot, nn.Linear(3, 2), strategy, descent)
+
+
+def test_two_processes_go_on_from_the_state_that_one_has(tmp_path):
+    """The first hands it on; rows, predictions and the last state are those of no interruption."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    together["MASTER_PORT"] = str(port)
+    worker = Path(__file__).with_name("resume_worker.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(worker), str(tmp_path)],
+            env={**os.environ, **together, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert [process.wait(timeout=240) for process in processes] == [0, 0]
+    assert {path.name for path in tmp_path.glob("*.txt")} == {"0.txt", "1.txt"}

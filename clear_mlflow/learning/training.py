@@ -225,8 +225,9 @@ class StreamTraining:
 
     def _again(self, saved: SavedTraining) -> MeasuredRow:
         """The row that training goes on from, and its files, as they were measured."""
-        keeps = self.group.rank == 0 and self._keeps_model(saved.row)
-        model = _model_file(saved.model) if keeps else None
+        if self.group.rank > 0:
+            return MeasuredRow(saved.row)
+        model = _model_file(saved.model) if self._keeps_model(saved.row) else None
         return MeasuredRow(saved.row, saved.predictions, model)
 
     def on_device(self, progress: TrainingProgress) -> TrainingStream:

@@ -274,7 +274,8 @@ class TrackedRun:
             return
         self._holds_states = True
         self._told_no_state = False
-        self._behind.send(lambda: self._let_go_of_states(before=manifest.row))
+        # Not behind the pictures: each takes longer than a small model's training.
+        self._let_go_of_states(before=manifest.row)
 
     def _let_go_of_states(self, *, before: int | None = None) -> None:
         """Remove states: of a run that goes on, those that a newer one has taken the place of."""

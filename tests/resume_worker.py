@@ -1,0 +1,64 @@
+"""One of two processes that train together, stop after row 1, and go on.
+
+The state lies in a file that the first process alone is told of.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from learning_streams import config, random_stream
+from safetensors.numpy import load_file
+
+from clear_mlflow.learning.group import joined
+from clear_mlflow.learning.progress import SilentProgress
+from clear_mlflow.learning.state import read_state
+from clear_mlflow.learning.training import StreamTraining, check
+from clear_mlflow.ranks import place_of_environment
+
+
+def labels_of(folder, measured):
+    """Which classes were predicted; the first process alone has them."""
+    if measured.predictions is None:
+        return None
+    file = folder / "predictions.safetensors"
+    file.write_bytes(measured.predictions)
+    return load_file(file)["labels"].tolist()
+
+
+def weights_in(folder, state):
+    """To the bit."""
+    file = folder / "last.safetensors"
+    file.write_bytes(state)
+    return {name: value.numpy().tobytes() for name, value in read_state(file).model.items()}
+
+
+def main():
+    folder, place = Path(sys.argv[1]), place_of_environment()
+    stream, _ = random_stream(
+        folder / f"images{place.rank}", train=(11, 8, 9), test=(5, 3, 7), side=8
+    )
+    settings = check(config(strategy="replay", optimizer_state="keep"), place)
+    with joined(place, "cpu") as group:
+
+        def rows(saved=None):
+            made = StreamTraining(
+                settings, stream, "here", SilentProgress(), group=group, saved=saved
+            )
+            return list(made.rows())
+
+        whole = rows()
+        state = folder / "state.safetensors"
+        if place.rank == 0:
+            state.write_bytes(whole[1].state)
+        again = rows(state if place.rank == 0 else None)
+    assert [one.row for one in again] == [one.row for one in whole[1:]]
+    assert [labels_of(folder, one) for one in again] == [labels_of(folder, o) for o in whole[1:]]
+    if place.rank == 0:
+        assert weights_in(folder, again[-1].state) == weights_in(folder, whole[-1].state)
+    (folder / f"{place.rank}.txt").write_text("the same")
+
+
+if __name__ == "__main__":
+    main()
