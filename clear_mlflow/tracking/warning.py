@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 
+from clear_mlflow.report.rows import one_line
+
 
 def warn(message: str) -> None:
     """Say something on standard error, in one line."""
-    line = " ".join(message.split())
     with suppress(OSError):  # nobody may be reading any more
-        print(f"warning: {line}", file=sys.stderr, flush=True)
+        print(f"warning: {one_line(message)}", file=sys.stderr, flush=True)
