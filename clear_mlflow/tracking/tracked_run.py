@@ -88,11 +88,7 @@ class TrackedRun:
         with explained(f"log the configuration of run {self.run_id}"):
             run = self.client.get_run(self.run_id)
             self._run_name = run.info.run_name or self.run_id
-            refuse_foreign_rows(self.client, run)
-            self._log_params(run)
-            self._set_tags(run)
-            # The first artifact: a store that takes no artifacts is found before any training.
-            self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
+            self._describe(run)
         if self._leader is None:
             self._behind.start()
         return self
@@ -180,6 +176,14 @@ class TrackedRun:
         self._behind.send(lambda: self._log_metrics(matrix, protocol, row.row, time))
         if self._leader is None:
             self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
+
+    def _describe(self, run: Run) -> None:
+        """Say what is being run, once it is sure that the run may be trained into."""
+        refuse_foreign_rows(self.client, run)
+        self._log_params(run)
+        self._set_tags(run)
+        # The first artifact: a store that takes no artifacts is found before any training.
+        self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
 
     def _log_params(self, run: Run) -> None:
         """Log what was asked for and what it resolved to, leaving alone what is there.
