@@ -115,10 +115,11 @@ def track(
 ) -> OwnRun:
     """Track a training loop of your own, which hands over its rows: ``run.log_row(i, correct)``.
 
-    Used as ``with clear_mlflow.track(...) as run:``. An active MLflow run is joined and left open; without one, a run is opened, and closed with the
-    status that is true. Each row is stored when ``log_row`` returns; after the block, however it
-    ended, the stored rows are scored, and ``run.scores`` and ``run.matrix`` hold what they say. A
-    run that holds rows of the same loop already is continued.
+    Used as ``with clear_mlflow.track(...) as run:``. An active MLflow run is joined and left open;
+    without one, a run is opened, and closed with the status that is true. Each row is stored when
+    ``log_row`` returns. After the block, however it ended, the stored rows are scored, and
+    ``run.scores`` and ``run.matrix`` hold what they say. A run that holds rows of the same loop
+    already is continued.
 
     Args:
         buckets: keys of all buckets in stream order, or how many there are ("1" to "T").

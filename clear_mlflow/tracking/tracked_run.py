@@ -285,7 +285,10 @@ class _Behind:
     def __init__(self, beat: Callable[[], None]) -> None:
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._beat = beat
-        self._thread = threading.Thread(target=self._work, name="clear_mlflow tracking")
+        # An adapter is closed as the interpreter ends, which would wait for this thread first.
+        self._thread = threading.Thread(
+            target=self._work, name="clear_mlflow tracking", daemon=True
+        )
 
     def start(self) -> None:
         self._thread.start()
