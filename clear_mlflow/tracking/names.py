@@ -7,8 +7,10 @@ KIND_TRAIN = "train"
 KIND_EVALUATE = "evaluate"
 KIND_COMPARE = "compare"
 KIND_ENSEMBLE = "ensemble"
+# Stands above the runs of a sweep.
+KIND_SWEEP = "sweep"
 # Kinds that tell of other runs and hold no rows: no search for rows looks at them.
-WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE, KIND_ENSEMBLE)
+WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE, KIND_ENSEMBLE, KIND_SWEEP)
 
 # How much of the accuracy matrix is stored: "complete", "partial" or "none".
 ROWS_TAG = "clear_mlflow.rows"
@@ -39,6 +41,14 @@ EVALUATED_TAG = "clear_mlflow.evaluated_runs"
 # Runs that an ensemble's summary is over, as a count.
 MEMBERS_TAG = "clear_mlflow.members"
 
+# On the run above a sweep: a digest of the runs that it asks for, and the run of its comparison.
+SWEEP_TAG = "clear_mlflow.sweep"
+SWEEP_COMPARISON_TAG = "clear_mlflow.sweep_comparison"
+# On each run of a sweep: a fingerprint of the parameters that it was started with.
+SWEEP_RUN_TAG = "clear_mlflow.sweep_run"
+# On a run that "mlflow run -e sweep" opened for a sweep that has a run above it already.
+SWEEP_GOES_ON_TAG = "clear_mlflow.sweep_goes_on"
+
 # Runs that a comparison is of: their ids, as many as a tag holds, and how many there are.
 COMPARED_TAG = "clear_mlflow.compared_runs"
 COMPARED_COUNT_TAG = "clear_mlflow.compared_count"
@@ -56,6 +66,10 @@ HEATMAP_PNG = f"{MATRIX_FOLDER}/heatmap.png"
 CONFIG_JSON = "config.json"
 EVALUATED_JSON = "evaluated_runs.json"
 MODELS_FOLDER = "models"
+
+# What the run above a sweep holds.
+SWEEP_GRID = "sweep.yaml"
+SWEEP_RUNS_JSON = "sweep_runs.json"
 
 # What a comparison run holds.
 COMPARISON_PAGE = "comparison.html"
