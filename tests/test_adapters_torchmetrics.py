@@ -107,8 +107,9 @@ def test_what_is_not_measured_is_not_there():
         "renate/average_accuracy",
         "renate/micro_average_accuracy",
     }
-    assert "initialisation" in metric.reasons()["renate/forward_transfer"] or "k >= 2" in (
-        metric.reasons()["renate/forward_transfer"]
+    assert (
+        "initialisation" in metric.reasons()["renate/forward_transfer"]
+        or "k >= 2" in (metric.reasons()["renate/forward_transfer"])
     )
     partial = ClearMetrics(BUCKETS)
     partial.update(torch.tensor([1, 1]), torch.tensor([1, 0]), row=1, bucket=0)

@@ -42,6 +42,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._cells: dict[int, float] = {}  # of the evaluation that goes on
         self._row: dict[int, float] = {}  # of evaluations since the last training
         self._sizes: tuple[int, ...] = ()
+        self._num_train = 0  # experiences of the stream that is trained on; 0: not known yet
         # An evaluation within a training, and how many iterations there were before it.
         self._pending: tuple[int, dict[int, float]] | None = None
 
@@ -49,6 +50,8 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         """From here on evaluations are those of a half-trained model."""
         self._begin(strategy)
         self._flush()
+        self._num_train = len(strategy.experience.origin_stream)
+        self._check()
         self._within = True
 
     def after_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
@@ -71,7 +74,8 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         stream = experience.origin_stream
         if stream.name != self._stream:
             return
-        self._sizes = self._sizes or _sizes(experience, self._stream)
+        self._sizes = self._sizes or _sizes(stream)
+        self._check()
         for value in metric_values:
             if isinstance(value.origin, self._metric):
                 what = f"{value.origin} of experience {experience.current_experience}"
@@ -93,6 +97,18 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         if self._trained is None:
             self._trained = int(strategy.clock.train_exp_counter)
         return self._trained
+
+    def _check(self) -> None:
+        """Make sure that each experience has a test set of its own.
+
+        Raises:
+            ConfigError: there are more or fewer.
+        """
+        if self._sizes and self._num_train not in (0, len(self._sizes)):
+            raise ConfigError(
+                f"the stream {self._stream!r} has {len(self._sizes)} experiences, and "
+                f"{self._num_train} are trained; an accuracy matrix needs a test set for each"
+            )
 
     def _flush(self) -> None:
         """Log the row that waits for cells that will not come any more."""
@@ -119,18 +135,8 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
             self._tracked.expect()
 
 
-def _sizes(experience: Any, stream: str) -> tuple[int, ...]:
-    """Test images of all experiences.
-
-    Raises:
-        ConfigError: experiences are trained that have no test set of their own.
-    """
-    streams = experience.benchmark.streams
-    sizes = tuple(len(tested.dataset) for tested in streams[stream])
-    trained = len(streams["train"]) if "train" in streams else len(sizes)
-    if trained != len(sizes):
-        raise ConfigError(
-            f"the stream {stream!r} has {len(sizes)} experiences, and {trained} are trained; an "
-            "accuracy matrix needs a test set for each of them"
-        )
-    return sizes
+def _sizes(tested: Any) -> tuple[int, ...]:
+    """Test images of all experiences of a stream, of which a part may be tested alone."""
+    streams = {} if tested.benchmark is None else tested.benchmark.streams
+    whole = streams.get(tested.name, tested)
+    return tuple(len(experience.dataset) for experience in whole)
