@@ -14,6 +14,7 @@ from trainings import FOUR_BUCKETS, NUM_TEST
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.errors import ConfigError, RecordError, TrackingError
+from clear_mlflow.own_loop import evaluation_set_of, loop_facts, measured_row
 from clear_mlflow.predictions import EvaluationSet
 from clear_mlflow.tracking import names
 
@@ -246,8 +247,6 @@ def test_the_images_of_a_continued_run_are_the_same(store):
 
 def test_two_runs_on_the_same_named_images_have_the_same_evaluation_set():
     """By keys, names, labels and classes; another label is another set."""
-    from clear_mlflow.own_loop import evaluation_set_of
-
     one = evaluation_set_of(("1", "2"), [[0], [1]], [["a"], ["b"]])
     assert isinstance(one, EvaluationSet)
     assert one.digest == evaluation_set_of(("1", "2"), np.array([[0], [1]]), [["a"], ["b"]]).digest
@@ -274,13 +273,19 @@ def test_two_runs_on_the_same_named_images_have_the_same_evaluation_set():
         (((1,), {"labels": [1, 2]}), "the images are not known"),
     ],
 )
-def test_what_is_no_row_is_refused_in_one_line(store, row, message):
-    """Nothing of it is stored, and the run can go on."""
+def test_what_is_no_row_is_refused_in_one_line(row, message):
+    """Before anything of it is stored."""
     positional, named = row
+    with pytest.raises((ConfigError, RecordError), match=message) as told:
+        measured_row(loop_facts(**LOOP), *positional, **named)
+    assert "\n" not in str(told.value)
+
+
+def test_a_loop_goes_on_after_a_row_was_refused(store):
+    """Who catches the error can log the row as it should be."""
     with clear_mlflow.track(**LOOP) as run:
-        with pytest.raises((ConfigError, RecordError), match=message) as told:
-            run.log_row(*positional, **named)
-        assert "\n" not in str(told.value)
+        with pytest.raises(RecordError, match="expected 0 to its num_instances"):
+            run.log_row(1, [101, 2, 3, 4])
         log_all(run)
     assert run.matrix.equals(EXPECTED)
 
@@ -303,12 +308,11 @@ def test_what_is_no_row_is_refused_in_one_line(store, row, message):
         ({"buckets": 2, "test_labels": [[0], [5]], "class_names": ["a"]}, "do not fit"),
     ],
 )
-def test_what_is_no_loop_is_refused_before_a_run_is_opened(store, experiment_id, told, message):
-    """In one line."""
+def test_what_is_no_loop_is_refused_in_one_line(told, message):
+    """By the call itself: nothing is opened yet."""
     with pytest.raises((ConfigError, RecordError), match=message) as refusal:
         clear_mlflow.track(**told)
     assert "\n" not in str(refusal.value)
-    assert not store.search_runs([experiment_id])
 
 
 def test_a_row_outside_of_the_block_is_refused(store):
