@@ -128,12 +128,13 @@ def sweep(
             f"engine is local beside address {address!r}, cpus {cpus} and gpus {gpus}, which are "
             "Ray's; pass engine=ray with them, or leave them out"
         )
+    by = None if group_by == AUTO else _names(group_by)
     planned = read_grid(Path(grid))
 
     # Imported here: what is wrong with the file is told before MLflow and torch are loaded.
     from clear_mlflow.learning.strategies._base import check_strategy
     from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
-    from clear_mlflow.tracking.sweep import Sweep, experiment_of_environment, find_runs
+    from clear_mlflow.tracking.sweep import NOT_DONE, Sweep, experiment_of_environment, find_runs
 
     for run in planned.runs:
         try:
@@ -145,12 +146,14 @@ def sweep(
     client = preflight()
     experiment_id = experiment_of_environment(client)
     out = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+    found = find_runs(client, experiment_id, planned)
     if dry_run == "yes":
-        _show_plan(out, find_runs(client, experiment_id, planned))
+        _show_plan(out, found)
         return
+    # Where nothing is left to train, no cluster is started or asked for.
     engine_of: Engine = (
         LocalEngine(num_jobs or 1)
-        if engine == "local"
+        if engine == "local" or all(run.state != NOT_DONE for run in found)
         else RayEngine(address, cpus=num_cpus, gpus=num_gpus, jobs=num_jobs)
     )
     # Entered first: Ray takes the signals for itself when it starts.
@@ -158,7 +161,7 @@ def sweep(
         result = Sweep(
             grid=planned,
             retries=num_retries,
-            group_by=None if group_by == AUTO else _names(group_by),
+            group_by=by,
             rank_by=None if rank_by == AUTO else rank_by,
             stopping=lambda: bool(signals.received),
             on_run=_Told(planned),
@@ -196,11 +199,13 @@ class _Told:
 
 
 def _show_plan(out: Console, runs: list[SweptRun]) -> None:
+    from clear_mlflow.tracking.sweep import NOT_DONE
+
     table = Table("run", "state", "of run", box=None, pad_edge=False)
     for run in runs[:_ALL_SHOWN]:
         table.add_row(Text(run.planned.name), run.state, run.run_id or "-")
     out.print(table)
-    waiting = sum(run.state == "not done" for run in runs)
+    waiting = sum(run.state == NOT_DONE for run in runs)
     out.print(
         f"\n{len(runs)} runs, of which {waiting} would be started; nothing was written (dry run)",
         highlight=False,
