@@ -1,9 +1,9 @@
 """Import other programs' matrices, and compare them with your own runs.
 
-``python examples/import_and_compare.py`` (under a minute) has a program that knows nothing of MLflow
-leave a file of accuracies for each seed, as many do; makes MLflow runs of the files; tracks as many
-runs of its own on the same buckets; and opens a comparison that says which of the two methods is
-better, and whether that is real. It is all in the experiment "theirs and mine".
+``python examples/import_and_compare.py`` (under a minute) has a program that knows nothing of
+MLflow leave a file of accuracies for each seed, as many do; makes MLflow runs of the files; tracks
+as many runs of its own on the same buckets; and opens a comparison that says which of the two
+methods is better, and whether that is real. It is all in the experiment "theirs and mine".
 """
 
 import json

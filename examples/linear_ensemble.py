@@ -1,7 +1,8 @@
 """Linear probe with an ensemble of seeds: one head per seed, trained side by side.
 
-``python examples/linear_ensemble.py`` (seconds) trains three linear heads on the features that every
-dataset has, its own small pixels. Each is an MLflow run, below one that holds their means. On CLEAR:
+``python examples/linear_ensemble.py`` (seconds) trains three linear heads on the features that
+every dataset has, its own small pixels. Each is an MLflow run, below one that holds their means. On
+CLEAR:
 ``train_ensemble(dataset="clear10", data_root=DIR, features="moco_b0", seeds="0,1,2")``.
 """
 

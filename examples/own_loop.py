@@ -1,8 +1,8 @@
 """Your own loop: three lines make a tracked run of it, whatever it trains and however.
 
 ``python examples/own_loop.py`` (seconds) trains scikit-learn's linear classifier on five buckets of
-scans, each turned further than the one before. ``clear_mlflow.track`` opens a run, or joins the active
-one; a row is in MLflow when ``log_row`` returns; after the block the rows are scored.
+scans, each turned further than the one before. ``clear_mlflow.track`` opens a run, or joins the
+active one; a row is in MLflow when ``log_row`` returns; after the block the rows are scored.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Quick start: train on the embedded dataset, and read what the stored rows say.
 
-``python examples/quick_start.py`` (half a minute on 2 cores, no download) opens an MLflow run, trains
-one epoch on each of ten buckets and tests on all of them after each. Then ``mlflow ui`` shows it.
+``python examples/quick_start.py`` (half a minute on 2 cores, no download) opens an MLflow run,
+trains one epoch on each of ten buckets and tests on all of them after each. Then ``mlflow ui``
+shows it.
 """
 
 import clear_mlflow
