@@ -1,7 +1,5 @@
 """Avalanche's loop, run by Avalanche: the matrix in MLflow is what its own metrics say."""
 
-import subprocess
-import sys
 import warnings
 
 import dill
@@ -168,36 +166,3 @@ def test_a_checkpoint_may_hold_the_logger(store):
         assert resumed.run_id == logger.run_id
         assert resumed.matrix.is_complete
         np.testing.assert_allclose(resumed.matrix.values[2], own_numbers(results, 3), atol=1e-7)
-
-
-SCRIPT = """
-import sys
-from pathlib import Path
-sys.path.insert(0, {tests!r})
-from test_adapters_avalanche import benchmark, strategy, MLflowAccuracyMatrix
-stream = benchmark(3)
-trained = strategy(MLflowAccuracyMatrix())
-trained.train(stream.train_stream[0])
-trained.eval(stream.test_stream)
-{ending}
-"""
-
-
-@pytest.mark.parametrize(
-    ("ending", "status"), [("raise RuntimeError('no')", "FAILED"), ("", "FINISHED")]
-)
-def test_a_program_that_ends_early_leaves_a_scored_and_closed_run(
-    store, experiment_id, tmp_path, project, ending, status
-):
-    """Nobody closed the logger; the run is scored all the same, and says how it ended."""
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(tests=str(project / "tests"), ending=ending))
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False
-    )
-    assert ("RuntimeError: no" in done.stderr) == (status == "FAILED"), done.stderr
-    (run,) = store.search_runs([experiment_id])
-    assert run.info.status == status
-    assert run.data.tags[names.ROWS_TAG] == "partial"
-    assert names.PROCESS_TAG not in run.data.tags
-    assert "clear/next_domain_accuracy" in run.data.metrics

@@ -3,20 +3,23 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import mlflow
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from stored_runs import histories
 from trainings import FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow.adapters._run import AdapterRun
+from clear_mlflow.cli import main
 from clear_mlflow.errors import ConfigError, RecordError, TrackingError
 from clear_mlflow.own_loop import evaluation_set_of, loop_facts, measured_row
 from clear_mlflow.predictions import EvaluationSet
 from clear_mlflow.tracking import names
+from clear_mlflow.tracking.scoring import read_scores
 
 EXPECTED = AccuracyMatrix(
     [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],
@@ -338,19 +341,57 @@ def test_a_second_loop_into_a_run_that_is_being_tracked_is_refused(store):
     assert run.matrix.equals(EXPECTED)
 
 
-def test_evaluate_and_compare_find_such_runs(store, experiment_id):
-    """A run of a loop is a run as any."""
+def test_evaluate_finds_such_a_run_whole(store, experiment_id):
+    """A run of a loop is a run as any: there is nothing left to write."""
     with clear_mlflow.track(**LOOP) as run:
         log_all(run)
+    done = CliRunner().invoke(main, ["evaluate", "--run-id", run.run_id, "--dry-run", "yes"])
+    assert done.exit_code == 0, done.output
+    scores = read_scores(store, store.get_run(run.run_id), thorough=True)
+    assert scores.is_stored
+    assert scores.record.is_complete
+
+
+ENDING = """
+import clear_mlflow.adapters._run as adapters
+run = adapters.AdapterRun({{}}, lambda: run.log_row(2, "abc", [0.5, 0.5, 1], [2, 4, 5]))
+run.log_row(1, "abc", [0.5, 0.25, float("nan")], [2, 4, 5])
+{ending}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [("raise RuntimeError('no')", "FAILED"), ("", "FINISHED"), ("run.close()", "FINISHED")],
+)
+def test_a_program_that_ends_leaves_an_adapters_run_scored_and_closed(
+    store, experiment_id, ending, status
+):
+    """Nobody wrote a block around it; a row that waited is logged first."""
     done = subprocess.run(
-        [sys.executable, "-m", "clear_mlflow", "evaluate", "--run-id", run.run_id],
+        [sys.executable, "-c", ENDING.format(ending=ending)],
         capture_output=True,
         text=True,
+        timeout=120,
         check=False,
-        cwd=Path(__file__).parent.parent,
     )
-    assert done.returncode == 0, done.stderr
-    assert "0.95" in done.stdout or "95.0" in done.stdout
+    assert done.returncode == (1 if status == "FAILED" else 0)
+    run = the_run(store, experiment_id)
+    assert run.info.status == status
+    assert run.data.tags[names.ROWS_TAG] == "partial"
+    assert names.PROCESS_TAG not in run.data.tags
+    assert ("clear/backward_transfer" in run.data.metrics) == ("close" not in ending)
+    assert run.data.metrics["clear/in_domain_accuracy"] == 0.5
+
+
+def test_an_adapters_run_takes_no_other_numbers_once_it_is_closed(store):
+    """The same once more is no news."""
+    run = AdapterRun({}, lambda: None)
+    run.log_row(1, "a", [0.5], None)  # the last bucket's
+    run.log_row(1, "a", [0.5], None)
+    with pytest.raises(RecordError, match="arrived after run"):
+        run.log_row(1, "a", [0.6], None)
+    assert run.run.scores["clear/in_domain_accuracy"] == 0.5
 
 
 def test_several_processes_track_in_the_first_alone(store, experiment_id, monkeypatch):
