@@ -32,12 +32,21 @@ _log = logging.getLogger("mkdocs.plugins.site_hooks")
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Put pages that the navigation does not name at its end, so that none is out of reach."""
+    """Put pages that the navigation does not name at its end, so that none is out of reach.
+
+    A name of no page is left out: what it was meant to name stands at the end then.
+    """
     docs = Path(config.docs_dir)
-    named = set(_named(config.nav))
-    more = sorted({path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} - named)
-    if more:
-        config.nav = [*(config.nav or []), {"More": more}]
+    pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    more = sorted(pages - set(_named(config.nav)))
+    config.nav = [
+        *(
+            {title: [page for page in group if page in pages]}
+            for part in config.nav or []
+            for title, group in part.items()
+        ),
+        *([{"More": more}] if more else []),
+    ]
     return config
 
 
