@@ -7,7 +7,7 @@ from stored_runs import histories, rows_folder, stored_run
 from clear_mlflow.cli import main
 from clear_mlflow.tracking import names
 
-RUNS = 60  # more than a batch
+RUNS = 55  # more than a batch
 
 
 @pytest.fixture
@@ -46,17 +46,12 @@ def test_workers_write_what_this_process_writes(store, twins):
         one, other = (store.get_run(run.info.run_id) for run in (here, there))
         assert histories(store, one.info.run_id) == histories(store, other.info.run_id)
         assert one.data.tags.keys() == other.data.tags.keys()
-        for tag in (names.ROWS_TAG, names.SCORED_TAG, names.MATRIX_TAG):
+        for tag in (names.ROWS_TAG, names.VERSIONS_TAG):
             assert one.data.tags.get(tag) == other.data.tags.get(tag)
-    assert len({run.data.tags.get(names.SCORED_TAG) for run in reread(store, twins)}) == RUNS
 
     arguments = ["evaluate", "--experiment", "on_ray", "--engine", "ray", "--dry-run"]
     second = CliRunner().invoke(main, arguments)
     assert f"1 failed, {RUNS - 1} unchanged" in second.output
-
-
-def reread(store, twins):
-    return [store.get_run(run.info.run_id) for run in twins["on_ray"]]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import socket
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -20,6 +21,7 @@ from clear_mlflow.matrix import shown
 
 LOCAL = "local"
 _STOP_SECONDS = 60.0
+_KNOCK_SECONDS = 10.0
 
 
 class RayCluster:
@@ -51,6 +53,7 @@ class RayCluster:
 
         if not ray.is_initialized():
             try:
+                _knock(self.address)
                 ray.init(
                     address=self.address,
                     include_dashboard=False if self.address == LOCAL else None,
@@ -111,6 +114,14 @@ class RayCluster:
                 f"Ray cluster has them (there are {', '.join(largest[:5]) or 'no machines'}); ask "
                 "for less"
             )
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody answers at HOST:PORT; Ray itself would wait for minutes."""
+    place = urlsplit(address if "://" in address else f"ray://{address}")
+    if place.hostname is not None and place.port is not None:
+        with socket.create_connection((place.hostname, place.port), timeout=_KNOCK_SECONDS):
+            pass
 
 
 def refuse_far_file(tracking_uri: str, nodes: Iterable[Mapping[str, Any]], here: str) -> None:

@@ -86,8 +86,8 @@ def _taken(begun: deque[Any]) -> list[Verdict]:
         verdicts: list[Verdict] = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise TrackingError(
-            f"a batch of runs was not scored: {shown(str(error.cause), 300)}; the same command does "
-            "the rest, and jobs or engine=local finds out more"
+            f"a batch of runs was not scored: {shown(str(error.cause), 300)}; engine=local tells "
+            "of which run it is"
         ) from error
     except ray.exceptions.RayError as error:
         why = shown(str(error).strip().split("\n")[0], 200)
