@@ -157,7 +157,7 @@ class ClearMetrics(_MatrixMetrics):
         **options: those of any torchmetrics metric, as ``dist_sync_fn``.
     """
 
-    family = clear
+    family: ClassVar[ModuleType] = clear
 
 
 class RenateMetrics(_MatrixMetrics):
@@ -169,4 +169,4 @@ class RenateMetrics(_MatrixMetrics):
         **options: those of any torchmetrics metric, as ``dist_sync_fn``.
     """
 
-    family = renate
+    family: ClassVar[ModuleType] = renate
