@@ -8,6 +8,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -42,6 +43,8 @@ _DEFAULT_EXPERIMENT_ID = "0"
 _PAGE = 200
 _HEARTBEAT_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
+# A sweep takes days, and its trainings outlast a server that is started anew: so does the sweep.
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 600.0, 10.0
 # Known to the training process alone: what was asked for is what tells two runs apart.
 _OF_THE_MACHINE = ("device", "precision")
 _MOST_TOLD = 200  # failures with a line of their own in the description
@@ -198,18 +201,30 @@ class _Work:
         told_to_stop = False
         while self.under_way or (self.waiting and not self.sweep.stopping()):
             while self.waiting and not self.sweep.stopping() and self.engine.room() > 0:
-                self._start(self.waiting.popleft())
+                self._patiently(partial(self._start, self.waiting[0]))
+                self.waiting.popleft()
             if self.sweep.stopping() and not told_to_stop:
                 told_to_stop = True
                 self.engine.stop()
             for ended in self.engine.ended(_LOOK_SECONDS):
-                self._end(ended)
+                self._patiently(partial(self._end, ended))
             self._beat()
         for place, run in enumerate(self.runs):
             if run.state == ELSEWHERE and run.run_id is not None:
                 with explained(f"read run {run.run_id}"):
                     if is_done(self.client.get_run(run.run_id)):
                         self.runs[place] = replace(run, state=DONE_BEFORE)
+
+    def _patiently(self, step: Callable[[], None]) -> None:
+        """Do a step, and do it again while the store does not answer."""
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return step()
+            except TrackingError:
+                if self.sweep.stopping() or time.monotonic() > until:
+                    raise
+            time.sleep(_PAUSE_SECONDS)
 
     def _start(self, place: int) -> None:
         run = self.runs[place]
@@ -245,7 +260,7 @@ class _Work:
         return run_id
 
     def _end(self, ended: Ended) -> None:
-        place, since = self.under_way.pop(ended.run_id)
+        place, since = self.under_way[ended.run_id]
         run = replace(self.runs[place], seconds=time.monotonic() - since)
         with explained(f"read run {ended.run_id}"):
             stored = self.client.get_run(ended.run_id)
@@ -267,6 +282,7 @@ class _Work:
                 error += f" ({run.tries} tries)"
             self._close_run(stored, error)
             self.runs[place] = replace(run, state=FAILED, error=" ".join(error.split()))
+        del self.under_way[ended.run_id]
         self.sweep.on_run(self.runs[place])
 
     def _close_run(self, run: Run, error: str) -> None:
