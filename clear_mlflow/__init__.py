@@ -1,7 +1,7 @@
 """Continual learning on CLEAR's stream of buckets, with every accuracy-matrix row kept in MLflow.
 
 The names here are the pure core, which loads neither torch nor mlflow; only ``train`` and
-``train_ensemble`` do.
+``train_ensemble`` load both, and ``track`` mlflow.
 
 >>> import clear_mlflow
 >>> matrix = clear_mlflow.AccuracyMatrix([[0.8, 0.6, 0.5], [0.7, 0.9, 0.6], [0.5, 0.6, 0.9]])
@@ -20,7 +20,7 @@ from clear_mlflow.metrics import clear, explain, renate, series, summarize
 from clear_mlflow.version import __version__
 
 if TYPE_CHECKING:
-    from clear_mlflow.api import train, train_ensemble
+    from clear_mlflow.api import track, train, train_ensemble
 
 __all__ = [
     "AccuracyMatrix",
@@ -32,6 +32,7 @@ __all__ = [
     "renate",
     "series",
     "summarize",
+    "track",
     "train",
     "train_ensemble",
 ]
@@ -39,7 +40,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Load ``train`` and its like when first asked for: they bring torch and mlflow."""
-    if name in ("train", "train_ensemble"):
+    if name in ("track", "train", "train_ensemble"):
         from clear_mlflow import api
 
         return getattr(api, name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from clear_mlflow.config import NONE, TrainConfig
 from clear_mlflow.errors import ConfigError
@@ -11,6 +12,8 @@ from clear_mlflow.matrix import AccuracyMatrix
 from clear_mlflow.ranks import place_of_environment
 
 if TYPE_CHECKING:
+    from clear_mlflow.predictions import EvaluationSet
+    from clear_mlflow.tracking.own_loop import OwnRun
     from clear_mlflow.tracking.scoring import Scores
 
 
@@ -90,6 +93,83 @@ def train_ensemble(**parameters: object) -> dict[int, AccuracyMatrix]:
     training = prepare(config, progress_for(sys.stderr))
     scores = train_ensemble_in_process(client, training, asked)
     return {seed: _matrix_of(of_member) for seed, of_member in scores.items()}
+
+
+def track(
+    *,
+    buckets: int | Sequence[object],
+    num_instances: int | Sequence[int] | Mapping[str, int] | None = None,
+    dataset: str = "own",
+    dataset_digest: str | None = None,
+    protocol: str = "iid",
+    seed: int | None = None,
+    strategy: str | None = None,
+    model: str | None = None,
+    params: Mapping[str, object] | None = None,
+    tags: Mapping[str, object] | None = None,
+    class_names: Sequence[str] | None = None,
+    test_labels: Sequence[Any] | None = None,
+    test_ids: Sequence[Sequence[object]] | None = None,
+    evaluation_set: EvaluationSet | None = None,
+    run_name: str | None = None,
+) -> OwnRun:
+    """Track a training loop of your own, which hands over its rows: ``run.log_row(i, correct)``.
+
+    Used as ``with clear_mlflow.track(...) as run:``. An active MLflow run is joined and left open;
+    without one, a run is opened, and closed with the status that is true. Each row is stored when
+    ``log_row`` returns. After the block, however it ended, the stored rows are scored, and
+    ``run.scores`` and ``run.matrix`` hold what they say. A run that holds rows of the same loop
+    already is continued.
+
+    Args:
+        buckets: keys of all buckets in stream order, or how many there are ("1" to "T").
+        num_instances: test images per bucket; one number where all have as many. None where only
+            accuracies are known, which leaves out what needs counts.
+        dataset: its name, for people.
+        dataset_digest: of its content; runs of different digests are not compared. "unknown", or
+            that of the evaluation set, when not given.
+        protocol: ``iid``: a held-out test set per bucket; ``streaming``: tested on its own
+            training data.
+        seed: of the run.
+        strategy: its name, to group runs by.
+        model: likewise.
+        params: logged as MLflow params, where the run has none of that name.
+        tags: logged as MLflow tags.
+        class_names: the index is the label.
+        test_labels: for each bucket, the true class of each test image: predictions can then be
+            given per row, and ``num_instances`` follows.
+        test_ids: for each bucket, the name of each test image.
+        evaluation_set: in place of both, a :class:`~clear_mlflow.predictions.EvaluationSet`.
+        run_name: of a run that is opened.
+
+    Returns:
+        A context manager; entering it gives itself.
+
+    Raises:
+        ConfigError: something has a value that it cannot have, or two things contradict each other.
+        RecordError: a key, a count or a name is not one that the record holds.
+        TrackingError: on entering, when MLflow cannot keep the run or it holds another loop's rows.
+    """
+    from clear_mlflow.own_loop import loop_facts
+    from clear_mlflow.tracking.own_loop import OwnRun
+
+    facts = loop_facts(
+        buckets=buckets,
+        num_instances=num_instances,
+        dataset=dataset,
+        dataset_digest=dataset_digest,
+        protocol=protocol,
+        seed=seed,
+        strategy=strategy,
+        model=model,
+        params=params,
+        tags=tags,
+        class_names=class_names,
+        test_labels=test_labels,
+        test_ids=test_ids,
+        evaluation_set=evaluation_set,
+    )
+    return OwnRun(facts, run_name)
 
 
 def _matrix_of(scores: Scores) -> AccuracyMatrix:

@@ -48,5 +48,5 @@ if __name__ == "__main__":
     from clear_mlflow import summarize, train
 
     for strategy in ("naive", "own_strategy:PullTowardsPast"):
-        scores = summarize(train(strategy=strategy, epochs=1))
+        scores = summarize(train(strategy=strategy, features="pixels", epochs=1))
         print(f"{strategy:30} forgetting {scores['renate/forgetting']:.3f}")

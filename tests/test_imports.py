@@ -7,6 +7,7 @@ PURE = [
     "clear_mlflow",
     "clear_mlflow.matrix",
     "clear_mlflow.metrics",
+    "clear_mlflow.own_loop",
     "clear_mlflow.own_metrics",
     "clear_mlflow.predicted",
     "clear_mlflow.record",

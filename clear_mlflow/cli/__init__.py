@@ -11,6 +11,7 @@ from clear_mlflow.cli.compare import compare
 from clear_mlflow.cli.data import data
 from clear_mlflow.cli.evaluate import evaluate
 from clear_mlflow.cli.import_runs import import_runs
+from clear_mlflow.cli.sweep import sweep
 from clear_mlflow.cli.sync import sync
 from clear_mlflow.cli.train import train
 from clear_mlflow.cli.train_distributed import train_distributed
@@ -47,6 +48,7 @@ main.add_command(train)
 main.add_command(train_distributed)
 main.add_command(evaluate)
 main.add_command(compare)
+main.add_command(sweep)
 main.add_command(import_runs)
 main.add_command(sync)
 main.add_command(data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from functools import partial
 
 import click
@@ -10,6 +11,7 @@ import click
 from clear_mlflow import predicted
 from clear_mlflow.cli.interrupt import scratch_folder, stoppable
 from clear_mlflow.config import AUTO, NONE
+from clear_mlflow.engines.on_ray import LOCAL, RayCluster
 from clear_mlflow.errors import ClearError, ConfigError
 from clear_mlflow.imports import Reading, RowPattern
 from clear_mlflow.metrics import METRICS
@@ -122,7 +124,22 @@ from clear_mlflow.own_metrics import load_own_metrics
     default=AUTO,
     show_default=True,
     metavar="N",
-    help="Runs under way at once; auto is what suits the store.",
+    help="Runs under way at once; auto is what suits the store. On Ray, batches of runs; auto: as "
+    "many as there is room for.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where runs are scored: in this process, or by Ray in batches.",
+)
+@click.option(
+    "--address",
+    default=LOCAL,
+    show_default=True,
+    metavar="ADDRESS",
+    help="Of a Ray cluster that runs, as HOST:6379 or auto; local starts one here.",
 )
 @click.option(
     "--dry-run",
@@ -148,6 +165,8 @@ def evaluate(
     accept_new_definitions: str,
     pictures: str,
     jobs: str,
+    engine: str,
+    address: str,
     dry_run: str,
 ) -> None:
     """Rebuild the accuracy matrix of old runs from their rows and log what MLflow lacks.
@@ -182,6 +201,16 @@ def evaluate(
             "from_models is yes beside rows or a dry run; testing models gives rows of its own, "
             "and cannot be tried without: leave rows and dry_run out"
         )
+    if engine == "ray" and from_models == "yes":
+        raise ConfigError(
+            "from_models is yes beside engine ray; stored models are tested again in one process: "
+            "pass engine=local"
+        )
+    if engine == "local" and address != LOCAL:
+        raise ConfigError(
+            f"address is {address!r} beside engine local; an address is of a Ray cluster: pass "
+            "engine=ray with it"
+        )
     reading = Reading(scale=rows_scale, future=rows_future)
     num_jobs = _jobs(jobs)
     own = load_own_metrics(_listed(metric))
@@ -189,6 +218,7 @@ def evaluate(
     from clear_mlflow.cli.verdicts import RunProgress, Summary
     from clear_mlflow.tracking.adopt import adopt_rows
     from clear_mlflow.tracking.evaluate import Evaluation, Selection, select
+    from clear_mlflow.tracking.evaluate_on_ray import over_on_ray
     from clear_mlflow.tracking.evaluate_run import VerdictFile, mark_evaluate_run
     from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
 
@@ -219,12 +249,17 @@ def evaluate(
         own_run = mark_evaluate_run(client)
         sys.exit(retest_runs(client, select(client, selection), data_root=data_root))
     summary = Summary()
-    with stoppable() as received, scratch_folder():
+    # Entered first: Ray takes signals for itself when it starts.
+    cluster = RayCluster(address) if engine == "ray" else None
+    with cluster or nullcontext(), stoppable() as received, scratch_folder():
         client = preflight(opens_run=False)
         own_run = mark_evaluate_run(client)
         with VerdictFile() as told:
             runs = select(client, selection)
-            verdicts = evaluation.over(client, runs)
+            if cluster is None:
+                verdicts = evaluation.over(client, runs)
+            else:
+                verdicts = over_on_ray(cluster, evaluation, client, runs)
             failure: ClearError | None = None
             try:
                 progress = RunProgress(len(run_ids) or None)

@@ -71,6 +71,8 @@ class Evaluation:
             were named, or trained by this program.
         jobs: runs under way at once; None: as many as suits the store.
         prepare: called with the client and each run before its rows are read; not in a dry run.
+        turn: what is entered to write into a store that takes one writer at a time, where other
+            processes score runs of it, too; None: a lock of this process.
     """
 
     named: bool = False
@@ -82,6 +84,7 @@ class Evaluation:
     pictures: str = "auto"
     jobs: int | None = None
     prepare: Callable[[MlflowClient, Run], object] | None = None
+    turn: Callable[[], AbstractContextManager[object]] | None = None
     _writing: threading.Lock = field(
         default_factory=threading.Lock, init=False, repr=False, compare=False
     )
@@ -173,7 +176,9 @@ class Evaluation:
 
     def _turn(self, client: MlflowClient) -> AbstractContextManager[object]:
         """Sqlite lets one writer in at a time, and makes the others wait by trying again."""
-        return self._writing if client.tracking_uri.startswith("sqlite:") else nullcontext()
+        if not client.tracking_uri.startswith("sqlite:"):
+            return nullcontext()
+        return self._writing if self.turn is None else self.turn()
 
 
 def evaluate(

@@ -9,8 +9,10 @@ KIND_COMPARE = "compare"
 KIND_ENSEMBLE = "ensemble"
 # The run that "mlflow run -P resume=RUN" opens beside the one that is resumed.
 KIND_RESUME = "resume"
+# Stands above the runs of a sweep.
+KIND_SWEEP = "sweep"
 # Kinds that tell of other runs and hold no rows: no search for rows looks at them.
-WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE, KIND_ENSEMBLE, KIND_RESUME)
+WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE, KIND_ENSEMBLE, KIND_RESUME, KIND_SWEEP)
 
 # How much of the accuracy matrix is stored: "complete", "partial" or "none".
 ROWS_TAG = "clear_mlflow.rows"
@@ -45,6 +47,14 @@ EVALUATED_TAG = "clear_mlflow.evaluated_runs"
 # Runs that an ensemble's summary is over, as a count.
 MEMBERS_TAG = "clear_mlflow.members"
 
+# On the run above a sweep: a digest of the runs that it asks for, and the run of its comparison.
+SWEEP_TAG = "clear_mlflow.sweep"
+SWEEP_COMPARISON_TAG = "clear_mlflow.sweep_comparison"
+# On each run of a sweep: a fingerprint of the parameters that it was started with.
+SWEEP_RUN_TAG = "clear_mlflow.sweep_run"
+# On a run that "mlflow run -e sweep" opened for a sweep that has a run above it already.
+SWEEP_GOES_ON_TAG = "clear_mlflow.sweep_goes_on"
+
 # Runs that a comparison is of: their ids, as many as a tag holds, and how many there are.
 COMPARED_TAG = "clear_mlflow.compared_runs"
 COMPARED_COUNT_TAG = "clear_mlflow.compared_count"
@@ -63,6 +73,10 @@ CONFIG_JSON = "config.json"
 EVALUATED_JSON = "evaluated_runs.json"
 MODELS_FOLDER = "models"
 STATE_FOLDER = "training_state"
+
+# What the run above a sweep holds.
+SWEEP_GRID = "sweep.yaml"
+SWEEP_RUNS_JSON = "sweep_runs.json"
 
 # What a comparison run holds.
 COMPARISON_PAGE = "comparison.html"

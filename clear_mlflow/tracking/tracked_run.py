@@ -106,15 +106,7 @@ class TrackedRun:
         with explained(f"log the configuration of run {self.run_id}"):
             run = self.client.get_run(self.run_id)
             self._run_name = run.info.run_name or self.run_id
-            if self._resumed is None:
-                refuse_foreign_rows(self.client, run)
-            self._log_params(run)
-            self._set_tags(run)
-            if self._resumed is None:
-                # The first artifact: a store that takes no artifacts is found before any training.
-                self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
-            else:
-                self._rows = rows_before(self._resumed)
+            self._describe(run)
         self._outbox.open()
         if self._leader is None:
             self._outbox.sender.start()
@@ -220,6 +212,18 @@ class TrackedRun:
         self._outbox.put_metrics(_metrics_of(matrix, protocol, row.row, time))
         if self._leader is None:
             self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
+
+    def _describe(self, run: Run) -> None:
+        """Say what is being run, once it is sure that the run may be trained into."""
+        if self._resumed is None:
+            refuse_foreign_rows(self.client, run)
+        self._log_params(run)
+        self._set_tags(run)
+        if self._resumed is None:
+            # The first artifact: a store that takes no artifacts is found before any training.
+            self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
+        else:
+            self._rows = rows_before(self._resumed)
 
     def _complete_row(self, measured: MeasuredRow, there: frozenset[str]) -> None:
         """A row that is stored was measured again, and is the same: send of it what is lacking."""

@@ -1,0 +1,189 @@
+"""The run behind an adapter: a framework calls hooks, and nobody writes ``with`` around them."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from clear_mlflow.api import track
+from clear_mlflow.errors import ConfigError, RecordError
+from clear_mlflow.matrix import AccuracyMatrix, shown
+from clear_mlflow.own_loop import loop_facts
+from clear_mlflow.tracking.own_loop import OwnRun
+
+_WHOLE = 0.01  # how far correct = accuracy x images may be from an integer, in images
+
+
+class AdapterRun:
+    """Opens a run with the first row, and closes it with the last one, by hand, or at exit.
+
+    Args:
+        told: what :func:`clear_mlflow.track` takes, without ``buckets`` and ``num_instances``.
+        flush: called before the program ends, for rows that are not logged yet.
+
+    Raises:
+        ConfigError: it has no such parameter, or the value is not one that it can have.
+    """
+
+    def __init__(self, told: Mapping[str, Any], flush: Callable[[], None]) -> None:
+        try:
+            loop_facts(buckets=1, **{k: v for k, v in told.items() if k != "run_name"})
+        except TypeError as error:
+            raise ConfigError(f"{error}; an adapter takes what clear_mlflow.track takes") from error
+        self._told = dict(told)
+        self._run: OwnRun | None = None
+        self._rows: dict[int, tuple[float, ...]] = {}
+        self._is_open = False
+        self._flush = flush
+
+    def expect(self) -> None:
+        """See to it that the program does not end before :meth:`close`."""
+        atexit.unregister(self._close_at_exit)
+        atexit.register(self._close_at_exit)
+
+    def log_row(
+        self,
+        row: int,
+        buckets: Sequence[str],
+        accuracy: Sequence[float],
+        num_instances: Sequence[int] | None,
+    ) -> None:
+        """Store a row; the counts behind its accuracies are restored where they are whole.
+
+        Args:
+            row: buckets trained so far.
+            buckets: keys of all.
+            accuracy: as the framework says, per bucket; NaN = not measured.
+            num_instances: test images per bucket, where they are known.
+
+        Raises:
+            RecordError: the row was logged with other numbers, or does not fit the loop.
+        """
+        cells = tuple(accuracy)
+        if self._run is not None and not self._is_open:
+            # A framework may well test once more when all is done; a repeated row is no news.
+            if row in self._rows and _same(self._rows[row], cells):
+                return
+            raise RecordError(
+                f"row {row} arrived after run {self._run.run_id} was closed; make a new adapter "
+                "for another run"
+            )
+        if self._run is None:
+            self._run = track(buckets=tuple(buckets), num_instances=num_instances, **self._told)
+            self._run.__enter__()
+            self._is_open = True
+            self.expect()
+        counts = None if num_instances is None else whole_counts(cells, num_instances)
+        if counts is None:
+            self._run.log_row(row, accuracy=cells)
+        else:
+            self._run.log_row(row, counts)
+        self._rows[row] = cells
+        if set(range(1, len(buckets) + 1)) <= self._rows.keys():
+            self.close()
+
+    def close(
+        self, error: BaseException | None = None, traceback: TracebackType | None = None
+    ) -> None:
+        """Score what is stored; close the run, if this opened it, with the status that is true."""
+        if self._run is None or not self._is_open:
+            return
+        self._is_open = False
+        atexit.unregister(self._close_at_exit)
+        self._run.__exit__(None if error is None else type(error), error, traceback)
+
+    @property
+    def run(self) -> OwnRun:
+        """The run, once there is a row.
+
+        Raises:
+            ConfigError: there is none yet.
+        """
+        if self._run is None:
+            raise ConfigError("there is no run yet; it is opened with the first row")
+        return self._run
+
+    def _close_at_exit(self) -> None:
+        # What the interpreter prints as it ends; None where the program came to its end.
+        self._flush()
+        self.close(getattr(sys, "last_value", None))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the run: a checkpoint of a framework's may hold its loggers."""
+        return {**self.__dict__, "_run": None, "_is_open": False}
+
+
+class Adapter:
+    """What all adapters offer: the run's numbers, and an end.
+
+    Args:
+        told: what :func:`clear_mlflow.track` takes.
+    """
+
+    def __init__(self, told: Mapping[str, Any]) -> None:
+        self._tracked = AdapterRun(told, self._flush)
+
+    @property
+    def run_id(self) -> str:
+        """The MLflow run's."""
+        return self._tracked.run.run_id
+
+    @property
+    def matrix(self) -> AccuracyMatrix:
+        """The rows so far."""
+        return self._tracked.run.matrix
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Metric name to value, of the rows so far."""
+        return self._tracked.run.scores
+
+    def close(self) -> None:
+        """Score what is stored, and close the run if this opened it.
+
+        It is done by itself with the last bucket's row, and when the program ends.
+        """
+        self._flush()
+        self._tracked.close()
+
+    def _flush(self) -> None:
+        """Log what is measured and not logged yet; most adapters have nothing of the kind."""
+
+
+def whole_counts(accuracy: Sequence[float], num_instances: Sequence[int]) -> tuple[int, ...] | None:
+    """The counts that accuracies are of; None where they cannot be told.
+
+    >>> whole_counts([0.3333333], [3]), whole_counts([0.35], [3])
+    ((1,), None)
+    """
+    counts = []
+    for value, total in zip(accuracy, num_instances, strict=True):
+        correct = value * total
+        # Frameworks keep 24 bits of a fraction.
+        if math.isnan(correct) or abs(correct - round(correct)) > _WHOLE or total >= 2**17:
+            return None
+        counts.append(round(correct))
+    return tuple(counts)
+
+
+def number(what: str, value: object) -> float:
+    """A metric's value as a number.
+
+    Raises:
+        RecordError: it is none.
+    """
+    item = getattr(value, "item", None)
+    plain = item() if callable(item) else value
+    if not isinstance(plain, (int, float)):
+        raise RecordError(f"{what} is {shown(plain)}; expected a fraction")
+    return float(plain)
+
+
+def _same(one: Sequence[float], other: Sequence[float]) -> bool:
+    return len(one) == len(other) and all(
+        a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(one, other, strict=True)
+    )

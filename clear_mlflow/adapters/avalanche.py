@@ -1,0 +1,142 @@
+"""Avalanche's evaluation as a tracked run: a logger for its EvaluationPlugin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from avalanche.evaluation.metric_results import MetricValue
+from avalanche.evaluation.metrics import ExperienceAccuracy
+from avalanche.logging import BaseLogger
+
+from clear_mlflow.adapters._run import Adapter, number
+from clear_mlflow.errors import ConfigError
+
+
+class MLflowAccuracyMatrix(Adapter, BaseLogger):
+    """Stores a row of the accuracy matrix after each evaluation of a stream.
+
+    ``EvaluationPlugin(accuracy_metrics(experience=True), loggers=[MLflowAccuracyMatrix()])``
+
+    A cell is what Avalanche's own metric says of an experience; which experience, and how many
+    images it has, is asked of the experience itself. An evaluation before any training is row 0.
+    Evaluations within the training of an experience are no rows, except for one after its last
+    iteration.
+
+    Args:
+        stream: name of the stream that is the test; others are not looked at.
+        metric: class of the metric that gives the cells.
+        **told: what :func:`clear_mlflow.track` takes: ``dataset``, ``strategy``, ``seed``, ...
+    """
+
+    def __init__(
+        self, *, stream: str = "test", metric: type = ExperienceAccuracy, **told: Any
+    ) -> None:
+        BaseLogger.__init__(self)
+        Adapter.__init__(self, told)
+        self._stream = stream
+        self._metric = metric
+        self._trained: int | None = None  # experiences so far; None: nothing has happened yet
+        self._within = False  # an experience is being trained
+        self._cells: dict[int, float] = {}  # of the evaluation that goes on
+        self._row: dict[int, float] = {}  # of evaluations since the last training
+        self._sizes: tuple[int, ...] = ()
+        self._num_train = 0  # experiences of the stream that is trained on; 0: not known yet
+        # An evaluation within a training, and how many iterations there were before it.
+        self._pending: tuple[int, dict[int, float]] | None = None
+
+    def before_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
+        """From here on evaluations are those of a half-trained model."""
+        self._begin(strategy)
+        self._flush()
+        self._num_train = len(strategy.experience.origin_stream)
+        self._check()
+        self._within = True
+
+    def after_training_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
+        """The model is trained through one more experience."""
+        self._within = False
+        self._trained = self._begin(strategy) + 1
+        if self._pending is not None and self._pending[0] != strategy.clock.train_iterations:
+            self._pending = None
+        if self._trained == len(self._sizes):
+            self._flush()
+
+    def before_eval(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
+        """A new row, perhaps."""
+        self._begin(strategy)
+        self._cells = {}
+
+    def after_eval_exp(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
+        """A cell."""
+        experience = strategy.experience
+        stream = experience.origin_stream
+        if stream.name != self._stream:
+            return
+        self._sizes = self._sizes or _sizes(stream)
+        self._check()
+        for value in metric_values:
+            if isinstance(value.origin, self._metric):
+                what = f"{value.origin} of experience {experience.current_experience}"
+                self._cells[experience.current_experience] = number(what, value.value)
+
+    def after_eval(self, strategy: Any, metric_values: Sequence[MetricValue]) -> None:
+        """The row is whole."""
+        cells, self._cells = self._cells, {}
+        if not cells:
+            return
+        if self._within:
+            self._pending = (strategy.clock.train_iterations, cells)
+            return
+        self._pending = None
+        self._add(cells)
+
+    def _begin(self, strategy: Any) -> int:
+        """Experiences trained so far; of a strategy that was loaded, its own clock says it."""
+        if self._trained is None:
+            self._trained = int(strategy.clock.train_exp_counter)
+        return self._trained
+
+    def _check(self) -> None:
+        """Make sure that each experience has a test set of its own.
+
+        Raises:
+            ConfigError: there are more or fewer.
+        """
+        if self._sizes and self._num_train not in (0, len(self._sizes)):
+            raise ConfigError(
+                f"the stream {self._stream!r} has {len(self._sizes)} experiences, and "
+                f"{self._num_train} are trained; an accuracy matrix needs a test set for each"
+            )
+
+    def _flush(self) -> None:
+        """Log the row that waits for cells that will not come any more."""
+        if self._pending is not None and not self._within:
+            (_, cells), self._pending = self._pending, None
+            self._add(cells)
+        if self._row:
+            width = len(self._sizes)
+            cells, self._row = self._row, {}
+            self._tracked.log_row(
+                self._trained or 0,
+                # As Avalanche's results are imported: "1" to "T".
+                tuple(str(j + 1) for j in range(width)),
+                [cells.get(j, math.nan) for j in range(width)],
+                self._sizes,
+            )
+
+    def _add(self, cells: dict[int, float]) -> None:
+        """A stream may be tested piece by piece; the row is logged when it is whole."""
+        self._row.update(cells)
+        if len(self._row) == len(self._sizes):
+            self._flush()
+        else:
+            self._tracked.expect()
+
+
+def _sizes(tested: Any) -> tuple[int, ...]:
+    """Test images of all experiences of a stream, of which a part may be tested alone."""
+    streams = {} if tested.benchmark is None else tested.benchmark.streams
+    whole = streams.get(tested.name, tested)
+    return tuple(len(experience.dataset) for experience in whole)

@@ -1,0 +1,87 @@
+"""Lightning's tests as a tracked run: a callback for its Trainer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from clear_mlflow.adapters._run import Adapter, number
+from clear_mlflow.errors import ConfigError
+
+
+class MLflowAccuracyMatrix(Adapter, Callback):
+    """Stores a row of the accuracy matrix after each ``trainer.test`` of all buckets.
+
+    Each ``trainer.fit`` that ends well is one bucket more; ``trainer.test`` takes one dataloader
+    for each bucket, in stream order. One callback serves all trainers of a run. A test before any
+    fit is row 0.
+
+    Args:
+        metric: the name under which ``test_step`` logs the accuracy, a fraction, with
+            ``self.log(name, ..., on_epoch=True)``.
+        buckets: keys of the buckets; "1" to "T" when not given.
+        **told: what :func:`clear_mlflow.track` takes: ``dataset``, ``strategy``, ``seed``, ...
+    """
+
+    def __init__(
+        self, metric: str = "test_acc", *, buckets: Sequence[str] | None = None, **told: Any
+    ) -> None:
+        Adapter.__init__(self, told)
+        self._metric = metric
+        self._buckets = None if buckets is None else tuple(buckets)
+        self.trained = 0  # buckets; to be set where a loop goes on from a checkpoint
+
+    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
+        """One bucket more is trained."""
+        self.trained += 1
+
+    def on_test_end(self, trainer: Any, pl_module: Any) -> None:
+        """A row is measured."""
+        loaders = trainer.test_dataloaders
+        loaders = list(loaders) if isinstance(loaders, (list, tuple)) else [loaders]
+        keys = self._buckets or tuple(str(j + 1) for j in range(len(loaders)))
+        if len(loaders) != len(keys):
+            raise ConfigError(
+                f"trainer.test had {len(loaders)} dataloaders for {len(keys)} buckets; pass one "
+                "for each, in stream order"
+            )
+        if not trainer.is_global_zero:
+            return
+        # Lightning's own names for what test_step logs.
+        logged = (
+            [self._metric]
+            if len(loaders) == 1
+            else [f"{self._metric}/dataloader_idx_{j}" for j in range(len(loaders))]
+        )
+        found = trainer.callback_metrics
+        missing = [name for name in logged if name not in found]
+        if len(missing) == len(logged):
+            raise ConfigError(
+                f"test_step logged no {self._metric!r} (there is {', '.join(sorted(found))}); name "
+                "the metric that it logs: MLflowAccuracyMatrix(metric=...)"
+            )
+        cells = [number(name, found[name]) if name in found else math.nan for name in logged]
+        self._tracked.log_row(self.trained, keys, cells, _sizes(loaders))
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The rows so far are scored, and the run says how it ended."""
+        self._tracked.close(exception, exception.__traceback__)
+
+    def state_dict(self) -> dict[str, Any]:
+        """How many buckets are trained, for a checkpoint."""
+        return {"trained": self.trained}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on after as many buckets as a checkpoint says."""
+        self.trained = int(state_dict["trained"])
+
+
+def _sizes(loaders: Sequence[Any]) -> tuple[int, ...] | None:
+    """Test images per bucket; None where a dataset does not know."""
+    try:
+        return tuple(len(loader.dataset) for loader in loaders)
+    except (AttributeError, TypeError):
+        return None

@@ -1,0 +1,172 @@
+"""Both families of metrics as torchmetrics: the matrix is the state, on any device and many."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.metrics import clear, explain, renate, summarize
+
+
+class _MatrixMetrics(Metric):
+    """Counts of every cell of the accuracy matrix, and what they define.
+
+    Args:
+        num_buckets: T, of the whole stream.
+        protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
+        **options: those of any torchmetrics metric, as ``dist_sync_fn``.
+    """
+
+    full_state_update = False
+    is_differentiable = False
+    family: ClassVar[ModuleType]
+
+    # (T + 1, T): row = buckets trained so far, 0 the initialisation; column = tested on.
+    correct: Tensor
+    total: Tensor
+
+    def __init__(self, num_buckets: int, *, protocol: str = "iid", **options: Any) -> None:
+        super().__init__(**options)
+        if num_buckets < 1:
+            raise ConfigError(f"num_buckets is {num_buckets}; expected at least 1")
+        self.num_buckets = num_buckets
+        self.protocol = protocol
+        for name in ("correct", "total"):
+            zeros = torch.zeros(num_buckets + 1, num_buckets, dtype=torch.int64)
+            self.add_state(name, default=zeros, dist_reduce_fx="sum")
+
+    def update(self, preds: Tensor, target: Tensor, *, row: int, bucket: int | Tensor) -> None:
+        """Count a batch of a test.
+
+        Each image is to be counted once per row: ``reset`` forgets all rows, not the last test.
+
+        Args:
+            preds: (N,) classes, or (N, C) logits or probabilities.
+            target: (N,) true classes.
+            row: buckets trained so far; 0 is the model before any training.
+            bucket: position of the tested bucket, from 0; one, or (N,) one for each image.
+
+        Raises:
+            ConfigError: row or bucket is not of this stream, or the shapes do not fit.
+        """
+        self._check("row", row, self.num_buckets)
+        answered = preds.argmax(dim=1) if preds.ndim == 2 else preds
+        if answered.shape != target.shape or target.ndim != 1:
+            raise ConfigError(
+                f"preds have shape {tuple(preds.shape)} and target {tuple(target.shape)}; expected "
+                "(N,) or (N, C), and (N,)"
+            )
+        if not isinstance(bucket, Tensor):
+            self._check("bucket", bucket, self.num_buckets - 1)
+            bucket = torch.full_like(target, bucket)
+        elif bucket.shape != target.shape:
+            raise ConfigError(
+                f"bucket has shape {tuple(bucket.shape)}; expected one for each of the "
+                f"{len(target)} images"
+            )
+        elif bucket.numel():
+            self._check("bucket", int(bucket.min()), self.num_buckets - 1)
+            self._check("bucket", int(bucket.max()), self.num_buckets - 1)
+        where = bucket.to(self.total.device, torch.int64)
+        hits = (answered == target).to(self.total.device)
+        self.total[row] += torch.bincount(where, minlength=self.num_buckets)
+        self.correct[row] += torch.bincount(where[hits], minlength=self.num_buckets)
+
+    def update_row(
+        self, row: int, correct: Sequence[int] | Tensor, num_instances: Sequence[int] | Tensor
+    ) -> None:
+        """Count a whole row that was measured elsewhere.
+
+        Under several processes, in one of them: the states are added up.
+
+        Args:
+            row: buckets trained so far.
+            correct: (T,), test images classified correctly, per bucket.
+            num_instances: (T,), test images per bucket.
+
+        Raises:
+            ConfigError: it is not a row of this stream.
+        """
+        self._check("row", row, self.num_buckets)
+        added = [torch.as_tensor(counts).to(self.total) for counts in (correct, num_instances)]
+        if any(counts.shape != (self.num_buckets,) for counts in added):
+            raise ConfigError(
+                f"a row of {tuple(added[0].shape)} counts of {tuple(added[1].shape)} images "
+                f"arrived; expected {self.num_buckets} each"
+            )
+        self.correct[row] += added[0]
+        self.total[row] += added[1]
+        self._computed = None
+        self._update_count += 1
+
+    @property
+    def matrix(self) -> AccuracyMatrix:
+        """What was counted so far; cells without an image are not measured."""
+        correct, total = self.correct.tolist(), self.total.tolist()
+        width = self.num_buckets
+        keys = tuple(str(j + 1) for j in range(width))
+        tested = [row for row in range(width + 1) if any(total[row])]
+        if not tested:
+            return AccuracyMatrix([[float("nan")] * width])
+        # Counts per bucket are those of the run only where each test was of all images.
+        agree = all(0 not in total[row] and total[row] == total[tested[0]] for row in tested)
+        counts = tuple(total[tested[0]]) if agree else None
+        return AccuracyMatrix.from_rows(
+            AccuracyRow.from_fractions(
+                row,
+                keys,
+                [
+                    c / n if n else float("nan")
+                    for c, n in zip(correct[row], total[row], strict=True)
+                ],
+                counts,
+            )
+            for row in tested
+        )
+
+    def compute(self) -> dict[str, Tensor]:
+        """Metric name to value, in float64; what is not defined is not there."""
+        found = summarize(self.matrix, self.protocol, self.family.METRICS)
+        return {
+            name: torch.tensor(value, dtype=torch.float64, device=self.total.device)
+            for name, value in found.items()
+        }
+
+    def reasons(self) -> dict[str, str]:
+        """Metric name to why it is not among what :meth:`compute` gives."""
+        return explain(self.matrix, self.protocol, self.family.METRICS)
+
+    def _check(self, name: str, value: int, largest: int) -> None:
+        if not 0 <= value <= largest:
+            raise ConfigError(f"{name} is {value}; expected 0 to {largest}")
+
+
+class ClearMetrics(_MatrixMetrics):
+    """CLEAR's summary metrics: ``compute()["clear/backward_transfer"]`` and its like.
+
+    Args:
+        num_buckets: T, of the whole stream.
+        protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
+        **options: those of any torchmetrics metric, as ``dist_sync_fn``.
+    """
+
+    family: ClassVar[ModuleType] = clear
+
+
+class RenateMetrics(_MatrixMetrics):
+    """Renate's summary metrics: ``compute()["renate/backward_transfer"]`` and its like.
+
+    Args:
+        num_buckets: T, of the whole stream.
+        protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
+        **options: those of any torchmetrics metric, as ``dist_sync_fn``.
+    """
+
+    family: ClassVar[ModuleType] = renate

@@ -1,0 +1,265 @@
+"""``clear-mlflow sweep``: all runs of a grid, those that are done left alone."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from clear_mlflow.config import AUTO, NONE
+from clear_mlflow.engines import Engine, LocalEngine
+from clear_mlflow.engines.on_ray import LOCAL, RayEngine
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.sweep import Grid, read_grid
+
+if TYPE_CHECKING:
+    from clear_mlflow.tracking.sweep import SweepResult, SweptRun
+
+_PIPED_WIDTH = 200
+_ALL_SHOWN = 50
+_MOST_JOBS = 256
+_MOST_RETRIES = 100
+
+
+@click.command()
+@click.option(
+    "--grid",
+    default=NONE,
+    show_default=True,
+    metavar="FILE",
+    help="YAML file of strategies, seeds and parameters; docs/sweeps.md tells how it is written.",
+)
+@click.option(
+    "--engine",
+    type=click.Choice(["local", "ray"]),
+    default="local",
+    show_default=True,
+    help="Where the runs are trained: on this machine, or by Ray.",
+)
+@click.option(
+    "--jobs",
+    default=AUTO,
+    show_default=True,
+    metavar="N",
+    help="Runs under way at once; auto: one after another on this machine, as many as there is "
+    "room for on Ray.",
+)
+@click.option(
+    "--address",
+    default=LOCAL,
+    show_default=True,
+    metavar="ADDRESS",
+    help="Of a Ray cluster that runs, as HOST:6379 or auto; local starts one here.",
+)
+@click.option(
+    "--cpus", default="1", show_default=True, metavar="N", help="Cores of each run, on Ray."
+)
+@click.option(
+    "--gpus",
+    default="0",
+    show_default=True,
+    metavar="N",
+    help="GPUs of each run, on Ray; 0.5: two runs share one.",
+)
+@click.option(
+    "--retries",
+    default="2",
+    show_default=True,
+    metavar="N",
+    help="How often a run is begun again whose process was killed or whose machine went down.",
+)
+@click.option(
+    "--group-by",
+    default=AUTO,
+    show_default=True,
+    metavar="NAME[,NAME...]",
+    help="Of the comparison at the end; auto: strategy, dataset and all that varies but seeds.",
+)
+@click.option(
+    "--rank-by",
+    default=AUTO,
+    show_default=True,
+    metavar="METRIC",
+    help="Of the comparison at the end: the metric that ranks.",
+)
+@click.option(
+    "--dry-run",
+    type=click.Choice(["yes", "no"]),
+    is_flag=False,
+    flag_value="yes",
+    default="no",
+    show_default=True,
+    help="Say which runs are done and which would be started, and write nothing.",
+)
+def sweep(
+    grid: str,
+    engine: str,
+    jobs: str,
+    address: str,
+    cpus: str,
+    gpus: str,
+    retries: str,
+    group_by: str,
+    rank_by: str,
+    dry_run: str,
+) -> None:
+    """Train every combination of a grid, each as a run of its own below one run, and compare them.
+
+    Runs of the experiment that are done are left alone, so the same command goes on where it
+    stopped, and does nothing the second time. A run that fails does not stop the others; then the
+    exit code is 2, and what failed is told.
+    """
+    if grid == NONE:
+        raise ConfigError("grid names no file; pass grid=FILE, as examples/sweep.yaml")
+    num_jobs = None if jobs == AUTO else _whole("jobs", jobs, 1, _MOST_JOBS)
+    num_retries = _whole("retries", retries, 0, _MOST_RETRIES)
+    num_cpus, num_gpus = _amount("cpus", cpus), _amount("gpus", gpus)
+    if engine == "local" and (address, num_cpus, num_gpus) != (LOCAL, 1.0, 0.0):
+        raise ConfigError(
+            f"engine is local beside address {address!r}, cpus {cpus} and gpus {gpus}, which are "
+            "Ray's; pass engine=ray with them, or leave them out"
+        )
+    by = None if group_by == AUTO else _names(group_by)
+    planned = read_grid(Path(grid))
+
+    # Imported here: what is wrong with the file is told before MLflow and torch are loaded.
+    from clear_mlflow.learning.strategies._base import check_strategy
+    from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
+    from clear_mlflow.tracking.sweep import NOT_DONE, Sweep, experiment_of_environment, find_runs
+
+    for run in planned.runs:
+        try:
+            check_strategy(run.config)
+        except ConfigError as error:
+            raise ConfigError(f"the sweep {grid}: {run.name}: {error}") from None
+    bound_retries()
+    quiet_mlflow()
+    client = preflight()
+    experiment_id = experiment_of_environment(client)
+    out = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+    found = find_runs(client, experiment_id, planned)
+    if dry_run == "yes":
+        _show_plan(out, found)
+        return
+    # Where nothing is left to train, no cluster is started or asked for.
+    engine_of: Engine = (
+        LocalEngine(num_jobs or 1)
+        if engine == "local" or all(run.state != NOT_DONE for run in found)
+        else RayEngine(address, cpus=num_cpus, gpus=num_gpus, jobs=num_jobs)
+    )
+    # Entered first: Ray takes the signals for itself when it starts.
+    with engine_of, StoppingSignals() as signals:
+        result = Sweep(
+            grid=planned,
+            retries=num_retries,
+            group_by=by,
+            rank_by=None if rank_by == AUTO else rank_by,
+            stopping=lambda: bool(signals.received),
+            on_run=_Told(planned),
+        ).over(client, experiment_id, engine_of)
+    _show(out, client.tracking_uri, result, stopped=bool(signals.received))
+    if signals.received:
+        sys.exit(128 + signals.received[0])
+    if not result.is_well:
+        sys.exit(2)
+
+
+class _Told:
+    """Says on standard error what becomes of each run, as it happens."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._total = len(grid.runs)
+        self._ended = 0
+        self._since = time.monotonic()
+
+    def __call__(self, run: SweptRun) -> None:
+        from clear_mlflow.tracking.sweep import DONE, FAILED
+
+        if run.state in (DONE, FAILED):
+            self._ended += 1
+            took = f" in {run.seconds:.0f} s" if run.seconds is not None else ""
+            told = f"{run.state}{took}"
+        elif run.error is not None:
+            told = "ended early"
+        else:
+            told = "started" if run.tries == 1 else f"started again, try {run.tries}"
+        why = f": {run.error}" if run.error else ""
+        line = " ".join(f"{told}: {run.planned.name}{why} (run {run.run_id})".split())
+        with suppress(OSError):
+            print(f"[{self._ended}/{self._total}] {line}", file=sys.stderr, flush=True)
+
+
+def _show_plan(out: Console, runs: list[SweptRun]) -> None:
+    from clear_mlflow.tracking.sweep import NOT_DONE
+
+    table = Table("run", "state", "of run", box=None, pad_edge=False)
+    for run in runs[:_ALL_SHOWN]:
+        table.add_row(Text(run.planned.name), run.state, run.run_id or "-")
+    out.print(table)
+    waiting = sum(run.state == NOT_DONE for run in runs)
+    out.print(
+        f"\n{len(runs)} runs, of which {waiting} would be started; nothing was written (dry run)",
+        highlight=False,
+    )
+
+
+def _show(out: Console, tracking_uri: str, result: SweepResult, *, stopped: bool) -> None:
+    from clear_mlflow.tracking.sweep import DONE, DONE_BEFORE, FAILED
+
+    with suppress(OSError):  # whoever reads this may have gone
+        table = Table("run", "state", "of run", box=None, pad_edge=False)
+        shown = [
+            run
+            for run in result.runs
+            if len(result.runs) <= _ALL_SHOWN or run.state not in (DONE, DONE_BEFORE)
+        ]
+        for run in shown[:_ALL_SHOWN]:
+            table.add_row(Text(run.planned.name), run.state, run.run_id or "-")
+        if table.row_count:
+            out.print(table)
+        told = ", ".join(f"{count} {state}" for state, count in sorted(result.counts.items()))
+        out.print(f"\nsweep {result.run_id}: {told}", highlight=False)
+        if result.comparison_id is not None:
+            out.print(f"compared in run {result.comparison_id}", highlight=False)
+        if stopped:
+            out.print("stopped: the same command does the rest")
+    for run in result.runs:
+        if run.state == FAILED:
+            click.echo(f"error: {run.planned.name}: {run.error} (run {run.run_id})", err=True)
+    for problem in result.problems:
+        click.echo(f"error: {' '.join(problem.split())}", err=True)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    if text == NONE:
+        return ()
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise ConfigError(f"group_by is {text!r}; expected names, none or auto")
+    return names
+
+
+def _whole(name: str, text: str, least: int, most: int) -> int:
+    if not text.isascii() or not text.isdecimal() or not least <= int(text[:10]) <= most:
+        raise ConfigError(f"{name} is {text!r}; expected a number from {least} to {most}")
+    return int(text)
+
+
+def _amount(name: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    # Ray shares a GPU among runs, and counts in whole ones beyond.
+    if not 0 <= value <= 1024 or (value > 1 and value != int(value)):
+        raise ConfigError(f"{name} is {text!r}; expected a number, as 1, 2 or 0.5")
+    return value

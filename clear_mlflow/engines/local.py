@@ -1,0 +1,128 @@
+"""Training on this machine: each run in processes of its own, one after another or N at a time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import IO
+
+import psutil
+
+from clear_mlflow.engines.engine import Ended, Task
+
+_LOOK_SECONDS = 0.05
+# A supervisor gives its training process 10 s, and then scores the rows.
+_GRACE_SECONDS = 60.0
+_LONGEST_LOG = 20_000  # bytes at the end of what a training printed, in which its error is sought
+
+
+@dataclass(frozen=True)
+class _Running:
+    task: Task
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+
+
+class LocalEngine:
+    """Runs ``clear-mlflow train``, as a user would, in up to *jobs* processes at a time.
+
+    Each is in a session of its own: a Ctrl-C reaches the sweep alone, which hands it on.
+
+    Args:
+        jobs: trainings at a time. With more than one, each gets its share of the cores.
+    """
+
+    def __init__(self, jobs: int = 1) -> None:
+        self._jobs = jobs
+        self._running: list[_Running] = []
+
+    def __enter__(self) -> LocalEngine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.stop()
+        until = time.monotonic() + _GRACE_SECONDS
+        for running in self._running:
+            try:
+                running.process.wait(max(0.0, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                running.process.kill()
+                running.process.wait()
+            running.log.close()
+
+    def check_store(self, tracking_uri: str) -> None:
+        """Whatever this process reaches, its children reach."""
+
+    def room(self) -> int:
+        """How many more tasks can be started now."""
+        return self._jobs - len(self._running)
+
+    def start(self, task: Task) -> None:
+        """Begin a task; returns at once."""
+        options = [f"--{name.replace('_', '-')}={text}" for name, text in task.asked.items()]
+        log = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the training has ended)
+        process = subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "clear_mlflow", "train", *options],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+            env=self._environment(task),
+        )
+        self._running.append(_Running(task, process, log))
+
+    def ended(self, timeout: float) -> Sequence[Ended]:
+        """Tasks that have ended since the last call; waits up to *timeout* seconds for one."""
+        until = time.monotonic() + timeout
+        while True:
+            over = [running for running in self._running if running.process.poll() is not None]
+            if over or time.monotonic() >= until:
+                break
+            time.sleep(_LOOK_SECONDS)
+        self._running = [running for running in self._running if running not in over]
+        return [_told(running) for running in over]
+
+    def stop(self) -> None:
+        """Tell all tasks to stop; each scores its rows and is among the ended ones later."""
+        for running in self._running:
+            running.process.terminate()
+
+    def _environment(self, task: Task) -> dict[str, str]:
+        environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_EXPERIMENT_NAME"}
+        environment |= {
+            "MLFLOW_TRACKING_URI": task.tracking_uri,
+            "MLFLOW_RUN_ID": task.run_id,
+            "MLFLOW_EXPERIMENT_ID": task.experiment_id,
+        }
+        if self._jobs > 1:
+            cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+            environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // self._jobs)))
+        return environment
+
+
+def _told(running: _Running) -> Ended:
+    code = running.process.returncode
+    with running.log as log:
+        log.seek(0, os.SEEK_END)
+        log.seek(max(0, log.tell() - _LONGEST_LOG))
+        lines = log.read().decode(errors="replace").splitlines()
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    error = errors[-1] if errors else (lines[-1] if lines and code > 0 else None)
+    if code < 0:
+        error = f"its process was ended by {signal.Signals(-code).name}"
+        code = 128 - code
+    # Nobody asks a run to stop by SIGKILL: it was short of memory, or an accident.
+    lost = code == 128 + signal.SIGKILL
+    return Ended(running.task.run_id, code, error, lost)

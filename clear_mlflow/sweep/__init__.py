@@ -1,0 +1,5 @@
+"""Sweeps: which runs a file of strategies, seeds and parameters asks for. Knows no MLflow."""
+
+from clear_mlflow.sweep.grid import Grid, PlannedRun, digest_of, fingerprint, read_grid
+
+__all__ = ["Grid", "PlannedRun", "digest_of", "fingerprint", "read_grid"]

@@ -1,0 +1,231 @@
+"""The file of a sweep: read, checked in full, and written out as the runs that it asks for."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from clear_mlflow.config import NONE, TrainConfig
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.matrix import shown
+
+_LARGEST_FILE = 1 << 20  # bytes
+_MOST_RUNS = 10_000
+_DEEPEST = 5  # a value, in a list, of a parameter, in an entry, of runs
+_SECTIONS = ("fixed", "grid", "runs")
+# Written out, so that a worker with another working folder finds the same files.
+_PATHS = ("data_root", "weights")
+# What tells runs apart without a word of its own in their name.
+_NAMED = ("strategy", "dataset", "seed", "seeds")
+_SEEDS = ("seed", "seeds")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run that a sweep asks for."""
+
+    asked: Mapping[str, str]  # what the file says of it, as text; paths are absolute
+    config: TrainConfig
+    name: str
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """All runs that a file asks for, in its order."""
+
+    text: str  # of the file
+    runs: tuple[PlannedRun, ...]
+    varied: tuple[str, ...]  # parameters that are not the same in all runs
+
+    @property
+    def digest(self) -> str:
+        """The same for every file that asks for the same runs, in whatever order."""
+        return digest_of(sorted(run.fingerprint for run in self.runs))
+
+    @property
+    def group_by(self) -> tuple[str, ...]:
+        """What the seeds of one method share: strategy, dataset and all that varies beside."""
+        more = (name for name in self.varied if name not in (*_SEEDS, "strategy", "dataset"))
+        return ("strategy", "dataset", *more)
+
+
+def read_grid(path: Path) -> Grid:
+    """Read a sweep's file; every run that it asks for is checked before this returns.
+
+    Every value is taken as the text that stands there: YAML would make a truth value of ``on``,
+    and 0.1 of ``0.10``.
+
+    Args:
+        path: a YAML file of ``fixed`` (parameter: value, of all runs), ``grid`` (parameter: list;
+            all combinations) and ``runs`` (a list of such grids, each for itself).
+
+    Raises:
+        ConfigError: the file cannot be read, a parameter is unknown or has a value that it cannot
+            have, or two runs are the same.
+    """
+    text = _read(path)
+    try:
+        # Nodes are looked at here, and nothing is ever built of what they say.
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"the sweep {path} is not YAML: {shown(str(error), 300)}") from None
+    try:
+        runs = [_planned(asked, number) for number, asked in enumerate(_asked(node), start=1)]
+        _refuse_twins(runs)
+    except ConfigError as error:
+        raise ConfigError(f"the sweep {path}: {error}") from None
+    texts = [run.config.as_text() for run in runs]
+    varied = tuple(name for name in texts[0] if len({one[name] for one in texts}) > 1)
+    named = tuple(name for name in varied if name not in _NAMED)
+    return Grid(
+        text=text,
+        runs=tuple(
+            PlannedRun(run.asked, run.config, _name(run.config, named), run.fingerprint)
+            for run in runs
+        ),
+        varied=varied,
+    )
+
+
+def fingerprint(config: TrainConfig) -> str:
+    """A short text that is the same for the same parameters in force, however they were asked.
+
+    >>> fingerprint(TrainConfig.resolve({})) == fingerprint(TrainConfig.resolve({"lr": "0.020"}))
+    True
+    """
+    return digest_of(config.as_text())
+
+
+def digest_of(content: Any) -> str:
+    """A short text that stands for something longer that JSON can hold."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _content(node: Any, seen: set[int], depth: int = 0) -> Any:
+    """What YAML's nodes stand for: texts, lists and mappings, and nothing else.
+
+    An alias is the same node at a second place. A few lines of aliases within aliases stand for
+    more than any memory holds, so none is taken.
+    """
+    where = f"line {node.start_mark.line + 1}"
+    if id(node) in seen:
+        raise ConfigError(f"{where} stands there by an alias (*); write it out")
+    if depth > _DEEPEST:
+        raise ConfigError(f"{where} is nested too deep; expected sections, parameters and values")
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        return [_content(value, seen, depth + 1) for value in node.value]
+    if isinstance(node, yaml.MappingNode):
+        found: dict[str, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.value in found:
+                raise ConfigError(f"{where} has a name twice, or one that is no text")
+            found[key.value] = _content(value, seen, depth + 1)
+        return found
+    return str(node.value)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(_LARGEST_FILE + 1)
+        if len(content) > _LARGEST_FILE:
+            raise ValueError("it is larger than 1 MiB")
+        return content.decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the sweep {path}: {error}") from None
+
+
+def _asked(node: Any) -> Iterator[dict[str, str]]:
+    """What each run asks for, in the order of the file."""
+    content = None if node is None else _content(node, set())
+    expected = "expected fixed, grid and runs, of which grid or runs is there"
+    if not isinstance(content, dict):
+        raise ConfigError(f"is {shown(content, 100)}; {expected}")
+    if unknown := [name for name in content if name not in _SECTIONS]:
+        raise ConfigError(f"has a section {shown(unknown[0], 100)}; {expected}")
+    fixed = {
+        name: _text(value, f"fixed: {name}")
+        for name, value in _mapping(content.get("fixed") or {}, "fixed").items()
+    }
+    grids: list[dict[str, list[str]]] = []
+    if content.get("grid"):
+        grids.append(_lists(content["grid"], "grid"))
+    listed = content.get("runs") or []
+    if not isinstance(listed, list):
+        raise ConfigError(f"runs is {shown(listed, 100)}; expected a list")
+    grids += [_lists(entry, f"runs, entry {i}") for i, entry in enumerate(listed, start=1)]
+    if not grids:
+        raise ConfigError(f"asks for no runs; {expected}")
+    # Only an entry of runs may say otherwise than fixed: in a grid it would be a slip.
+    if content.get("grid") and (both := sorted(fixed.keys() & grids[0].keys())):
+        raise ConfigError(f"{both[0]} is in fixed and in grid; leave it out of one")
+    number = sum(math.prod(len(values) for values in grid.values()) for grid in grids)
+    if number > _MOST_RUNS:
+        raise ConfigError(f"asks for {number} runs; expected at most {_MOST_RUNS}")
+    for grid in grids:
+        for values in itertools.product(*grid.values()):
+            yield {**fixed, **dict(zip(grid, values, strict=True))}
+
+
+def _lists(entry: Any, where: str) -> dict[str, list[str]]:
+    """Parameter to its values; one value alone is a list of one."""
+    lists = {}
+    for name, values in _mapping(entry, where).items():
+        several = values if isinstance(values, list) else [values]
+        if not several:
+            raise ConfigError(f"{where}: {shown(name, 100)} has no values; expected a list")
+        lists[name] = [_text(value, f"{where}: {name}") for value in several]
+    if not lists:
+        raise ConfigError(f"{where} says nothing; expected parameters and their values")
+    return lists
+
+
+def _mapping(content: Any, where: str) -> dict[str, Any]:
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise ConfigError(f"{where} is {shown(content, 100)}; expected parameters and their values")
+    return content
+
+
+def _text(value: Any, where: str) -> str:
+    if not isinstance(value, str):
+        raise ConfigError(f"{shown(where, 100)} is {shown(value, 100)}; expected one value")
+    if not value:
+        raise ConfigError(f"{shown(where, 100)} has no value; write none, or leave it out")
+    return value
+
+
+def _planned(asked: dict[str, str], number: int) -> PlannedRun:
+    try:
+        config = TrainConfig.resolve(asked)
+    except ConfigError as error:
+        raise ConfigError(f"run {number}: {error}") from None
+    paths = {name: str(getattr(config, name)) for name in _PATHS if name in asked}
+    return PlannedRun({**asked, **paths}, config, "", fingerprint(config))
+
+
+def _refuse_twins(runs: Sequence[PlannedRun]) -> None:
+    seen: dict[str, int] = {}
+    for number, run in enumerate(runs, start=1):
+        twin = seen.setdefault(run.fingerprint, number)
+        if twin != number:
+            asked = " ".join(f"{name}={text}" for name, text in run.asked.items())
+            raise ConfigError(f"runs {twin} and {number} are the same ({shown(asked, 300)})")
+
+
+def _name(config: TrainConfig, varied: Sequence[str]) -> str:
+    """Strategy, dataset and seed, as every run is called, and what else tells it from others."""
+    seeds = config.seeds.split(",")
+    which = f"seed {config.seed}" if config.seeds == NONE else f"{len(seeds)} seeds"
+    texts = config.as_text()
+    more = (f"{name}={Path(texts[name]).name or texts[name]}" for name in varied)
+    return " ".join([config.strategy, config.dataset, which, *more])[:240]

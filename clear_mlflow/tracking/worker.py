@@ -1,0 +1,45 @@
+"""What a worker of a cluster does with one run of a sweep."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping
+
+import mlflow
+
+from clear_mlflow.config import parameter_defaults
+from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.tracking.preflight import bound_retries, quiet_mlflow
+from clear_mlflow.tracking.session import train_supervised
+
+
+def train_into(
+    asked: Mapping[str, str], run_id: str, experiment_id: str, tracking_uri: str
+) -> tuple[int, str | None, bool]:
+    """Train into a run that is there, as ``clear-mlflow train`` does; in the main thread.
+
+    Args:
+        asked: parameters as text; what is missing has its default.
+        run_id: of the run.
+        experiment_id: that it is in.
+        tracking_uri: of the store, as it is reached from here.
+
+    Returns:
+        The exit code; one line of what went wrong; whether the training was killed by accident.
+    """
+    use_store(tracking_uri)
+    os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
+    os.environ |= {"MLFLOW_RUN_ID": run_id, "MLFLOW_EXPERIMENT_ID": experiment_id}
+    with StoppingSignals(tell=False) as signals:
+        outcome = train_supervised({**parameter_defaults(), **asked}, signals)
+    lost = outcome.exit_code == 128 + signal.SIGKILL
+    return outcome.exit_code, outcome.error, lost
+
+
+def use_store(tracking_uri: str) -> None:
+    """Have MLflow use a store in this process, and in those that it starts."""
+    bound_retries()
+    quiet_mlflow()
+    os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
+    mlflow.set_tracking_uri(tracking_uri)

@@ -1,0 +1,168 @@
+"""Avalanche's loop, run by Avalanche: the matrix in MLflow is what its own metrics say."""
+
+import warnings
+
+import dill
+import mlflow
+import numpy as np
+import pytest
+import torch
+from avalanche.benchmarks import benchmark_from_datasets
+from avalanche.benchmarks.utils import as_classification_dataset
+from avalanche.evaluation.metrics import accuracy_metrics, loss_metrics
+from avalanche.training.plugins import EvaluationPlugin
+from avalanche.training.supervised import Naive
+from torch.utils.data import TensorDataset
+
+from clear_mlflow.adapters.avalanche import MLflowAccuracyMatrix
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.tracking import names
+
+CLASSES = 3
+
+
+class Images(TensorDataset):
+    """A dataset as Avalanche wants it: with its targets."""
+
+    @property
+    def targets(self):
+        return self.tensors[1]
+
+
+def images(count, bucket, generator):
+    y = torch.randint(CLASSES, (count,), generator=generator)
+    x = torch.nn.functional.one_hot((y + bucket) % CLASSES, CLASSES).float()
+    return as_classification_dataset(
+        Images(x + 0.4 * torch.randn(count, CLASSES, generator=generator), y)
+    )
+
+
+def benchmark(num_buckets, num_test_streams=None):
+    generator = torch.Generator().manual_seed(0)
+    streams = {
+        "train": [images(20, j // 3, generator) for j in range(num_buckets)],
+        # All of different sizes: counts must not come from a neighbour's.
+        "test": [images(7 + j, j // 3, generator) for j in range(num_test_streams or num_buckets)],
+    }
+    return benchmark_from_datasets(**streams)
+
+
+def strategy(logger, **options):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(CLASSES, CLASSES)
+    plugin = EvaluationPlugin(
+        loss_metrics(experience=True),
+        accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
+        loggers=[logger],
+    )
+    return Naive(
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+        train_mb_size=5,
+        train_epochs=options.pop("epochs", 1),
+        eval_mb_size=4,
+        evaluator=plugin,
+        **options,
+    )
+
+
+def own_numbers(results, num_buckets):
+    """The accuracies of one test, out of what Avalanche's eval returned, in float64."""
+    return [results[f"Top1_Acc_Exp/eval_phase/test_stream/Exp{j:03d}"] for j in range(num_buckets)]
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    warnings.filterwarnings("ignore", category=DeprecationWarning)
+
+
+def test_the_matrix_is_avalanches_own_cell_by_cell(store, experiment_id):
+    """Twelve experiences, so past the tenth; row 0 before any training; counts of each size."""
+    stream = benchmark(12)
+    logger = MLflowAccuracyMatrix(dataset="toy", strategy="naive", seed=0)
+    trained = strategy(logger)
+    expected = [own_numbers(trained.eval(stream.test_stream), 12)]
+    for experience in stream.train_stream:
+        trained.train(experience)
+        trained.eval(stream.train_stream)  # another stream: no row
+        expected.append(own_numbers(trained.eval(stream.test_stream), 12))
+    (run,) = store.search_runs([experiment_id])
+    assert run.info.status == "FINISHED"  # closed with the last row
+    assert run.info.run_id == logger.run_id
+    assert run.data.tags[names.ROWS_TAG] == "complete"
+    np.testing.assert_allclose(logger.matrix.initial, expected[0], atol=1e-7)
+    np.testing.assert_allclose(logger.matrix.values, expected[1:], atol=1e-7)
+    assert logger.matrix.num_instances.tolist() == [7 + j for j in range(12)]
+    assert len(np.unique(logger.matrix.values)) > 10
+    assert "renate/micro_average_accuracy" in logger.scores
+    trained.eval(stream.test_stream)  # once more, with the same numbers: no news
+
+
+@pytest.mark.parametrize("options", [{"eval_every": 0}, {"eval_every": 1, "epochs": 2}])
+def test_evaluations_within_training(store, options):
+    """Only the model as it stays is a row, whenever Avalanche itself chooses to test it."""
+    stream = benchmark(3)
+    logger = MLflowAccuracyMatrix()
+    trained = strategy(logger, **options)
+    expected = []
+    for experience in stream.train_stream:
+        trained.train(experience, eval_streams=[stream.test_stream])
+        # What the last test within or after training left.
+        expected.append(own_numbers(trained.evaluator.get_last_metrics(), 3))
+    assert logger.matrix.is_complete
+    assert logger.matrix.initial is not None
+    np.testing.assert_allclose(logger.matrix.values, expected, atol=1e-7)
+
+
+def test_past_buckets_alone_and_piece_by_piece(store):
+    """What was not tested is not measured; pieces of one test are one row."""
+    stream = benchmark(4)
+    logger = MLflowAccuracyMatrix()
+    trained = strategy(logger)
+    expected = np.full((4, 4), np.nan)
+    with mlflow.start_run() as active:
+        for k, experience in enumerate(stream.train_stream):
+            trained.train(experience)
+            for j in range(k + 1):
+                results = trained.eval([stream.test_stream[j]])
+                expected[k, j] = own_numbers({**results}, j + 1)[j]
+        logger.close()
+        assert mlflow.active_run().info.run_id == active.info.run_id == logger.run_id
+    np.testing.assert_allclose(logger.matrix.values, expected, atol=1e-7)
+    assert logger.matrix.num_instances.tolist() == [7, 8, 9, 10]
+
+
+def test_one_test_set_for_all_is_refused(store):
+    """It is no accuracy matrix; the error comes before the first training."""
+    stream = benchmark(3, num_test_streams=1)
+    with pytest.raises(ConfigError, match="'test' has 1 experiences, and 3 are trained"):
+        strategy(MLflowAccuracyMatrix(), eval_every=0).train(
+            stream.train_stream, eval_streams=[stream.test_stream]
+        )
+
+
+def test_what_a_run_is_told_is_checked_at_once():
+    """Not after the first bucket is trained."""
+    with pytest.raises(ConfigError, match="unexpected keyword argument 'sede'"):
+        MLflowAccuracyMatrix(sede=1)
+    with pytest.raises(ConfigError, match="protocol is 'offline'"):
+        MLflowAccuracyMatrix(protocol="offline")
+
+
+def test_a_checkpoint_may_hold_the_logger(store):
+    """Avalanche's checkpoints hold the strategy's plugins; the run goes on after one."""
+    stream = benchmark(3)
+    with mlflow.start_run():
+        logger = MLflowAccuracyMatrix()
+        trained = strategy(logger)
+        trained.train(stream.train_stream[0])
+        trained.eval(stream.test_stream)
+        logger.close()
+        resumed = dill.loads(dill.dumps(logger))
+        trained.evaluator.loggers = [resumed]
+        for experience in stream.train_stream[1:]:
+            trained.train(experience)
+            results = trained.eval(stream.test_stream)
+        assert resumed.run_id == logger.run_id
+        assert resumed.matrix.is_complete
+        np.testing.assert_allclose(resumed.matrix.values[2], own_numbers(results, 3), atol=1e-7)

@@ -1,0 +1,129 @@
+"""Lightning's Trainer, run by Lightning: the matrix in MLflow is what trainer.test returned."""
+
+import logging
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader, TensorDataset
+
+from clear_mlflow.adapters.lightning import MLflowAccuracyMatrix
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.tracking import names
+
+CLASSES, BUCKETS = 3, 11
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    warnings.filterwarnings("ignore", module="lightning")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+
+
+class Model(LightningModule):
+    def __init__(self, name="test_acc", breaks_at=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(CLASSES, CLASSES)
+        self.name, self.breaks_at, self.fits = name, breaks_at, 0
+
+    def on_fit_start(self):
+        self.fits += 1
+        if self.fits == self.breaks_at:
+            raise RuntimeError("the model broke")
+
+    def training_step(self, batch, _):
+        x, y = batch
+        return torch.nn.functional.cross_entropy(self.layer(x), y)
+
+    def test_step(self, batch, batch_idx, dataloader_idx=0):
+        x, y = batch
+        accuracy = (self.layer(x).argmax(1) == y).float().mean()
+        self.log(self.name, accuracy, batch_size=len(y))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def loader(count, bucket, generator):
+    y = torch.randint(CLASSES, (count,), generator=generator)
+    x = torch.nn.functional.one_hot((y + bucket // 3) % CLASSES, CLASSES).float()
+    x = x + 0.4 * torch.randn(count, CLASSES, generator=generator)
+    return DataLoader(TensorDataset(x, y), batch_size=4)
+
+
+def loaders():
+    generator = torch.Generator().manual_seed(0)
+    train = [loader(20, j, generator) for j in range(BUCKETS)]
+    return train, [loader(7 + j, j, generator) for j in range(BUCKETS)]
+
+
+def trainer(callback):
+    return Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[callback],
+    )
+
+
+def own_numbers(results):
+    return [results[j][f"test_acc/dataloader_idx_{j}"] for j in range(len(results))]
+
+
+def test_the_matrix_is_lightnings_own_cell_by_cell(store, experiment_id):
+    """A new Trainer for each bucket, one callback; past the tenth; counts restored exactly."""
+    train, test = loaders()
+    callback, model = MLflowAccuracyMatrix(dataset="toy", seed=0), Model()
+    expected = [own_numbers(trainer(callback).test(model, test, verbose=False))]
+    for bucket in train:
+        one = trainer(callback)
+        one.fit(model, bucket)
+        expected.append(own_numbers(one.test(model, test, verbose=False)))
+    (run,) = store.search_runs([experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.tags[names.ROWS_TAG] == "complete"
+    np.testing.assert_allclose(callback.matrix.initial, expected[0], atol=1e-6)
+    np.testing.assert_allclose(callback.matrix.values, expected[1:], atol=1e-6)
+    assert callback.matrix.num_instances.tolist() == [7 + j for j in range(BUCKETS)]
+    assert len(np.unique(callback.matrix.values)) > 10
+    counts = callback.matrix.values * callback.matrix.num_instances
+    np.testing.assert_allclose(counts, counts.round(), atol=1e-12)
+
+
+def test_a_fit_that_fails_closes_the_run_as_failed(store, experiment_id):
+    """The row before it is scored."""
+    train, test = loaders()
+    callback, model = MLflowAccuracyMatrix(), Model(breaks_at=2)
+    trainer(callback).fit(model, train[0])
+    trainer(callback).test(model, test, verbose=False)
+    with pytest.raises(RuntimeError, match="the model broke"):
+        trainer(callback).fit(model, train[1])
+    (run,) = store.search_runs([experiment_id])
+    assert run.info.status == "FAILED"
+    assert run.data.tags[names.ERROR_TAG] == "RuntimeError: the model broke"
+    assert "clear/next_domain_accuracy" in run.data.metrics
+    assert callback.trained == 1
+
+
+def test_a_metric_that_is_not_logged_is_named(store, experiment_id):
+    """With what there is."""
+    _, test = loaders()
+    with pytest.raises(ConfigError, match=r"logged no 'test_acc' \(there is accuracy/dataloader"):
+        trainer(MLflowAccuracyMatrix()).test(Model("accuracy"), test, verbose=False)
+    with pytest.raises(ConfigError, match="had 11 dataloaders for 2 buckets"):
+        trainer(MLflowAccuracyMatrix(buckets=["a", "b"])).test(Model(), test, verbose=False)
+    assert not store.search_runs([experiment_id])
+
+
+def test_a_checkpoint_says_how_many_buckets_are_trained():
+    """A loop that goes on from one logs the row after it."""
+    callback, loaded = MLflowAccuracyMatrix(), MLflowAccuracyMatrix()
+    callback.on_fit_end(None, None)
+    loaded.load_state_dict(callback.state_dict())
+    assert loaded.trained == 1

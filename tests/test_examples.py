@@ -1,0 +1,144 @@
+"""Every command that examples/README.md shows is run, in its order; the server's file is read."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from mlflow import MlflowClient
+from mlflow.cli import cli as mlflow_command
+from released_layout import write_released
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "examples" / "README.md").read_text()
+LINES = [
+    line
+    for block in re.findall(r"^```\n(.*?)^```$", PAGE, re.S | re.M)
+    for line in block.splitlines()
+]
+# What trains with CLEAR's own recipe, on a machine that has a server: said in full, run in short.
+SHORTER = {
+    "bash examples/clear10.sh DIR": "SEEDS=0 bash examples/clear10.sh DIR --epochs 1 --device cpu",
+    "clear-mlflow sweep --grid examples/sweep.yaml": "clear-mlflow sweep --grid SHORT_GRID",
+    "clear-mlflow train": "clear-mlflow train --features pixels --epochs 1",
+}
+# Shells out to what CI has no right to change, or is parsed below.
+OUTSIDE = ("createdb", "pip install", "mlflow server", "export ")
+COMMANDS = [line for line in LINES if not line.startswith(OUTSIDE)]
+COMPOSE = yaml.safe_load((ROOT / "examples" / "server" / "docker-compose.yaml").read_text())
+
+
+@pytest.fixture(scope="module")
+def folder(empty_store, tmp_path_factory):
+    """One store for all commands, in which they find each other's runs, and a small dataset."""
+    folder = tmp_path_factory.mktemp("examples")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    # Experiments that the examples open have their artifacts here, too, and not in the checkout.
+    for name in ("test", "clear10", "theirs and mine"):
+        client.create_experiment(name, artifact_location=(folder / name).as_uri())
+    write_released(folder / "data", buckets=("1", "2"), size=(32, 32), train=2, test=1)
+    grid = yaml.safe_load((ROOT / "examples" / "sweep.yaml").read_text())
+    grid["fixed"]["features"] = "pixels"
+    grid["grid"]["seed"] = grid["grid"]["seed"][:1]
+    (folder / "grid.yaml").write_text(yaml.safe_dump(grid))
+    return folder
+
+
+def run(command, folder):
+    command = SHORTER.get(command, command).replace("DIR", str(folder / "data"))
+    done = subprocess.run(
+        command.replace("SHORT_GRID", str(folder / "grid.yaml")),
+        shell=True,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+            "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
+            **({} if "clear10" in command else {"MLFLOW_EXPERIMENT_NAME": "test"}),
+        },
+        text=True,
+        capture_output=True,
+        timeout=500,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_page_lists_every_example():
+    """One that is not listed would not be run."""
+    files = {
+        path.relative_to(ROOT / "examples").as_posix()
+        for path in (ROOT / "examples").rglob("*")
+        if path.suffix in (".py", ".sh", ".yaml")
+    }
+    table = set(re.findall(r"^\| \[\S+\]\((\S+)\) \|", PAGE, re.M))
+    assert table == files
+    for name in files - {"server/docker-compose.yaml"}:
+        assert any(f"examples/{name}" in command for command in COMMANDS), name
+    assert set(SHORTER) <= set(COMMANDS)
+
+
+@pytest.mark.parametrize("name", ["quick_start.py", "own_loop.py", "clear10.sh", "sweep.yaml"])
+def test_an_example_says_what_it_is(name):
+    """Its first lines explain it, and hold the command that runs it."""
+    first = (ROOT / "examples" / name).read_text().split("\n\n")
+    assert f"examples/{name}" in "".join(first[:3])
+
+
+@pytest.mark.parametrize("command", dict.fromkeys(SHORTER.get(c, c) for c in COMMANDS))
+def test_command(folder, command):
+    """It ends well and prints something; what it left in the store is whole."""
+    told = run(command, folder)
+    assert told
+    if "import_and_compare" in command:  # six seeds of each, one test set: a verdict, no warning
+        assert "6 imported" in told
+        assert "mine is better than theirs" in told
+        assert "! " not in told
+    client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    ids = [experiment.experiment_id for experiment in client.search_experiments()]
+    for found in client.search_runs(ids):
+        assert found.info.status == "FINISHED"
+        assert found.data.tags.get("clear_mlflow.rows", "complete") == "complete"
+
+
+def test_the_servers_commands_are_mlflows():
+    """The compose file's and the page's ``mlflow server`` have options that MLflow knows."""
+    server = mlflow_command.commands["server"]
+    (plain,) = (shlex.split(line) for line in LINES if line.startswith("mlflow server"))
+    in_container = COMPOSE["services"]["mlflow"]["command"]
+    for words in (plain, in_container):
+        assert words[:2] == ["mlflow", "server"]
+        options = server.make_context("server", list(words[2:]), resilient_parsing=False).params
+        assert options["backend_store_uri"].startswith("postgresql+psycopg2://")
+        assert options["artifacts_destination"].startswith("s3://")
+        assert options["port"] == 5000
+
+
+def test_the_compose_file_is_whole():
+    """What a service waits for is there; nothing is open to the network; no password is given."""
+    services = COMPOSE["services"]
+    for service in services.values():
+        assert ("image" in service) != ("build" in service)
+        assert not service.get("image", ":1").endswith(("latest", "/"))
+        assert set(service.get("depends_on", ())) <= set(services)
+        for volume in service.get("volumes", ()):
+            assert volume.split(":")[0] in COMPOSE["volumes"]
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:")
+        for name, value in service.get("environment", {}).items():
+            if "PASSWORD" in name or "SECRET" in name:
+                assert re.fullmatch(r"\$\{\w+:\?.*\}", value)
+    assert f"mlflow=={_pinned('mlflow')} " in services["mlflow"]["build"]["dockerfile_inline"]
+
+
+def _pinned(package):
+    pins = (ROOT / "constraints.txt").read_text()
+    return re.search(rf"^{package}==(\S+)$", pins, re.M)[1]

@@ -1,0 +1,35 @@
+"""What docs/own-loop.md and docs/adapters.md show runs as it stands, in one run each."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+
+def blocks(project, page):
+    text = (project / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```$", text, re.S | re.M)
+
+
+@pytest.mark.parametrize(("page", "shown", "runs"), [("own-loop.md", 2, 2), ("adapters.md", 3, 2)])
+def test_the_code_of_a_page(store, experiment_id, project, tmp_path, page, shown, runs):
+    """One script after another, in a process that has nothing but the package."""
+    found = blocks(project, page)
+    assert len(found) == shown
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(found))
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    stored = store.search_runs([experiment_id])
+    assert len(stored) == runs
+    for run in stored:
+        assert run.info.status == "FINISHED"
+        assert run.data.tags["clear_mlflow.rows"] == "complete"

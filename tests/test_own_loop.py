@@ -1,0 +1,407 @@
+"""A loop of somebody's own, tracked from outside of the package: what stands in MLflow then."""
+
+import json
+import subprocess
+import sys
+
+import mlflow
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from stored_runs import histories
+from trainings import FOUR_BUCKETS, NUM_TEST
+
+import clear_mlflow
+from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow.adapters._run import AdapterRun
+from clear_mlflow.cli import main
+from clear_mlflow.errors import ConfigError, RecordError, TrackingError
+from clear_mlflow.own_loop import evaluation_set_of, loop_facts, measured_row
+from clear_mlflow.predictions import EvaluationSet
+from clear_mlflow.tracking import names
+from clear_mlflow.tracking.scoring import read_scores
+
+EXPECTED = AccuracyMatrix(
+    [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],
+    initial=[c / NUM_TEST for c in FOUR_BUCKETS[0]],
+    num_instances=[NUM_TEST] * 4,
+)
+LOOP = {"buckets": 4, "num_instances": NUM_TEST}
+
+
+def the_run(store, experiment_id):
+    (run,) = store.search_runs([experiment_id])
+    return run
+
+
+def artifacts(store, run, folder):
+    return [file.path.rsplit("/", 1)[-1] for file in store.list_artifacts(run.info.run_id, folder)]
+
+
+def log_all(run, order=range(5)):
+    for i in order:
+        run.log_row(i, FOUR_BUCKETS[i])
+
+
+def test_a_script_of_somebody_else(store, experiment_id, tmp_path):
+    """It imports clear_mlflow alone, in another folder, and its rows are scored in its run."""
+    script = tmp_path / "elsewhere" / "loop.py"
+    script.parent.mkdir()
+    script.write_text(
+        "import clear_mlflow\n"
+        f"rows = {FOUR_BUCKETS}\n"
+        "with clear_mlflow.track(buckets=['a', 'b', 'c', 'd'], num_instances=100) as run:\n"
+        "    for i, correct in enumerate(rows):\n"
+        "        run.log_row(i, correct)\n"
+        "print(run.scores['renate/backward_transfer'], run.matrix)\n"
+        "import sys; print('torch' in sys.modules)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=script.parent, capture_output=True, text=True, check=True
+    )
+    value, loaded_torch = done.stdout.splitlines()
+    expected = summarize(EXPECTED)
+    assert float(value.split()[0]) == expected["renate/backward_transfer"]
+    assert "4 of 4 buckets trained, initial, num_instances" in value
+    assert loaded_torch == "False"
+    run = the_run(store, experiment_id)
+    assert run.info.status == "FINISHED"
+    assert {n: v for n, v in run.data.metrics.items() if "bucket" not in n} == expected
+    assert run.data.metrics["accuracy/bucket_d"] == 0.95
+
+
+def test_everything_that_is_told_stands_in_the_run(store, experiment_id):
+    """Tags and parameters to group by, the dataset as an input, and the reports of any run."""
+    with clear_mlflow.track(
+        **LOOP,
+        dataset="mine",
+        dataset_digest="sha256:" + "ab" * 32,
+        seed=7,
+        strategy="replay",
+        model="mlp",
+        params={"lr": 0.1},
+        tags={"who": "me"},
+        class_names=["cat", "dog"],
+    ) as run:
+        log_all(run)
+    found = store.get_run(run.run_id)
+    facts = {"dataset": "mine", "strategy": "replay", "model": "mlp", "seed": "7"}
+    assert facts.items() <= found.data.tags.items()
+    assert {**facts, "lr": "0.1", "protocol": "iid"} == found.data.params
+    assert found.data.tags["who"] == "me"
+    assert found.data.tags[names.ROWS_TAG] == "complete"
+    assert names.PROCESS_TAG not in found.data.tags
+    assert found.info.run_name == "replay mine seed 7"
+    (entry,) = found.inputs.dataset_inputs
+    assert entry.dataset.digest == ("ab" * 32)[:36]
+    assert json.loads(entry.dataset.profile)["num_test"]["4"] == NUM_TEST
+    assert "heatmap.png" in artifacts(store, found, "accuracy_matrix")
+    assert run.matrix.equals(EXPECTED)
+    assert run.reasons == {}
+
+
+def test_an_active_run_is_joined_and_left_open(store):
+    """Its name, its parameters and its tags stay the caller's."""
+    with mlflow.start_run(run_name="mine", tags={"strategy": "secret"}) as active:
+        mlflow.log_param("seed", "a word")
+        with clear_mlflow.track(**LOOP, seed=3, strategy="naive") as run:
+            log_all(run)
+        assert mlflow.active_run().info.run_id == run.run_id == active.info.run_id
+    found = store.get_run(active.info.run_id)
+    assert found.info.run_name == "mine"
+    assert found.data.params["seed"] == "a word"
+    assert found.data.tags["strategy"] == "secret"
+    assert found.data.metrics["clear/accuracy"] == summarize(EXPECTED)["clear/accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(RuntimeError("broke"), "FAILED"), (KeyboardInterrupt(), "KILLED"), (SystemExit(0), None)],
+)
+def test_an_exception_leaves_the_rows_scored(store, experiment_id, error, status):
+    """The run says how it ended, and holds what the rows so far define."""
+    run = clear_mlflow.track(**LOOP)
+
+    def loop():
+        with run:
+            log_all(run, range(3))
+            raise error
+
+    with pytest.raises(type(error)):
+        loop()
+    found = the_run(store, experiment_id)
+    assert found.info.status == (status or "FINISHED")
+    assert (names.ERROR_TAG in found.data.tags) == (status is not None)
+    assert found.data.tags[names.ROWS_TAG] == "partial"
+    assert run.scores == summarize(EXPECTED.after(2))
+    assert {n: v for n, v in found.data.metrics.items() if "bucket" not in n} == run.scores
+
+
+def test_rows_come_in_any_order_and_twice(store, experiment_id):
+    """Every point of every series is that of the same rows in order."""
+    with clear_mlflow.track(**LOOP) as run:
+        log_all(run, [3, 0, 4, 1, 3, 2, 0])
+    with clear_mlflow.track(**LOOP) as in_order:
+        log_all(in_order)
+    assert run.matrix.equals(in_order.matrix)
+
+    def values(run_id):
+        return {
+            name: [(step, value) for step, _, value in points]
+            for name, points in histories(store, run_id).items()
+        }
+
+    assert values(run.run_id) == values(in_order.run_id)
+
+
+def test_a_row_with_other_numbers_is_refused(store, experiment_id):
+    """In one line; the first ones stay."""
+    run = clear_mlflow.track(**LOOP)
+
+    def loop():
+        with run:
+            log_all(run, [1])
+            run.log_row(1, [90, 80, 70, 61])
+
+    with pytest.raises(RecordError, match="row 1 is stored already with other numbers") as told:
+        loop()
+    assert "\n" not in str(told.value)
+    assert run.matrix.values[0].tolist() == [0.9, 0.8, 0.7, 0.6]
+    assert the_run(store, experiment_id).info.status == "FAILED"
+
+
+def test_a_run_is_continued_by_the_same_loop_alone(store, monkeypatch):
+    """A job that was killed goes on in its run; rows of another loop are not mixed with it."""
+    with mlflow.start_run() as active, clear_mlflow.track(**LOOP, seed=1) as run:
+        log_all(run, range(3))
+    monkeypatch.setenv("MLFLOW_RUN_ID", active.info.run_id)
+    with clear_mlflow.track(**LOOP, seed=1) as run:
+        assert run.matrix.num_rows == 2
+        log_all(run, [2, 3, 4])
+    assert run.matrix.equals(EXPECTED)
+    assert store.get_run(active.info.run_id).data.tags[names.ROWS_TAG] == "complete"
+    monkeypatch.setenv("MLFLOW_RUN_ID", active.info.run_id)
+    with (
+        pytest.raises(TrackingError, match="with seed 1, but this loop has 2"),
+        clear_mlflow.track(**LOOP, seed=2),
+    ):
+        pass
+    assert store.get_run(active.info.run_id).info.status == "FINISHED"
+
+
+def test_accuracies_instead_of_counts(store):
+    """Rows of version 1.1: what was not tested is not 0, and what needs counts says so."""
+    with clear_mlflow.track(buckets=["x", "y"]) as run:
+        run.log_row(1, accuracy={"x": 0.5})
+        run.log_row(2, accuracy=np.array([0.25, 0.75], dtype=np.float32))
+    np.testing.assert_equal(run.matrix.values, [[0.5, np.nan], [0.25, 0.75]])
+    assert run.scores["renate/backward_transfer"] == -0.25
+    assert "renate/micro_average_accuracy" in run.reasons
+    with clear_mlflow.track(buckets=2, num_instances=[3, 4]) as both:
+        both.log_row(1, accuracy=[0.5, None])
+        both.log_row(2, [1, 2])
+    assert both.scores["renate/micro_average_accuracy"] == 3 / 7
+
+
+LABELS = [[0, 1, 2], [2, 1], [0, 0, 0, 1]]
+
+
+@pytest.mark.parametrize("per_bucket", [True, False])
+def test_predictions_are_counted_kept_and_scored(store, per_bucket):
+    """Labels alone give the row; probabilities give it, too, and calibration."""
+    answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
+    joined = np.concatenate(answers)
+    probabilities = np.eye(3)[joined] * 0.7 + 0.1
+    if per_bucket:
+        probabilities = np.split(probabilities, [3, 5])
+    with clear_mlflow.track(
+        buckets=3,
+        test_labels=LABELS,
+        test_ids=[["a", "b", "c"], ["a", "e"], ["f", "g", "h", "i"]],
+        class_names=["cat", "dog", "eel"],
+    ) as run:
+        run.log_row(1, labels=answers if per_bucket else joined)
+        run.log_row(2, [2, 1, 3], probabilities=probabilities)
+    found = store.get_run(run.run_id)
+    assert run.matrix.values.tolist() == [[2 / 3, 1 / 2, 3 / 4]] * 2
+    assert found.data.tags[names.PREDICTIONS_TAG] == "probs"
+    assert found.data.tags["dataset_digest"].startswith("sha256:")
+    assert {"evaluation_set.safetensors", "row_001.safetensors", "row_002.safetensors"} <= set(
+        artifacts(store, found, "predictions")
+    )
+    assert any("macro" in name for name in found.data.metrics)
+
+
+def test_the_images_of_a_continued_run_are_the_same(store):
+    """Answers to other images would be held against these."""
+    told = {"buckets": 3, "dataset_digest": "same"}
+    with mlflow.start_run():
+        with clear_mlflow.track(**told, test_labels=LABELS) as run:
+            run.log_row(1, labels=[0] * 9)
+        with clear_mlflow.track(**told, test_labels=LABELS) as run:
+            run.log_row(2, labels=[1] * 9)
+        with (
+            pytest.raises(TrackingError, match="are of other test images"),
+            clear_mlflow.track(**told, test_labels=[[1, 1, 2], [2, 1], [0, 0, 0, 1]]),
+        ):
+            pass
+    assert run.matrix.num_rows == 2
+
+
+def test_two_runs_on_the_same_named_images_have_the_same_evaluation_set():
+    """By keys, names, labels and classes; another label is another set."""
+    one = evaluation_set_of(("1", "2"), [[0], [1]], [["a"], ["b"]])
+    assert isinstance(one, EvaluationSet)
+    assert one.digest == evaluation_set_of(("1", "2"), np.array([[0], [1]]), [["a"], ["b"]]).digest
+    assert one.digest != evaluation_set_of(("1", "2"), [[1], [0]], [["a"], ["b"]]).digest
+    assert one.digest != evaluation_set_of(("1", "2"), [[0], [1]], [["a"], ["c"]]).digest
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (((1, [1, 2, 3]), {}), "correct has 3 entries for 4 buckets"),
+        (((1, [1.5, 2, 3, 4]), {}), r"correct is 1.5; expected integers \(fractions go"),
+        (((1, [True, 2, 3, 4]), {}), "correct is True"),
+        (((1, [101, 2, 3, 4]), {}), "expected 0 to its num_instances, 100"),
+        (((1, "1234"), {}), "expected one number per bucket"),
+        (((1, {"1": 1, "9": 1}), {}), "names bucket '9'"),
+        (((1, {"1": 1}), {}), "lacks bucket '2'"),
+        (((5, [1, 2, 3, 4]), {}), "there are only 4 buckets"),
+        (((-1, [1, 2, 3, 4]), {}), "row is -1"),
+        (((1.0, [1, 2, 3, 4]), {}), "row is 1.0"),
+        (((1,), {}), "arrived without numbers"),
+        (((1,), {"accuracy": [55, 60, 70, 80]}), "not percent"),
+        (((1, [1, 2, 3, 4]), {"accuracy": [1, 1, 1, 1]}), "correct and accuracy"),
+        (((1,), {"labels": [1, 2]}), "the images are not known"),
+    ],
+)
+def test_what_is_no_row_is_refused_in_one_line(row, message):
+    """Before anything of it is stored."""
+    positional, named = row
+    with pytest.raises((ConfigError, RecordError), match=message) as told:
+        measured_row(loop_facts(**LOOP), *positional, **named)
+    assert "\n" not in str(told.value)
+
+
+def test_a_loop_goes_on_after_a_row_was_refused(store):
+    """Who catches the error can log the row as it should be."""
+    with clear_mlflow.track(**LOOP) as run:
+        with pytest.raises(RecordError, match="expected 0 to its num_instances"):
+            run.log_row(1, [101, 2, 3, 4])
+        log_all(run)
+    assert run.matrix.equals(EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ({"buckets": 0}, "buckets is 0"),
+        ({"buckets": ["a", "a"]}, "stands twice"),
+        ({"buckets": 2, "num_instances": [5]}, "num_instances has 1 entries for 2"),
+        ({"buckets": 2, "num_instances": 0}, "expected 1 to 2"),
+        ({"buckets": 2, "protocol": "offline"}, "protocol is 'offline'"),
+        ({"buckets": 2, "seed": "7"}, "seed is '7'"),
+        ({"buckets": 2, "dataset": ""}, "the dataset's name is ''"),
+        ({"buckets": 2, "tags": {"mlflow.user": "root"}}, "'mlflow.user'"),
+        ({"buckets": 2, "test_ids": [["a"], ["b"]]}, "without test_labels"),
+        ({"buckets": 2, "test_labels": [[0]]}, "test_labels has 1 entries for 2"),
+        ({"buckets": 2, "test_labels": [[0], [0.5]]}, "test_labels of bucket '2' are float64"),
+        ({"buckets": 2, "test_labels": [[0], [1]], "num_instances": 2}, "leave num_instances out"),
+        ({"buckets": 2, "test_labels": [[0], [5]], "class_names": ["a"]}, "do not fit"),
+    ],
+)
+def test_what_is_no_loop_is_refused_in_one_line(told, message):
+    """By the call itself: nothing is opened yet."""
+    with pytest.raises((ConfigError, RecordError), match=message) as refusal:
+        clear_mlflow.track(**told)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_row_outside_of_the_block_is_refused(store):
+    """Nobody would score it."""
+    run = clear_mlflow.track(**LOOP)
+    with pytest.raises(TrackingError, match="log rows inside of"):
+        run.log_row(0, FOUR_BUCKETS[0])
+    with run:
+        log_all(run)
+    with pytest.raises(TrackingError, match="log rows inside of"):
+        run.log_row(0, FOUR_BUCKETS[0])
+
+
+def test_a_second_loop_into_a_run_that_is_being_tracked_is_refused(store):
+    """Two loops at once would write rows of two models into one run."""
+    with clear_mlflow.track(**LOOP) as run:
+        with (
+            pytest.raises(TrackingError, match="is being trained into already"),
+            clear_mlflow.track(**LOOP),
+        ):
+            pass
+        log_all(run)
+    assert run.matrix.equals(EXPECTED)
+
+
+def test_evaluate_finds_such_a_run_whole(store, experiment_id):
+    """A run of a loop is a run as any: there is nothing left to write."""
+    with clear_mlflow.track(**LOOP) as run:
+        log_all(run)
+    done = CliRunner().invoke(main, ["evaluate", "--run-id", run.run_id, "--dry-run", "yes"])
+    assert done.exit_code == 0, done.output
+    scores = read_scores(store, store.get_run(run.run_id), thorough=True)
+    assert scores.is_stored
+    assert scores.record.is_complete
+
+
+ENDING = """
+import clear_mlflow.adapters._run as adapters
+run = adapters.AdapterRun({{}}, lambda: run.log_row(2, "abc", [0.5, 0.5, 1], [2, 4, 5]))
+run.log_row(1, "abc", [0.5, 0.25, float("nan")], [2, 4, 5])
+{ending}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "status"),
+    [("raise RuntimeError('no')", "FAILED"), ("", "FINISHED"), ("run.close()", "FINISHED")],
+)
+def test_a_program_that_ends_leaves_an_adapters_run_scored_and_closed(
+    store, experiment_id, ending, status
+):
+    """Nobody wrote a block around it; a row that waited is logged first."""
+    done = subprocess.run(
+        [sys.executable, "-c", ENDING.format(ending=ending)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == (1 if status == "FAILED" else 0)
+    run = the_run(store, experiment_id)
+    assert run.info.status == status
+    assert run.data.tags[names.ROWS_TAG] == "partial"
+    assert names.PROCESS_TAG not in run.data.tags
+    assert ("clear/backward_transfer" in run.data.metrics) == ("close" not in ending)
+    assert run.data.metrics["clear/in_domain_accuracy"] == 0.5
+
+
+def test_an_adapters_run_takes_no_other_numbers_once_it_is_closed(store):
+    """The same once more is no news."""
+    run = AdapterRun({}, lambda: None)
+    run.log_row(1, "a", [0.5], None)  # the last bucket's
+    run.log_row(1, "a", [0.5], None)
+    with pytest.raises(RecordError, match="arrived after run"):
+        run.log_row(1, "a", [0.6], None)
+    assert run.run.scores["clear/in_domain_accuracy"] == 0.5
+
+
+def test_several_processes_track_in_the_first_alone(store, experiment_id, monkeypatch):
+    """Each of the others would open a run of its own."""
+    values = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    for name, value in {**values, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with (
+        pytest.raises(ConfigError, match="track in the process of rank 0"),
+        clear_mlflow.track(**LOOP),
+    ):
+        pass
+    assert not store.search_runs([experiment_id])

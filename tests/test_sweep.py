@@ -1,0 +1,241 @@
+"""Sweeps as a user types them, here and on Ray: killed, failing, stopped, gone on with."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from clear_mlflow.cli import main
+from clear_mlflow.engines.on_ray import refuse_far_file
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.sweep import read_grid
+from clear_mlflow.tracking import names
+from clear_mlflow.tracking.sweep import absolute_store
+
+LONG = 240  # seconds: a bound, not a measurement
+# Runs of a second or two, most of which is imports.
+QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
+FOUR = {"fixed": QUICK, "grid": {"strategy": ["naive", "ncm"], "seed": [0, 1]}}
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "clear_mlflow", "sweep", *arguments]
+
+
+def started(grid, *arguments):
+    return subprocess.Popen(
+        command("--grid", str(grid), *arguments),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def output_of(process):
+    output, _ = process.communicate(timeout=LONG)
+    return output
+
+
+def again(grid, *arguments):
+    """The same command in this process, which has loaded everything already."""
+    result = CliRunner().invoke(main, ["sweep", "--grid", str(grid), *arguments])
+    assert not isinstance(result.exception, Exception), result.exception
+    return result
+
+
+@pytest.fixture
+def grid(tmp_path):
+    def write(content):
+        path = tmp_path / "sweep.yaml"
+        path.write_text(yaml.safe_dump(content))
+        return path
+
+    return write
+
+
+def runs_of(store, experiment_id):
+    """(the run above, its runs by fingerprint, the comparisons) of all that is not in the trash."""
+    above, below, compared = [], {}, []
+    for run in store.search_runs([experiment_id]):
+        kind = run.data.tags.get(names.KIND_TAG)
+        if kind == names.KIND_SWEEP:
+            above.append(run)
+        elif kind == names.KIND_COMPARE:
+            compared.append(run)
+        else:
+            below.setdefault(run.data.tags[names.SWEEP_RUN_TAG], []).append(run)
+    (parent,) = above
+    for run in [*(run for runs in below.values() for run in runs), *compared]:
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    return parent, below, compared
+
+
+def assert_every_run_is_there_once(store, experiment_id, grid):
+    """Finished, complete, with the parameters that the grid asks for; and compared."""
+    parent, below, (comparison,) = runs_of(store, experiment_id)
+    planned = {run.fingerprint: run for run in read_grid(grid).runs}
+    assert below.keys() == planned.keys()
+    for fingerprint, runs in below.items():
+        (run,) = runs
+        assert run.info.status == "FINISHED"
+        assert run.data.tags[names.ROWS_TAG] == "complete"
+        assert run.info.run_name == planned[fingerprint].name
+        assert {**run.data.params, **planned[fingerprint].asked} == run.data.params
+    assert parent.info.status == "FINISHED"
+    assert names.PROCESS_TAG not in parent.data.tags
+    assert comparison.data.tags[names.COMPARED_COUNT_TAG] == str(len(planned))
+
+
+def workers(process):
+    """What may be killed of a sweep: processes that supervise a run, and those that train."""
+    found = []
+    for child in psutil.Process(process.pid).children(recursive=True):
+        try:
+            told = " ".join(child.cmdline())
+        except psutil.Error:
+            continue
+        if "clear_mlflow train" in told or "process.child" in told or "ray::train_into" in told:
+            found.append(child)
+    return found
+
+
+@pytest.mark.parametrize(("engine", "seed"), [("local", 0), ("ray", 1)])
+def test_killed_at_random_it_ends_with_every_run_once(store, experiment_id, grid, engine, seed):
+    """Whichever process is killed, and whenever; the second call does nothing."""
+    rng = random.Random(seed)
+    path = grid(FOUR)
+    process = started(path, "--engine", engine, "--jobs", "2", "--retries", "4")
+    killed = 0
+    until = time.monotonic() + LONG
+    while killed < 2 and process.poll() is None and time.monotonic() < until:
+        if workers(process):
+            time.sleep(rng.uniform(0.5, 3.0))
+            there = workers(process)
+            if there:
+                rng.choice(there).kill()
+                killed += 1
+        time.sleep(0.05)
+    output = output_of(process)
+    assert process.returncode == 0, output
+    assert killed, output
+    assert_every_run_is_there_once(store, experiment_id, path)
+
+    before = [run.info.run_id for run in store.search_runs([experiment_id])]
+    second = again(path, "--engine", engine)
+    assert second.exit_code == 0, second.output
+    assert "4 done before" in second.output
+    assert [run.info.run_id for run in store.search_runs([experiment_id])] == before
+
+
+def test_a_failing_run_stops_no_other_and_is_told(store, experiment_id, grid):
+    """Exit code 2, its reason on the terminal and in MLflow; the next call would try it alone."""
+    content = {"fixed": QUICK, "runs": [{"strategy": "ncm"}, {"lr": "1e30", "strategy": "naive"}]}
+    path = grid(content)
+    first = again(path, "--jobs", "2")
+    output = first.output
+    assert first.exit_code == 2, output
+    assert "1 done, 1 failed" in output
+    parent, below, (comparison,) = runs_of(store, experiment_id)
+    assert parent.info.status == "FAILED"
+    assert comparison.data.tags[names.COMPARED_COUNT_TAG] == "1"
+    by_status = {run.info.status: run for (run,) in below.values()}
+    failed = by_status["FAILED"]
+    assert failed.data.tags[names.DIVERGED_TAG] == "true"
+    (told,) = [line for line in output.splitlines() if line.startswith("error: ")]
+    assert failed.data.tags[names.ERROR_TAG] in told
+    assert failed.info.run_id in told
+    folder = parent.info.artifact_uri.removeprefix("file://")
+    states = json.loads(Path(folder, names.SWEEP_RUNS_JSON).read_text())
+    assert Counter(run["state"] for run in states) == {"done": 1, "failed": 1}
+
+    plan = again(path, "--dry-run")
+    assert "2 runs, of which 1 would be started" in plan.output
+
+
+@pytest.mark.parametrize("engine", ["local", "ray"])
+def test_stopped_it_scores_what_is_there_and_goes_on(store, experiment_id, grid, engine):
+    """A Ctrl-C ends all runs under way as it would end each alone."""
+    path = grid({"fixed": {**QUICK, "epochs": "150"}, "grid": {"seed": [0, 1]}})
+    process = started(path, "--engine", engine, "--jobs", "1")
+    until = time.monotonic() + LONG
+    while time.monotonic() < until and process.poll() is None:
+        runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
+        if any("accuracy/bucket_01" in run.data.metrics for run in runs):
+            break
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    output = output_of(process)
+    assert process.returncode == 130, output
+    assert "the same command does the rest" in output
+    parent, below, compared = runs_of(store, experiment_id)
+    assert parent.info.status == "KILLED"
+    assert not compared
+    stopped = [run for runs in below.values() for run in runs]
+    assert stopped
+    for run in stopped:
+        assert run.info.status == "KILLED"
+        assert run.data.tags[names.ERROR_TAG]
+        assert names.PROCESS_TAG not in run.data.tags
+    assert any(run.data.tags.get(names.ROWS_TAG) == "partial" for run in stopped)
+    plan = again(path, "--dry-run")
+    assert "2 runs, of which 2 would be started" in plan.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "grid names no file"),
+        (["--jobs", "0"], "jobs is '0'"),
+        (["--retries", "-1"], "retries is '-1'"),
+        (["--cpus", "x"], "cpus is 'x'"),
+        (["--engine", "ray", "--gpus", "1.5"], "gpus is '1.5'"),
+        (["--gpus", "1"], "engine is local beside"),
+        (["--group-by", ","], "group_by is ','"),
+    ],
+)
+def test_wrong_options_are_told_before_anything_starts(store, grid, arguments, told):
+    """One line, exit code 2."""
+    named = ["--grid", str(grid(FOUR))] if arguments else []
+    result = CliRunner().invoke(main, ["sweep", *named, *arguments])
+    assert result.exit_code == 2
+    assert told in result.output
+    assert len(result.output.splitlines()) == 1
+
+
+def test_a_wrong_argument_of_a_strategy_is_told_before_anything_starts(store, experiment_id, grid):
+    """Of the last run, before the first is opened."""
+    path = grid({"fixed": QUICK, "runs": [{"seed": 0}, {"strategy_args": "nope=1"}]})
+    result = again(path)
+    assert result.exit_code == 2
+    assert "nope" in result.output
+    assert not store.search_runs([experiment_id])
+
+
+def test_a_store_that_is_a_file_is_refused_where_workers_are_elsewhere():
+    """One line that names the store and the machines; a server is taken."""
+
+    def node(name):
+        return {"NodeID": name, "NodeManagerHostname": f"host-{name}"}
+
+    refuse_far_file("sqlite:////data/mlflow.db", [node("a")], "a")
+    refuse_far_file("http://server:5000", [node("a"), node("b")], "a")
+    with pytest.raises(ConfigError, match=r"sqlite:////data/mlflow\.db.*host-b"):
+        refuse_far_file("sqlite:////data/mlflow.db", [node("a"), node("b")], "a")
+
+
+def test_a_relative_store_is_made_absolute(tmp_path, monkeypatch):
+    """A worker in another folder would open another database."""
+    monkeypatch.chdir(tmp_path)
+    assert absolute_store("sqlite:///a.db") == f"sqlite:///{tmp_path}/a.db"
+    assert absolute_store("sqlite:////b/a.db") == "sqlite:////b/a.db"

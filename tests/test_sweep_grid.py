@@ -1,0 +1,143 @@
+"""What a sweep's file asks for, against nested loops; and what is refused, in one line."""
+
+import json
+from itertools import product
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clear_mlflow.config import TrainConfig
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.sweep import fingerprint, read_grid
+
+VALUES = {
+    "strategy": ["naive", "replay", "cumulative"],
+    "seed": [0, 1, 2, 3],
+    "lr": ["0.1", 0.02],
+    "schedule": ["constant", "cosine"],
+    "channels_last": ["on", "off"],
+}
+SOME = st.fixed_dictionaries(
+    {},
+    optional={k: st.lists(st.sampled_from(v), min_size=1, unique=True) for k, v in VALUES.items()},
+)
+
+
+def written(tmp_path, content):
+    path = tmp_path / "sweep.yaml"
+    path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+    return path
+
+
+@settings(deadline=None)
+@given(grid=SOME.filter(len), fixed=SOME)
+def test_runs_are_those_of_nested_loops(tmp_path_factory, grid, fixed):
+    """All combinations, in the file's order, over what is fixed; each resolved by its own."""
+    fixed = {name: values[0] for name, values in fixed.items() if name not in grid}
+    path = written(tmp_path_factory.mktemp("grid"), yaml.safe_dump({"fixed": fixed, "grid": grid}))
+    # As YAML sorts them when it writes.
+    names = sorted(grid)
+    expected = []
+    for values in product(*(grid[name] for name in names)):
+        asked = {**fixed, **dict(zip(names, values, strict=True))}
+        expected.append(TrainConfig.resolve({k: str(v) for k, v in asked.items()}))
+    found = read_grid(path)
+    assert [run.config for run in found.runs] == expected
+    assert len({run.fingerprint for run in found.runs}) == len(expected)
+    assert len({run.name for run in found.runs}) == len(expected)
+    assert set(found.varied) == {name for name in names if len(grid[name]) > 1}
+
+
+def test_entries_of_runs_are_grids_of_their_own(tmp_path):
+    """They come after the grid's, and may say otherwise than what is fixed."""
+    found = read_grid(
+        written(
+            tmp_path,
+            """
+            fixed: {epochs: 3}
+            grid: {strategy: [naive], seed: [0, 1]}
+            runs:
+              - {strategy: ewc, strategy_args: "strength=10", seed: [0, 1]}
+              - {strategy: naive, epochs: 1}
+            """,
+        )
+    )
+    told = [(r.config.strategy, r.config.seed, r.config.epochs) for r in found.runs]
+    assert told == [("naive", 0, 3), ("naive", 1, 3), ("ewc", 0, 3), ("ewc", 1, 3), ("naive", 0, 1)]
+    assert found.group_by == ("strategy", "dataset", "strategy_args", "epochs")
+
+
+def test_values_are_the_texts_that_stand_there(tmp_path):
+    """YAML's own on, 1_0 and 1:30 would be a truth value, ten and ninety."""
+    found = read_grid(written(tmp_path, "runs: [{channels_last: on, seed: 7, lr: 1e-3}]"))
+    assert found.runs[0].asked == {"channels_last": "on", "seed": "7", "lr": "1e-3"}
+    assert found.runs[0].config.lr == 0.001
+    with pytest.raises(ConfigError, match="seed is '1:30'"):
+        read_grid(written(tmp_path, "runs: [{seed: 1:30}]"))
+
+
+def test_paths_are_those_of_the_folder_that_it_was_read_in(tmp_path, monkeypatch):
+    """A worker elsewhere finds the same files."""
+    monkeypatch.chdir(tmp_path)
+    found = read_grid(written(tmp_path, "runs: [{dataset: clear10, data_root: data}]"))
+    assert found.runs[0].asked["data_root"] == str(tmp_path / "data")
+
+
+def test_fingerprint_is_of_what_is_in_force(tmp_path):
+    """However it was asked for, and in whatever order; another value is another one."""
+    auto = TrainConfig.resolve({"dataset": "digits"})
+    said = TrainConfig.resolve({"epochs": "6", "lr": "2e-2", "model": "small_cnn"})
+    assert fingerprint(auto) == fingerprint(said)
+    assert fingerprint(auto) != fingerprint(TrainConfig.resolve({"epochs": "7"}))
+    first = read_grid(written(tmp_path, "grid: {seed: [0, 1]}"))
+    second = read_grid(written(tmp_path, "grid: {seed: [1, 0], epochs: 6}"))
+    assert first.digest == second.digest
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ("", "asks for no runs|expected fixed, grid and runs"),
+        ("a: [", "is not YAML"),
+        ("[" * 5000, "is not YAML|nested too deep"),
+        ("- 1", "expected fixed, grid and runs"),
+        ("grids: {seed: [1]}", "has a section 'grids'"),
+        ("fixed: {seed: 1}", "asks for no runs"),
+        ("grid: {sede: [1]}", "unknown parameter 'sede'"),
+        ("grid: {seed: [1, x]}", "run 2: seed is 'x'"),
+        ("grid: {seed: []}", "'seed' has no values"),
+        ("grid: {seed: [[1]]}", "expected one value"),
+        ("grid: {seed: }", "has no value"),
+        ("grid: {seed: [1], seed: [2]}", "a name twice"),
+        ("fixed: {seed: 1}\ngrid: {seed: [1]}", "seed is in fixed and in grid"),
+        ("grid: {epochs: [auto, 6]}", "runs 1 and 2 are the same"),
+        ("grid: {seed: [0]}\nruns: [{seed: 0}]", "runs 1 and 2 are the same"),
+        ("runs: {seed: 0}", "runs is .*; expected a list"),
+        ("runs: [{}]", "says nothing"),
+        ("a: &a [x]\nruns: [*a, *a]", "by an alias"),
+        ("a: &a [*a]", "by an alias|not YAML"),
+        ("runs: [!!python/object/apply:os.system [ls]]", "expected parameters and their values"),
+        ("grid: {? [1] : [2]}", "no text"),
+        (json.dumps({"grid": {"seed": list(range(200)), "epochs": list(range(1, 200))}}), "39800"),
+    ],
+)
+def test_a_wrong_file_is_told_in_one_line(tmp_path, content, told):
+    """Before anything is started, and whatever stands in it."""
+    with pytest.raises(ConfigError, match=told) as refusal:
+        read_grid(written(tmp_path, content))
+    assert len(str(refusal.value)) < 900
+
+
+def test_files_that_are_no_text_are_told(tmp_path):
+    """Absent, binary, and larger than any grid."""
+    with pytest.raises(ConfigError, match="cannot read the sweep"):
+        read_grid(tmp_path / "absent.yaml")
+    path = tmp_path / "sweep.yaml"
+    path.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigError, match="cannot read the sweep"):
+        read_grid(path)
+    path.write_bytes(b"#" * ((1 << 20) + 1))
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        read_grid(path)

@@ -1,0 +1,89 @@
+"""Writes docs/reference.md from the commands themselves and from MLproject.
+
+``python tools/reference.py`` writes it; a test says when that is due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import yaml
+
+from clear_mlflow.cli import main
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "reference.md"
+
+_HEAD = """# Reference: commands and entry points
+
+Written by `python tools/reference.py` from the program's own declarations; a test fails when the
+two differ. `clear-mlflow COMMAND --help` says the same in a terminal. `auto` and `none` are values
+like any other: under `mlflow run` a parameter always has one.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    return "\n".join((_HEAD, *_commands("clear-mlflow", main), *_entry_points()))
+
+
+def _commands(name: str, command: click.Command) -> Iterator[str]:
+    """A section for each command that can be run, and a line for each of its options."""
+    if isinstance(command, click.Group):
+        for part in command.commands.values():
+            yield from _commands(f"{name} {part.name}", part)
+        return
+    options = [part for part in command.params if isinstance(part, click.Option)]
+    arguments = [part for part in command.params if isinstance(part, click.Argument)]
+    words = [name, *(f"{part.make_metavar(click.Context(command))}" for part in arguments)]
+    yield f"## {name}\n"
+    yield f"```\n{' '.join([*words, '[OPTIONS]'] if options else words)}\n```\n"
+    yield f"{_paragraphs(command.help)}\n"
+    if options:
+        yield "| option | default | what it is |"
+        yield "|---|---|---|"
+        for option in options:
+            yield f"| `{'`, `'.join(option.opts)}` | {_default(option)} | {_cell(option)} |"
+        yield ""
+
+
+def _entry_points() -> Iterator[str]:
+    """What MLproject declares: the same options, by the names that ``mlflow run -P`` takes."""
+    project = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))
+    yield "## mlflow run\n"
+    yield "```\nmlflow run . --env-manager local -e ENTRY_POINT -P PARAMETER=VALUE\n```\n"
+    yield "Parameters are the options of the command, with underscores.\n"
+    yield "| entry point | command | parameters and their defaults |"
+    yield "|---|---|---|"
+    for name, entry in project["entry_points"].items():
+        command = entry["command"].split()[3]
+        parameters = " ".join(
+            f"`{key}={value['default']}`" for key, value in entry["parameters"].items()
+        )
+        yield f"| `{name}` | [`{command}`](#clear-mlflow-{command}) | {parameters} |"
+    yield ""
+
+
+def _paragraphs(text: str | None) -> str:
+    return "\n\n".join(" ".join(part.split()) for part in (text or "").split("\n\n"))
+
+
+def _default(option: click.Option) -> str:
+    if option.is_flag:
+        return ""
+    if option.required:
+        return "required"
+    return "" if option.default is None else f"`{option.default}`"
+
+
+def _cell(option: click.Option) -> str:
+    text = " ".join((option.help or "").split())
+    if isinstance(option.type, click.Choice):
+        text = f"One of `{'`, `'.join(map(str, option.type.choices))}`. {text}"
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(reference(), encoding="utf-8")
