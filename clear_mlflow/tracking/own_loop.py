@@ -26,6 +26,7 @@ from clear_mlflow.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER, Ev
 from clear_mlflow.ranks import place_of_environment
 from clear_mlflow.report.rows import printable, shortened
 from clear_mlflow.tracking import names
+from clear_mlflow.tracking.contention import despite_others
 from clear_mlflow.tracking.generated_names import is_generated
 from clear_mlflow.tracking.liveness import heartbeat, trains_now
 from clear_mlflow.tracking.preflight import bound_retries, explained, preflight
@@ -287,7 +288,8 @@ class _LoopRun(TrackedRun):
         )
         tags = [InputTag(MLFLOW_DATASET_CONTEXT, "training")]
         with explained(f"log the dataset of run {self.run_id}"):
-            self.client.log_inputs(self.run_id, datasets=[DatasetInput(dataset, tags)])
+            inputs = [DatasetInput(dataset, tags)]
+            despite_others(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
         if loop.evaluation_set is not None and self._keeps is None:
             content = loop.evaluation_set.to_bytes()
             self._send(f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}", content)
@@ -364,8 +366,10 @@ def _open_run(client: MlflowClient, facts: LoopFacts, run_name: str | None) -> s
             _rows_of(client, run, facts)  # a run of another loop is left as it is
             known = run.info.run_name
             name = name if run_name or is_generated(known) else str(known)
-        opened = mlflow.start_run(
-            run_name=name, log_system_metrics=monitor.get() if monitor.is_set() else None
+        opened = despite_others(
+            lambda: mlflow.start_run(
+                run_name=name, log_system_metrics=monitor.get() if monitor.is_set() else None
+            )
         )
     return str(opened.info.run_id)
 

@@ -34,6 +34,7 @@ from clear_mlflow.report.markdown import escaped
 from clear_mlflow.sweep import Grid, PlannedRun, digest_of, fingerprint
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.compare import read_comparison, write_comparison
+from clear_mlflow.tracking.contention import despite_others
 from clear_mlflow.tracking.evaluate import Evaluation
 from clear_mlflow.tracking.liveness import heartbeat, is_abandoned, trains_now
 from clear_mlflow.tracking.preflight import explained
@@ -344,8 +345,12 @@ def experiment_of_environment(client: MlflowClient) -> str:
         name = MLFLOW_EXPERIMENT_NAME.get()
         if not name:
             return str(MLFLOW_EXPERIMENT_ID.get() or _DEFAULT_EXPERIMENT_ID)
-        experiment = client.get_experiment_by_name(name)
-        return str(experiment.experiment_id if experiment else client.create_experiment(name))
+
+        def find_or_make() -> str:
+            experiment = client.get_experiment_by_name(name)
+            return str(experiment.experiment_id if experiment else client.create_experiment(name))
+
+        return despite_others(find_or_make)
 
 
 def absolute_store(tracking_uri: str) -> str:
