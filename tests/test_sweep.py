@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -100,7 +101,11 @@ def assert_every_run_is_there_once(store, experiment_id, grid):
 def workers(process):
     """What may be killed of a sweep: processes that supervise a run, and those that train."""
     found = []
-    for child in psutil.Process(process.pid).children(recursive=True):
+    try:
+        children = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return found
+    for child in children:
         try:
             told = " ".join(child.cmdline())
         except psutil.Error:
@@ -122,9 +127,11 @@ def test_killed_at_random_it_ends_with_every_run_once(store, experiment_id, grid
         if workers(process):
             time.sleep(rng.uniform(0.5, 3.0))
             there = workers(process)
-            if there:
-                rng.choice(there).kill()
-                killed += 1
+            # It may end by itself between the look and the kill.
+            with suppress(psutil.NoSuchProcess):
+                if there:
+                    rng.choice(there).kill()
+                    killed += 1
         time.sleep(0.05)
     output = output_of(process)
     assert process.returncode == 0, output
