@@ -1,13 +1,21 @@
 """Real MLflow stores for tests: a fresh sqlite store each, copied from one that was set up once."""
 
+import os
 import shutil
 from pathlib import Path
 
 import mlflow
 import pytest
+from hypothesis import settings
 from mlflow import MlflowClient
 
 EXPERIMENT = "test"
+
+# On a developer's machine every run tries other examples; where a change is accepted or refused,
+# the same change is always answered the same.
+settings.register_profile("ci", derandomize=True)
+if os.environ.get("CI"):
+    settings.load_profile("ci")
 
 
 @pytest.fixture(scope="session")

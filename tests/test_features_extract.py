@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import urllib.request
 import zipfile
 
 import numpy as np
@@ -288,6 +289,8 @@ def test_missing_weights_and_backbones_are_told(tmp_path):
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
     """The line has the file, its address, and the option to pass it with."""
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
+    # urllib makes its opener once, with the proxies of that moment: it must not outlive this test.
+    monkeypatch.setattr(urllib.request, "_opener", None)
     for scheme in ("http_proxy", "https_proxy"):
         monkeypatch.setenv(scheme, "http://127.0.0.1:9")  # nothing listens there
     monkeypatch.delenv("no_proxy", raising=False)
@@ -350,7 +353,7 @@ def test_the_command_extracts_and_training_uses_it(tmp_path, monkeypatch):
     asked = {"dataset": "clear10", "data_root": str(root), "features": "random18", "epochs": "2"}
     training = prepare(check(TrainConfig.resolve(asked)), LineProgress(sys.stderr))
     assert training.facts.features == "random18"
-    assert [row.row for row in training.rows()] == [0, 1, 2]
+    assert [measured.row.row for measured in training.rows()] == [0, 1, 2]
     again = subprocess.run([*command[:-1], "../x"], capture_output=True, text=True, check=False)
     assert again.returncode == 2
     assert again.stderr.startswith("error: name is '../x'")

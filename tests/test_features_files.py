@@ -133,7 +133,7 @@ def test_types_are_found_by_looking(released_root, tmp_path):
 def test_an_unknown_name_lists_what_there_is(released_root, tmp_path):
     """A wrong name is answered with the right ones."""
     stream = stream_of(released_root, tmp_path, protocol="streaming")
-    with pytest.raises(DataError, match=f"no features byol; .* are {KIND}: extract"):
+    with pytest.raises(DataError, match=f"no features byol; .* are pixels, {KIND}: extract"):
         load_features(stream, "byol", cache_dir=tmp_path)
 
 

@@ -78,7 +78,10 @@ def server(tmp_path_factory, empty_store):
 
     address = f"http://127.0.0.1:{port}"
     try:
-        wait_until(answers, LONG)
+        try:
+            wait_until(answers, LONG)
+        except TimeoutError:
+            raise AssertionError(f"no answer; it says {(folder / 'log').read_text()}") from None
         yield address
     finally:
         with suppress(ProcessLookupError):
