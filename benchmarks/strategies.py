@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "strategies-on-digits.md"
-MARK = "<!-- what follows is written by benchmarks/strategies.py -->\n"
+MARK = "<!-- what follows is written by benchmarks/strategies.py -->\n\n"
 
 COLUMNS = {
     "in-domain": "clear/in_domain_accuracy",
