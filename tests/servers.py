@@ -11,7 +11,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from pathlib import Path
 import boto3
 import psycopg2
 from moto.server import ThreadedMotoServer
+from ports import free_port
 
 LONG = 120  # seconds: a bound against hangs, not a measurement
 BUCKET = "runs"
@@ -173,7 +173,7 @@ def tracking_server(
         workers: processes that answer.
         environment: more of it, for the server alone.
     """
-    port = _free_port()
+    port = free_port()
     log = folder / "server.log"
     command = [
         *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
@@ -209,6 +209,8 @@ def _wait(process, log, ask) -> None:
                 raise RuntimeError(f"a server did not start:\n{log.read_text()}") from error
             time.sleep(0.1)
         else:
+            if process.poll() is not None:  # another one answered in its place
+                raise RuntimeError(f"a server did not start:\n{log.read_text()}")
             return
 
 
@@ -248,12 +250,6 @@ def _database_user() -> pwd.struct_passwd | None:
         except KeyError:
             continue
     raise RuntimeError("there is no user but root, as which PostgreSQL does not run")
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
 
 
 @contextmanager

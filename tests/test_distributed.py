@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from distributed_worker import results
+from ports import free_port
 from test_end_to_end import LONG, environment, only_run, rows_folder, scores_of, stored_matrix
 
 from clear_mlflow import summarize
@@ -78,9 +78,7 @@ def by_processes(tmp_path_factory):
     for size, cases in ((2, CASES), (3, OF_THREE)):
         folder = tmp_path_factory.mktemp(f"of{size}")
         (folder / "cases.json").write_text(json.dumps(cases))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         ranks = [
             subprocess.Popen(
                 [sys.executable, str(WORKER), str(folder)], env=rank_variables(rank, size, port)

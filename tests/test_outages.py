@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import urllib.request
@@ -26,6 +25,7 @@ from faulty_proxy import Fault, FaultyProxy, every, wait_until
 from feature_streams import config as features_config
 from feature_streams import training as features_training
 from mlflow import MlflowClient
+from ports import free_port
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow import AccuracyMatrix, summarize
@@ -54,9 +54,7 @@ def server(tmp_path_factory, empty_store):
     folder = tmp_path_factory.mktemp("server")
     database = folder / "mlflow.db"
     shutil.copy(empty_store, database)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
     stores = ["--backend-store-uri", f"sqlite:///{database}"]
     stores += ["--artifacts-destination", (folder / "artifacts").as_uri()]

@@ -6,7 +6,6 @@ import copy
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learning_streams import config
+from ports import free_port
 from strategy_runs import feature_stream, image_stream, on_features
 from torch import nn
 
@@ -313,9 +313,7 @@ def test_a_state_of_another_model_is_refused(tmp_path):
 
 def test_two_processes_go_on_from_the_state_that_one_has(tmp_path):
     """The first hands it on; rows, predictions and the last state are those of no interruption."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     together["MASTER_PORT"] = str(port)
     worker = Path(__file__).with_name("resume_worker.py")
