@@ -48,6 +48,13 @@ def main() -> None:
     options.add_argument("--turns", type=int, default=3, help="of which the best counts")
     options.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options.add_argument("--avalanche", metavar="PYTHON", help="a Python with avalanche-lib")
+    options.add_argument(
+        "--images",
+        type=int,
+        nargs=2,
+        metavar=("TRAIN", "TEST"),
+        help="per class and bucket, instead of few; CLEAR-10 has 300 and 500",
+    )
     options.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     asked = options.parse_args()
     if asked.one:
@@ -65,6 +72,7 @@ def main() -> None:
 def table(folder: Path, size: int, asked: argparse.Namespace) -> None:
     """Print the table of one image size."""
     train, test, batch = SIZES[size]
+    train, test = asked.images or (train, test)
     write_dataset(folder / "clear10", train, test)
     print(
         f"ResNet-18 at {size} px, batch {batch}, {EPOCHS} epoch; 10 buckets of {train * 11} "
@@ -216,7 +224,7 @@ def bare(folder: Path, size: int, device: str, precision: str) -> dict[str, floa
     libc.mallopt(-4, 0)
     libc.mallopt(-1, 2**31 - 1)
     torch.manual_seed(0)
-    _, test, batch = SIZES[size]
+    batch = SIZES[size][2]
     margin = size // 7
 
     def decoded(split: str, bucket: int, side: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -242,7 +250,8 @@ def bare(folder: Path, size: int, device: str, precision: str) -> dict[str, floa
     tests = [decoded("test", b, size) for b in range(1, BUCKETS + 1)]
     test_pixels = torch.cat([pixels for pixels, _ in tests])
     test_labels = torch.cat([labels for _, labels in tests])
-    test_bucket = torch.arange(BUCKETS, device=device).repeat_interleave(test * len(CLASSES))
+    test_bucket = torch.arange(BUCKETS, device=device)
+    test_bucket = test_bucket.repeat_interleave(len(test_labels) // BUCKETS)
     model = torchvision.models.resnet18(num_classes=len(CLASSES)).to(device)
     model = model.to(memory_format=torch.channels_last)
     mean = torch.tensor([0.485, 0.456, 0.406], device=device) * 255
