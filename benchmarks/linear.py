@@ -9,7 +9,10 @@ turns counts.
 - ``bare``: the shortest loop in plain torch that does the same steps and the same tests under the
   same allocator setting, its features in memory beforehand;
 - ``one``: ``clear-mlflow train`` as a user types it, supervisor, MLflow store and all;
-- ``ensemble``: the same with ``--seeds``, each member a run of its own.
+- ``ensemble``: the same with ``--seeds``, each member a run of its own;
+- ``avalanche``: avalanche-lib with the settings and metrics of its example of CLEAR's linear
+  protocol, on the same features in memory. Needs avalanche-lib 0.6.0: ``--avalanche`` names a
+  Python that has it beside torch and this package.
 
 A loop's time runs from the row of the untrained model to the last row (of the last member); what
 comes before is start-up, what comes after is scoring and closing the runs.
@@ -28,6 +31,7 @@ import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,12 +50,13 @@ def main() -> None:
     options.add_argument("--turns", type=int, default=3, help="of which the best counts")
     options.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options.add_argument("--folder", type=Path, help="where the data is kept from call to call")
+    options.add_argument("--avalanche", metavar="PYTHON", help="a Python with avalanche-lib")
     options.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     asked = options.parse_args()
     if asked.one:
         what, folder, epochs, device = asked.one
         name, _, members = what.partition(":")
-        side = {"bare": bare, "one": ours, "ensemble": ours}[name]
+        side = {"bare": bare, "one": ours, "ensemble": ours, "avalanche": avalanche}[name]
         print(json.dumps(side(Path(folder), int(epochs), int(members or 0), device)))
         return
     with tempfile.TemporaryDirectory() as temporary:
@@ -64,10 +69,12 @@ def main() -> None:
             f"{WIDTH:,} numbers each, {asked.epochs} epochs.\n"
         )
         sides = ["bare", "one", *([f"ensemble:{asked.members}"] if asked.members else [])]
+        sides += ["avalanche"] if asked.avalanche else []
         turns: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
         for _ in range(asked.turns):
             for side in sides:
-                turns[side].append(measure(side, folder, asked.epochs, asked.device))
+                python = asked.avalanche if side == "avalanche" else sys.executable
+                turns[side].append(measure(python, side, folder, asked.epochs, asked.device))
         print_table(turns)
         print(f"\nLoad average at the end: {os.getloadavg()[0]:.1f}.")
 
@@ -105,10 +112,10 @@ def machine() -> str:
     )
 
 
-def measure(what: str, folder: Path, epochs: int, device: str) -> dict[str, float]:
+def measure(python: str, what: str, folder: Path, epochs: int, device: str) -> dict[str, float]:
     """One measurement in a process of its own."""
     answer = subprocess.run(
-        [sys.executable, __file__, "--one", what, str(folder), str(epochs), device],
+        [python, __file__, "--one", what, str(folder), str(epochs), device],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -168,18 +175,12 @@ def bare(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:
     import torch
     from torch.nn.functional import cross_entropy, linear
 
-    from clear_mlflow.data import load_stream
     from clear_mlflow.learning.allocator import keep_freed_memory
 
     keep_freed_memory()
-    stream = load_stream(
-        "clear10", str(folder / "data"), cache_dir=folder / "cache", protocol="iid", split="auto"
-    )
-    (place,) = (folder / "cache" / "features" / NAME).iterdir()
-    arrays = [torch.from_numpy(np.load(file)).to(device) for file in sorted(place.glob("*.npy"))]
-    train, test = arrays[:BUCKETS], torch.cat(arrays[BUCKETS:])
-    labels = [torch.tensor(bucket.train.labels, device=device) for bucket in stream.buckets]
-    truth = torch.cat([torch.tensor(b.test.labels, device=device) for b in stream.buckets])
+    buckets = [[part.to(device) for part in bucket] for bucket in stored(folder)]
+    train, labels = [b[0] for b in buckets], [b[1] for b in buckets]
+    test, truth = (torch.cat([b[part] for b in buckets]) for part in (2, 3))
     of_bucket = torch.arange(BUCKETS, device=device).repeat_interleave(len(truth) // BUCKETS)
     head = torch.nn.Linear(WIDTH, CLASSES, device=device)
     torch.nn.init.zeros_(head.weight)
@@ -211,6 +212,87 @@ def bare(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:
                 optimizer.step()
         measure_row()
     ended = time.perf_counter()
+    return {
+        "start": started - began,
+        "loop": ended - started,
+        "close": 0.0,
+        "all": ended - began,
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+    }
+
+
+def stored(folder: Path) -> list[tuple[Any, Any, Any, Any]]:
+    """Of each bucket: features and labels to train on, features and labels to test on."""
+    import torch
+
+    from clear_mlflow.data import load_stream
+
+    stream = load_stream(
+        "clear10", str(folder / "data"), cache_dir=folder / "cache", protocol="iid", split="auto"
+    )
+    (place,) = (folder / "cache" / "features" / NAME).iterdir()
+    arrays = [torch.from_numpy(np.load(file)) for file in sorted(place.glob("*.npy"))]
+    return [
+        (train, torch.tensor(bucket.train.labels), test, torch.tensor(bucket.test.labels))
+        for train, test, bucket in zip(
+            arrays[:BUCKETS], arrays[BUCKETS:], stream.buckets, strict=True
+        )
+    ]
+
+
+def avalanche(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:
+    """avalanche-lib with the settings of its example of the linear protocol."""
+    began = time.perf_counter()
+    import torch
+    from avalanche.benchmarks import benchmark_from_datasets
+    from avalanche.benchmarks.utils import as_classification_dataset
+    from avalanche.evaluation import metrics
+    from avalanche.logging import TextLogger
+    from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
+    from avalanche.training.supervised import Naive
+    from torch.utils.data import TensorDataset
+
+    buckets = stored(folder)
+
+    def stream(features: int, labels: int) -> list[object]:
+        found = []
+        for bucket in buckets:
+            dataset = TensorDataset(bucket[features], bucket[labels])
+            dataset.targets = bucket[labels].tolist()
+            found.append(as_classification_dataset(dataset))
+        return found
+
+    scenario = benchmark_from_datasets(train=stream(0, 1), test=stream(2, 3))
+    model = torch.nn.Linear(WIDTH, CLASSES).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, weight_decay=1e-5, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=LR_STEP, gamma=0.1)
+    with tempfile.TemporaryFile("w") as log:
+        evaluator = EvaluationPlugin(
+            metrics.accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
+            metrics.loss_metrics(minibatch=True, epoch=True, experience=True, stream=True),
+            metrics.timing_metrics(epoch=True, epoch_running=True),
+            metrics.forgetting_metrics(experience=True, stream=True),
+            metrics.cpu_usage_metrics(experience=True),
+            metrics.confusion_matrix_metrics(num_classes=CLASSES, save_image=False, stream=True),
+            metrics.disk_usage_metrics(minibatch=True, epoch=True, experience=True, stream=True),
+            loggers=[TextLogger(log)],
+        )
+        strategy = Naive(
+            model=model,
+            optimizer=optimizer,
+            criterion=torch.nn.CrossEntropyLoss(),
+            train_mb_size=BATCH,
+            train_epochs=epochs,
+            eval_mb_size=BATCH,
+            evaluator=evaluator,
+            device=torch.device(device),
+            plugins=[LRSchedulerPlugin(scheduler)],
+        )
+        started = time.perf_counter()
+        for experience in scenario.train_stream:
+            strategy.train(experience)
+            strategy.eval(scenario.test_stream)
+        ended = time.perf_counter()
     return {
         "start": started - began,
         "loop": ended - started,
