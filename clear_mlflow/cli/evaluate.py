@@ -122,7 +122,8 @@ def evaluate(
 
     Scores are written into the scored runs. Running it twice changes nothing, and stopped half way
     it goes on where it was. The exit code is 2 where a run could not be scored, lacks a row, or
-    holds values of another definition; the other runs are scored all the same.
+    holds values of another definition, and where a metric of your own failed; all else is scored
+    all the same.
     """
     run_ids = listed(run_id)
     if run_id != NONE and (not run_ids or experiment != NONE or filter_string != NONE):
