@@ -204,6 +204,16 @@ def write_scores(client: MlflowClient, run: Run, scores: Scores) -> None:
         )
 
 
+def score(client: MlflowClient, run_id: str) -> Scores:
+    """Read a run's rows back, log the scores that MLflow lacks, and give them."""
+    with explained(f"read run {run_id}"):
+        run = client.get_run(run_id)
+    scores = read_scores(client, run)
+    if not scores.is_stored:
+        write_scores(client, run, scores)
+    return scores
+
+
 def _batches(points: Sequence[Metric]) -> list[Sequence[Metric]]:
     return [points[start : start + _BATCH] for start in range(0, len(points), _BATCH)] or [()]
 
