@@ -25,9 +25,10 @@ from clear_mlflow.errors import FailedMetricError
 from clear_mlflow.metrics import METRICS, summarize, undefined
 from clear_mlflow.record import Record, RowRecord, assemble
 from clear_mlflow.report.files import matrix_csv, matrix_json
-from clear_mlflow.report.heatmap import heatmap_png, png_array
+from clear_mlflow.report.heatmap import heatmap_png
 from clear_mlflow.report.markdown import description
 from clear_mlflow.report.rows import named_rows, percent
+from clear_mlflow.report.sheet import png_array
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.matrices import StoredRows, stored_rows_of
 from clear_mlflow.tracking.predictions import (
