@@ -126,13 +126,13 @@ def measure(python: str, what: str, folder: Path, epochs: int, device: str) -> d
 def write_dataset(folder: Path, train: int, test: int) -> None:
     """Files that stand for images, in CLEAR's released layout, and features of all of them."""
     from clear_mlflow.data import load_stream
-    from clear_mlflow.data.features import (
+    from clear_mlflow.data.extracted_features import (
         Extraction,
         array_file,
-        image_sets,
         write_array,
         write_sidecar,
     )
+    from clear_mlflow.data.stream import image_sets
 
     root = folder / "data"
     names = [f"class{label:02d}" for label in range(CLASSES)]

@@ -52,3 +52,7 @@ class StateError(TrainingError):
 
 class UndefinedMetricError(ClearError):
     """A metric has no value on this matrix; the message is the reason."""
+
+
+class FailedMetricError(UndefinedMetricError):
+    """A user's own metric raised something else, or gave no number: it is to be mended."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clear_mlflow import metrics, predicted
-from clear_mlflow.errors import ConfigError, UndefinedMetricError
+from clear_mlflow.errors import ConfigError, FailedMetricError, UndefinedMetricError
 from clear_mlflow.matrix import shown
 from clear_mlflow.metrics import Metric, gather
 from clear_mlflow.predicted import PredictionMetric
@@ -35,7 +35,8 @@ _RESERVED = ("accuracy", "predictions", "system")
 class OwnMetrics:
     """What a user brought, ready to be computed beside the built-in metrics.
 
-    Their functions raise nothing but UndefinedMetricError, and give finite numbers.
+    Their functions raise nothing but UndefinedMetricError, of which FailedMetricError is one, and
+    give finite numbers.
     """
 
     matrix: tuple[Metric, ...] = ()
@@ -182,11 +183,11 @@ def _guarded(told: str, function: Callable[[Any], Any]) -> Callable[[Any], float
         except UndefinedMetricError:
             raise
         except Exception as error:
-            raise UndefinedMetricError(f"{told} raised {_first_line(error)}") from error
+            raise FailedMetricError(f"{told} raised {_first_line(error)}") from error
         if not isinstance(found, numbers.Real) and getattr(found, "shape", None) != ():
-            raise UndefinedMetricError(f"{told} gave {shown(found)}; expected a number")
+            raise FailedMetricError(f"{told} gave {shown(found)}; expected a number")
         if not math.isfinite(number):
-            raise UndefinedMetricError(f"{told} gave {number}; expected a finite number")
+            raise FailedMetricError(f"{told} gave {number}; expected a finite number")
         return number
 
     return value

@@ -11,12 +11,8 @@ from released_layout import read_json, write_released
 from clear_mlflow.cli import main
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.data import images, load_stream
-from clear_mlflow.data.features import (
-    Extraction,
-    load_features,
-    refuse_taken_name,
-    write_sidecar,
-)
+from clear_mlflow.data.extracted_features import Extraction, write_sidecar
+from clear_mlflow.data.features import load_features, refuse_taken_name
 from clear_mlflow.errors import ConfigError
 
 

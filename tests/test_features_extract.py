@@ -19,7 +19,8 @@ from torchvision.transforms import functional
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.features import image_sets, load_features
+from clear_mlflow.data.features import load_features
+from clear_mlflow.data.stream import image_sets
 from clear_mlflow.errors import ClearError, ConfigError, DataError
 from clear_mlflow.learning import extract as extraction
 from clear_mlflow.learning.extract import Backbone, Geometry, extract, features_of, load_backbone

@@ -17,8 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from released_layout import write_image, write_released
 
-from clear_mlflow.data import features, load_stream
-from clear_mlflow.data.features import load_features, load_torch_file, own_names
+from clear_mlflow.data import load_stream, torch_files
+from clear_mlflow.data.features import load_features
+from clear_mlflow.data.own_features import own_names
+from clear_mlflow.data.torch_files import load_torch_file
 from clear_mlflow.errors import DataError
 
 
@@ -294,7 +296,7 @@ def test_labels_may_be_tensors(tmp_path, stored):
 
 def test_a_zip_bomb_is_not_unpacked(tmp_path, monkeypatch):
     """A file that claims more than the bound is refused by what its directory says."""
-    monkeypatch.setattr(features, "_MAX_FILE_BYTES", 2**20)
+    monkeypatch.setattr(torch_files, "_MAX_FILE_BYTES", 2**20)
     path = tmp_path / "bomb.pth"
     torch.save({"1": torch.zeros(3)}, path)
     with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as archive:

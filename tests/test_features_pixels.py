@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.features import Extraction, load_features, refuse_taken_name
+from clear_mlflow.data.extracted_features import Extraction
+from clear_mlflow.data.features import load_features, refuse_taken_name
 from clear_mlflow.data.pixels import PIXELS, pixel_features
 from clear_mlflow.data.stream import ImageSet
 from clear_mlflow.errors import ConfigError, DataError

@@ -39,7 +39,8 @@ from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.terminal import comparison_text
 from clear_mlflow.config import TrainConfig, parameter_defaults, read_config_file
-from clear_mlflow.data.features import load_torch_file, read_array
+from clear_mlflow.data.extracted_features import read_array
+from clear_mlflow.data.torch_files import load_torch_file
 from clear_mlflow.errors import ClearError, ConfigError
 from clear_mlflow.imports import FORMATS, Source, read_runs
 from clear_mlflow.imports._literal_pickle import read_literals

@@ -64,6 +64,18 @@ def test_parameters_are_texts_and_never_empty(entry_point):
         assert parameter["default"]
 
 
+def test_an_option_means_the_same_in_every_command_that_asks_for_runs():
+    """Evaluate, compare and sweep: one help text, one kind of value for each name."""
+    declared = {}
+    for command in map(main.commands.get, ("evaluate", "compare", "sweep")):
+        for option in command.params:
+            if isinstance(option, click.Option):
+                kind = getattr(option.type, "choices", None)
+                said = (option.help, option.metavar, kind and tuple(kind), option.flag_value)
+                declared.setdefault(option.name, set()).add(said)
+    assert {name for name, said in declared.items() if len(said) > 1} == set()
+
+
 def test_every_command_that_tracks_is_an_entry_point():
     """A command that writes to MLflow is one; a group of commands on local folders is none.
 

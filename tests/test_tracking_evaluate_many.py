@@ -286,6 +286,39 @@ def test_the_summary_of_many_runs_names_those_that_lack_something(store, many, c
     assert f"error: run {damaged.info.run_id}: row_004.json" in err
 
 
+@pytest.mark.parametrize("all_shown", [50, 1])
+def test_what_an_own_metric_lacks_is_told_of_few_runs_and_of_many(
+    store, many, tmp_path, monkeypatch, all_shown
+):
+    """One that fails is a problem of each run, also the second time; one not defined is counted."""
+    from click.testing import CliRunner
+
+    from clear_mlflow.cli import main, verdicts
+
+    monkeypatch.setattr(verdicts, "_ALL_SHOWN", all_shown)
+    runs = many("one", "two")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "lab_of_two.py").write_text(
+        "from clear_mlflow.errors import UndefinedMetricError\n"
+        "def failing(matrix): return matrix.no_such\n"
+        "def undefined(matrix): raise UndefinedMetricError('needs more')\n"
+    )
+
+    def command(metric):
+        return CliRunner().invoke(main, ["evaluate", "--experiment", "test", "--metric", metric])
+
+    for _ in range(2):
+        failed = command("lab_of_two:failing")
+        assert failed.exit_code == 2
+        for run in runs:
+            told = [line for line in failed.output.splitlines() if run.info.run_id in line]
+            assert sum("lab_of_two:failing raised AttributeError" in line for line in told) == 2
+        assert "have no lab_of_two/failing" not in failed.output
+    undefined = command("lab_of_two:undefined")
+    assert undefined.exit_code == 0
+    assert "; 2 runs have no lab_of_two/undefined" in undefined.output
+
+
 def test_own_metric_and_changed_definition_on_the_command_line(store, many, tmp_path, monkeypatch):
     """A function of the working folder is logged; its next version is refused with exit code 2."""
     from click.testing import CliRunner

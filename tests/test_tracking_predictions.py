@@ -201,18 +201,29 @@ def test_own_metrics_over_rows_and_predictions(store, experiment_id, tmp_path, m
 
             def broken(matrix):
                 return {}["x"]
+
+            def broken_too(predictions):
+                return {}["y"]
             """
         )
     )
     monkeypatch.chdir(tmp_path)
     run = kept_run(store, experiment_id)
-    names = ("worst", "share_of_first_class", "broken")
+    names = ("worst", "share_of_first_class", "broken", "broken_too")
     asked = ",".join(f"lab_of_mine:{name}" for name in names)
     done = CliRunner().invoke(
         main, ["evaluate", "--run-id", run.info.run_id, "--metric", asked], catch_exceptions=False
     )
-    assert done.exit_code == 0, done.output
-    assert "lab_of_mine/broken left out: lab_of_mine:broken raised KeyError: 'x'" in done.output
+    told = [
+        "lab_of_mine/broken left out: lab_of_mine:broken raised KeyError: 'x'",
+        "lab_of_mine/broken_too left out: lab_of_mine:broken_too raised KeyError: 'y'",
+    ]
+    assert done.exit_code == 2
+    assert all(line in done.output for line in told)
+    again = CliRunner().invoke(main, ["evaluate", "--experiment", "test", "--metric", asked])
+    assert "1 unchanged" in again.output
+    assert again.exit_code == 2
+    assert all(line in again.output for line in told)
     found = store.get_run(run.info.run_id).data
     matrix = assemble(read_rows(store, run)).matrix
     assert found.metrics["lab_of_mine/worst"] == matrix.values.min()

@@ -11,6 +11,12 @@ import click
 from rich.console import Console
 from rich.text import Text
 
+from clear_mlflow.cli.options import (
+    comparison_options,
+    grouping,
+    listed,
+    run_selection_options,
+)
 from clear_mlflow.config import AUTO, NONE
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.report.rows import printable
@@ -20,43 +26,8 @@ _PIPED_WIDTH = 200
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
-@click.option(
-    "--run-id",
-    default=NONE,
-    show_default=True,
-    metavar="ID[,ID...]",
-    help="The runs to compare, by id, as RUN... does.",
-)
-@click.option(
-    "--experiment",
-    default=NONE,
-    show_default=True,
-    metavar="NAME",
-    help="All runs of an experiment, by its name or id.",
-)
-@click.option(
-    "--filter",
-    "filter_string",
-    default=NONE,
-    show_default=True,
-    metavar="TEXT",
-    help="Runs that MLflow's search finds, as \"tags.dataset = 'clear10'\".",
-)
-@click.option(
-    "--group-by",
-    default="strategy,dataset",
-    show_default=True,
-    metavar="NAME[,NAME...]",
-    help="Parameters or tags that the seeds of one method share; none: each run for itself.",
-)
-@click.option(
-    "--rank-by",
-    default=AUTO,
-    show_default=True,
-    metavar="METRIC",
-    help="The metric that ranks and that the verdicts are on; auto: clear/challenge_score where it "
-    "is defined.",
-)
+@run_selection_options
+@comparison_options(group_by="strategy,dataset")
 def compare(
     runs: tuple[str, ...],
     run_id: str,
@@ -71,16 +42,14 @@ def compare(
     pictures. Runs tested on other data or by another protocol are grouped apart and never tested
     against each other.
     """
-    run_ids = tuple(_listed(",".join([*runs, "" if run_id == NONE else run_id])))
+    run_ids = (*listed(",".join(runs)), *listed(run_id))
     searched = experiment != NONE or filter_string != NONE
     if bool(run_ids) == searched:
         raise ConfigError(
             f"{len(run_ids)} runs are named beside experiment {experiment!r} and filter "
             f"{filter_string!r}; name runs, or choose by experiment and filter"
         )
-    by = () if group_by == NONE else tuple(dict.fromkeys(_listed(group_by)))
-    if group_by != NONE and not by:
-        raise ConfigError(f"group_by is {group_by!r}; expected names, or none")
+    by = grouping(group_by)
 
     from clear_mlflow.comparison.terminal import comparison_text
     from clear_mlflow.tracking.compare import (
@@ -128,7 +97,3 @@ def compare(
         lines.append(f"page     {Path(url2pathname(root.path), COMPARISON_PAGE)}")
     for line in lines:
         out.print(Text(printable(line)), soft_wrap=True)
-
-
-def _listed(text: str) -> list[str]:
-    return [part.strip() for part in text.split(",") if part.strip()]

@@ -10,8 +10,17 @@ import click
 
 from clear_mlflow import predicted
 from clear_mlflow.cli.interrupt import scratch_folder, stoppable
+from clear_mlflow.cli.options import (
+    check_engine,
+    dry_run_option,
+    engine_options,
+    listed,
+    number_of_jobs,
+    run_selection_options,
+    yes_or_no_option,
+)
 from clear_mlflow.config import AUTO, NONE
-from clear_mlflow.engines.on_ray import LOCAL, RayCluster
+from clear_mlflow.engines.on_ray import RayCluster
 from clear_mlflow.errors import ClearError, ConfigError
 from clear_mlflow.imports import Reading, RowPattern
 from clear_mlflow.metrics import METRICS
@@ -19,28 +28,7 @@ from clear_mlflow.own_metrics import load_own_metrics
 
 
 @click.command()
-@click.option(
-    "--run-id",
-    default=NONE,
-    show_default=True,
-    metavar="ID[,ID...]",
-    help="The runs to score, by id.",
-)
-@click.option(
-    "--experiment",
-    default=NONE,
-    show_default=True,
-    metavar="NAME",
-    help="All runs of an experiment, by its name or id.",
-)
-@click.option(
-    "--filter",
-    "filter_string",
-    default=NONE,
-    show_default=True,
-    metavar="TEXT",
-    help="Runs that MLflow's search finds, as \"params.strategy = 'replay'\".",
-)
+@run_selection_options
 @click.option(
     "--only",
     type=click.Choice(["all", "unscored"]),
@@ -77,13 +65,8 @@ from clear_mlflow.own_metrics import load_own_metrics
     show_default=True,
     help="What zeros above the diagonal of such rows mean; auto refuses to guess.",
 )
-@click.option(
+@yes_or_no_option(
     "--from-models",
-    type=click.Choice(["yes", "no"]),
-    is_flag=False,
-    flag_value="yes",
-    default="no",
-    show_default=True,
     help="Test the models that the runs stored (log_models) again, on --data-root: each run gets "
     "a child run with the rows that this gives.",
 )
@@ -103,13 +86,8 @@ from clear_mlflow.own_metrics import load_own_metrics
     "this machine, or their names and sizes differ; all, always; none, never. Runs named by id "
     "are always read.",
 )
-@click.option(
+@yes_or_no_option(
     "--accept-new-definitions",
-    type=click.Choice(["yes", "no"]),
-    is_flag=False,
-    flag_value="yes",
-    default="no",
-    show_default=True,
     help="Overwrite values that are of another version of a metric's definition.",
 )
 @click.option(
@@ -119,37 +97,8 @@ from clear_mlflow.own_metrics import load_own_metrics
     show_default=True,
     help="Heat maps: of runs named by id or trained by this program; of all; of none anew.",
 )
-@click.option(
-    "--jobs",
-    default=AUTO,
-    show_default=True,
-    metavar="N",
-    help="Runs under way at once; auto is what suits the store. On Ray, batches of runs; auto: as "
-    "many as there is room for.",
-)
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Where runs are scored: in this process, or by Ray in batches.",
-)
-@click.option(
-    "--address",
-    default=LOCAL,
-    show_default=True,
-    metavar="ADDRESS",
-    help="Of a Ray cluster that runs, as HOST:6379 or auto; local starts one here.",
-)
-@click.option(
-    "--dry-run",
-    type=click.Choice(["yes", "no"]),
-    is_flag=False,
-    flag_value="yes",
-    default="no",
-    show_default=True,
-    help="Say what would be done, and write nothing.",
-)
+@engine_options
+@dry_run_option
 def evaluate(
     run_id: str,
     experiment: str,
@@ -164,8 +113,8 @@ def evaluate(
     verify: str,
     accept_new_definitions: str,
     pictures: str,
-    jobs: str,
     engine: str,
+    jobs: str,
     address: str,
     dry_run: str,
 ) -> None:
@@ -173,9 +122,10 @@ def evaluate(
 
     Scores are written into the scored runs. Running it twice changes nothing, and stopped half way
     it goes on where it was. The exit code is 2 where a run could not be scored, lacks a row, or
-    holds values of another definition; the other runs are scored all the same.
+    holds values of another definition, and where a metric of your own failed; all else is scored
+    all the same.
     """
-    run_ids = () if run_id == NONE else tuple(i.strip() for i in run_id.split(",") if i.strip())
+    run_ids = listed(run_id)
     if run_id != NONE and (not run_ids or experiment != NONE or filter_string != NONE):
         raise ConfigError(
             f"run_id is {run_id!r} beside experiment {experiment!r} and filter {filter_string!r}; "
@@ -206,14 +156,10 @@ def evaluate(
             "from_models is yes beside engine ray; stored models are tested again in one process: "
             "pass engine=local"
         )
-    if engine == "local" and address != LOCAL:
-        raise ConfigError(
-            f"address is {address!r} beside engine local; an address is of a Ray cluster: pass "
-            "engine=ray with it"
-        )
+    check_engine(engine, address)
     reading = Reading(scale=rows_scale, future=rows_future)
-    num_jobs = _jobs(jobs)
-    own = load_own_metrics(_listed(metric))
+    num_jobs = number_of_jobs(jobs)
+    own = load_own_metrics(list(listed(metric)))
 
     from clear_mlflow.cli.verdicts import RunProgress, Summary
     from clear_mlflow.tracking.adopt import adopt_rows
@@ -283,15 +229,3 @@ def evaluate(
         sys.exit(128 + received[0])
     if not summary.is_well:
         sys.exit(2)
-
-
-def _listed(text: str) -> list[str]:
-    return [] if text == NONE else [part.strip() for part in text.split(",") if part.strip()]
-
-
-def _jobs(text: str) -> int | None:
-    if text == AUTO:
-        return None
-    if not text.isascii() or not text.isdecimal() or not 1 <= int(text) <= 256:
-        raise ConfigError(f"jobs is {text!r}; expected {AUTO}, or a number from 1 to 256")
-    return int(text)

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from clear_mlflow.report.rows import one_line, printable
 from clear_mlflow.report.text import matrix_table, metrics_table
+from clear_mlflow.tracking.outcome import Outcome
 from clear_mlflow.tracking.scoring import Scores
-from clear_mlflow.tracking.session import Outcome
 
 # A run's links and a verdict are read by programs, too: they are never wrapped when piped.
 _PIPED_WIDTH = 200

@@ -14,11 +14,21 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from clear_mlflow.cli.options import (
+    check_engine,
+    comparison_options,
+    dry_run_option,
+    engine_options,
+    grouping,
+    number_of_jobs,
+    whole_number,
+)
 from clear_mlflow.config import AUTO, NONE
 from clear_mlflow.engines import Engine, LocalEngine
-from clear_mlflow.engines.on_ray import LOCAL, RayEngine
+from clear_mlflow.engines.on_ray import RayEngine
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.report.rows import one_line
 from clear_mlflow.sweep import Grid, read_grid
 
 if TYPE_CHECKING:
@@ -26,7 +36,6 @@ if TYPE_CHECKING:
 
 _PIPED_WIDTH = 200
 _ALL_SHOWN = 50
-_MOST_JOBS = 256
 _MOST_RETRIES = 100
 
 
@@ -38,28 +47,7 @@ _MOST_RETRIES = 100
     metavar="FILE",
     help="YAML file of strategies, seeds and parameters; docs/sweeps.md tells how it is written.",
 )
-@click.option(
-    "--engine",
-    type=click.Choice(["local", "ray"]),
-    default="local",
-    show_default=True,
-    help="Where the runs are trained: on this machine, or by Ray.",
-)
-@click.option(
-    "--jobs",
-    default=AUTO,
-    show_default=True,
-    metavar="N",
-    help="Runs under way at once; auto: one after another on this machine, as many as there is "
-    "room for on Ray.",
-)
-@click.option(
-    "--address",
-    default=LOCAL,
-    show_default=True,
-    metavar="ADDRESS",
-    help="Of a Ray cluster that runs, as HOST:6379 or auto; local starts one here.",
-)
+@engine_options
 @click.option(
     "--cpus", default="1", show_default=True, metavar="N", help="Cores of each run, on Ray."
 )
@@ -77,29 +65,8 @@ _MOST_RETRIES = 100
     metavar="N",
     help="How often a run is begun again whose process was killed or whose machine went down.",
 )
-@click.option(
-    "--group-by",
-    default=AUTO,
-    show_default=True,
-    metavar="NAME[,NAME...]",
-    help="Of the comparison at the end; auto: strategy, dataset and all that varies but seeds.",
-)
-@click.option(
-    "--rank-by",
-    default=AUTO,
-    show_default=True,
-    metavar="METRIC",
-    help="Of the comparison at the end: the metric that ranks.",
-)
-@click.option(
-    "--dry-run",
-    type=click.Choice(["yes", "no"]),
-    is_flag=False,
-    flag_value="yes",
-    default="no",
-    show_default=True,
-    help="Say which runs are done and which would be started, and write nothing.",
-)
+@comparison_options(group_by=AUTO)
+@dry_run_option
 def sweep(
     grid: str,
     engine: str,
@@ -120,15 +87,14 @@ def sweep(
     """
     if grid == NONE:
         raise ConfigError("grid names no file; pass grid=FILE, as examples/sweep.yaml")
-    num_jobs = None if jobs == AUTO else _whole("jobs", jobs, 1, _MOST_JOBS)
-    num_retries = _whole("retries", retries, 0, _MOST_RETRIES)
+    num_jobs = number_of_jobs(jobs)
+    num_retries = whole_number("retries", retries, 0, _MOST_RETRIES)
     num_cpus, num_gpus = _amount("cpus", cpus), _amount("gpus", gpus)
-    if engine == "local" and (address, num_cpus, num_gpus) != (LOCAL, 1.0, 0.0):
-        raise ConfigError(
-            f"engine is local beside address {address!r}, cpus {cpus} and gpus {gpus}, which are "
-            "Ray's; pass engine=ray with them, or leave them out"
-        )
-    by = None if group_by == AUTO else _names(group_by)
+    amounts = {"cpus": (cpus, num_cpus != 1), "gpus": (gpus, num_gpus != 0)}
+    check_engine(
+        engine, address, **{name: text for name, (text, asked) in amounts.items() if asked}
+    )
+    by = None if group_by == AUTO else grouping(group_by)
     planned = read_grid(Path(grid))
 
     # Imported here: what is wrong with the file is told before MLflow and torch are loaded.
@@ -193,7 +159,7 @@ class _Told:
         else:
             told = "started" if run.tries == 1 else f"started again, try {run.tries}"
         why = f": {run.error}" if run.error else ""
-        line = " ".join(f"{told}: {run.planned.name}{why} (run {run.run_id})".split())
+        line = one_line(f"{told}: {run.planned.name}{why} (run {run.run_id})")
         with suppress(OSError):
             print(f"[{self._ended}/{self._total}] {line}", file=sys.stderr, flush=True)
 
@@ -234,24 +200,10 @@ def _show(out: Console, tracking_uri: str, result: SweepResult, *, stopped: bool
             out.print("stopped: the same command does the rest")
     for run in result.runs:
         if run.state == FAILED:
-            click.echo(f"error: {run.planned.name}: {run.error} (run {run.run_id})", err=True)
+            line = one_line(f"{run.planned.name}: {run.error} (run {run.run_id})")
+            click.echo(f"error: {line}", err=True)
     for problem in result.problems:
-        click.echo(f"error: {' '.join(problem.split())}", err=True)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    if text == NONE:
-        return ()
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not names:
-        raise ConfigError(f"group_by is {text!r}; expected names, none or auto")
-    return names
-
-
-def _whole(name: str, text: str, least: int, most: int) -> int:
-    if not text.isascii() or not text.isdecimal() or not least <= int(text[:10]) <= most:
-        raise ConfigError(f"{name} is {text!r}; expected a number from {least} to {most}")
-    return int(text)
+        click.echo(f"error: {one_line(problem)}", err=True)
 
 
 def _amount(name: str, text: str) -> float:

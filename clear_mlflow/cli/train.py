@@ -90,7 +90,7 @@ def train(context: click.Context, /, resume: str, config_file: str, **asked: str
 
         from clear_mlflow.cli.output import print_outcome
         from clear_mlflow.tracking.preflight import bound_retries, quiet_mlflow
-        from clear_mlflow.tracking.session import resume_supervised, train_supervised
+        from clear_mlflow.tracking.supervised import resume_supervised, train_supervised
 
         bound_retries()
         quiet_mlflow()

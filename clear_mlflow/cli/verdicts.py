@@ -38,6 +38,7 @@ class Summary:
         self._num_partial = 0
         self._num_problems = 0
         self._from_tags = 0
+        self._undefined: Counter[str] = Counter()  # a user's own metric to runs without its value
 
     def add(self, verdict: Verdict) -> None:
         """Count a run."""
@@ -50,6 +51,7 @@ class Summary:
         if len(self._first) <= _ALL_SHOWN:
             self._first.append(light)
         self._num_partial += verdict.is_partial
+        self._undefined.update(verdict.undefined)
         if (verdict.is_problem or verdict.is_partial) and len(self._notable) < _MOST_SHOWN:
             self._notable.append(light)
         if verdict.is_problem:
@@ -90,6 +92,8 @@ class Summary:
         out.print(f"\n{self}; {self._values} metric values {done}", highlight=False, end="")
         if self._num_partial:
             out.print(f"; {self._num_partial} runs lack rows", highlight=False, end="")
+        for metric, number in self._undefined.items():
+            out.print(f"; {number} runs have no {metric}", highlight=False, end="", markup=False)
         if self._from_tags:
             out.print(f"; {self._from_tags} matrices from tags", highlight=False, end="")
         if dry_run:

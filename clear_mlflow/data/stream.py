@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,3 +66,9 @@ class BucketStream:
     layout: str = ""  # how the files lie, for people
     protocol: str = "iid"  # or "streaming": each bucket's test set is its training set
     split: str = "released"  # or a split's number, or "none" where nothing is held out
+
+
+def image_sets(stream: BucketStream) -> Iterator[ImageSet]:
+    """All sets of images of a stream, each once: training images first, bucket by bucket."""
+    yield from (bucket.train for bucket in stream.buckets)
+    yield from (bucket.test for bucket in stream.buckets if bucket.test is not bucket.train)

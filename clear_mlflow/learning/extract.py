@@ -17,21 +17,20 @@ import torchvision.models
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from clear_mlflow.data.features import (
+from clear_mlflow.data.extracted_features import (
     MAX_WIDTH,
     Extraction,
     array_file,
-    image_sets,
     is_extracted,
-    load_torch_file,
     read_array,
-    refuse_taken_name,
     write_array,
     write_sidecar,
 )
+from clear_mlflow.data.features import refuse_taken_name
 from clear_mlflow.data.files import path_text, reason, shown
 from clear_mlflow.data.images import decode
-from clear_mlflow.data.stream import BucketStream, ImageSet
+from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
+from clear_mlflow.data.torch_files import load_torch_file
 from clear_mlflow.errors import ConfigError, DataError
 from clear_mlflow.learning.device import Draw, memory_told, seed_everything
 from clear_mlflow.learning.images import Normaliser, centre_crop

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clear_mlflow.config import NONE
-from clear_mlflow.data.features import load_torch_file
+from clear_mlflow.data.torch_files import load_torch_file
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.report.rows import one_line
 

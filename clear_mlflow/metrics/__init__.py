@@ -15,11 +15,11 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from clear_mlflow.errors import UndefinedMetricError
+from clear_mlflow.errors import FailedMetricError, UndefinedMetricError
 from clear_mlflow.matrix import AccuracyMatrix
 from clear_mlflow.metrics._base import Metric
 
-__all__ = ["METRICS", "Metric", "explain", "gather", "series", "summarize"]
+__all__ = ["METRICS", "Metric", "explain", "gather", "series", "summarize", "undefined"]
 
 
 class _Named(Protocol):
@@ -105,6 +105,13 @@ def explain(
     >>> explain(AccuracyMatrix([[0.9, 0.6]]))["clear/backward_transfer"]
     'needs a past bucket: k >= 2 (trained on 1)'
     """
+    return {name: str(error) for name, error in undefined(matrix, protocol, metrics).items()}
+
+
+def undefined(
+    matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
+) -> dict[str, UndefinedMetricError]:
+    """As :func:`explain`, as errors: a FailedMetricError is a mistake of the metric itself."""
     evidence = matrix.masked(protocol)
     # Had everything been measured, would the protocol still leave this metric out? Then it does
     # not help a user to hear which cell is missing.
@@ -116,17 +123,19 @@ def explain(
         if protocol != "iid"
         else set()
     )
-    reasons = {}
+    errors: dict[str, UndefinedMetricError] = {}
     for metric in metrics:
         try:
             metric.function(evidence)
+        except FailedMetricError as error:
+            errors[metric.name] = error
         except UndefinedMetricError as error:
-            reasons[metric.name] = str(error)
+            errors[metric.name] = error
             if metric.name in ruled_out:
-                reasons[metric.name] = (
+                errors[metric.name] = UndefinedMetricError(
                     f"under the {protocol} protocol cells with j <= i score training images"
                 )
-    return reasons
+    return errors
 
 
 def series(

@@ -25,6 +25,7 @@ __all__ = [
     "macro_matrix",
     "series",
     "summarize",
+    "undefined",
 ]
 
 METRICS: tuple[PredictionMetric, ...] = gather(
@@ -52,13 +53,20 @@ def explain(
     predictions: Predictions, metrics: Sequence[PredictionMetric] = METRICS
 ) -> dict[str, str]:
     """Why each metric that :func:`summarize` leaves out has no value: name to reason."""
-    reasons = {}
+    return {name: str(error) for name, error in undefined(predictions, metrics).items()}
+
+
+def undefined(
+    predictions: Predictions, metrics: Sequence[PredictionMetric] = METRICS
+) -> dict[str, UndefinedMetricError]:
+    """As :func:`explain`, as errors: a FailedMetricError is a mistake of the metric itself."""
+    errors: dict[str, UndefinedMetricError] = {}
     for metric in metrics:
         try:
             metric.function(predictions)
         except UndefinedMetricError as error:
-            reasons[metric.name] = str(error)
-    return reasons
+            errors[metric.name] = error
+    return errors
 
 
 def series(

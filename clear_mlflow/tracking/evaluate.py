@@ -47,6 +47,7 @@ class Verdict:
     scores: Scores | None = None
     is_problem: bool = False  # somebody should look at this run
     is_partial: bool = False  # rows are missing, at the end or in between
+    undefined: tuple[str, ...] = ()  # a user's own metrics that have no value, and did not fail
 
     def without_scores(self) -> Verdict:
         """The same in a few hundred bytes, to be kept of many runs."""
@@ -146,10 +147,23 @@ class Evaluation:
             _gaps(scores)
             or (scores.outdated and not self.accept_new)
             or scores.predicted.problem is not None
+            or scores.failed
         )
         action = "scored" if changed else "unchanged"
-        partial_run = scores.rows_state != "complete"
-        return Verdict(run_id, name, action, "; ".join(notes), scores, matters, partial_run)
+        return Verdict(
+            run_id,
+            name,
+            action,
+            "; ".join(notes),
+            scores,
+            is_problem=matters,
+            is_partial=scores.rows_state != "complete",
+            undefined=tuple(
+                name
+                for name in _own_without_value(scores, self._versions)
+                if name not in scores.failed
+            ),
+        )
 
     @property
     def _versions(self) -> dict[str, int]:
@@ -228,9 +242,8 @@ def _describe(scores: Scores, accept_new: bool, versions: Mapping[str, int]) -> 
     if scores.predicted.problem is not None:
         yield f"its predictions were left out: {scores.predicted.problem}"
     # A user's own metric was asked for: where it has no value, they want to know why.
-    for name, reason in scores.reasons.items():
-        if name in versions.keys() - _BUILT_IN - scores.outdated.keys():
-            yield f"{name} left out: {reason}"
+    for name in _own_without_value(scores, versions):
+        yield f"{name} left out: {scores.reasons[name]}"
     for name, version in scores.outdated.items():
         if accept_new:
             yield f"{name} of definition {version} overwritten by {versions[name]}"
@@ -239,6 +252,11 @@ def _describe(scores: Scores, accept_new: bool, versions: Mapping[str, int]) -> 
                 f"holds {name} of definition {version}; this program computes {versions[name]}, "
                 "and overwrites with accept_new_definitions=yes alone"
             )
+
+
+def _own_without_value(scores: Scores, versions: Mapping[str, int]) -> list[str]:
+    own = versions.keys() - _BUILT_IN - scores.outdated.keys()
+    return [name for name in scores.reasons if name in own]
 
 
 def _gaps(scores: Scores) -> tuple[int, ...]:

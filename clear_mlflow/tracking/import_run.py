@@ -22,7 +22,7 @@ from clear_mlflow.tracking import names
 from clear_mlflow.tracking.contention import despite_others
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.rows import write_row
-from clear_mlflow.tracking.session import score
+from clear_mlflow.tracking.scoring import score
 
 # What stands for the digest of a dataset that nobody has seen: it is no digest of any.
 UNKNOWN = "unknown"

@@ -31,8 +31,7 @@ from clear_mlflow.tracking.generated_names import is_generated
 from clear_mlflow.tracking.liveness import heartbeat, trains_now
 from clear_mlflow.tracking.preflight import bound_retries, explained, preflight
 from clear_mlflow.tracking.rows import read_rows
-from clear_mlflow.tracking.scoring import Scores
-from clear_mlflow.tracking.session import score
+from clear_mlflow.tracking.scoring import Scores, score
 from clear_mlflow.tracking.tracked_run import TrackedRun
 from clear_mlflow.tracking.warning import warn
 from clear_mlflow.training import MeasuredRow, StreamFacts

@@ -17,10 +17,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
-from clear_mlflow.errors import RecordError
+from clear_mlflow.errors import FailedMetricError, RecordError
 from clear_mlflow.predicted import METRICS, PredictionMetric, Predictions, macro_matrix
-from clear_mlflow.predicted import explain as explain_metrics
 from clear_mlflow.predicted import series as metric_series
+from clear_mlflow.predicted import undefined as undefined_metrics
 from clear_mlflow.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
@@ -58,6 +58,7 @@ class PredictionScores:
     reasons: Mapping[str, str] = field(default_factory=dict)  # metric name to why it is undefined
     files: Mapping[str, str] = field(default_factory=dict)  # artifact path to text, to be stored
     tags: Mapping[str, str] = field(default_factory=dict)  # to be written when all is stored
+    failed: frozenset[str] = frozenset()  # those whose own function is wrong, of the reasons
     problem: str | None = None  # why nothing was computed, though predictions were kept
 
 
@@ -156,12 +157,18 @@ def read_prediction_scores(
     if predictions is None:
         return PredictionScores({})  # removed since, to save room: no concern of the rows
     points = metric_series(predictions, metrics)
+    undefined = undefined_metrics(predictions, metrics)
+    failed = frozenset(n for n, error in undefined.items() if isinstance(error, FailedMetricError))
+    # What failed is not taken for done: it is computed, and told, again.
+    stamp = _stamp(record, [metric for metric in metrics if metric.name not in failed])
+    has_files = run.data.tags.get(PREDICTIONS_SCORED_TAG) == stamp
     last = predictions.k
     return PredictionScores(
         summary={name: steps[last] for name, steps in points.items() if last in steps},
         points=points,
-        reasons=explain_metrics(predictions, metrics),
-        files={} if is_stored and _has_tables(client, run) else _files(predictions),
+        reasons={name: str(error) for name, error in undefined.items()},
+        failed=failed,
+        files={} if has_files and _has_tables(client, run) else _files(predictions),
         tags={PREDICTIONS_SCORED_TAG: stamp},
     )
 

@@ -21,12 +21,14 @@ from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NOTE
 
 from clear_mlflow import metrics as definitions
 from clear_mlflow import predicted
-from clear_mlflow.metrics import METRICS, explain, summarize
+from clear_mlflow.errors import FailedMetricError
+from clear_mlflow.metrics import METRICS, summarize, undefined
 from clear_mlflow.record import Record, RowRecord, assemble
 from clear_mlflow.report.files import matrix_csv, matrix_json
-from clear_mlflow.report.heatmap import heatmap_png, png_array
+from clear_mlflow.report.heatmap import heatmap_png
 from clear_mlflow.report.markdown import description
 from clear_mlflow.report.rows import named_rows, percent
+from clear_mlflow.report.sheet import png_array
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.matrices import StoredRows, stored_rows_of
 from clear_mlflow.tracking.predictions import (
@@ -60,6 +62,7 @@ class Scores:
     # Metric name to the version that the stored values are of, where this program computes another.
     outdated: Mapping[str, int]
     from_tag: bool  # the rows were taken from the run's tag
+    failed: frozenset[str] = frozenset()  # a user's own metrics that are wrong, of the reasons
     # What its stored predictions say; their points, values and tags are among those above, too.
     predicted: PredictionScores = field(default_factory=lambda: PredictionScores({}))
 
@@ -138,7 +141,9 @@ def read_scores(
         if same_rows and not thorough and name not in outdated and _is_told_of(tags, name)
     }
     times = _times(rows.records.values(), record.matrix.num_rows)
-    reasons = explain(record.matrix, record.protocol, metrics)
+    errors = undefined(record.matrix, record.protocol, metrics)
+    reasons = {name: str(error) for name, error in errors.items()}
+    failed = {name for name, error in errors.items() if isinstance(error, FailedMetricError)}
     # Those that come with this program are missing in most runs, which kept labels alone.
     own = versions.keys() - {metric.name for metric in predicted.METRICS}
     reasons |= {name: reason for name, reason in answers.reasons.items() if name in own}
@@ -173,6 +178,7 @@ def read_scores(
         pictures=pictures,
         outdated=outdated,
         from_tag=rows.from_tag,
+        failed=frozenset(failed | answers.failed) - left_alone,
         predicted=answers,
     )
 
@@ -197,6 +203,16 @@ def write_scores(client: MlflowClient, run: Run, scores: Scores) -> None:
         client.log_batch(
             run_id, metrics=last, tags=[RunTag(key, value) for key, value in tags.items()]
         )
+
+
+def score(client: MlflowClient, run_id: str) -> Scores:
+    """Read a run's rows back, log the scores that MLflow lacks, and give them."""
+    with explained(f"read run {run_id}"):
+        run = client.get_run(run_id)
+    scores = read_scores(client, run)
+    if not scores.is_stored:
+        write_scores(client, run, scores)
+    return scores
 
 
 def _batches(points: Sequence[Metric]) -> list[Sequence[Metric]]:

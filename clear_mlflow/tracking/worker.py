@@ -11,7 +11,7 @@ import mlflow
 from clear_mlflow.config import parameter_defaults
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.tracking.preflight import bound_retries, quiet_mlflow
-from clear_mlflow.tracking.session import train_supervised
+from clear_mlflow.tracking.supervised import train_supervised
 
 
 def train_into(

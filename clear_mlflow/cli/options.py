@@ -1,0 +1,195 @@
+"""Options that several commands take: each is declared here, and read here, once.
+
+A command takes a family of them by one decorator; its parameters have the names that the
+decorator's docstring tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from clear_mlflow.config import AUTO, NONE
+from clear_mlflow.engines.on_ray import LOCAL
+from clear_mlflow.errors import ConfigError
+
+_MOST_JOBS = 256
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def run_selection_options(command: Command) -> Command:
+    """``--run-id``, ``--experiment`` and ``--filter``, as run_id, experiment, filter_string."""
+    return _with(
+        command,
+        click.option(
+            "--run-id",
+            default=NONE,
+            show_default=True,
+            metavar="ID[,ID...]",
+            help="The runs, by their ids.",
+        ),
+        click.option(
+            "--experiment",
+            default=NONE,
+            show_default=True,
+            metavar="NAME",
+            help="All runs of an experiment, by its name or id.",
+        ),
+        click.option(
+            "--filter",
+            "filter_string",
+            default=NONE,
+            show_default=True,
+            metavar="TEXT",
+            help="Runs that MLflow's search finds, as \"params.strategy = 'replay'\".",
+        ),
+    )
+
+
+def engine_options(command: Command) -> Command:
+    """``--engine``, ``--jobs`` and ``--address``: texts of those names.
+
+    :func:`number_of_jobs` reads the second; :func:`check_engine` refuses the third without Ray.
+    """
+    return _with(
+        command,
+        click.option(
+            "--engine",
+            type=click.Choice(["local", "ray"]),
+            default="local",
+            show_default=True,
+            help="Where the work is done: on this machine, or by Ray.",
+        ),
+        click.option(
+            "--jobs",
+            default=AUTO,
+            show_default=True,
+            metavar="N",
+            help="Runs under way at once; on Ray, pieces of work, of one run or several. Auto: on "
+            "Ray, as many as there is room for; else as many as suit the store, and of trainings "
+            "one.",
+        ),
+        click.option(
+            "--address",
+            default=LOCAL,
+            show_default=True,
+            metavar="ADDRESS",
+            help="Of a Ray cluster that runs, as HOST:6379 or auto; local starts one here.",
+        ),
+    )
+
+
+def comparison_options(*, group_by: str) -> Callable[[Command], Command]:
+    """``--group-by``, whose default the command gives, and ``--rank-by``: texts of those names.
+
+    :func:`grouping` reads the first.
+    """
+
+    def decorate(command: Command) -> Command:
+        return _with(
+            command,
+            click.option(
+                "--group-by",
+                default=group_by,
+                show_default=True,
+                metavar="NAME[,NAME...]",
+                help="Parameters or tags that the seeds of one method share; none: each run for "
+                "itself; a sweep's auto: strategy, dataset and all that varies but seeds.",
+            ),
+            click.option(
+                "--rank-by",
+                default=AUTO,
+                show_default=True,
+                metavar="METRIC",
+                help="The metric that ranks and that the verdicts are on; auto: "
+                "clear/challenge_score where it is defined.",
+            ),
+        )
+
+    return decorate
+
+
+def dry_run_option(command: Command) -> Command:
+    """``--dry-run``, as dry_run: the text yes or no."""
+    return yes_or_no_option("--dry-run", help="Say what would be done, and write nothing.")(command)
+
+
+def yes_or_no_option(name: str, *, help: str) -> Callable[[Command], Command]:  # noqa: A002
+    """An option that is no unless given: ``mlflow run`` hands yes on, a user the bare name."""
+    return click.option(
+        name,
+        type=click.Choice(["yes", "no"]),
+        is_flag=False,
+        flag_value="yes",
+        default="no",
+        show_default=True,
+        help=help,
+    )
+
+
+def listed(text: str) -> tuple[str, ...]:
+    """The names in a text with commas between, each once; none of them for ``none``.
+
+    >>> listed("a, b,,a")
+    ('a', 'b')
+    """
+    if text == NONE:
+        return ()
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def grouping(group_by: str) -> tuple[str, ...]:
+    """What ``--group-by`` names.
+
+    Raises:
+        ConfigError: nothing, and not ``none``.
+    """
+    names = listed(group_by)
+    if group_by != NONE and not names:
+        raise ConfigError(f"group_by is {group_by!r}; expected names, or none")
+    return names
+
+
+def number_of_jobs(jobs: str) -> int | None:
+    """What ``--jobs`` asks for; None for ``auto``.
+
+    Raises:
+        ConfigError: it is no number, or out of range.
+    """
+    return None if jobs == AUTO else whole_number("jobs", jobs, 1, _MOST_JOBS)
+
+
+def whole_number(name: str, text: str, least: int, most: int) -> int:
+    """The number that an option's text is.
+
+    Raises:
+        ConfigError: it is no number, or out of range.
+    """
+    if not text.isascii() or not text.isdecimal() or not least <= int(text[:10]) <= most:
+        raise ConfigError(f"{name} is {text!r}; expected a number from {least} to {most}")
+    return int(text)
+
+
+def check_engine(engine: str, address: str, **of_ray: str) -> None:
+    """Refuse an address, and further options of Ray that were given, beside another engine.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    given = ({"address": address} if address != LOCAL else {}) | of_ray
+    if engine != "ray" and given:
+        told = " and ".join(f"{name} {text!r}" for name, text in given.items())
+        raise ConfigError(
+            f"engine is {engine} beside {told}, which only Ray knows; pass engine=ray with it, or "
+            "leave it out"
+        )
+
+
+def _with(command: Command, *options: Callable[[Command], Command]) -> Command:
+    """A command with options, which its help lists in this order."""
+    for option in reversed(options):
+        command = option(command)
+    return command

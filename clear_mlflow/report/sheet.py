@@ -1,0 +1,178 @@
+"""What a report's pictures are drawn on: one bare sheet, in inches from its top left corner.
+
+No global state of matplotlib is touched, and nothing that a user's matplotlibrc says is followed:
+any thread may draw, and the same content gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_DPI = 120
+INK, FAINT = "#1a1a1a", "#6b6b6b"
+UNMEASURED, HATCH = "#f0f0f0", "#cfcfcf"
+_FONT = "DejaVu Sans"  # comes with matplotlib: the same text everywhere
+_COLOURS = "viridis"  # even in lightness, and readable with any colour vision
+
+
+def blank_sheet(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of so many inches, which has a canvas of its own, and the sheet that fills it."""
+    # Imported late: matplotlib takes longer to load than a whole run takes to score.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), dpi=_DPI, facecolor="white")
+    figure.set_layout_engine("none")
+    FigureCanvasAgg(figure)
+    # Instead of an Axes per part: ticks and spines take half the time.
+    sheet = figure.add_axes((0, 0, 1, 1))
+    sheet.set_axis_off()
+    sheet.set_xlim(0, width)
+    sheet.set_ylim(height, 0)
+    return figure, sheet
+
+
+def png(figure: Figure) -> bytes:
+    """The picture as a PNG file."""
+    content = io.BytesIO()
+    # Asked of the canvas, not of savefig, which would follow a user's matplotlibrc. The name of the
+    # drawing software is left out: its version would change the bytes.
+    canvas: Any = figure.canvas
+    canvas.print_png(content, metadata={"Software": None})
+    return content.getvalue()
+
+
+def png_array(content: bytes) -> NDArray[np.uint8]:
+    """The pixels of such a file: (height, width, 3), red, green, blue.
+
+    Reading the file takes a hundredth of the time that drawing it again would.
+    """
+    from PIL import Image
+
+    with Image.open(io.BytesIO(content)) as picture:
+        return np.asarray(picture.convert("RGB"))
+
+
+def colours_of(values: ArrayLike) -> NDArray[np.float64]:
+    """Red, green, blue and opacity of fractions, always on the scale from 0 to 1."""
+    from matplotlib import colormaps
+
+    return np.asarray(colormaps[_COLOURS](values), dtype=np.float64)
+
+
+def ink_on(colour: NDArray[np.float64]) -> str:
+    """What can be read on a colour."""
+    return "white" if float(colour[:3] @ (0.299, 0.587, 0.114)) < 0.5 else INK
+
+
+def draw_grid(
+    sheet: Axes,
+    values: NDArray[np.float64],
+    corner: tuple[float, float],
+    cell: tuple[float, float],
+) -> NDArray[np.float64]:
+    """A coloured cell for each value, hatched where there is none, with white lines between.
+
+    Args:
+        sheet: to draw on.
+        values: (rows, columns); fractions, on the scale from 0 to 1; NaN: none.
+        corner: the top left one, inches.
+        cell: width and height of one, inches.
+
+    Returns:
+        (rows, columns, 4): red, green, blue and opacity of each cell.
+    """
+    from matplotlib.collections import LineCollection
+    from matplotlib.patches import Rectangle
+
+    rows, columns = values.shape
+    (left, top), (width, height) = corner, cell
+    right, bottom = left + columns * width, top + rows * height
+    unmeasured = np.isnan(values)
+    colours = colours_of(np.nan_to_num(values))
+    if unmeasured.any():
+        # One hatched ground, seen through the cells that have no value.
+        colours[unmeasured, 3] = 0
+        ground = Rectangle((left, top), right - left, bottom - top, facecolor=UNMEASURED)
+        ground.set(edgecolor=HATCH, hatch="////", linewidth=0, zorder=-1)
+        sheet.add_patch(ground)
+    sheet.imshow(
+        colours,
+        extent=(left, right, bottom, top),
+        aspect="auto",
+        interpolation="nearest",
+        origin="upper",
+    )
+    across = [[(left, y), (right, y)] for y in top + height * np.arange(1, rows)]
+    down = [[(x, top), (x, bottom)] for x in left + width * np.arange(1, columns)]
+    # Thinner than the cells of a large matrix, which have to be seen.
+    line = min(0.8, 72 * 0.1 * min(width, height))
+    sheet.add_collection(
+        LineCollection([*across, *down], colors="white", linewidths=line), autolim=False
+    )
+    return colours
+
+
+def draw_scale(
+    sheet: Axes, left: float, top: float, height: float, ticks: Mapping[float, str]
+) -> None:
+    """The ramp of colours beside a grid.
+
+    Args:
+        sheet: to draw on.
+        left: where it begins, inches.
+        top: likewise.
+        height: of the ramp, inches.
+        ticks: values on the scale from 0 to 1, and the texts beside them.
+    """
+    ramp = colours_of(np.linspace(1, 0, 256))[:, np.newaxis]
+    extent = (left, left + 0.13, top + height, top)
+    sheet.imshow(ramp, extent=extent, aspect="auto", interpolation="nearest", origin="upper")
+    for value, text in ticks.items():
+        # The ends are moved inwards, to be in line with the ends of the ramp.
+        at = min(max(height * (1 - value), 0.06), height - 0.06)
+        write(sheet, (left + 0.19, top + at), text, 8, colour=FAINT, ha="left")
+
+
+def write(
+    sheet: Axes,
+    at: tuple[float, float],
+    text: str,
+    size: float,
+    *,
+    colour: str = INK,
+    ha: str = "center",
+    weight: str = "normal",
+    rotation: float = 0,
+) -> None:
+    """Text as it stands: no formulas, no LaTeX, whatever a user's matplotlibrc says."""
+    sheet.text(
+        *at,
+        text,
+        fontfamily=_FONT,
+        fontsize=size,
+        fontweight=weight,
+        color=colour,
+        ha=ha,
+        va="center_baseline" if rotation == 0 else "center",
+        rotation=rotation,
+        parse_math=False,
+        usetex=False,
+    )
+
+
+def drawable(text: str) -> str:
+    """The text with a box for what the font does not have, which matplotlib would warn about."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties(family=_FONT)))
+    return "".join(c if font.get_char_index(ord(c)) else "□" for c in text)
