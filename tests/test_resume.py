@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -18,7 +20,7 @@ from safetensors.numpy import load_file
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ClearError, ConfigError, DataError, RecordError, TrackingError
-from clear_mlflow.tracking import names
+from clear_mlflow.tracking import liveness, names
 from clear_mlflow.tracking.liveness import heartbeat
 from clear_mlflow.tracking.resume import (
     check_data,
@@ -435,6 +437,58 @@ def test_a_run_that_is_trained_into_is_refused(interrupted, tmp_path):
         open_again(client, point)
     with pytest.raises(TrackingError, match="another process trains into run"):
         read_resume_point(client, run_id, tmp_path)
+
+
+def beat(minutes, **changes):
+    """A heartbeat of another machine, of so many minutes from now."""
+    at = datetime.now(timezone.utc) + timedelta(minutes=minutes)
+    return json.dumps(
+        json.loads(heartbeat()) | {"host": "another", "alive_at": at.isoformat()} | changes
+    )
+
+
+def test_a_claim_from_the_future_blocks_nobody(interrupted, tmp_path, capfd):
+    """Else one parameter, which nobody can take away again, would keep the run for ever."""
+    client, run_id = interrupted
+    client.log_param(run_id, "resumed/1", beat(60 * 24 * 365))
+    client.log_param(run_id, "resumed/77", beat(0))  # and no process counts like this
+    client.set_tag(run_id, names.RESUMES_TAG, "-1")
+    open_again(client, read_resume_point(client, run_id, tmp_path))
+    run = client.get_run(run_id)
+    assert run.data.tags[names.RESUMES_TAG] == "2"
+    assert "resumed/2" in run.data.params
+    said = capfd.readouterr().err
+    assert re.search(r"warning: run .* holds a heartbeat from 52\d{4} minutes ahead", said), said
+    assert said.count("warning: ") == 1
+
+
+def test_a_heartbeat_from_the_future_blocks_nobody(interrupted, tmp_path, capfd):
+    """A process that is told to live in a year is gone; one whose clock is a little ahead lives."""
+    client, run_id = interrupted
+    client.update_run(run_id, status="RUNNING")
+    client.set_tag(run_id, names.PROCESS_TAG, beat(2))
+    with pytest.raises(TrackingError, match="another process trains into run"):
+        read_resume_point(client, run_id, tmp_path)
+    assert not capfd.readouterr().err
+    client.set_tag(run_id, names.PROCESS_TAG, beat(60 * 24 * 365))
+    open_again(client, read_resume_point(client, run_id, tmp_path))
+    assert client.get_run(run_id).data.tags[names.RESUMES_TAG] == "1"
+    assert capfd.readouterr().err.count("it is no sign of life") == 1
+
+
+@pytest.mark.parametrize(
+    ("minutes", "lives", "begins"),
+    [(-16, False, False), (-14, True, False), (0, True, True), (4, True, True), (6, False, False)],
+)
+def test_a_heartbeat_counts_while_clocks_may_differ_so(minutes, lives, begins):
+    """From another machine, whose clock is what it has been set to."""
+    run = SimpleNamespace(
+        info=SimpleNamespace(status="RUNNING"),
+        data=SimpleNamespace(tags={names.PROCESS_TAG: beat(minutes)}),
+    )
+    assert liveness.trains_now(run) == lives
+    assert liveness.begins_now(beat(minutes), seconds=20) == begins
+    assert (liveness.time_ahead(beat(minutes)) is not None) == (minutes > 5)
 
 
 def test_a_run_that_has_changed_is_refused(interrupted, tmp_path):
