@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from damaged_spools import DAMAGES
 from safetensors.numpy import load_file
 
 from clear_mlflow.config import TrainConfig
@@ -29,6 +30,7 @@ from clear_mlflow.tracking.resume import (
     parameters_to_resume,
     read_resume_point,
 )
+from clear_mlflow.tracking.spool import Spool, default_root
 from clear_mlflow.training import StreamFacts
 
 LONG = 240  # seconds: a bound, not a measurement
@@ -474,6 +476,70 @@ def test_a_heartbeat_from_the_future_blocks_nobody(interrupted, tmp_path, capfd)
     open_again(client, read_resume_point(client, run_id, tmp_path))
     assert client.get_run(run_id).data.tags[names.RESUMES_TAG] == "1"
     assert capfd.readouterr().err.count("it is no sign of life") == 1
+
+
+@pytest.fixture
+def left(interrupted, tmp_path, monkeypatch):
+    """The journal of a process that is gone, with row 2 in it, which the run holds, too."""
+    client, run_id = interrupted
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    row = artifacts(client.get_run(run_id)) / "accuracy_matrix" / "rows" / "row_002.json"
+    spool = Spool.create(default_root() / run_id, run_id, client.tracking_uri)
+    spool.put("accuracy_matrix/rows/row_002.json", row.read_bytes())
+    spool.close()
+    return spool.folder
+
+
+def test_what_waits_is_sent_before_a_resume(interrupted, left, tmp_path):
+    """The row is there then, and the journal is gone."""
+    client, run_id = interrupted
+    run = client.get_run(run_id)
+    row = artifacts(run) / "accuracy_matrix" / "rows" / "row_002.json"
+    text = row.read_text()
+    row.unlink()
+    assert 2 in read_resume_point(client, run_id, tmp_path).records
+    assert row.read_text() == text
+    assert not left.exists()
+
+
+def test_a_journal_that_holds_a_row_twice_sends_the_first(interrupted, left, tmp_path):
+    """The second one must not take its place, although the run held none before."""
+    client, run_id = interrupted
+    row = artifacts(client.get_run(run_id)) / "accuracy_matrix" / "rows" / "row_002.json"
+    text = row.read_text()
+    row.unlink()
+    DAMAGES["damage_twice"](left, None)
+    with pytest.raises(RecordError, match="was measured twice"):
+        read_resume_point(client, run_id, tmp_path)
+    assert row.read_text() == text
+    assert left.exists()
+
+
+# How a training ended says nothing to the one that goes on.
+@pytest.mark.parametrize("damage", sorted(DAMAGES.keys() - {"damage_end"}))
+def test_what_waits_is_looked_at_before_a_resume_sends_it(interrupted, left, tmp_path, damage):
+    """As sync looks at it: one line, the journal stays, and so does what the run holds."""
+    client, run_id = interrupted
+    (tmp_path / "secrets").mkdir()
+    secret = tmp_path / "secrets" / "key.txt"
+    secret.write_text("a secret of this machine")
+    DAMAGES[damage](left, secret)
+    before = snapshot(client, run_id)
+    with pytest.raises((TrackingError, RecordError)) as told:
+        read_resume_point(client, run_id, tmp_path)
+    assert "a secret" not in str(told.value)
+    assert left.exists()
+    assert snapshot(client, run_id) == before
+
+
+def test_the_journal_of_another_run_is_not_sent(interrupted, left, tmp_path):
+    """A folder is named after its run by whoever copied it."""
+    client, run_id = interrupted
+    rewrite(left / "spool.json", lambda told: told.update(run_id="0" * 32))
+    before = snapshot(client, run_id)
+    with pytest.raises(TrackingError, match=f"what was measured for run {'0' * 32}"):
+        read_resume_point(client, run_id, tmp_path)
+    assert snapshot(client, run_id) == before
 
 
 @pytest.mark.parametrize(

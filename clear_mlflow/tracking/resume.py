@@ -25,11 +25,11 @@ from clear_mlflow.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER
 from clear_mlflow.record import RowRecord, assemble
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.liveness import begins_now, heartbeat, time_ahead, trains_now
-from clear_mlflow.tracking.outbox import send
 from clear_mlflow.tracking.preflight import check_artifact_root, explained, shown
 from clear_mlflow.tracking.rows import read_rows, stored_rows
-from clear_mlflow.tracking.spool import Spool, left_spools
+from clear_mlflow.tracking.spool import Spool, left_spools, read_origin
 from clear_mlflow.tracking.training_state import StoredState, read_newest_state, stored_states
+from clear_mlflow.tracking.unsent import send_waiting
 from clear_mlflow.tracking.warning import warn
 from clear_mlflow.training import StreamFacts
 
@@ -140,7 +140,7 @@ def read_resume_point(client: MlflowClient, run_id: str, folder: Path) -> Resume
     """
     run = _run(client, run_id)
     config = _config_of(client, run)
-    _send_what_waits(client, run_id)
+    _send_what_waits(client, run)
     records = {record.row.row: record for record in read_rows(client, run).values()}
     states = stored_states(client, run)
     state, problems = read_newest_state(client, run, folder)
@@ -315,7 +315,7 @@ def _resumes(run: Run) -> int:
 
 def _claims(run: Run) -> list[str]:
     """What the claims say, the first one first; one that was made up of a later number is none."""
-    claims = []
+    claims: list[str] = []
     while (claim := run.data.params.get(f"{_CLAIM}{len(claims) + 1}")) is not None:
         claims.append(claim)
     return claims
@@ -405,18 +405,23 @@ def _config_of(client: MlflowClient, run: Run) -> dict[str, str]:
     return config
 
 
-def _send_what_waits(client: MlflowClient, run_id: str) -> None:
+def _send_what_waits(client: MlflowClient, run: Run) -> None:
     """Store what an earlier process on this machine measured and could not store."""
-    for folder in left_spools(run_id):
+    for folder in left_spools(run.info.run_id):
+        named = read_origin(folder).run_id
+        if named != run.info.run_id:
+            raise TrackingError(
+                f"{folder} holds what was measured for run {named}; move it to a folder of that "
+                "name, or send it: clear-mlflow sync FOLDER"
+            )
         spool = Spool.take(folder)
+        done = False
         try:
-            for entry in spool.entries():
-                send(client, run_id, entry)
-                entry.remove()
-        except BaseException:
-            spool.close()
-            raise
-        spool.close(remove=True)
+            for _ in send_waiting(client, run, spool):
+                pass
+            done = True
+        finally:
+            spool.close(remove=done)
 
 
 def _files(client: MlflowClient, run: Run) -> frozenset[str]:
