@@ -21,6 +21,7 @@ from pathlib import Path
 import mlflow
 import pytest
 from click.testing import CliRunner
+from damaged_spools import DAMAGES
 from faulty_proxy import Fault, FaultyProxy, every, wait_until
 from feature_streams import config as features_config
 from feature_streams import training as features_training
@@ -386,6 +387,7 @@ def test_a_server_that_is_away_at_the_start_is_refused(proxy, tmp_path):
 
 CHILD = """
 import os, resource, signal, sys
+from damaged_spools import DAMAGES
 from trainings import FOUR_BUCKETS
 from test_outages import ASKED, Events
 from clear_mlflow.tracking.preflight import preflight
@@ -480,58 +482,6 @@ def test_sync_refuses_a_deleted_run(server, proxy, tmp_path):
     assert sync(spool).exit_code == 0
 
 
-def damage_link(spool, secret):
-    (spool / "00000099-file").mkdir()
-    (spool / "00000099-file" / "notes.txt").symlink_to(secret)
-
-
-def damage_folder_link(spool, secret):
-    (spool / "00000099-file").symlink_to(secret.parent)
-
-
-def damage_name(spool, secret):
-    (spool / "00000099-file").mkdir()
-    (spool / "00000099-file" / "a?b#c.json").write_text("{}")
-
-
-def damage_two(spool, secret):
-    (spool / "00000099-file").mkdir()
-    (spool / "00000099-file" / "one.txt").write_text("1")
-    (spool / "00000099-file" / "two.txt").write_text("2")
-
-
-def damage_row(spool, secret):
-    folder = spool / "00000000-file" / ROWS_FOLDER
-    folder.mkdir(parents=True)
-    (folder / "row_001.json").write_text("{}")
-
-
-def damage_contradiction(spool, secret):
-    (file,) = spool.glob("*/accuracy_matrix/rows/row_002.json")
-    row = json.loads(file.read_text())
-    folder = spool / "00000000-file" / ROWS_FOLDER
-    folder.mkdir(parents=True)
-    row |= {"row": 1, "trained_through": "1"}
-    (folder / "row_001.json").write_text(json.dumps(row))
-
-
-def damage_metrics(spool, secret):
-    (spool / "00000000-metrics").mkdir()
-    (spool / "00000000-metrics" / "metrics.json").write_text('[["a", "b"]]')
-
-
-def damage_origin(spool, secret):
-    (spool / "spool.json").write_text('{"format": 1, "run_id": "../../x", "tracking_uri": "y"}')
-
-
-def damage_format(spool, secret):
-    (spool / "spool.json").write_text('{"format": 99}')
-
-
-def damage_end(spool, secret):
-    (spool / "end.json").write_text("[" * 100_000)
-
-
 def test_nothing_in_a_spool_is_trusted(server, proxy, tmp_path):
     """Links, names, rows that contradict, other JSON: each refused in one line, nothing sent."""
     spool = left_behind(proxy, tmp_path)
@@ -540,9 +490,8 @@ def test_nothing_in_a_spool_is_trusted(server, proxy, tmp_path):
     secret.write_text("a secret of this machine")
     proxy.up()
     direct, (run,) = runs_of(server, tmp_path)
-    damages = {k: v for k, v in globals().items() if k.startswith("damage_")}
-    assert len(damages) == 10
-    for name, damage in damages.items():
+    assert len(DAMAGES) == 12
+    for name, damage in DAMAGES.items():
         hostile = tmp_path / name
         shutil.copytree(spool, hostile)
         for entry in hostile.glob("00000*"):

@@ -10,15 +10,18 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
+from damaged_spools import DAMAGES
 from safetensors.numpy import load_file
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ClearError, ConfigError, DataError, RecordError, TrackingError
-from clear_mlflow.tracking import names
+from clear_mlflow.tracking import liveness, names
 from clear_mlflow.tracking.liveness import heartbeat
 from clear_mlflow.tracking.resume import (
     check_data,
@@ -27,6 +30,7 @@ from clear_mlflow.tracking.resume import (
     parameters_to_resume,
     read_resume_point,
 )
+from clear_mlflow.tracking.spool import Spool, default_root
 from clear_mlflow.training import StreamFacts
 
 LONG = 240  # seconds: a bound, not a measurement
@@ -435,6 +439,122 @@ def test_a_run_that_is_trained_into_is_refused(interrupted, tmp_path):
         open_again(client, point)
     with pytest.raises(TrackingError, match="another process trains into run"):
         read_resume_point(client, run_id, tmp_path)
+
+
+def beat(minutes, **changes):
+    """A heartbeat of another machine, of so many minutes from now."""
+    at = datetime.now(timezone.utc) + timedelta(minutes=minutes)
+    return json.dumps(
+        json.loads(heartbeat()) | {"host": "another", "alive_at": at.isoformat()} | changes
+    )
+
+
+def test_a_claim_from_the_future_blocks_nobody(interrupted, tmp_path, capfd):
+    """Else one parameter, which nobody can take away again, would keep the run for ever."""
+    client, run_id = interrupted
+    client.log_param(run_id, "resumed/1", beat(60 * 24 * 365))
+    client.log_param(run_id, "resumed/77", beat(0))  # and no process counts like this
+    client.set_tag(run_id, names.RESUMES_TAG, "-1")
+    open_again(client, read_resume_point(client, run_id, tmp_path))
+    run = client.get_run(run_id)
+    assert run.data.tags[names.RESUMES_TAG] == "2"
+    assert "resumed/2" in run.data.params
+    said = capfd.readouterr().err
+    assert re.search(r"warning: run .* holds a heartbeat from 52\d{4} minutes ahead", said), said
+    assert said.count("warning: ") == 1
+
+
+def test_a_heartbeat_from_the_future_blocks_nobody(interrupted, tmp_path, capfd):
+    """A process that is told to live in a year is gone; one whose clock is a little ahead lives."""
+    client, run_id = interrupted
+    client.update_run(run_id, status="RUNNING")
+    client.set_tag(run_id, names.PROCESS_TAG, beat(2))
+    with pytest.raises(TrackingError, match="another process trains into run"):
+        read_resume_point(client, run_id, tmp_path)
+    assert not capfd.readouterr().err
+    client.set_tag(run_id, names.PROCESS_TAG, beat(60 * 24 * 365))
+    open_again(client, read_resume_point(client, run_id, tmp_path))
+    assert client.get_run(run_id).data.tags[names.RESUMES_TAG] == "1"
+    assert capfd.readouterr().err.count("it is no sign of life") == 1
+
+
+@pytest.fixture
+def left(interrupted, tmp_path, monkeypatch):
+    """The journal of a process that is gone, with row 2 in it, which the run holds, too."""
+    client, run_id = interrupted
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    row = artifacts(client.get_run(run_id)) / "accuracy_matrix" / "rows" / "row_002.json"
+    spool = Spool.create(default_root() / run_id, run_id, client.tracking_uri)
+    spool.put("accuracy_matrix/rows/row_002.json", row.read_bytes())
+    spool.close()
+    return spool.folder
+
+
+def test_what_waits_is_sent_before_a_resume(interrupted, left, tmp_path):
+    """The row is there then, and the journal is gone."""
+    client, run_id = interrupted
+    run = client.get_run(run_id)
+    row = artifacts(run) / "accuracy_matrix" / "rows" / "row_002.json"
+    text = row.read_text()
+    row.unlink()
+    assert 2 in read_resume_point(client, run_id, tmp_path).records
+    assert row.read_text() == text
+    assert not left.exists()
+
+
+def test_a_journal_that_holds_a_row_twice_sends_the_first(interrupted, left, tmp_path):
+    """The second one must not take its place, although the run held none before."""
+    client, run_id = interrupted
+    row = artifacts(client.get_run(run_id)) / "accuracy_matrix" / "rows" / "row_002.json"
+    text = row.read_text()
+    row.unlink()
+    DAMAGES["damage_twice"](left, None)
+    with pytest.raises(RecordError, match="was measured twice"):
+        read_resume_point(client, run_id, tmp_path)
+    assert row.read_text() == text
+    assert left.exists()
+
+
+# How a training ended says nothing to the one that goes on.
+@pytest.mark.parametrize("damage", sorted(DAMAGES.keys() - {"damage_end"}))
+def test_what_waits_is_looked_at_before_a_resume_sends_it(interrupted, left, tmp_path, damage):
+    """As sync looks at it: one line, the journal stays, and so does what the run holds."""
+    client, run_id = interrupted
+    (tmp_path / "secrets").mkdir()
+    secret = tmp_path / "secrets" / "key.txt"
+    secret.write_text("a secret of this machine")
+    DAMAGES[damage](left, secret)
+    before = snapshot(client, run_id)
+    with pytest.raises((TrackingError, RecordError)) as told:
+        read_resume_point(client, run_id, tmp_path)
+    assert "a secret" not in str(told.value)
+    assert left.exists()
+    assert snapshot(client, run_id) == before
+
+
+def test_the_journal_of_another_run_is_not_sent(interrupted, left, tmp_path):
+    """A folder is named after its run by whoever copied it."""
+    client, run_id = interrupted
+    rewrite(left / "spool.json", lambda told: told.update(run_id="0" * 32))
+    before = snapshot(client, run_id)
+    with pytest.raises(TrackingError, match=f"what was measured for run {'0' * 32}"):
+        read_resume_point(client, run_id, tmp_path)
+    assert snapshot(client, run_id) == before
+
+
+@pytest.mark.parametrize(
+    ("minutes", "lives", "begins"),
+    [(-16, False, False), (-14, True, False), (0, True, True), (4, True, True), (6, False, False)],
+)
+def test_a_heartbeat_counts_while_clocks_may_differ_so(minutes, lives, begins):
+    """From another machine, whose clock is what it has been set to."""
+    run = SimpleNamespace(
+        info=SimpleNamespace(status="RUNNING"),
+        data=SimpleNamespace(tags={names.PROCESS_TAG: beat(minutes)}),
+    )
+    assert liveness.trains_now(run) == lives
+    assert liveness.begins_now(beat(minutes), seconds=20) == begins
+    assert (liveness.time_ahead(beat(minutes)) is not None) == (minutes > 5)
 
 
 def test_a_run_that_has_changed_is_refused(interrupted, tmp_path):

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
@@ -21,6 +22,9 @@ from clear_mlflow.tracking import names
 
 # Thirty missed heartbeats' worth: far above any outage of a server that training survives.
 SILENCE = timedelta(minutes=15)
+# Clocks that nobody sets drift by seconds a day. A heartbeat from further ahead was made up, or its
+# machine's clock is wrong: it would be young for ever, and nobody could go on with the run.
+CLOCKS_DIFFER = timedelta(minutes=5)
 # What reading a tag ends in that this program did not write: anyone may write tags.
 _NO_HEARTBEAT = (LookupError, ValueError, TypeError, OverflowError, RecursionError)
 
@@ -49,33 +53,58 @@ def is_abandoned(run: Run) -> bool:
     """
     if not _is_running(run):
         return False
-    try:
-        process = json.loads(run.data.tags[names.PROCESS_TAG])
-        alive_at = datetime.fromisoformat(process["alive_at"])
-        host, pid, started = process["host"], int(process["pid"]), float(process["started"])
-        silent = datetime.now(timezone.utc) - alive_at
-    except _NO_HEARTBEAT:
+    found = _read(run.data.tags.get(names.PROCESS_TAG))
+    if found is None:
         return False
-    if host == _host():
-        return not _lives(pid, started)
-    return silent > SILENCE
+    if found.is_here:
+        return not _lives(found.pid, found.started)
+    return not -CLOCKS_DIFFER <= found.age <= SILENCE
 
 
-def begins_now(told: str, seconds: float) -> bool:
+def begins_now(told: str | None, seconds: float) -> bool:
     """Whether a process that said so by a heartbeat may be about to train.
 
     Args:
-        told: what :func:`heartbeat` gave it.
+        told: what :func:`heartbeat` gave it; None: nobody said so.
         seconds: how long it may take.
     """
+    found = _read(told)
+    return (
+        found is not None
+        and -CLOCKS_DIFFER <= found.age < timedelta(seconds=seconds)
+        and (not found.is_here or _lives(found.pid, found.started))
+    )
+
+
+def time_ahead(told: str | None) -> timedelta | None:
+    """How far a heartbeat lies in the future, where that is too far for it to be a sign of life.
+
+    Args:
+        told: what :func:`heartbeat` gave; None and anything else are not in the future.
+    """
+    found = _read(told)
+    return -found.age if found is not None and found.age < -CLOCKS_DIFFER else None
+
+
+@dataclass(frozen=True)
+class _Heartbeat:
+    """What a heartbeat says, read back; anyone may have written it."""
+
+    is_here: bool  # of this machine and container: its process can be asked for
+    pid: int
+    started: float
+    age: timedelta  # negative: it lies in the future
+
+
+def _read(told: str | None) -> _Heartbeat | None:
     try:
-        process = json.loads(told)
+        process = json.loads(told or "")
         said_at = datetime.fromisoformat(process["alive_at"])
         host, pid, started = process["host"], int(process["pid"]), float(process["started"])
         age = datetime.now(timezone.utc) - said_at
     except _NO_HEARTBEAT:
-        return False
-    return age < timedelta(seconds=seconds) and (host != _host() or _lives(pid, started))
+        return None
+    return _Heartbeat(host == _host(), pid, started, age)
 
 
 def _is_running(run: Run) -> bool:

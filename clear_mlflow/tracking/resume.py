@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,12 +24,12 @@ from clear_mlflow.matrix import AccuracyRow
 from clear_mlflow.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER
 from clear_mlflow.record import RowRecord, assemble
 from clear_mlflow.tracking import names
-from clear_mlflow.tracking.liveness import begins_now, heartbeat, trains_now
-from clear_mlflow.tracking.outbox import send
+from clear_mlflow.tracking.liveness import begins_now, heartbeat, time_ahead, trains_now
 from clear_mlflow.tracking.preflight import check_artifact_root, explained, shown
 from clear_mlflow.tracking.rows import read_rows, stored_rows
-from clear_mlflow.tracking.spool import Spool, left_spools
+from clear_mlflow.tracking.spool import Spool, left_spools, read_origin
 from clear_mlflow.tracking.training_state import StoredState, read_newest_state, stored_states
+from clear_mlflow.tracking.unsent import send_waiting
 from clear_mlflow.tracking.warning import warn
 from clear_mlflow.training import StreamFacts
 
@@ -139,7 +140,7 @@ def read_resume_point(client: MlflowClient, run_id: str, folder: Path) -> Resume
     """
     run = _run(client, run_id)
     config = _config_of(client, run)
-    _send_what_waits(client, run_id)
+    _send_what_waits(client, run)
     records = {record.row.row: record for record in read_rows(client, run).values()}
     states = stored_states(client, run)
     state, problems = read_newest_state(client, run, folder)
@@ -262,15 +263,16 @@ def open_again(client: MlflowClient, point: ResumePoint) -> None:
             if trains_now(run):
                 raise _taken(run_id)
             claims = _claims(run)
-            last = max(claims, default=0)
-            shown_up = int(run.data.tags.get(names.RESUMES_TAG, "0")) >= last
-            if shown_up or not begins_now(claims[last], _CLAIM_SECONDS):
+            claim = claims[-1] if claims else None
+            shown_up = _resumes(run) >= len(claims)
+            if shown_up or not begins_now(claim, _CLAIM_SECONDS):
+                _tell_of_time_ahead(run_id, None if shown_up else claim)
                 break
             if time.monotonic() > until:
                 raise _taken(run_id)
             time.sleep(0.2)
         try:
-            client.log_param(run_id, f"{_CLAIM}{last + 1}", heartbeat())
+            client.log_param(run_id, f"{_CLAIM}{len(claims) + 1}", heartbeat())
         except MlflowException as error:
             if error.error_code == "INVALID_PARAMETER_VALUE":
                 raise _taken(run_id) from error
@@ -285,7 +287,7 @@ def open_again(client: MlflowClient, point: ResumePoint) -> None:
     with explained(f"open run {run_id} again"):
         mlflow.start_run(
             run_id=run_id,
-            tags={names.PROCESS_TAG: heartbeat(), names.RESUMES_TAG: str(last + 1)},
+            tags={names.PROCESS_TAG: heartbeat(), names.RESUMES_TAG: str(len(claims) + 1)},
             log_system_metrics=monitor.get() if monitor.is_set() else True,
         )
 
@@ -296,12 +298,27 @@ def _taken(run_id: str) -> TrackingError:
     )
 
 
-def _claims(run: Run) -> dict[int, str]:
-    return {
-        int(name.removeprefix(_CLAIM)): text
-        for name, text in run.data.params.items()
-        if name.startswith(_CLAIM) and name.removeprefix(_CLAIM).isdecimal()
-    }
+def _tell_of_time_ahead(run_id: str, told: str | None) -> None:
+    """Say that a heartbeat counts for nothing that would otherwise hold this process up."""
+    if ahead := time_ahead(told):
+        warn(
+            f"run {run_id} holds a heartbeat from {ahead.total_seconds() / 60:.0f} minutes ahead "
+            "of this machine's clock; it is no sign of life: a clock is wrong, or it was made up"
+        )
+
+
+def _resumes(run: Run) -> int:
+    """How often the run was gone on with, as it says itself; anyone may write tags."""
+    told = run.data.tags.get(names.RESUMES_TAG, "0")
+    return int(told) if re.fullmatch("[0-9]{1,9}", told) else 0
+
+
+def _claims(run: Run) -> list[str]:
+    """What the claims say, the first one first; one that was made up of a later number is none."""
+    claims: list[str] = []
+    while (claim := run.data.params.get(f"{_CLAIM}{len(claims) + 1}")) is not None:
+        claims.append(claim)
+    return claims
 
 
 def _run(client: MlflowClient, run_id: str) -> Run:
@@ -335,6 +352,8 @@ def _run(client: MlflowClient, run_id: str) -> Run:
         )
     if trains_now(run):
         raise _taken(run_id)
+    if str(run.info.status) == "RUNNING":
+        _tell_of_time_ahead(run_id, run.data.tags.get(names.PROCESS_TAG))
     _check_version(run_id, run.data.tags.get("clear_mlflow.version", "unknown"))
     check_artifact_root(client.tracking_uri, f"run {run_id}", str(run.info.artifact_uri))
     return run
@@ -386,18 +405,23 @@ def _config_of(client: MlflowClient, run: Run) -> dict[str, str]:
     return config
 
 
-def _send_what_waits(client: MlflowClient, run_id: str) -> None:
+def _send_what_waits(client: MlflowClient, run: Run) -> None:
     """Store what an earlier process on this machine measured and could not store."""
-    for folder in left_spools(run_id):
+    for folder in left_spools(run.info.run_id):
+        named = read_origin(folder).run_id
+        if named != run.info.run_id:
+            raise TrackingError(
+                f"{folder} holds what was measured for run {named}; move it to a folder of that "
+                "name, or send it: clear-mlflow sync FOLDER"
+            )
         spool = Spool.take(folder)
+        done = False
         try:
-            for entry in spool.entries():
-                send(client, run_id, entry)
-                entry.remove()
-        except BaseException:
-            spool.close()
-            raise
-        spool.close(remove=True)
+            for _ in send_waiting(client, run, spool):
+                pass
+            done = True
+        finally:
+            spool.close(remove=done)
 
 
 def _files(client: MlflowClient, run: Run) -> frozenset[str]:

@@ -18,30 +18,26 @@ from mlflow.environment_variables import (
 )
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from clear_mlflow.errors import ClearError, RecordError, TrackingError
-from clear_mlflow.record import ROWS_FOLDER, RowRecord, row_index
+from clear_mlflow.errors import ClearError, TrackingError
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.ensemble import summarize_members
 from clear_mlflow.tracking.liveness import is_abandoned
-from clear_mlflow.tracking.outbox import send
 from clear_mlflow.tracking.preflight import explained
-from clear_mlflow.tracking.rows import parse_rows, read_row_files
 from clear_mlflow.tracking.scoring import Scores, read_scores, write_scores
 from clear_mlflow.tracking.spool import (
     SPOOL_JSON,
     STATUSES,
     End,
-    Entry,
     Origin,
     Spool,
     left_spools,
     read_origin,
 )
+from clear_mlflow.tracking.unsent import send_waiting
 
 _CREDENTIALS = (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN)
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
 _MOST_SPOOLS = 10_000
-_LARGEST_ROW_BYTES = 1 << 20
 _MEMBERS_WAIT = "its members are not all stored yet"
 _KILLED = End("KILLED", "its process was killed while the tracking store was away")
 
@@ -124,9 +120,7 @@ def _sync_one(folder: Path, named: str | None) -> Synced:
         done = False
         try:
             end = spool.end()
-            there = read_row_files(client, run)
-            for entry in spool.entries():
-                _send(client, run_id, entry, there)
+            for _ in send_waiting(client, run, spool):
                 sent += 1
             scores, told = _close(client, client.get_run(run_id), end)
             done = told != _MEMBERS_WAIT
@@ -135,41 +129,6 @@ def _sync_one(folder: Path, named: str | None) -> Synced:
     except ClearError as error:
         return Synced(folder, run_id, sent, str(error), done=False)
     return Synced(folder, run_id, sent, told, done, scores)
-
-
-def _send(client: MlflowClient, run_id: str, entry: Entry, there: dict[str, bytes]) -> None:
-    """Send one entry, and forget it.
-
-    Args:
-        client: the store.
-        run_id: of the run.
-        entry: of a spool that nobody vouches for.
-        there: the rows that the run holds, by file name.
-
-    Raises:
-        RecordError: it is a row that is damaged, or contradicts the one that is there.
-        TrackingError: the store does not take it.
-    """
-    folder, _, name = (entry.artifact or "").rpartition("/")
-    if folder == ROWS_FOLDER and row_index(name) is not None:
-        size = entry.file.stat().st_size
-        if size > _LARGEST_ROW_BYTES:
-            raise RecordError(f"{entry.file} has {size} bytes; a row has at most 1 MiB")
-        content = entry.file.read_bytes()
-        (record,) = parse_rows({name: content}).values()
-        if name in there and not _is_same(record, there[name], name):
-            raise RecordError(
-                f"{entry.file} contradicts {name} of run {run_id}: it was measured twice; remove "
-                "one of them"
-            )
-    send(client, run_id, entry)
-    entry.remove()
-
-
-def _is_same(record: RowRecord, content: bytes, name: str) -> bool:
-    """Whether a stored row says the same, whenever it was written."""
-    (other,) = parse_rows({name: content}).values()
-    return other.row == record.row and other.dataset == record.dataset
 
 
 def _close(client: MlflowClient, run: Run, end: End | None) -> tuple[Scores | None, str]:
