@@ -64,14 +64,14 @@ def train_ensemble(**parameters: object) -> dict[int, AccuracyMatrix]:
     which is left open, or one that is opened and closed.
 
     Args:
-        **parameters: as of :func:`train`, and ``seeds="0,1,2"``; ``features`` is needed.
+        **parameters: as of :func:`train`, and ``seeds="0,1,2"``.
 
     Returns:
         Seed to matrix, rebuilt from the rows that each run's artifact store holds.
 
     Raises:
-        ConfigError: a parameter is unknown or has a value that it cannot have, there are no
-            ``seeds``, or these runs cannot train together.
+        ConfigError: a parameter is unknown or has a value that it cannot have, or there are
+            no ``seeds``.
         DataError: the dataset or its features are missing or damaged.
         TrackingError: MLflow cannot keep the runs.
         TrainingError: training cannot go on; the rows so far are stored and scored.

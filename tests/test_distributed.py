@@ -23,26 +23,47 @@ from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import SilentProgress
 from clear_mlflow.learning.strategies import strategy_names
-from clear_mlflow.learning.strategies._base import load_strategy
+from clear_mlflow.learning.strategies._base import Strategy, load_strategy
 from clear_mlflow.learning.training import check
 from clear_mlflow.ranks import ALONE_HERE, Place, place_of_environment
 from clear_mlflow.tracking import names
+
+
+class ForOne(Strategy):
+    """A strategy of somebody's own, which says nothing of several processes."""
+
 
 WORKER = Path(__file__).with_name("distributed_worker.py")
 TOGETHER = [name for name in strategy_names() if load_strategy(name).several_processes]
 
 OF_FEATURES = {"features": "made_up", "epochs": "1", "batch_size": "7"}
+GENTLY = {"lr": "0.01", "momentum": "0"}  # it diverges where others only forget
 CASES = {
     # Every strategy that may, on what it may.
     **{
-        f"{name} on images": {"strategy": name, "batch_size": "3", "epochs": "1"}
+        f"{name} on images": {
+            **{"strategy": name, "batch_size": "3", "epochs": "1"},
+            **(GENTLY if name == "derpp" else {}),
+        }
         for name in TOGETHER
         if not load_strategy(name).needs_features
     },
     **{f"{name} on features": {**OF_FEATURES, "strategy": name} for name in TOGETHER},
     "full batches of features": {**OF_FEATURES, "batch_size": "full", "predictions": "probs"},
-    # One process has no image at all in each step.
+    # One process has no image at all in each step, of the bucket or of the buffer.
     "batches of one": {"batch_size": "1", "epochs": "1"},
+    "er_ace in batches of one": {"strategy": "er_ace", "batch_size": "1", "epochs": "1"},
+    "agem in batches of one": {"strategy": "agem", "batch_size": "1", "epochs": "1"},
+    # Nor does the buffer hold as many as a batch; and what is kept of each is of the last epoch.
+    "derpp, all else": {
+        "strategy": "derpp",
+        **GENTLY,
+        "strategy_args": "alpha=1",
+        "memory": "2",
+        "batch_size": "5",
+        "label_smoothing": "0.1",
+        "optimizer_state": "keep",
+    },
     "adamw, all else": {
         "optimizer": "adamw",
         "optimizer_state": "keep",
@@ -55,7 +76,11 @@ CASES = {
 }
 # Enough to see that nothing depends on there being two.
 OF_THREE = {
-    name: CASES[name] for name in ("replay on images", "linear on features", "batches of one")
+    name: CASES[name]
+    for name in (
+        *("replay on images", "linear on features", "batches of one"),
+        *("agem on images", "derpp on images", "er_ace on features", "cwr on images"),
+    )
 }
 
 
@@ -210,7 +235,10 @@ def row_is_stored(run, row):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--strategy", "er_ace", "--processes", "2"], "strategy er_ace trains in one process"),
+        (
+            ["--strategy", f"{__name__}:ForOne", "--processes", "2"],
+            "ForOne trains in one process",
+        ),
         (["--processes", "0"], "processes is '0'; expected a number of at least 1"),
         (["--lr", "-1"], "lr is '-1'"),
     ],
@@ -228,8 +256,8 @@ def test_strategies_and_ensembles_that_need_one_process_are_refused():
     """By those that would train, whoever started them."""
     two = Place(rank=0, size=2, local_rank=0, local_size=2)
     check(TrainConfig.resolve({"device": "cpu"}), two)
-    with pytest.raises(ConfigError, match="derpp trains in one process and this is one of 2"):
-        check(TrainConfig.resolve({"device": "cpu", "strategy": "derpp"}), two)
+    with pytest.raises(ConfigError, match="ForOne trains in one process and this is one of 2"):
+        check(TrainConfig.resolve({"device": "cpu", "strategy": f"{__name__}:ForOne"}), two)
     heads = {"device": "cpu", "features": "pixels", "seeds": "0,1"}
     with pytest.raises(ConfigError, match="seeds is 0,1"):
         check(TrainConfig.resolve(heads), two)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from feature_streams import CLASSES, Silent, config, made_up, rows_of, trained, training
 
-from clear_mlflow.errors import ConfigError, DivergedError
+from clear_mlflow.errors import DivergedError
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.ensemble import member_configs, train_ensemble
 from clear_mlflow.learning.features import FeatureStream
@@ -136,22 +136,6 @@ def test_a_step_has_the_short_way_only_where_nothing_is_added():
     assert chosen(plain, torch.nn.Sequential(torch.nn.Linear(6, 4))) is GradientDescent
     assert is_plain(load_strategy("replay"))
     assert not is_plain(Own)
-
-
-@pytest.mark.parametrize(
-    ("changes", "told"),
-    [
-        ({"features": "none"}, "pass features=NAME"),
-        ({"precision": "bf16"}, "pass precision=off"),
-        ({"compile": "on"}, "compile=off"),
-        ({"strategy": "slda"}, "expected one of cumulative"),
-        ({"strategy": "er_ace"}, "with strategy er_ace runs cannot train together"),
-    ],
-)
-def test_what_cannot_be_trained_together_is_refused_before_any_data_is_read(changes, told):
-    """In one line that says what to pass."""
-    with pytest.raises(ConfigError, match=told):
-        check(config(**{"seeds": "0,1", **changes}))
 
 
 def test_the_member_that_diverges_is_named():

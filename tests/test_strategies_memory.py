@@ -29,7 +29,7 @@ from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.images import Batch, DecodedStream, Samples, training_batches
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
-from clear_mlflow.learning.strategies.er_ace import cross_entropy_of_present
+from clear_mlflow.learning.strategies.er_ace import classes_of, cross_entropy_of_present
 from clear_mlflow.learning.strategies.naive import Naive
 from clear_mlflow.learning.train import fresh_model, train
 
@@ -185,7 +185,7 @@ def test_the_asymmetric_cross_entropy_is_over_classes_that_occur(smoothing):
     draws = torch.Generator().manual_seed(0)
     logits = torch.randn(6, 5, generator=draws, requires_grad=True)
     labels = torch.tensor([1, 3, 3, 1, 1, 3])
-    loss = cross_entropy_of_present(logits, labels, smoothing)
+    loss = cross_entropy_of_present(logits, labels, classes_of(labels, 5), smoothing)
     expected = 0.0
     for row, label in zip(logits.tolist(), labels.tolist(), strict=True):
         expected -= (1 - smoothing) * log_softmax_of(row, (1, 3), label) / 6
@@ -225,7 +225,7 @@ def test_er_ace_adds_both_losses_of_equation_4():
     ):
         for row, label in zip(model(inputs).tolist(), labels.tolist(), strict=True):
             expected -= log_softmax_of(row, classes, label) / len(labels)
-    assert strategy.loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
+    assert strategy.share_of_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_er_ace_is_naive_while_its_buffer_is_empty():
@@ -254,7 +254,7 @@ def test_derpp_is_equation_6(alpha, beta):
     for row, then in zip(model(imitated.inputs).tolist(), stored, strict=True):
         for now, before in zip(row, then, strict=True):
             expected += alpha * (now - before) ** 2 / (len(stored) * CLASSES)
-    assert strategy.loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
+    assert strategy.share_of_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
 def test_derpp_stores_the_logits_of_the_last_epochs_steps():
@@ -454,7 +454,7 @@ def test_nothing_in_a_step_waits_for_the_device(strategy):
         made._recording = True
     else:
         made._rehearsal = iter([batch])
-    loss = made.loss(model, batch)
+    loss = made.share_of_loss(model, batch)
     loss.backward()
     assert loss.device == nowhere
     with pytest.raises(RuntimeError):

@@ -13,10 +13,12 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from feature_streams import config, rows_of, training
+from feature_streams import Silent, config, rows_of, training
 
 import clear_mlflow
+from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ConfigError, DivergedError, TrainingError
+from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.training import check
 from clear_mlflow.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.process import messages
@@ -228,9 +230,12 @@ def test_matrices_by_seed_from_python(store):
         clear_mlflow.train_ensemble(features="pixels")
 
 
-def test_the_command_trains_members_in_one_supervised_process(store, experiment_id):
-    """From parameters to closed runs, and the means of both on standard output."""
-    asked = ["--features", "pixels", "--epochs", "2", "--seeds", "0,5", "--device", "cpu"]
+@pytest.mark.parametrize(
+    "asked", [("--features", "pixels", "--epochs", "2"), ("--epochs", "1", "--strategy", "lwf")]
+)
+def test_the_command_trains_members_in_one_supervised_process(store, experiment_id, asked):
+    """Heads and networks: from parameters to closed runs, and the means of both on the screen."""
+    asked = [*asked, "--seeds", "0,5", "--device", "cpu"]
     done = subprocess.run(
         [sys.executable, "-m", "clear_mlflow", "train", *asked],
         env={**os.environ, "MLFLOW_EXPERIMENT_NAME": "test"},
@@ -243,6 +248,13 @@ def test_the_command_trains_members_in_one_supervised_process(store, experiment_
     assert set(members) == {0, 5}
     assert all(len(rows_in(run)) == 11 for run in members.values())
     assert {run.info.status for run in (parent, *members.values())} == {"FINISHED"}
+    told = dict(zip(asked[::2], asked[1::2], strict=True))
+    alone = TrainConfig.resolve(
+        {**{name[2:]: text for name, text in told.items() if name != "--seeds"}, "seed": "5"}
+    )
+    expected = [m.row.correct for m in prepare(check(alone), Silent()).rows()]
+    assert rows_in(members[5]) == expected
+    assert done.stderr.count("bucket 10/10") == 1, "one member's rows are told"
     assert "2 members: seeds 0, 5" in done.stdout
     assert f"{parent.data.metrics['mean/clear/in_domain_accuracy']:.4f}" in done.stdout
 

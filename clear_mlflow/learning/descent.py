@@ -26,8 +26,8 @@ class Hooks(Protocol):
         """An epoch begins."""
         ...
 
-    def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """What a step descends."""
+    def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """What a step descends; of several processes, this one's share of it."""
         ...
 
     def before_step(self) -> None:
@@ -60,16 +60,16 @@ class GradientDescent:
         group: Group = ALONE,
     ) -> None:
         self._model = model
-        spread = group.spread(model)
-        self._forward: Callable[[Tensor], Tensor] = (
-            torch.compile(spread) if config.compile == "on" else spread
-        )
         self._group = group
         self._config = config
         self._keys = keys
         self._progress = progress
         self._device = next(model.parameters()).device
         self._optimizer: torch.optim.Optimizer | None = None
+        self._learning: list[
+            nn.Parameter
+        ] = []  # weights whose gradients forward's spreading awaits
+        self._forward = self._spread()
 
     def restart(self, fresh: nn.Module) -> None:
         """Go on with other weights, as if nothing had been learned: no optimiser state stays."""
@@ -110,6 +110,8 @@ class GradientDescent:
         optimizer = self._optimizer_for_bucket()
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         trainable(self._model, config.freeze)
+        if [id(p) for p in self._learning] != [id(p) for p in _learning(self._model)]:
+            self._forward = self._spread()
         for epoch in range(config.epochs):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(config, epoch)
@@ -130,9 +132,9 @@ class GradientDescent:
                 epoch=epoch,
                 group=self._group,
             )
-            for (start, stop), batch in zip(bounds, shares, strict=True):
+            for batch in shares:
                 with autocast(self._device, config.precision):
-                    loss = self._loss(hooks, batch, whole=stop - start)
+                    loss = hooks.share_of_loss(self._forward, batch)
                 optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss)
                 hooks.before_step()
@@ -148,13 +150,11 @@ class GradientDescent:
                     f"{config.epochs} on bucket {self._keys[position]}; pass a lr below {config.lr}"
                 )
 
-    def _loss(self, hooks: Hooks, batch: Batch, *, whole: int) -> Tensor:
-        """The strategy's loss; of a share of a batch, with the weight that it has in the batch."""
-        part = len(batch.labels)
-        if part == 0:  # the mean of nothing; but the other processes wait for this one's gradients
-            return self._forward(batch.inputs).sum() * 0
-        loss = hooks.loss(self._forward, batch)
-        return loss if self._group.size == 1 else loss * self._group.weight(part, whole)
+    def _spread(self) -> Callable[[Tensor], Tensor]:
+        """The model as a step calls it; to be made anew where a strategy has frozen weights."""
+        self._learning = _learning(self._model)
+        spread = self._group.spread(self._model)
+        return torch.compile(spread) if self._config.compile == "on" else spread
 
     def _optimizer_for_bucket(self) -> torch.optim.Optimizer:
         if self._optimizer is None or self._config.optimizer_state == "reset":
@@ -164,7 +164,11 @@ class GradientDescent:
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """The optimiser that a configuration names, over the weights that it trains."""
-    return _optimizer_of([p for p in model.parameters() if p.requires_grad], config)
+    return _optimizer_of(_learning(model), config)
+
+
+def _learning(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 def kept_optimizer_state(

@@ -15,10 +15,9 @@ from clear_mlflow.errors import ConfigError, DivergedError
 from clear_mlflow.learning.features import TrainingStream
 from clear_mlflow.learning.heads import HeadsDescent, Stack, is_plain
 from clear_mlflow.learning.images import HeldOutImages, batch_bounds
-from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.strategies import strategy_names
+from clear_mlflow.learning.progress import RowlessProgress, TrainingProgress
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
-from clear_mlflow.learning.train import Tested, Trained, fresh_model
+from clear_mlflow.learning.train import Tested, Trained, fresh_model, train
 from clear_mlflow.matrix import AccuracyRow
 
 _TEST_BATCH = {"cpu": 512, "cuda": 8192}  # images; on a CPU, whose rows fit its cache
@@ -31,37 +30,22 @@ def member_configs(config: TrainConfig) -> tuple[TrainConfig, ...]:
     )
 
 
-def check_ensemble(config: TrainConfig) -> None:
-    """Check that members can be trained together.
+def steps_together(config: TrainConfig) -> bool:
+    """Whether members take each step together: where the step of one is written out by hand.
 
-    Raises:
-        ConfigError: they train on images, in lower precision or compiled; or their strategy does
-            more than choose what is trained on.
+    These are linear heads, in float32, whose strategy only chooses what is trained on.
     """
-    if config.features == NONE:
-        raise ConfigError(
-            f"seeds is {config.seeds} and features is none; an ensemble trains linear heads on "
-            "stored features: pass features=NAME, as features=pixels, or train with one seed at a "
-            "time"
-        )
-    if config.precision != "off" or config.compile != "off":
-        raise ConfigError(
-            f"seeds is {config.seeds}, precision is {config.precision} and compile is "
-            f"{config.compile}; an ensemble computes in 32 bits and compiles nothing: pass "
-            "precision=off and compile=off"
-        )
-    if not _can_join(load_strategy(config.strategy)):
-        able = [name for name in strategy_names() if _can_join(load_strategy(name))]
-        raise ConfigError(
-            f"seeds is {config.seeds}, but with strategy {config.strategy} runs cannot train "
-            f"together; expected one of {', '.join(able)}, or train with one seed at a time"
-        )
-
-
-def _can_join(strategy: type[Strategy]) -> bool:
+    strategy = load_strategy(config.strategy)
     own_learn = strategy.learn is not Strategy.learn
     own_model = strategy.build_model.__func__ is not Strategy.build_model.__func__  # type: ignore[attr-defined]
-    return is_plain(strategy) and not own_learn and not own_model
+    return (
+        config.features != NONE
+        and config.precision == "off"
+        and config.compile == "off"
+        and is_plain(strategy)
+        and not own_learn
+        and not own_model
+    )
 
 
 def train_ensemble(
@@ -69,22 +53,57 @@ def train_ensemble(
 ) -> Iterator[tuple[int, Trained]]:
     """Train all members through the stream; see :func:`~clear_mlflow.learning.train.train`.
 
-    Each member has its own strategy and buffer, draws its own order, and has the matrix of the run
-    that it would have been alone, but for rounding: products are summed in another order, so two
-    logits that agree in their first six digits may change places.
+    Linear heads take each step together (:func:`steps_together`); all else takes turns, a bucket
+    at a time. Each member has its own strategy and buffer and draws its own order.
 
     Args:
-        stream: the dataset, as features.
-        config: as :func:`check_ensemble` accepts it.
+        stream: the dataset.
+        config: the parameters, ``seeds`` among them; ``device`` and ``precision`` are resolved.
         progress: who is told; of rows, the first member's.
 
     Yields:
-        (seed, row) of every member, then of every member the next row. The next bucket begins only
-        when the first of its rows is asked for.
+        (seed, row) of every member, then of every member the next row. A member's next bucket
+        begins only when its row is asked for, or that of a member before it.
 
     Raises:
         ConfigError: the strategy's training sets differ in size from member to member.
         DivergedError: the loss or the output of a member is no longer a finite number.
+    """
+    way = _in_step if steps_together(config) else _in_turn
+    return way(stream, config, progress)
+
+
+def _in_turn(
+    stream: TrainingStream, config: TrainConfig, progress: TrainingProgress
+) -> Iterator[tuple[int, Trained]]:
+    """Each member by the loop that would train it alone, up to its next row.
+
+    On a CPU its matrix is that of the run alone to the bit: all that is random is drawn anew from
+    the member's seed wherever it is drawn. One step of many networks would take longer there: with
+    weights of each member's own, a convolution is one of many groups, for which there is no fast
+    code (docs/ensembles.md has what was measured).
+    """
+    others = RowlessProgress(progress)
+    trainings = [
+        (member.seed, train(stream, member, progress=others if number else progress))
+        for number, member in enumerate(member_configs(config))
+    ]
+    for _ in range(len(stream.keys) + 1):
+        for seed, training in trainings:
+            try:
+                trained = next(training)
+            except DivergedError as error:
+                raise DivergedError(f"seed {seed}: {error}", seed) from error
+            yield seed, dataclasses.replace(trained, snapshot=None)
+
+
+def _in_step(
+    stream: TrainingStream, config: TrainConfig, progress: TrainingProgress
+) -> Iterator[tuple[int, Trained]]:
+    """All members a step at a time.
+
+    Each has the matrix of the run that it would have been alone, but for rounding: products are
+    summed in another order, so two logits that agree in their first six digits may change places.
     """
     configs = member_configs(config)
     seeds = [member.seed for member in configs]

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -60,6 +60,18 @@ class Group:
         if self.size > 1:
             dist.all_reduce(numbers)
         return numbers
+
+    def average(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """The means of tensors over all processes, exchanged at once.
+
+        Args:
+            parts: this process's, of one type and on one device; all have as many of these shapes.
+        """
+        if self.size == 1:
+            return list(parts)
+        joined = self.add_up(torch.cat([part.flatten() for part in parts])).div_(self.size)
+        pieces = torch.split(joined, [part.numel() for part in parts])
+        return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
 
     def put_together(self, part: Tensor, start: int, total: int) -> Tensor:
         """The whole of which each process has a part.

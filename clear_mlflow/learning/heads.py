@@ -32,7 +32,7 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.strategies._base import Strategy
 
 # What a strategy may override and still be plain descent on its training set.
-_STEP_HOOKS = ("begin_epoch", "loss", "criterion", "before_step", "after_step")
+_STEP_HOOKS = ("begin_epoch", "loss", "share_of_loss", "criterion", "before_step", "after_step")
 
 
 def is_plain(strategy: type[Strategy]) -> bool:

@@ -81,6 +81,8 @@ class Batch:
     inputs: Tensor  # (B, 3, S, S), float32 in channels-last memory; or (B, width), float32
     labels: Tensor  # (B,), int64
     chosen: Tensor  # (B,), int64: which of the samples these are; where the samples lie
+    # What a mean over these counts, so that the mean over all processes is that of the whole batch.
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,10 +286,11 @@ def training_batches(
     return batches(
         samples,
         torch.randperm(len(samples), generator=generator(seed, Draw.ORDER, position, epoch)),
-        [group.share(*bounds) for bounds in batch_bounds(len(samples), batch_size)],
+        batch_bounds(len(samples), batch_size),
         image_size=image_size,
         device=device,
         draws=generator(seed, Draw.AUGMENTATION, position, epoch),
+        group=group,
     )
 
 
@@ -299,6 +302,7 @@ def batches(
     image_size: int,
     device: torch.device,
     draws: torch.Generator,
+    group: Group = ALONE,
 ) -> Iterator[Batch]:
     """The samples in a given order, made the model's input a step at a time.
 
@@ -311,6 +315,7 @@ def batches(
         image_size: side of the model's input, pixels; nothing to features.
         device: where the batches lie.
         draws: a CPU generator, for crops and flips.
+        group: the processes that share every step; the batches are this one's shares.
     """
     images, count = samples.images, len(order)
     home = images.device
@@ -320,7 +325,8 @@ def batches(
         corners = torch.randint(0, margin + 1, (2, count), generator=draws).to(home)
         mirrored = torch.randint(0, 2, (count,), generator=draws).bool().to(home)
     normalise = None if is_features(images) else Normaliser(image_size, device)
-    for start, stop in bounds:
+    for begin, end in bounds:
+        start, stop = group.share(begin, end)
         chosen = order[start:stop]
         if isinstance(images, ScatteredImages):
             where = corners[:, start:stop]
@@ -333,7 +339,7 @@ def batches(
             raw = images.index_select(0, chosen)
         labels = samples.labels.index_select(0, chosen).to(device, non_blocking=True)
         inputs = raw.to(device, non_blocking=True) if normalise is None else normalise(raw)
-        yield Batch(inputs, labels, chosen)
+        yield Batch(inputs, labels, chosen, group.weight(stop - start, end - begin))
 
 
 def is_features(images: Tensor | ScatteredImages) -> bool:

@@ -106,6 +106,47 @@ class SilentProgress(LineProgress):
         """Say nothing."""
 
 
+class RowlessProgress:
+    """All that is told to it, to another, but for rows: of several members' rows, one's are shown.
+
+    Args:
+        shown: who is told; it is entered and left by others.
+    """
+
+    def __init__(self, shown: TrainingProgress) -> None:
+        self._shown = shown
+
+    def __enter__(self) -> RowlessProgress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        return None
+
+    def images_decoded(self, done: int, total: int) -> None:
+        """Pass it on."""
+        self._shown.images_decoded(done, total)
+
+    def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
+        """Pass it on."""
+        self._shown.bucket_started(key, position=position, num_buckets=num_buckets)
+
+    def steps_planned(self, num_steps: int) -> None:
+        """Pass it on."""
+        self._shown.steps_planned(num_steps)
+
+    def step_done(self) -> None:
+        """Pass it on."""
+        self._shown.step_done()
+
+    def row_measured(self, row: AccuracyRow) -> None:
+        """Say nothing."""
+
+
 class TerminalProgress:
     """A bar for the stream, with the current accuracies, and a bar for the bucket's steps."""
 

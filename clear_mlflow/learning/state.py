@@ -35,7 +35,7 @@ FORMAT = 1
 _DESCRIPTION = "clear_mlflow"  # the one key of the file's metadata
 _PREDICTIONS = "predictions"
 # What a strategy is given anew when it is built again.
-_GIVEN = frozenset({"config", "stream", "model", "arguments"})
+_GIVEN = frozenset({"config", "stream", "model", "arguments", "group"})
 # Kinds of number that safetensors and torch both have; of an array, the same by numpy's names.
 _ARRAYS = frozenset(
     ["bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"]

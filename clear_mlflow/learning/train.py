@@ -81,6 +81,7 @@ def train(
     model = group.synchronize(fresh_model(stream, config))
     arguments = check_strategy(config)
     strategy = load_strategy(config.strategy)(config, stream, model, arguments)
+    strategy.group = group
     descent = descent_for(strategy, model, config, keys=stream.keys, progress=progress, group=group)
 
     def tested(trained: int) -> Trained:

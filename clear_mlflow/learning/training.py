@@ -21,7 +21,7 @@ from clear_mlflow.data.features import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.errors import ConfigError, StateError
 from clear_mlflow.learning.device import memory_told, resolve_device, resolve_precision
-from clear_mlflow.learning.ensemble import check_ensemble, train_ensemble
+from clear_mlflow.learning.ensemble import train_ensemble
 from clear_mlflow.learning.features import FeatureStream, TrainingStream
 from clear_mlflow.learning.group import ALONE, Group, check_devices
 from clear_mlflow.learning.images import DecodedStream
@@ -58,8 +58,6 @@ def check(config: TrainConfig, place: Place = ALONE_HERE) -> TrainConfig:
     precision = resolve_precision(config.precision, device)
     if place.size > 1:
         _check_processes(config, place, device)
-    if config.seeds != NONE:
-        check_ensemble(dataclasses.replace(config, precision=precision))
     if config.features == NONE:  # a linear head takes whatever width the features have
         check_model(
             config.model,

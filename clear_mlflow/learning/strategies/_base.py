@@ -17,6 +17,7 @@ from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.buffers._base import Buffer, BufferArguments, load_buffer
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.features import TrainingStream
+from clear_mlflow.learning.group import ALONE, Group
 from clear_mlflow.learning.images import Batch, Samples
 from clear_mlflow.learning.strategies import ENTRY_POINTS, strategy_names
 from clear_mlflow.learning.strategies._arguments import parse_arguments
@@ -31,8 +32,8 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     - :meth:`build_model`, once;
     - for each bucket :meth:`learn`, which by default descends the gradient on
       :meth:`training_set`, and then :meth:`after_bucket`;
-    - within the descent :meth:`begin_epoch`, and for each step :meth:`loss`,
-      :meth:`before_step` and :meth:`after_step`.
+    - within the descent :meth:`begin_epoch`, and for each step :meth:`loss` (by
+      :meth:`share_of_loss`), :meth:`before_step` and :meth:`after_step`.
 
     Nothing in a step may make the host wait for the device (``.item()``, ``if tensor:``).
 
@@ -51,8 +52,10 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     needs_memory: ClassVar[bool] = False  # a buffer, so that memory 0 makes no sense
     needs_features: ClassVar[bool] = False  # stored features in the place of images
     # Right when several processes each have a share of every batch: the loss is a mean over the
-    # batch's images (and of what depends on weights alone), and before_step needs no batch.
+    # batch's images (and of what depends on weights alone), or share_of_loss is overridden, and
+    # what the other hooks make of batches is put together by self.group.
     several_processes: ClassVar[bool] = False
+    group: Group = ALONE  # the processes that train together; the loop says so, once it is built
     # Attributes that mean nothing between two buckets, as batches drawn for an epoch: a run that
     # is resumed has them as they are when it begins. All others are kept; see learning/state.py.
     scratch: ClassVar[tuple[str, ...]] = ()
@@ -92,6 +95,22 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         """
         return self.criterion(forward(batch.inputs), batch.labels)
 
+    def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """What this process adds: the mean over all processes is the loss of the whole batch.
+
+        By default :meth:`loss`, weighted as this process's share of the batch is. To be overridden
+        where a loss has means over other images, too; each is a :func:`share_of_mean` then.
+
+        Args:
+            forward: see :meth:`loss`. It is called once, whatever the share: processes wait for
+                each other's gradients.
+            batch: this process's share of it, which may be empty.
+        """
+        if len(batch.labels) == 0:
+            return forward(batch.inputs).sum() * 0  # what the mean of nothing adds
+        loss = self.loss(forward, batch)
+        return loss if self.group.size == 1 else loss * batch.weight
+
     def criterion(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Cross-entropy, with the run's label smoothing."""
         return cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
@@ -107,6 +126,22 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     def after_bucket(self, position: int) -> None:
         """What is left to do once a bucket is trained on, before its row is measured."""
         return
+
+
+def share_of_mean(
+    batch: Batch, logits: Tensor, mean: Callable[[Tensor, Tensor], Tensor], target: Tensor
+) -> Tensor:
+    """What one process's share of a batch adds to a mean over all of it.
+
+    Args:
+        batch: the share; it may be empty.
+        logits: (B, classes), what the model answers to it.
+        mean: of (logits, target), over the images of the share.
+        target: what the logits are compared with.
+    """
+    if len(batch.labels) == 0:
+        return logits.sum() * 0  # the other processes wait for this one's gradients
+    return mean(logits, target) * batch.weight
 
 
 def memory_in_images(config: TrainConfig, stream: TrainingStream) -> int:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.group import ALONE, Group
 from clear_mlflow.learning.images import Batch, Samples, batches
 
 
@@ -18,6 +19,7 @@ def rehearsal_batches(
     config: TrainConfig,
     device: torch.device,
     *where: int,
+    group: Group = ALONE,
 ) -> Iterator[Batch]:
     """One batch from a buffer for each step of an epoch; nothing is drawn in a step.
 
@@ -31,6 +33,7 @@ def rehearsal_batches(
         device: where the batches lie.
         where: the bucket's position, the epoch, and, where a step takes several batches, which of
             them; the draws follow from it.
+        group: the processes that share every batch; the batches are this one's shares.
     """
     draws = generator(config.seed, Draw.MEMORY, *where)
     count = len(held)
@@ -44,6 +47,7 @@ def rehearsal_batches(
         image_size=config.image_size,
         device=device,
         draws=draws,
+        group=group,
     )
 
 

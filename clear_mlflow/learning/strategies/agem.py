@@ -15,7 +15,7 @@ from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.device import autocast
 from clear_mlflow.learning.features import TrainingStream
 from clear_mlflow.learning.images import Batch, Samples
-from clear_mlflow.learning.strategies._base import Strategy, new_buffer
+from clear_mlflow.learning.strategies._base import Strategy, new_buffer, share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
 from clear_mlflow.learning.strategies._weights import gradients, trained_weights
 
@@ -48,6 +48,7 @@ class Agem(Strategy):
                 raise ConfigError(f"batch is {self.batch} in strategy_args; pass 0 or more")
 
     needs_memory = True
+    several_processes = True
     scratch = ("_held", "_batches")
 
     def __init__(
@@ -77,6 +78,7 @@ class Agem(Strategy):
             self.stream.device,
             position,
             epoch,
+            group=self.group,
         )
 
     def before_step(self) -> None:
@@ -85,9 +87,10 @@ class Agem(Strategy):
             return
         batch = next(self._batches)
         with autocast(self.stream.device, self.config.precision):
-            loss = self.criterion(self.model(batch.inputs), batch.labels)
-        reference = torch.autograd.grad(loss, self._weights, materialize_grads=True)
-        project(gradients(self._weights), list(reference))
+            loss = share_of_mean(batch, self.model(batch.inputs), self.criterion, batch.labels)
+        share = torch.autograd.grad(loss, self._weights, materialize_grads=True)
+        # Both gradients are those of whole batches before one limits the other.
+        project(gradients(self._weights), self.group.average(share))
 
     def after_bucket(self, position: int) -> None:
         """Let the bucket's images compete for the buffer."""

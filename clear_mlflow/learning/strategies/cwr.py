@@ -39,6 +39,8 @@ class Cwr(Strategy):
         Batches, arXiv:1907.03799, algorithm 1; Maltoni and Lomonaco, arXiv:1806.08568 (CWR+).
     """
 
+    several_processes = True
+
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
     ) -> None:

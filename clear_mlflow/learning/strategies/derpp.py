@@ -15,7 +15,7 @@ from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.features import TrainingStream
 from clear_mlflow.learning.images import Batch, Samples
-from clear_mlflow.learning.strategies._base import Strategy, new_buffer
+from clear_mlflow.learning.strategies._base import Strategy, new_buffer, share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import joined_inputs, rehearsal_batches
 
 
@@ -57,6 +57,7 @@ class Derpp(Strategy):
                     )
 
     needs_memory = True
+    several_processes = True
     scratch = ("_answers", "_held", "_rehearsal")
 
     def __init__(
@@ -85,13 +86,15 @@ class Derpp(Strategy):
         self._recording = epoch == self.config.epochs - 1
         if self._held is not None:
             where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
-            self._rehearsal = (rehearsal_batches(*where, 0), rehearsal_batches(*where, 1))
+            self._rehearsal = tuple(
+                rehearsal_batches(*where, which, group=self.group) for which in range(2)
+            )
 
-    def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Equation 6."""
+    def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """Equation 6: of each of the three batches, this process's share."""
         if self._held is None:
             logits = forward(batch.inputs)
-            loss = self.criterion(logits, batch.labels)
+            loss = share_of_mean(batch, logits, self.criterion, batch.labels)
         else:
             imitated, repeated = (next(batches) for batches in self._rehearsal)
             logits, imitation, repetition = torch.split(
@@ -100,9 +103,11 @@ class Derpp(Strategy):
             )
             stored = self._logits.index_select(0, imitated.chosen.to(self._logits.device))
             loss = (
-                self.criterion(logits, batch.labels)
-                + self.arguments.alpha * mse_loss(imitation.float(), stored)
-                + self.arguments.beta * self.criterion(repetition, repeated.labels)
+                share_of_mean(batch, logits, self.criterion, batch.labels)
+                + self.arguments.alpha
+                * share_of_mean(imitated, imitation.float(), mse_loss, stored)
+                + self.arguments.beta
+                * share_of_mean(repeated, repetition, self.criterion, repeated.labels)
             )
         if self._recording:
             where = batch.chosen.to(self._answers.device, non_blocking=True)
@@ -112,6 +117,8 @@ class Derpp(Strategy):
     def after_bucket(self, position: int) -> None:
         """Let the bucket's images compete for the buffer, and store the logits of those held."""
         self._held = None
+        # Each image was answered in one process alone, and is zero in all others: the sum is exact.
+        self.group.add_up(self._answers)
         kept = self._buffer.offer(position, self.stream.labels(position))
         candidates = torch.cat([self._logits, self._answers])
         self._logits = candidates[torch.from_numpy(kept).to(candidates.device)]

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.features import TrainingStream
+from clear_mlflow.learning.group import ALONE, Group
 from clear_mlflow.learning.images import Batch, Samples
-from clear_mlflow.learning.strategies._base import Strategy, new_buffer
+from clear_mlflow.learning.strategies._base import Strategy, new_buffer, share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import joined_inputs, rehearsal_batches
 
 
@@ -41,6 +42,7 @@ class ErAce(Strategy):
     """
 
     needs_memory = True
+    several_processes = True
     scratch = ("_held", "_rehearsal")
 
     def __init__(
@@ -61,20 +63,30 @@ class ErAce(Strategy):
         """Draw the epoch's batches from the buffer."""
         if self._held is not None:
             self._rehearsal = rehearsal_batches(
-                self._held, num_steps, self.config, self.stream.device, position, epoch
+                self._held,
+                num_steps,
+                self.config,
+                self.stream.device,
+                position,
+                epoch,
+                group=self.group,
             )
 
-    def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """The asymmetric cross-entropy."""
+    def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """The asymmetric cross-entropy: of each of both batches, this process's share."""
         if self._held is None:
-            return super().loss(forward, batch)
+            return super().share_of_loss(forward, batch)
         old = next(self._rehearsal)
         new_logits, old_logits = torch.split(
             forward(joined_inputs(batch, old)), [len(batch.labels), len(old.labels)]
         )
-        smoothing = self.config.label_smoothing
-        return self.criterion(old_logits, old.labels) + cross_entropy_of_present(
-            new_logits, batch.labels, smoothing
+        present = classes_of(batch.labels, new_logits.shape[1], self.group)
+
+        def of_present(logits: Tensor, labels: Tensor) -> Tensor:
+            return cross_entropy_of_present(logits, labels, present, self.config.label_smoothing)
+
+        return share_of_mean(old, old_logits, self.criterion, old.labels) + share_of_mean(
+            batch, new_logits, of_present, batch.labels
         )
 
     def after_bucket(self, position: int) -> None:
@@ -83,16 +95,23 @@ class ErAce(Strategy):
         self._buffer.offer(position, self.stream.labels(position))
 
 
-def cross_entropy_of_present(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
-    """Mean cross-entropy of a softmax over the classes that occur among the labels.
+def classes_of(labels: Tensor, num_classes: int, group: Group = ALONE) -> Tensor:
+    """(classes,), bool: which occur among the labels of all processes' shares of a batch."""
+    counts = torch.zeros(num_classes, dtype=torch.int32, device=labels.device)
+    return group.add_up(counts.index_fill_(0, labels, 1)) > 0
+
+
+def cross_entropy_of_present(
+    logits: Tensor, labels: Tensor, present: Tensor, smoothing: float = 0.0
+) -> Tensor:
+    """Mean cross-entropy of a softmax over the classes that occur in a batch.
 
     Args:
         logits: (N, classes).
-        labels: (N,).
+        labels: (N,), each of a class that occurs.
+        present: (classes,), bool, as :func:`classes_of` gives it.
         smoothing: share of the target that is spread over the classes that occur.
     """
-    present = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
-    present.index_fill_(0, labels, True)
     log_likelihood = logits.float().masked_fill(~present, -torch.inf).log_softmax(dim=1)
     loss = -log_likelihood.gather(1, labels[:, None]).mean()
     if smoothing:
