@@ -17,6 +17,27 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
+# Files whose tests start programs and wait for them, the longest first: side by side with the
+# others, none of them is left to the end.
+_LONGEST = (
+    "test_examples.py",
+    "test_distributed.py",
+    "test_real_servers.py",
+    "test_end_to_end.py",
+    "test_resume.py",
+    "test_readme.py",
+    "test_sweep.py",
+    "test_evaluate_on_ray.py",
+    "test_outages.py",
+    "test_killer.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with the files that take longest."""
+    place = {name: at for at, name in enumerate(_LONGEST)}
+    items.sort(key=lambda item: place.get(item.path.name, len(_LONGEST)))
+
 
 @pytest.fixture(scope="session")
 def empty_store(tmp_path_factory):
