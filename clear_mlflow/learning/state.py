@@ -47,7 +47,10 @@ Node = Any  # a JSON value that _Reader understands
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What :func:`capture` found."""
+    """What :func:`capture` found.
+
+    Its tensors may be the training's own: write them out before it goes on.
+    """
 
     tensors: Mapping[str, Tensor]
     description: Mapping[str, Node]
@@ -264,6 +267,7 @@ class _Writer:
         # As long as a tensor lives, no other one lies in its place.
         self._seen: list[Tensor] = []
         self.tensors: dict[str, Tensor] = {}
+        self._held: set[int] = set()  # where the memory of these begins
 
     def encode(self, value: object, what: str, *, whole: bool = False, depth: int = 0) -> Node:
         """Describe a value.
@@ -336,9 +340,11 @@ class _Writer:
             self._storages[storage] = place
         number = len(self.tensors)
         key = f"tensor_{number:05d}"
-        self.tensors[key] = torch.clone(
-            tensor.detach().cpu(), memory_format=torch.contiguous_format
-        )
+        content = tensor.detach().cpu().contiguous()
+        memory = content.untyped_storage().data_ptr()
+        # Copied only where it has to be: a large model would take as much memory once more.
+        self.tensors[key] = content.clone() if memory in self._held else content
+        self._held.add(memory)
         # Sums depend on the order in memory, which "channels last" changes.
         stride = list(tensor.stride())
         dense = torch.empty_like(tensor, memory_format=torch.preserve_format).stride()
