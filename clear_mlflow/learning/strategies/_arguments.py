@@ -44,6 +44,32 @@ def parse_arguments(strategy: str, kind: type[T], text: str) -> T:
     return kind(**values)
 
 
+def check_not_negative(arguments: object, *names: str) -> None:
+    """Check that each of these arguments is 0 or more.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name in names:
+        if getattr(arguments, name) < 0:
+            raise ConfigError(
+                f"{name} is {getattr(arguments, name)} in strategy_args; pass 0 or more"
+            )
+
+
+def check_above_zero(arguments: object, *names: str) -> None:
+    """Check that each of these arguments is above 0.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name in names:
+        if getattr(arguments, name) <= 0:
+            raise ConfigError(
+                f"{name} is {getattr(arguments, name)} in strategy_args; pass a number above 0"
+            )
+
+
 def arguments_as_text(arguments: object) -> Mapping[str, str]:
     """Every argument's name and the text that :func:`parse_arguments` reads back."""
     found = {}

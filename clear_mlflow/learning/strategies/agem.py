@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.device import autocast
 from clear_mlflow.learning.features import TrainingStream
 from clear_mlflow.learning.images import Batch, Samples
+from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy, new_buffer, share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
 from clear_mlflow.learning.strategies._weights import gradients, trained_weights
@@ -44,8 +44,7 @@ class Agem(Strategy):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.batch < 0:
-                raise ConfigError(f"batch is {self.batch} in strategy_args; pass 0 or more")
+            check_not_negative(self, "batch")
 
     needs_memory = True
     several_processes = True

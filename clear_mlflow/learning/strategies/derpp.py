@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.features import TrainingStream
 from clear_mlflow.learning.images import Batch, Samples
+from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy, new_buffer, share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import joined_inputs, rehearsal_batches
 
@@ -50,11 +50,7 @@ class Derpp(Strategy):
         beta: float = 0.5  # of the cross-entropy of images from the buffer
 
         def __post_init__(self) -> None:
-            for name in ("alpha", "beta"):
-                if getattr(self, name) < 0:
-                    raise ConfigError(
-                        f"{name} is {getattr(self, name)} in strategy_args; pass 0 or more"
-                    )
+            check_not_negative(self, "alpha", "beta")
 
     needs_memory = True
     several_processes = True

@@ -14,6 +14,7 @@ from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.device import Draw, generator
 from clear_mlflow.learning.features import TrainingStream
 from clear_mlflow.learning.images import batch_bounds, batches
+from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (
     copied,
@@ -81,16 +82,14 @@ class Ewc(Strategy):
         images: int = 100  # of each bucket, to estimate F on; 0 for all
 
         def __post_init__(self) -> None:
-            if self.strength < 0:
-                raise ConfigError(f"strength is {self.strength} in strategy_args; pass 0 or more")
+            check_not_negative(self, "strength")
             if not 0 <= self.gamma <= 1:
                 raise ConfigError(f"gamma is {self.gamma} in strategy_args; pass 0 to 1")
             if self.fisher not in _KINDS:
                 raise ConfigError(
                     f"fisher is {self.fisher!r} in strategy_args; pass {', '.join(_KINDS)}"
                 )
-            if self.images < 0:
-                raise ConfigError(f"images is {self.images} in strategy_args; pass 0 or more")
+            check_not_negative(self, "images")
 
     several_processes = True
 

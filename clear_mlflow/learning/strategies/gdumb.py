@@ -8,11 +8,11 @@ from typing import Any
 from torch import nn
 
 from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.features import TrainingStream
 from clear_mlflow.learning.images import Samples
+from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy, new_buffer
 from clear_mlflow.learning.train import fresh_model
 
@@ -45,8 +45,7 @@ class Gdumb(Strategy):
 
         def __post_init__(self) -> None:
             super().__post_init__()
-            if self.epochs < 0:
-                raise ConfigError(f"epochs is {self.epochs} in strategy_args; pass 0 or more")
+            check_not_negative(self, "epochs")
 
     needs_memory = True
     several_processes = True

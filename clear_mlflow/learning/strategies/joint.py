@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.images import Samples
 from clear_mlflow.learning.picks import joined, whole_bucket
+from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 
 
@@ -34,8 +34,7 @@ class Joint(Strategy):
         epochs: int = 0  # passes over the stream; 0 for the run's
 
         def __post_init__(self) -> None:
-            if self.epochs < 0:
-                raise ConfigError(f"epochs is {self.epochs} in strategy_args; pass 0 or more")
+            check_not_negative(self, "epochs")
 
     several_processes = True
 

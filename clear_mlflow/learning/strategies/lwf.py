@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import autocast
 from clear_mlflow.learning.features import TrainingStream
 from clear_mlflow.learning.images import Batch, Samples, batch_bounds, batches, is_features
+from clear_mlflow.learning.strategies._arguments import check_above_zero, check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 
 _ANSWERED_AT_ONCE = 256
@@ -50,12 +50,8 @@ class Lwf(Strategy):
         temperature: float = 2.0
 
         def __post_init__(self) -> None:
-            if self.strength < 0:
-                raise ConfigError(f"strength is {self.strength} in strategy_args; pass 0 or more")
-            if self.temperature <= 0:
-                raise ConfigError(
-                    f"temperature is {self.temperature} in strategy_args; pass a number above 0"
-                )
+            check_not_negative(self, "strength")
+            check_above_zero(self, "temperature")
 
     several_processes = True
     scratch = ("_old", "_answers")

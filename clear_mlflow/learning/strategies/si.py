@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError
 from clear_mlflow.learning.features import TrainingStream
+from clear_mlflow.learning.strategies._arguments import check_above_zero, check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (
     copied,
@@ -57,12 +57,8 @@ class Si(Strategy):
         damping: float = 0.1  # xi; keeps weights that hardly moved from being held without limit
 
         def __post_init__(self) -> None:
-            if self.strength < 0:
-                raise ConfigError(f"strength is {self.strength} in strategy_args; pass 0 or more")
-            if self.damping <= 0:
-                raise ConfigError(
-                    f"damping is {self.damping} in strategy_args; pass a number above 0"
-                )
+            check_not_negative(self, "strength")
+            check_above_zero(self, "damping")
 
     several_processes = True
     scratch = ("_before", "_of_loss")
