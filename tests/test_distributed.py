@@ -42,7 +42,9 @@ CASES = {
     # Every strategy that may, on what it may.
     **{
         f"{name} on images": {
-            **{"strategy": name, "batch_size": "3", "epochs": "1"},
+            "strategy": name,
+            "batch_size": "3",
+            "epochs": "1",
             **(GENTLY if name == "derpp" else {}),
         }
         for name in TOGETHER
