@@ -1,6 +1,7 @@
 """Tables for the terminal and the heat map."""
 
 import io
+import itertools
 import re
 import warnings
 
@@ -14,6 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from clear_mlflow import AccuracyMatrix, explain, summarize
+from clear_mlflow.report.confusion import confusion_figure, confusion_png
 from clear_mlflow.report.heatmap import heatmap_array, heatmap_figure, heatmap_png
 from clear_mlflow.report.sheet import png_array
 from clear_mlflow.report.text import matrix_table, metrics_table
@@ -194,3 +196,67 @@ def test_a_users_matplotlib_settings_change_nothing():
     }
     with mpl.rc_context(theirs):
         assert heatmap_png(TEN, "$run$") == before
+
+
+def confusion_texts(counts, class_names, title="run") -> list[str]:
+    return [text.get_text() for text in confusion_figure(counts, class_names, title).axes[0].texts]
+
+
+def test_confusion_is_told_in_percent_of_each_true_class():
+    """A line adds up to 100; what never happened has no number; no image, no line."""
+    counts = np.array([[999, 1, 0], [25, 75, 0], [0, 0, 0]])
+    shown = confusion_texts(counts, ["cat", "dog", "fox"])
+    assert [text for text in shown if text in ("100", "<1", "25", "75", "0")] == [
+        *("100", "<1", "25", "75"),
+        *("0", "25"),  # of the scale
+    ]
+    assert [shown.count(name) for name in ("cat", "dog", "fox")] == [2, 2, 2]
+    figure = confusion_figure(counts, ["cat", "dog", "fox"], "run")
+    cells, _ = figure.axes[0].images  # and the scale
+    colours = cells.get_array()
+    assert (colours[2, :, 3] == 0).all()  # the hatched ground is seen
+    assert (colours[:2, :, 3] == 1).all()
+
+
+@pytest.mark.parametrize("classes", [1, 2, 11, 30, 100])
+@pytest.mark.parametrize("name", ["kind {}", "w" * 60 + "{}", "class {0} of a long name " * 3])
+def test_every_class_of_a_confusion_can_be_read(classes, name):
+    """All names are there, in the picture, at least as high as small print, and none on another."""
+    counts = np.eye(classes, dtype=np.int64) * 7
+    names = [name.format(i) for i in range(classes)]
+    figure = confusion_figure(counts, names, "a run " * 40)
+    figure.canvas.draw()
+    across, down = [], []
+    for text in figure.axes[0].texts:
+        box = text.get_window_extent()
+        assert figure.bbox.contains(box.x0, box.y0)
+        assert figure.bbox.contains(box.x1, box.y1)
+        assert text.get_fontsize() > 7.5
+        if text.get_rotation() == 90 and text.get_va() == "bottom":
+            across.append(box)
+        elif text.get_ha() == "right":
+            down.append(box)
+    assert len(across) == len(down) == classes
+    assert all(a.x1 <= b.x0 for a, b in itertools.pairwise(across))
+    assert all(a.y0 >= b.y1 for a, b in itertools.pairwise(down))
+
+
+def test_a_confusion_of_many_classes_stays_of_a_size():
+    """Of a thousand, some are named; the same content gives the same bytes."""
+    counts = np.eye(1000, dtype=np.int64)
+    names = [f"kind {i}" for i in range(1000)]
+    content = confusion_png(counts, names, "run")
+    assert content == confusion_png(counts, names, "run")
+    assert max(png_array(content).shape) < 2200
+    assert 100 <= sum(text.startswith("kind") for text in confusion_texts(counts, names)) <= 220
+
+
+def test_a_class_may_have_any_name():
+    """Formulas, control characters and foreign scripts are drawn as text, without a warning."""
+    names = ["$x_{", "a\nb\x1b[31m", "\u4e2d\u6587", "", "\\frac"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        shown = confusion_texts(np.eye(5, dtype=np.int64), names)
+    assert "$x_{" in shown
+    assert "a b�[31m" in shown
+    assert "□□" in shown

@@ -20,6 +20,7 @@ from clear_mlflow.predictions import (
     predictions_file_name,
 )
 from clear_mlflow.record import assemble
+from clear_mlflow.report.confusion import confusion_png
 from clear_mlflow.statistics import Hits
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking import predictions as tracked
@@ -111,8 +112,17 @@ def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
         "macro_accuracy/average" in store.get_run(run.info.run_id).data.tags["mlflow.note.content"]
     )
     assert score(store, run).action == "unchanged"
+    picture = predictions_folder(run) / "confusion.png"
+    assert not picture.exists()
     score(store, run, named=True)  # draws the heat map, too
-    assert score(store, run, named=True).action == "unchanged"
+    drawn = picture.read_bytes()
+    last = predicted.confusion(found, 2)
+    assert drawn == confusion_png(last, found.images.class_names, f"{run.info.run_name}, after 2")
+    for named in (True, False):
+        assert score(store, run, named=named).action == "unchanged"
+    picture.unlink()
+    assert score(store, run, named=True).action == "scored"
+    assert picture.read_bytes() == drawn
     assert histories(store, run.info.run_id) == logged
     (predictions_folder(run) / "per_class.csv").unlink()
     assert score(store, run, named=True).action == "scored"

@@ -95,7 +95,8 @@ from clear_mlflow.own_metrics import load_own_metrics
     type=click.Choice(["auto", "yes", "no"]),
     default="auto",
     show_default=True,
-    help="Heat maps: of runs named by id or trained by this program; of all; of none anew.",
+    help="Heat maps and pictures of confusion: of runs named by id or trained by this program; of "
+    "all; of none anew.",
 )
 @engine_options
 @dry_run_option

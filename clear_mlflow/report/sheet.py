@@ -79,6 +79,8 @@ def draw_grid(
     values: NDArray[np.float64],
     corner: tuple[float, float],
     cell: tuple[float, float],
+    *,
+    line: float = 0.8,
 ) -> NDArray[np.float64]:
     """A coloured cell for each value, hatched where there is none, with white lines between.
 
@@ -87,6 +89,7 @@ def draw_grid(
         values: (rows, columns); fractions, on the scale from 0 to 1; NaN: none.
         corner: the top left one, inches.
         cell: width and height of one, inches.
+        line: how thick the white lines are, points.
 
     Returns:
         (rows, columns, 4): red, green, blue and opacity of each cell.
@@ -114,8 +117,6 @@ def draw_grid(
     )
     across = [[(left, y), (right, y)] for y in top + height * np.arange(1, rows)]
     down = [[(x, top), (x, bottom)] for x in left + width * np.arange(1, columns)]
-    # Thinner than the cells of a large matrix, which have to be seen.
-    line = min(0.8, 72 * 0.1 * min(width, height))
     sheet.add_collection(
         LineCollection([*across, *down], colors="white", linewidths=line), autolim=False
     )
@@ -151,6 +152,7 @@ def write(
     *,
     colour: str = INK,
     ha: str = "center",
+    va: str = "",
     weight: str = "normal",
     rotation: float = 0,
 ) -> None:
@@ -163,7 +165,7 @@ def write(
         fontweight=weight,
         color=colour,
         ha=ha,
-        va="center_baseline" if rotation == 0 else "center",
+        va=va or ("center_baseline" if rotation == 0 else "center"),
         rotation=rotation,
         parse_math=False,
         usetex=False,
@@ -176,3 +178,13 @@ def drawable(text: str) -> str:
 
     font = get_font(findfont(FontProperties(family=_FONT)))
     return "".join(c if font.get_char_index(ord(c)) else "□" for c in text)
+
+
+def text_width(text: str, size: float) -> float:
+    """How wide a text of that many points is drawn, in inches."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties(family=_FONT)))
+    font.set_size(size, 72)
+    font.set_text(text, 0.0)
+    return float(font.get_width_height()[0]) / 64 / 72

@@ -68,8 +68,8 @@ class Evaluation:
         metrics: to compute.
         prediction_metrics: to compute of stored predictions, where a run kept any.
         accept_new: overwrite values of other versions of a metric's definition.
-        pictures: ``yes``: draw heat maps; ``no``: only where there is one; ``auto``: of runs that
-            were named, or trained by this program.
+        pictures: ``yes``: draw them; ``no``: only where there is one; ``auto``: of runs that were
+            named, or trained by this program.
         jobs: runs under way at once; None: as many as suits the store.
         prepare: called with the client and each run before its rows are read; not in a dry run.
         turn: what is entered to write into a store that takes one writer at a time, where other

@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from numpy.typing import NDArray
 
 from clear_mlflow.errors import FailedMetricError, RecordError
-from clear_mlflow.predicted import METRICS, PredictionMetric, Predictions, macro_matrix
+from clear_mlflow.predicted import METRICS, PredictionMetric, Predictions, confusion, macro_matrix
 from clear_mlflow.predicted import series as metric_series
 from clear_mlflow.predicted import undefined as undefined_metrics
 from clear_mlflow.predictions import (
@@ -29,9 +31,11 @@ from clear_mlflow.predictions import (
     predictions_file_name,
 )
 from clear_mlflow.record import Record
+from clear_mlflow.report.confusion import confusion_png
 from clear_mlflow.report.files import matrix_csv
 from clear_mlflow.report.predictions import calibration_csv, confusion_csv, per_class_csv
 from clear_mlflow.tracking import names
+from clear_mlflow.tracking.files import log_bytes
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.series import Series
 
@@ -42,11 +46,26 @@ PER_CLASS_CSV = f"{PREDICTIONS_FOLDER}/per_class.csv"
 MACRO_CSV = f"{PREDICTIONS_FOLDER}/macro_accuracy.csv"
 CALIBRATION_CSV = f"{PREDICTIONS_FOLDER}/calibration.csv"
 CONFUSION_FOLDER = f"{PREDICTIONS_FOLDER}/confusion"
+CONFUSION_PNG = f"{PREDICTIONS_FOLDER}/confusion.png"
 
 _LARGEST_FILE = 1 << 28  # bytes; all probabilities of CLEAR-100's 55,000 test images take 11 MB
 # Of more classes, who is taken for whom fills no table that a person reads: a million cells.
 _MOST_CLASSES = 1000
+_PICTURE = "picture"
 _REPORTS_VERSION = 1  # raised when a file above changes, so that it is written again
+
+
+@dataclass(frozen=True, eq=False)
+class ConfusionPicture:
+    """What :data:`CONFUSION_PNG` shows; it is drawn when it is stored."""
+
+    counts: NDArray[np.int64]  # (classes, classes); true by predicted
+    class_names: tuple[str, ...]
+    title: str
+
+    def png(self) -> bytes:
+        """The file."""
+        return confusion_png(self.counts, self.class_names, self.title)
 
 
 @dataclass(frozen=True)
@@ -59,6 +78,7 @@ class PredictionScores:
     files: Mapping[str, str] = field(default_factory=dict)  # artifact path to text, to be stored
     tags: Mapping[str, str] = field(default_factory=dict)  # to be written when all is stored
     failed: frozenset[str] = frozenset()  # those whose own function is wrong, of the reasons
+    picture: ConfusionPicture | None = None  # to be drawn and stored
     problem: str | None = None  # why nothing was computed, though predictions were kept
 
 
@@ -123,6 +143,7 @@ def read_prediction_scores(
     *,
     metrics: Sequence[PredictionMetric] = METRICS,
     thorough: bool = False,
+    pictures: bool = False,
 ) -> PredictionScores | None:
     """Everything that a run's stored predictions define; nothing is written.
 
@@ -135,6 +156,7 @@ def read_prediction_scores(
         record: its rows.
         metrics: to compute.
         thorough: compute it although the run says that it holds all of this already.
+        pictures: a picture of the last row is wanted; where there is one, it is kept up to date.
 
     Returns:
         None where the run says that it kept no predictions.
@@ -144,9 +166,9 @@ def read_prediction_scores(
     """
     if not keeps_predictions(run):
         return None
-    stamp = _stamp(record, metrics)
-    is_stored = run.data.tags.get(PREDICTIONS_SCORED_TAG) == stamp
-    if is_stored and not thorough:
+    last_stamp, _, drawn = run.data.tags.get(PREDICTIONS_SCORED_TAG, "").partition(" ")
+    had_picture = drawn == _PICTURE
+    if last_stamp == _stamp(record, metrics) and not thorough and (had_picture or not pictures):
         logged = run.data.metrics
         return PredictionScores({m.name: logged[m.name] for m in metrics if m.name in logged})
     try:
@@ -161,20 +183,23 @@ def read_prediction_scores(
     failed = frozenset(n for n, error in undefined.items() if isinstance(error, FailedMetricError))
     # What failed is not taken for done: it is computed, and told, again.
     stamp = _stamp(record, [metric for metric in metrics if metric.name not in failed])
-    has_files = run.data.tags.get(PREDICTIONS_SCORED_TAG) == stamp
+    has_stamp = last_stamp == stamp
+    stored = _stored_files(client, run) if has_stamp else set()
+    picture = _picture(predictions, run) if pictures or had_picture else None
     last = predictions.k
     return PredictionScores(
         summary={name: steps[last] for name, steps in points.items() if last in steps},
         points=points,
         reasons={name: str(error) for name, error in undefined.items()},
         failed=failed,
-        files={} if has_files and _has_tables(client, run) else _files(predictions),
-        tags={PREDICTIONS_SCORED_TAG: stamp},
+        files={} if {PER_CLASS_CSV, CONFUSION_FOLDER} <= stored else _files(predictions),
+        picture=None if had_picture and CONFUSION_PNG in stored else picture,
+        tags={PREDICTIONS_SCORED_TAG: f"{stamp} {_PICTURE}" if pictures or had_picture else stamp},
     )
 
 
 def write_prediction_files(client: MlflowClient, run_id: str, scores: PredictionScores) -> None:
-    """Store the tables; metrics and tags are logged with those of the rows.
+    """Store the tables and the picture; metrics and tags are logged with those of the rows.
 
     Raises:
         TrackingError: the store does not take them.
@@ -182,12 +207,27 @@ def write_prediction_files(client: MlflowClient, run_id: str, scores: Prediction
     with explained(f"store what the predictions of run {run_id} say"):
         for path, text in scores.files.items():
             client.log_text(run_id, text, path)
+        if scores.picture is not None:
+            log_bytes(client, run_id, scores.picture.png(), CONFUSION_PNG)
 
 
-def _has_tables(client: MlflowClient, run: Run) -> bool:
+def _stored_files(client: MlflowClient, run: Run) -> set[str]:
     with explained(f"list the predictions of run {run.info.run_id}"):
         listed = client.list_artifacts(run.info.run_id, PREDICTIONS_FOLDER)
-    return {PER_CLASS_CSV, CONFUSION_FOLDER} <= {file.path for file in listed}
+    return {file.path for file in listed}
+
+
+def _picture(predictions: Predictions, run: Run) -> ConfusionPicture | None:
+    """Of the last row that holds any evidence: under streaming, that is not the last of all."""
+    if len(predictions.images.class_names) > _MOST_CLASSES:
+        return None
+    for row in sorted(predictions.answers, reverse=True):
+        counts = confusion(predictions, row)
+        if counts.any():
+            name = run.info.run_name or run.info.run_id
+            after = "initial" if row == 0 else f"after {predictions.images.buckets[row - 1]}"
+            return ConfusionPicture(counts, predictions.images.class_names, f"{name}, {after}")
+    return None
 
 
 def _files(predictions: Predictions) -> dict[str, str]:

@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
@@ -30,6 +28,7 @@ from clear_mlflow.report.markdown import description
 from clear_mlflow.report.rows import named_rows, percent
 from clear_mlflow.report.sheet import png_array
 from clear_mlflow.tracking import names
+from clear_mlflow.tracking.files import log_bytes
 from clear_mlflow.tracking.matrices import StoredRows, stored_rows_of
 from clear_mlflow.tracking.predictions import (
     PredictionScores,
@@ -69,7 +68,8 @@ class Scores:
     @property
     def is_stored(self) -> bool:
         """Whether MLflow holds all of this already."""
-        return not self.lacking and not self.tags and not self.reports and not self.predicted.files
+        reports = self.reports or self.predicted.files or self.predicted.picture is not None
+        return not self.lacking and not self.tags and not reports
 
 
 def read_scores(
@@ -96,7 +96,8 @@ def read_scores(
         prediction_metrics: to compute of its stored predictions, where it kept any.
         accept_new: values that are of another version of a metric's definition are to be
             overwritten; otherwise they are left alone, and told as outdated.
-        pictures: heat maps are wanted; where there is one, it is kept up to date in any case.
+        pictures: of the matrix, and of which class is taken for which; where there is one, it is
+            kept up to date in any case.
 
     Raises:
         RecordError: a row is damaged, or rows contradict each other.
@@ -124,7 +125,12 @@ def read_scores(
         )
     record = assemble(rows.records)
     answers = read_prediction_scores(
-        client, run, record, metrics=prediction_metrics, thorough=thorough
+        client,
+        run,
+        record,
+        metrics=prediction_metrics,
+        thorough=thorough,
+        pictures=pictures,
     ) or PredictionScores({})
     summary = summarize(record.matrix, record.protocol, metrics) | dict(answers.summary)
     versions = {metric.name: metric.version for metric in metrics}
@@ -356,7 +362,7 @@ def _log_reports(client: MlflowClient, run: Run, scores: Scores, record: Record)
     client.log_text(run_id, _table(record), names.MATRIX_TABLE)
     if scores.pictures:
         content = heatmap_png(matrix, scores.run_name)
-        _log_bytes(client, run_id, content, names.HEATMAP_PNG)
+        log_bytes(client, run_id, content, names.HEATMAP_PNG)
         # MLflow's chart view sets images of one key side by side, runs beside runs; it starts at
         # the first step, so the matrix as it stands has a key of its own with a single step.
         client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
@@ -404,11 +410,3 @@ def _table(record: Record) -> str:
     ]
     cells = (f"on {key}" for key in matrix.buckets)
     return json.dumps({"columns": ["trained", "accuracy in %", *cells], "data": rows})
-
-
-def _log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
-    folder, name = artifact.rsplit("/", 1)
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
-        file = Path(scratch, name)
-        file.write_bytes(content)
-        client.log_artifact(run_id, str(file), folder)
