@@ -205,6 +205,34 @@ def test_verdicts_are_plain_sentences() -> None:
     assert ": no difference (p = 1;" in said(difference=0.0, interval=None, p_value=1.0)
 
 
+def test_of_two_single_runs_the_sentence_is_about_two_models() -> None:
+    """Not about the methods, of which it has one training each; the winner is a name still."""
+    found = verdict(
+        "A",
+        "B",
+        "clear/accuracy",
+        difference=-0.031,
+        interval=Interval(-0.05, -0.012),
+        p_value=0.01,
+        smallest_p=0.001,
+        evidence="over 9 test images",
+        of_models=True,
+    )
+    assert found.winner == "B"
+    assert found.sentence == (
+        "The model of B is better than the model of A at clear/accuracy, by 3.1 percentage points "
+        "(95 % interval 1.2 to 5.0; p = 0.01; over 9 test images)."
+    )
+    assert said(p_value=0.2, of_models=True).startswith(
+        "No difference between the model of A and the model of B at clear/accuracy could be shown: "
+        "the model of A is ahead by 3.1"
+    )
+    assert said(p_value=1.0, comparisons=66, of_models=True).startswith(
+        "Too little to say whether the model of A and the model of B differ at clear/accuracy: "
+        "the model of A is ahead"
+    )
+
+
 def test_too_few_seeds_are_told() -> None:
     """Where even the clearest result could not reach the level, no verdict is given."""
     test = paired_permutation([0.9, 0.91, 0.92], [0.5, 0.52, 0.53])
@@ -222,7 +250,9 @@ def test_too_few_seeds_are_told() -> None:
     assert found.sentence.startswith("Too little to say whether A and B differ at clear/accuracy")
     assert "p cannot fall below 0.25, and 0.05 is needed" in found.sentence
     # Six seeds could reach 0.03, but not among ten comparisons.
-    assert "cannot fall below 0.31" in said(p_value=0.31, smallest_p=2 / 2**6, comparisons=10)
+    assert "evidence, among 10 comparisons, p cannot fall below 0.31" in said(
+        p_value=0.31, smallest_p=2 / 2**6, comparisons=10
+    )
     assert said(p_value=0.31, smallest_p=2 / 2**6).startswith("No difference")
 
 

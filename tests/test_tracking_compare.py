@@ -166,7 +166,9 @@ def test_stored_predictions_settle_single_runs(store, experiment_id, tmp_path):
         run = log_run(store, experiment_id, strategy, correct, strategy=strategy)
         log_predictions(store, run, correct, tmp_path)
     result = invoke("--experiment", "test")
-    assert "replay is better than naive at clear/challenge_score" in result.output
+    told = " ".join(result.output.split())
+    assert "The model of replay is better than the model of naive at clear/challenge_score" in told
+    assert "test images of one training each, which says nothing about other seeds)." in told
     _, folder = comparison_of(store, experiment_id)
     marked = re.findall(r'<td class="w\d+ s"', (folder / names.COMPARISON_PAGE).read_text())
     assert len(marked) == 16

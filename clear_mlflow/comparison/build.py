@@ -249,7 +249,8 @@ def _by_images(a: Hits, b: Hits, protocol: str, level: float) -> dict[str, _Test
             test.interval,
             test.p_value,
             test.smallest_p,
-            f"one run each, {test.n:,} test images",
+            f"over {test.n:,} test images of one training each, which says nothing about other "
+            "seeds",
         )
         for name, test in paired_bootstrap(a, b, protocol=protocol, level=level).items()
     }
@@ -289,6 +290,7 @@ def _judged(
                 evidence=test.evidence,
                 comparisons=len(tested),
                 higher_is_better=is_higher_better(metric),
+                of_models=test.unit == "images",
                 level=arrangement.level,
             )
             yield PairTest(

@@ -33,6 +33,7 @@ def verdict(
     comparisons: int = 1,
     higher_is_better: bool = True,
     in_percent: bool = True,
+    of_models: bool = False,
     level: float = 0.95,
 ) -> Verdict:
     """The sentence about one comparison of one metric.
@@ -45,10 +46,13 @@ def verdict(
         interval: of the difference; None where there is too little for one.
         p_value: adjusted where several comparisons were made.
         smallest_p: what the test's p can fall to at best, before any adjustment.
-        evidence: what was counted, as "8 seeds each" or "5,500 test images".
+        evidence: what was counted, as "8 seeds, paired" or "over 5,500 test images of one training
+            each, which says nothing about other seeds".
         comparisons: how many were made together, and adjusted for.
         higher_is_better: whether more of the metric is better.
         in_percent: the metric is a fraction: tell differences in percentage points.
+        of_models: each side is one trained model, and the test is over test images: the sentence is
+            about these two models, and not about what they were trained by.
         level: of confidence; 0.95 takes p up to 0.05 for a finding.
 
     Raises:
@@ -68,7 +72,11 @@ def verdict(
     if comparisons < 1:
         raise ConfigError(f"comparisons is {shown(comparisons)}; expected at least 1")
     alpha = 1 - level
-    better, worse = (a, b) if (difference > 0) == higher_is_better else (b, a)
+    is_a_better = (difference > 0) == higher_is_better
+    winner = a if is_a_better else b
+    if of_models:
+        a, b = f"the model of {a}", f"the model of {b}"
+    better, worse = (a, b) if is_a_better else (b, a)
     size = _amount(abs(difference), in_percent)
     told = _details(
         # Told from the side of the better one, as the sentence is.
@@ -81,14 +89,17 @@ def verdict(
     )
     # Rounding in 1 - 0.95 must not turn a p of exactly 0.05 away.
     if p_value <= alpha + 1e-12 and difference != 0:
-        sentence = f"{better} is better than {worse} at {metric}, by {size} ({told})."
-        return Verdict(DIFFERENT, better, sentence)
+        # Only our own word is made a capital; a name stays as it is.
+        start = f"T{better[1:]}" if of_models else better
+        sentence = f"{start} is better than {worse} at {metric}, by {size} ({told})."
+        return Verdict(DIFFERENT, winner, sentence)
     lead = "no difference" if difference == 0 else f"{better} is ahead by {size}"
     reachable = min(1.0, smallest_p * comparisons)
     if reachable > alpha + 1e-12:
         sentence = (
-            f"Too little to say whether {a} and {b} differ at {metric}: {lead} ({told}), but with "
-            f"this much evidence p cannot fall below {_p(reachable)}, and {_p(alpha)} is needed."
+            f"Too little to say whether {a} and {b} differ at {metric}: {lead} ({told}), but "
+            f"{_limit(smallest_p, alpha, comparisons)} p cannot fall below {_p(reachable)}, and "
+            f"{_p(alpha)} is needed."
         )
         return Verdict(TOO_FEW, None, sentence)
     sentence = f"No difference between {a} and {b} at {metric} could be shown: {lead} ({told})."
@@ -129,6 +140,13 @@ def _details(
     adjusted = f" adjusted for {comparisons} comparisons" if comparisons > 1 else ""
     parts += [f"p = {_p(p_value)}{adjusted}", evidence]
     return "; ".join(parts)
+
+
+def _limit(smallest_p: float, alpha: float, comparisons: int) -> str:
+    """What it is that keeps p from falling lower: the evidence, or being one of so many."""
+    if smallest_p > alpha + 1e-12:
+        return "with this much evidence"
+    return f"with this much evidence, among {comparisons} comparisons,"
 
 
 def _amount(value: float, in_percent: bool) -> str:
