@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from clear_mlflow.errors import ConfigError
-from clear_mlflow.learning.strategies import known_strategies
+from clear_mlflow.learning.strategies import known_strategies, strategy_names
 from clear_mlflow.matrix import PROTOCOLS, shown
 from clear_mlflow.predictions import KEEP_PREDICTIONS
 
@@ -144,8 +144,11 @@ def _memory(text: str) -> int | float:
 
 
 def _strategy(text: str) -> str:
+    # Ours are looked at first: other packages' entry points are a file of each installed package.
+    if text in strategy_names() or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+        return text
     known = known_strategies()
-    if text in known or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+    if text in known:
         return text
     raise ValueError(
         f"expected one of {', '.join(known)}, or a class of your own as package.module:Class"
