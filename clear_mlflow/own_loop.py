@@ -234,7 +234,7 @@ def measured_row(
             "bucket, or accuracy=[...] as fractions"
         )
     if answers is not None and facts.evaluation_set is not None:
-        answers.check(facts.evaluation_set, found if found.correct is not None else None)
+        answers.check(facts.evaluation_set, found)
     return found, answers
 
 

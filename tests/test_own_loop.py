@@ -284,6 +284,16 @@ def test_what_is_no_row_is_refused_in_one_line(row, message):
     assert "\n" not in str(told.value)
 
 
+def test_answers_have_to_give_the_accuracies_that_arrive_beside_them():
+    """As closely as an image counts; a bucket that the accuracies leave out may have any."""
+    facts = loop_facts(buckets=3, test_labels=LABELS)
+    answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
+    row, _ = measured_row(facts, 1, accuracy=[0.67, None, 0.75], labels=answers)
+    assert row.accuracy[0] == 0.67
+    with pytest.raises(RecordError, match=r"give an accuracy of 0.5000, but the row says 0.9"):
+        measured_row(facts, 1, accuracy=[0.67, 0.9, 0.75], labels=answers)
+
+
 def test_a_loop_goes_on_after_a_row_was_refused(store):
     """Who catches the error can log the row as it should be."""
     with clear_mlflow.track(**LOOP) as run:
