@@ -81,7 +81,7 @@ def test_the_training_process_finds_it_below_the_folder_that_the_command_ran_in(
 
 
 def test_a_package_can_name_its_strategy_by_an_entry_point(tmp_path, monkeypatch):
-    """Then it is listed beside ours, and found by that name, also by a process that runs already."""
+    """Then it is listed beside ours, and found by that name, in a running process, too."""
     with pytest.raises(ConfigError, match="strategy is 'own_one'"):
         TrainConfig.resolve({"strategy": "own_one"})
     (tmp_path / "theirs.py").write_text(
