@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -222,15 +223,25 @@ def interrupted(stopped, tmp_path, monkeypatch):
     folder, run_id = stopped
     shutil.copytree(folder, tmp_path / "copy")
     database = tmp_path / "copy" / "mlflow.db"
-    # The artifacts' folder is written into the database, as text.
+    # The artifacts' folder is written into the database, as text. MLflow keeps in memory where a
+    # run's artifacts are: each copy is a run of its own.
     import sqlite3
 
+    copy_id = uuid.uuid4().hex
+    (tmp_path / "copy" / "artifacts" / run_id).rename(tmp_path / "copy" / "artifacts" / copy_id)
     with sqlite3.connect(database) as tables:
-        for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
-            tables.execute(
-                f"UPDATE {table} SET {column} = replace({column}, ?, ?)",
-                (str(folder), str(tmp_path / "copy")),
-            )
+        for table, column, old, new in (
+            ("runs", "artifact_uri", str(folder), str(tmp_path / "copy")),
+            ("experiments", "artifact_location", str(folder), str(tmp_path / "copy")),
+            ("runs", "artifact_uri", run_id, copy_id),
+            ("runs", "run_uuid", run_id, copy_id),
+            ("params", "run_uuid", run_id, copy_id),
+            ("tags", "run_uuid", run_id, copy_id),
+            ("metrics", "run_uuid", run_id, copy_id),
+            ("latest_metrics", "run_uuid", run_id, copy_id),
+            ("inputs", "destination_id", run_id, copy_id),
+        ):
+            tables.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (old, new))
     tables.close()
     uri = f"sqlite:///{database}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -239,7 +250,7 @@ def interrupted(stopped, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(uri)
-    yield mlflow.MlflowClient(uri), run_id
+    yield mlflow.MlflowClient(uri), copy_id
     while mlflow.active_run():
         mlflow.end_run("KILLED")
     mlflow.set_tracking_uri(before)
