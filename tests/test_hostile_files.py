@@ -21,6 +21,7 @@ from clear_mlflow.record import RowRecord
 from clear_mlflow.tracking.predictions import _files
 from clear_mlflow.tracking.resume import ResumePoint, parameters_to_resume
 from clear_mlflow.tracking.retest import retest
+from clear_mlflow.tracking.rows import _content
 
 
 def evaluate(run) -> str:
@@ -44,8 +45,14 @@ def test_a_row_that_is_a_link_is_no_row(store, experiment_id, tmp_path):
     assert store.get_run(run.info.run_id).data.tags["clear_mlflow.rows"] == "partial"
 
 
-def test_a_row_larger_than_its_listing_says_is_refused(store, experiment_id):
-    """A file that grows while it is read is not read to its end."""
+def test_a_row_that_is_read_is_read_up_to_its_bound():
+    """A file that grows after it was listed, or that has no end, is not read to its end."""
+    with pytest.raises(RecordError, match="more than 1 MiB; expected a row"):
+        _content(Path("/dev/zero"))
+
+
+def test_a_row_larger_than_a_row_is_refused(store, experiment_id):
+    """By its listing, before it is downloaded."""
     run = stored_run(store, experiment_id)
     path = rows_folder(run) / "row_002.json"
     path.write_text(path.read_text() + " " * (1 << 20))

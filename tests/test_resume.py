@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,8 +21,11 @@ import pytest
 from damaged_spools import DAMAGES
 from safetensors.numpy import load_file
 
+from clear_mlflow import AccuracyMatrix, AccuracyRow, summarize
 from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ClearError, ConfigError, DataError, RecordError, TrackingError
+from clear_mlflow.predictions import predictions_file_name
+from clear_mlflow.record import RowRecord, row_index
 from clear_mlflow.tracking import liveness, names
 from clear_mlflow.tracking.liveness import heartbeat
 from clear_mlflow.tracking.resume import (
@@ -30,6 +35,7 @@ from clear_mlflow.tracking.resume import (
     parameters_to_resume,
     read_resume_point,
 )
+from clear_mlflow.tracking.series import all_series
 from clear_mlflow.tracking.spool import Spool, default_root
 from clear_mlflow.training import StreamFacts
 
@@ -222,15 +228,25 @@ def interrupted(stopped, tmp_path, monkeypatch):
     folder, run_id = stopped
     shutil.copytree(folder, tmp_path / "copy")
     database = tmp_path / "copy" / "mlflow.db"
-    # The artifacts' folder is written into the database, as text.
+    # The artifacts' folder is written into the database, as text. MLflow keeps in memory where a
+    # run's artifacts are: each copy is a run of its own.
     import sqlite3
 
+    copy_id = uuid.uuid4().hex
+    (tmp_path / "copy" / "artifacts" / run_id).rename(tmp_path / "copy" / "artifacts" / copy_id)
     with sqlite3.connect(database) as tables:
-        for table, column in (("runs", "artifact_uri"), ("experiments", "artifact_location")):
-            tables.execute(
-                f"UPDATE {table} SET {column} = replace({column}, ?, ?)",
-                (str(folder), str(tmp_path / "copy")),
-            )
+        for table, column, old, new in (
+            ("runs", "artifact_uri", str(folder), str(tmp_path / "copy")),
+            ("experiments", "artifact_location", str(folder), str(tmp_path / "copy")),
+            ("runs", "artifact_uri", run_id, copy_id),
+            ("runs", "run_uuid", run_id, copy_id),
+            ("params", "run_uuid", run_id, copy_id),
+            ("tags", "run_uuid", run_id, copy_id),
+            ("metrics", "run_uuid", run_id, copy_id),
+            ("latest_metrics", "run_uuid", run_id, copy_id),
+            ("inputs", "destination_id", run_id, copy_id),
+        ):
+            tables.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (old, new))
     tables.close()
     uri = f"sqlite:///{database}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
@@ -239,7 +255,7 @@ def interrupted(stopped, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(uri)
-    yield mlflow.MlflowClient(uri), run_id
+    yield mlflow.MlflowClient(uri), copy_id
     while mlflow.active_run():
         mlflow.end_run("KILLED")
     mlflow.set_tracking_uri(before)
@@ -568,13 +584,65 @@ def test_a_run_that_has_changed_is_refused(interrupted, tmp_path):
     assert client.get_run(run_id).info.status == "KILLED"
 
 
-def test_a_row_that_was_measured_otherwise_is_refused(interrupted, tmp_path):
-    """The stored one stays; the same is known."""
-    import dataclasses
+def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupted):
+    """As after a kill between a row and its state, on a device that repeats no last digit.
 
+    Nothing is refused: the stored row is scored, what was measured again lies beside it, and the
+    rest of the run follows.
+    """
+    client, run_id = interrupted
+    run = client.get_run(run_id)
+    rows = artifacts(run) / "accuracy_matrix" / "rows"
+    (state,) = artifacts(run).glob("training_state/*.json")
+    known = json.loads(state.read_text())["row"]
+    for file in rows.glob("row_*.json"):  # a row whose state was on its way
+        if row_index(file.name) > known:
+            file.unlink()
+    # Row 4, say, as a device measured it that this one is not: with the counts of the row before.
+    told = json.loads((rows / f"row_{known:03}.json").read_text())
+    told |= {"row": known + 1, "trained_through": str(known + 1)}
+    name = f"row_{known + 1:03}.json"
+    (rows / name).write_text(json.dumps(told))
+    before = {file.name: file.read_bytes() for file in rows.iterdir()}
+
+    code, said = finish(start(project, "--resume", run_id))
+    assert code == 0, said
+    assert f"row {known + 1} of run {run_id} was measured again and differs" in said
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert {file: (rows / file).read_bytes() for file in before} == before
+    assert len(list(rows.iterdir())) == 11
+    (again,) = (rows.parent / "measured_again").rglob("*.json")
+    assert again.parts[-2:] == ("resume_1", name)
+    measured = RowRecord.from_json(again.read_text(), source=name).row
+    assert measured.row == known + 1
+    assert measured.correct != tuple(told["correct"])
+    # What is scored is what is stored, in the series too.
+    stored = {f.name: json.loads(f.read_text()) for f in rows.iterdir()}
+    matrix = AccuracyMatrix.from_rows(
+        AccuracyRow(r["row"], r["buckets"], r["correct"], r["num_instances"])
+        for r in stored.values()
+    )
+    assert summarize(matrix).items() <= run.data.metrics.items()
+    points = history(client, run_id)
+    series = all_series(matrix, "iid")
+    assert series["accuracy/bucket_01"][known + 1] == told["correct"][0] / told["num_instances"][0]
+    assert {name: sorted(steps.items()) for name, steps in series.items()} == {
+        name: points[name] for name in series
+    }
+    # The predictions of the row that was measured now are not those of the stored one.
+    assert predictions_file_name(known + 1) not in files_of(run, "predictions")
+    assert predictions_file_name(known + 2) in files_of(run, "predictions")
+
+
+def test_a_stored_row_of_other_images_is_no_matter_of_arithmetic(interrupted, tmp_path):
+    """The run is left as it is; the same row is known."""
     point = read_resume_point(*interrupted, tmp_path)
     row = point.records[2].row
-    assert point.stored(row)
-    other = dataclasses.replace(row, correct=(row.correct[0] - 1, *row.correct[1:]))
-    with pytest.raises(TrackingError, match=r"row 2 of run .* was measured again"):
+    assert point.stored(row) == row
+    assert point.stored(dataclasses.replace(row, row=9)) is None
+    other = dataclasses.replace(
+        row, num_instances=(row.num_instances[0] + 1, *row.num_instances[1:])
+    )
+    with pytest.raises(TrackingError, match=r"row 2 of run .* not the same test images"):
         point.stored(other)

@@ -69,6 +69,8 @@ MATRIX_JSON = f"{MATRIX_FOLDER}/matrix.json"
 MATRIX_CSV = f"{MATRIX_FOLDER}/matrix.csv"
 MATRIX_TABLE = f"{MATRIX_FOLDER}/table.json"
 HEATMAP_PNG = f"{MATRIX_FOLDER}/heatmap.png"
+# Rows that a resumed run measured once more and that came out otherwise than the stored ones.
+MEASURED_AGAIN_FOLDER = f"{MATRIX_FOLDER}/measured_again"
 CONFIG_JSON = "config.json"
 EVALUATED_JSON = "evaluated_runs.json"
 MODELS_FOLDER = "models"

@@ -87,23 +87,32 @@ class ResumePoint:
             return None
         return self.state.manifest.written_at
 
-    def stored(self, row: AccuracyRow) -> bool:
-        """Whether a row that was measured (again) is stored.
+    @property
+    def number(self) -> int:
+        """How often the run has been gone on with, this time included."""
+        return _resumes(self.run) + 1
+
+    def stored(self, row: AccuracyRow) -> AccuracyRow | None:
+        """The row that is stored in the place of one that was measured (again); it stays.
+
+        Its counts may be others: a device that does not repeat its arithmetic to the last digit
+        trains another model of the same worth from the same state.
 
         Raises:
-            TrackingError: another one is stored in its place.
+            TrackingError: it is of other test images, which no arithmetic explains.
         """
         record = self.records.get(row.row)
         if record is None:
-            return False
-        if record.row != row:
+            return None
+        there = record.row
+        same_images = (there.buckets, there.num_instances) == (row.buckets, row.num_instances)
+        if there.correct is None or not same_images:
             raise TrackingError(
-                f"row {row.row} of run {self.run.info.run_id} was measured again as {row.correct} "
-                f"correct of {row.num_instances}, and is stored as {record.row.correct} of "
-                f"{record.row.num_instances}: this machine does not repeat what it computes to the "
-                "last digit; the stored row stays, start a new run"
+                f"row {row.row} of run {self.run.info.run_id} was measured again on "
+                f"{row.num_instances} images, and is stored as on {there.num_instances}: these are "
+                "not the same test images; the stored row stays, start a new run"
             )
-        return True
+        return there
 
 
 def rows_before(point: ResumePoint) -> list[AccuracyRow]:

@@ -188,19 +188,11 @@ class TrackedRun:
             raise RuntimeError("log_facts comes before the first row")
         written_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         if self._resumed is not None:
-            if self._resumed.stored(row):
-                self._complete_row(measured, self._resumed.files)
+            if (stored := self._resumed.stored(row)) is not None:
+                self._complete_row(measured, stored, self._resumed)
                 return
             written_at = self._resumed.time_of(row) or written_at
-        record = RowRecord(
-            row=row,
-            protocol=self._facts.protocol,
-            dataset=DatasetIdentity(self._facts.name, self._facts.digest),
-            seed=self.config.seed,
-            package_version=clear_mlflow.__version__,
-            written_at=written_at,
-            extra={**_features_of(self._facts), **_left_out_of(self._facts)},
-        )
+        record = self._record_of(row, self._facts, written_at)
         # On the disk before all else; in the store behind its state.
         name = f"{ROWS_FOLDER}/{row_file_name(row.row)}"
         entry = self._outbox.keep(name, record.to_json().encode())
@@ -228,14 +220,48 @@ class TrackedRun:
         else:
             self._rows = rows_before(self._resumed)
 
-    def _complete_row(self, measured: MeasuredRow, there: frozenset[str]) -> None:
-        """A row that is stored was measured again, and is the same: send of it what is lacking."""
-        self._rows.append(measured.row)
+    def _record_of(self, row: AccuracyRow, facts: StreamFacts, written_at: str) -> RowRecord:
+        return RowRecord(
+            row=row,
+            protocol=facts.protocol,
+            dataset=DatasetIdentity(facts.name, facts.digest),
+            seed=self.config.seed,
+            package_version=clear_mlflow.__version__,
+            written_at=written_at,
+            extra={**_features_of(facts), **_left_out_of(facts)},
+        )
+
+    def _complete_row(
+        self, measured: MeasuredRow, stored: AccuracyRow, resumed: ResumePoint
+    ) -> None:
+        """A stored row was measured again: it stays; send of it what is lacking.
+
+        Where it came out otherwise, what was counted now belongs to no row of the record: it is
+        kept beside them, and predictions and models, which would contradict the row, are not sent.
+        """
+        row = measured.row
+        # What is scored, now and later, is what is stored.
+        self._rows.append(stored)
+        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        beside = None
+        if stored != row and self._facts is not None:
+            folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{resumed.number}"
+            record = self._record_of(row, self._facts, now)
+            content = record.to_json().encode()
+            beside = self._outbox.keep(f"{folder}/{row_file_name(row.row)}", content)
+            warn(
+                f"row {row.row} of run {self.run_id} was measured again and differs "
+                f"({_difference(stored, row)}): the device does not repeat what it computes to the "
+                f"last digit; the stored row stays, the other is kept in {folder}, and training "
+                "goes on"
+            )
         if measured.state is not None and self._facts is not None:
             # It was trained on again from the state before, which goes when this one is stored.
-            written_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-            self._keep_state(measured, self._facts, written_at)
-        self._send_files(measured, there)
+            self._keep_state(measured, self._facts, now)
+        if beside is None:
+            self._send_files(measured, resumed.files)
+        else:
+            self._outbox.hand_over(beside)
         self._outbox.sender.settle()
 
     def _send_files(self, measured: MeasuredRow, there: frozenset[str] = frozenset()) -> None:
@@ -373,6 +399,13 @@ def _metrics_of(matrix: AccuracyMatrix, protocol: str, step: int, time: int) -> 
         if step in steps
     }
     return as_metrics(points, {step: time})
+
+
+def _difference(stored: AccuracyRow, again: AccuracyRow) -> str:
+    """``3 of 10 counts, by at most 2 images``; of two rows on the same test images."""
+    counts = list(zip(stored.correct or (), again.correct or (), strict=True))
+    steps = [abs(before - now) for before, now in counts if before != now]
+    return f"{len(steps)} of {len(counts)} counts, by at most {max(steps, default=0)} images"
 
 
 def run_name(config: TrainConfig) -> str:

@@ -1,0 +1,100 @@
+"""Every rank but the first: it trains along, keeps no record, and says once why it ended."""
+
+import os
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+
+from clear_mlflow.process.member import take_part
+from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.ranks import Place
+
+SECOND_HERE = Place(rank=1, size=2, local_rank=1, local_size=2)
+ALONE_ON_ITS_MACHINE = Place(rank=1, size=2, local_rank=0, local_size=1)
+SHORT = {"features": "pixels", "strategy": "linear", "epochs": "1", "device": "cpu"}
+LONG = {**SHORT, "epochs": "100000"}
+WRONG = {**SHORT, "strategy": "no-such-strategy"}
+
+
+def part(place, asked):
+    with StoppingSignals() as signals:
+        return take_part(place, asked, signals)
+
+
+def trainings():
+    """Training processes below this one that live."""
+    return [
+        child
+        for child in psutil.Process().children()
+        if child.status() != psutil.STATUS_ZOMBIE
+        and "clear_mlflow.process.child" in " ".join(child.cmdline())
+    ]
+
+
+def meanwhile(act):
+    """Do something to the training process as soon as there is one."""
+
+    def wait():
+        until = time.monotonic() + 60
+        while not (found := trainings()) and time.monotonic() < until:
+            time.sleep(0.02)
+        act(found[0])
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_it_trains_along_and_keeps_no_record(tmp_path, monkeypatch, capfd):
+    """Rows are let go: no store, no file, no line."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:1")  # nobody is there to be asked
+    assert part(SECOND_HERE, SHORT) == 0
+    out, err = capfd.readouterr()
+    assert out == ""
+    # The training process tells how far it is, as it does where it is alone; nobody else speaks.
+    assert all(line.startswith("bucket ") for line in err.splitlines())
+    assert not list(tmp_path.iterdir())
+    assert not trainings()
+
+
+def test_where_rank_0_cannot_meet_the_error_it_is_told_here(capfd):
+    """Bad input is exit code 2 and one line that names the rank."""
+    assert part(ALONE_ON_ITS_MACHINE, WRONG) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: rank 1: ")
+    assert "no-such-strategy" in line
+
+
+def test_what_rank_0_meets_too_is_told_by_rank_0_alone(capfd):
+    """It tells, ends, and torchrun's signal reaches this one, which has waited for it."""
+
+    def end_like_torchrun(_):
+        time.sleep(2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = meanwhile(end_like_torchrun)
+    assert part(SECOND_HERE, WRONG) == 128 + signal.SIGTERM
+    thread.join()
+    assert "error" not in capfd.readouterr().err
+
+
+def test_a_training_process_that_is_killed_is_a_bug_told_in_one_line(capfd):
+    """Exit code 1, by which torchrun ends the others."""
+    thread = meanwhile(lambda child: child.kill())
+    assert part(SECOND_HERE, LONG) == 1
+    thread.join()
+    assert capfd.readouterr().err == ("error: rank 1: the training process was ended by SIGKILL\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_order_to_stop_is_handed_on(capfd, number):
+    """The training process ends, the exit code is the signal's, and nothing is an error."""
+    thread = meanwhile(lambda child: os.kill(os.getpid(), number))
+    assert part(SECOND_HERE, LONG) == 128 + number
+    thread.join()
+    assert "error" not in capfd.readouterr().err
+    assert not trainings()
