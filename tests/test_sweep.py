@@ -26,6 +26,8 @@ from clear_mlflow.tracking.sweep import absolute_store
 LONG = 240  # seconds: a bound, not a measurement
 # Runs of a second or two, most of which is imports.
 QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
+# So long that a run is still under way when its first rows are seen.
+SLOWER = {**QUICK, "epochs": "20"}
 FOUR = {"fixed": QUICK, "grid": {"strategy": ["naive", "ncm"], "seed": [0, 1]}}
 
 
@@ -143,6 +145,116 @@ def test_killed_at_random_it_ends_with_every_run_once(store, experiment_id, grid
     assert second.exit_code == 0, second.output
     assert "4 done before" in second.output
     assert [run.info.run_id for run in store.search_runs([experiment_id])] == before
+
+
+def rows_of(run):
+    """File name to what was measured, and when."""
+    folder = Path(run.info.artifact_uri.removeprefix("file://"), "accuracy_matrix", "rows")
+    return {file.name: json.loads(file.read_text()) for file in sorted(folder.glob("row_*.json"))}
+
+
+def without_times(rows):
+    """What two trainings of the same parameters have in common."""
+    return {name: {**row, "written_at": None} for name, row in rows.items()}
+
+
+def sweep_killed_at_row(store, experiment_id, grid, row):
+    """A sweep of which no process is left, killed when a run had stored a row; gives that run."""
+    process = started(grid)
+    until = time.monotonic() + LONG
+    found = []
+    while not found and time.monotonic() < until:
+        below = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
+        found = [run for run in below if f"row_{row:03}.json" in rows_of(run)]
+        assert process.poll() is None, output_of(process)
+        time.sleep(0.02)
+    there = workers(process)
+    process.kill()
+    for worker in there:
+        with suppress(psutil.NoSuchProcess):
+            worker.kill()
+    psutil.wait_procs(there, timeout=LONG)
+    output_of(process)
+    return store.get_run(found[0].info.run_id)
+
+
+def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monkeypatch):
+    """What was measured is not measured again; what follows is as if nobody had killed it."""
+    path = grid({"fixed": SLOWER, "grid": {"strategy": ["replay", "ncm"]}})
+    killed = sweep_killed_at_row(store, experiment_id, path, 2)
+    before = rows_of(killed)
+    assert 3 <= len(before) < 11
+    second = again(path)
+    assert second.exit_code == 0, second.output
+    (told,) = [line for line in second.output.splitlines() if "goes on after row" in line]
+    assert killed.info.run_id in told
+    assert_every_run_is_there_once(store, experiment_id, path)
+    run = store.get_run(killed.info.run_id)
+    after = rows_of(run)
+    assert len(after) == 11
+    assert {name: after[name] for name in before} == before
+    assert run.data.tags[names.RESUMES_TAG] == "1"
+
+    undisturbed = store.create_experiment("undisturbed")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "undisturbed")
+    assert again(path).exit_code == 0
+    _, below, _ = runs_of(store, undisturbed)
+    (twin,) = below[run.data.tags[names.SWEEP_RUN_TAG]]
+    assert without_times(rows_of(twin)) == without_times(after)
+    assert twin.data.metrics == pytest.approx(run.data.metrics, abs=0)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "spoil", "told"),
+    [
+        ({"resumable": "off"}, lambda store, run: None, "no training state"),
+        ({}, lambda store, run: damage_states(run), "none of its training states is whole"),
+        (
+            {},
+            lambda store, run: store.set_tag(run.info.run_id, "clear_mlflow.version", "0.0.1"),
+            "was trained with clear_mlflow 0.0.1",
+        ),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_begun_anew(store, experiment_id, grid, fixed, spoil, told):
+    """And it is said why; the earlier try is in the trash."""
+    path = grid({"fixed": {**SLOWER, **fixed}, "grid": {"strategy": ["replay"]}})
+    killed = sweep_killed_at_row(store, experiment_id, path, 1)
+    spoil(store, killed)
+    second = again(path)
+    assert second.exit_code == 0, second.output
+    (line,) = [line for line in second.output.splitlines() if "from its beginning" in line]
+    assert told in line
+    assert_every_run_is_there_once(store, experiment_id, path)
+    assert store.get_run(killed.info.run_id).info.lifecycle_stage == "deleted"
+
+
+def damage_states(run):
+    """As a disk that was full leaves them."""
+    folder = Path(run.info.artifact_uri.removeprefix("file://"), names.STATE_FOLDER)
+    states = list(folder.glob("*.safetensors"))
+    assert states
+    for state in states:
+        state.write_bytes(state.read_bytes()[:-1])
+
+
+def test_a_run_that_its_worker_refuses_to_go_on_with_is_begun_anew(
+    store, experiment_id, grid, tmp_path
+):
+    """Only who reads the data sees that they are others: the same call trains on those."""
+    path = grid({"fixed": SLOWER, "grid": {"strategy": ["replay"]}})
+    killed = sweep_killed_at_row(store, experiment_id, path, 1)
+    folder = Path(killed.info.artifact_uri.removeprefix("file://"), names.STATE_FOLDER)
+    for manifest in folder.glob("*.json"):
+        text = manifest.read_text()
+        digest = json.loads(text)["data"]["digest"]
+        manifest.write_text(text.replace(digest, digest[:-4] + "0000"))
+    second = again(path)
+    assert second.exit_code == 0, second.output
+    assert "cannot be resumed with this dataset" in second.output
+    assert "from its beginning" in second.output
+    assert_every_run_is_there_once(store, experiment_id, path)
+    assert store.get_run(killed.info.run_id).info.lifecycle_stage == "deleted"
 
 
 def test_a_failing_run_stops_no_other_and_is_told(store, experiment_id, grid):
