@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
@@ -15,15 +16,17 @@ import psutil
 import pytest
 import yaml
 from click.testing import CliRunner
+from ports import free_port
 
 from clear_mlflow.cli import main
-from clear_mlflow.engines.on_ray import refuse_far_file
+from clear_mlflow.engines.on_ray import RayCluster, refuse_far_file
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.sweep import read_grid
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.sweep import absolute_store
 
 LONG = 240  # seconds: a bound, not a measurement
+CORES = 999  # that a cluster says it has
 # Runs of a second or two, most of which is imports.
 QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
 # So long that a run is still under way when its first rows are seen.
@@ -309,6 +312,67 @@ def test_stopped_it_scores_what_is_there_and_goes_on(store, experiment_id, grid,
     assert any(run.data.tags.get(names.ROWS_TAG) == "partial" for run in stopped)
     plan = again(path, "--dry-run")
     assert "2 runs, of which 2 would be started" in plan.output
+
+
+@pytest.fixture
+def cluster():
+    """The address of a Ray cluster that somebody else started, as they would."""
+    address = f"127.0.0.1:{free_port()}"
+    # Ray's sockets lie in its folder, and a socket's path has a hundred characters at most.
+    with tempfile.TemporaryDirectory(
+        prefix="ray", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:
+        process = subprocess.Popen(
+            [
+                *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"),
+                *(f"--port={address.split(':')[1]}", f"--ray-client-server-port={free_port()}"),
+                *("--min-worker-port=0", "--max-worker-port=0"),
+                *(f"--dashboard-agent-listen-port={free_port()}", "--include-dashboard=false"),
+                *(
+                    f"--num-cpus={CORES}",
+                    "--num-gpus=0",
+                    "--disable-usage-stats",
+                    f"--temp-dir={folder}",
+                ),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "RAY_AUTH_MODE": "disabled"},  # else it asks for a token
+        )
+        try:
+            until = time.monotonic() + LONG
+            while not answers(address):
+                assert process.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            yield address
+            assert process.poll() is None, "the cluster was ended"
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                parts = psutil.Process(process.pid).children(recursive=True)
+                # Asked to end, a cluster first waits for half a minute for work to go elsewhere.
+                process.kill()
+                for part in parts:
+                    with suppress(psutil.NoSuchProcess):
+                        part.kill()
+            process.wait(LONG)
+
+
+def answers(address):
+    """Whether a cluster is there, with a machine that is up."""
+    with suppress(ConfigError), RayCluster(address) as cluster:
+        return len(cluster.nodes()) == 1
+    return False
+
+
+def test_on_a_cluster_that_is_there(store, experiment_id, grid, cluster):
+    """By its address; every run is there once, and the cluster stays for others."""
+    path = grid({"fixed": QUICK, "grid": {"strategy": ["ncm", "slda"]}})
+    # A run that no Ray which is started on this machine would have room for.
+    result = again(path, "--engine", "ray", "--address", cluster, "--cpus", str(CORES))
+    assert result.exit_code == 0, result.output
+    assert_every_run_is_there_once(store, experiment_id, path)
+    assert answers(cluster)
 
 
 @pytest.mark.parametrize(

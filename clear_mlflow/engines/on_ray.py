@@ -71,7 +71,8 @@ class RayCluster:
                 raise ConfigError(
                     f"cannot reach a Ray cluster at {shown(self.address, 200)}: "
                     f"{shown(str(error) or type(error).__name__, 300)}; pass the address that "
-                    "'ray start --head' printed, or address=local"
+                    "'ray start --head' printed, with RAY_AUTH_MODE=token in the environment where "
+                    "it asks for a token, or address=local"
                 ) from error
             self._opened = True
         try:
