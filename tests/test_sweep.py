@@ -30,7 +30,7 @@ CORES = 999  # that a cluster says it has
 # Runs of a second or two, most of which is imports.
 QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
 # So long that a run is still under way when its first rows are seen.
-SLOWER = {**QUICK, "epochs": "20"}
+SLOWER = {**QUICK, "epochs": "60"}
 FOUR = {"fixed": QUICK, "grid": {"strategy": ["naive", "ncm"], "seed": [0, 1]}}
 
 
