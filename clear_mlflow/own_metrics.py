@@ -11,7 +11,7 @@ import math
 import numbers
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -51,7 +51,7 @@ class OwnMetrics:
 def load_own_metrics(references: Sequence[str] = (), *, installed: bool = True) -> OwnMetrics:
     """The metrics that a user named, and those that installed packages offer.
 
-    A reference is ``package.module:function``; the working folder is looked in, too. The function
+    A reference is ``package.module:function``; the working folder is looked in first. The function
     takes one argument, called ``matrix`` (an AccuracyMatrix) or ``predictions`` (a Predictions),
     and returns a number. It is logged as ``package/function``, or as the name of its entry point
     where that has a family, as ``mylab/worst_bucket``. In place of a function a ``Metric`` or a
@@ -111,7 +111,8 @@ def _imported(told: str, reference: str) -> Any:
     if not attribute or not all(part.isidentifier() for part in parts):
         raise ConfigError(f"metric {shown(reference)} is none; expected package.module:function")
     try:
-        with _working_folder_importable():
+        # What an installed package offers is its own, whatever lies in the working folder.
+        with _working_folder_first() if told == reference else nullcontext():
             return attrgetter(attribute)(import_module(module))
     # Importing runs somebody's code: whatever it does wrong is one line.
     except (Exception, SystemExit) as error:
@@ -122,13 +123,13 @@ def _imported(told: str, reference: str) -> Any:
 
 
 @contextmanager
-def _working_folder_importable() -> Iterator[None]:
-    # Behind all others: a file of the working folder must not stand in for an installed module.
+def _working_folder_first() -> Iterator[None]:
+    """Import as ``python -m`` would: what a user names in the folder at hand is what is meant.
+
+    Other packages bring top-level names like ``examples`` and ``tests``, and would hide it.
+    """
     folder = str(Path.cwd())
-    if folder in sys.path:
-        yield
-        return
-    sys.path.append(folder)
+    sys.path.insert(0, folder)
     try:
         yield
     finally:

@@ -27,7 +27,7 @@ _LONGEST = (
     "test_resume.py",
     "test_readme.py",
     "test_sweep.py",
-    "test_evaluate_on_ray.py",
+    "test_on_ray.py",
     "test_outages.py",
     "test_killer.py",
 )

@@ -12,7 +12,7 @@ def blocks(project, page):
     return re.findall(r"^```python\n(.*?)^```$", text, re.S | re.M)
 
 
-@pytest.mark.parametrize(("page", "shown", "runs"), [("own-loop.md", 2, 2), ("adapters.md", 3, 2)])
+@pytest.mark.parametrize(("page", "shown", "runs"), [("own-loop.md", 2, 2), ("adapters.md", 4, 3)])
 def test_the_code_of_a_page(store, experiment_id, project, tmp_path, page, shown, runs):
     """One script after another, in a process that has nothing but the package."""
     found = blocks(project, page)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
@@ -97,6 +98,21 @@ def test_functions_are_named_by_package_and_function() -> None:
         "lab_module/whole": 1.0,
         "lab_module/inside": 0.25,
     }
+
+
+def test_the_working_folder_goes_before_installed_packages(tmp_path, monkeypatch) -> None:
+    """As under ``python -m``: a package of the same name elsewhere does not hide the user's own."""
+    for folder, value in (("installed", 0.1), ("here", 0.2)):
+        package = tmp_path / folder / "lab_examples"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "own.py").write_text(f"def value(matrix):\n    return {value}\n")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    monkeypatch.chdir(tmp_path / "here")
+    before = list(sys.path)
+    (metric,) = load_own_metrics(["lab_examples.own:value"], installed=False).matrix
+    assert metric.function(MATRIX) == 0.2
+    assert sys.path == before
 
 
 @pytest.mark.usefixtures("lab")

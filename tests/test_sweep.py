@@ -6,6 +6,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from contextlib import suppress
@@ -15,17 +16,21 @@ import psutil
 import pytest
 import yaml
 from click.testing import CliRunner
+from ports import free_port
 
 from clear_mlflow.cli import main
-from clear_mlflow.engines.on_ray import refuse_far_file
+from clear_mlflow.engines.on_ray import RayCluster, refuse_far_file
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.sweep import read_grid
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.sweep import absolute_store
 
 LONG = 240  # seconds: a bound, not a measurement
+CORES = 999  # that a cluster says it has
 # Runs of a second or two, most of which is imports.
 QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
+# So long that a run is still under way when its first rows are seen.
+SLOWER = {**QUICK, "epochs": "60"}
 FOUR = {"fixed": QUICK, "grid": {"strategy": ["naive", "ncm"], "seed": [0, 1]}}
 
 
@@ -145,6 +150,116 @@ def test_killed_at_random_it_ends_with_every_run_once(store, experiment_id, grid
     assert [run.info.run_id for run in store.search_runs([experiment_id])] == before
 
 
+def rows_of(run):
+    """File name to what was measured, and when."""
+    folder = Path(run.info.artifact_uri.removeprefix("file://"), "accuracy_matrix", "rows")
+    return {file.name: json.loads(file.read_text()) for file in sorted(folder.glob("row_*.json"))}
+
+
+def without_times(rows):
+    """What two trainings of the same parameters have in common."""
+    return {name: {**row, "written_at": None} for name, row in rows.items()}
+
+
+def sweep_killed_at_row(store, experiment_id, grid, row):
+    """A sweep of which no process is left, killed when a run had stored a row; gives that run."""
+    process = started(grid)
+    until = time.monotonic() + LONG
+    found = []
+    while not found and time.monotonic() < until:
+        below = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
+        found = [run for run in below if f"row_{row:03}.json" in rows_of(run)]
+        assert process.poll() is None, output_of(process)
+        time.sleep(0.02)
+    there = workers(process)
+    process.kill()
+    for worker in there:
+        with suppress(psutil.NoSuchProcess):
+            worker.kill()
+    psutil.wait_procs(there, timeout=LONG)
+    output_of(process)
+    return store.get_run(found[0].info.run_id)
+
+
+def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monkeypatch):
+    """What was measured is not measured again; what follows is as if nobody had killed it."""
+    path = grid({"fixed": SLOWER, "grid": {"strategy": ["replay", "ncm"]}})
+    killed = sweep_killed_at_row(store, experiment_id, path, 2)
+    before = rows_of(killed)
+    assert 3 <= len(before) < 11
+    second = again(path)
+    assert second.exit_code == 0, second.output
+    (told,) = [line for line in second.output.splitlines() if "goes on after row" in line]
+    assert killed.info.run_id in told
+    assert_every_run_is_there_once(store, experiment_id, path)
+    run = store.get_run(killed.info.run_id)
+    after = rows_of(run)
+    assert len(after) == 11
+    assert {name: after[name] for name in before} == before
+    assert run.data.tags[names.RESUMES_TAG] == "1"
+
+    undisturbed = store.create_experiment("undisturbed")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "undisturbed")
+    assert again(path).exit_code == 0
+    _, below, _ = runs_of(store, undisturbed)
+    (twin,) = below[run.data.tags[names.SWEEP_RUN_TAG]]
+    assert without_times(rows_of(twin)) == without_times(after)
+    assert twin.data.metrics == pytest.approx(run.data.metrics, abs=0)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "spoil", "told"),
+    [
+        ({"resumable": "off"}, lambda store, run: None, "no training state"),
+        ({}, lambda store, run: damage_states(run), "none of its training states is whole"),
+        (
+            {},
+            lambda store, run: store.set_tag(run.info.run_id, "clear_mlflow.version", "0.0.1"),
+            "was trained with clear_mlflow 0.0.1",
+        ),
+    ],
+)
+def test_what_cannot_be_gone_on_with_is_begun_anew(store, experiment_id, grid, fixed, spoil, told):
+    """And it is said why; the earlier try is in the trash."""
+    path = grid({"fixed": {**SLOWER, **fixed}, "grid": {"strategy": ["replay"]}})
+    killed = sweep_killed_at_row(store, experiment_id, path, 1)
+    spoil(store, killed)
+    second = again(path)
+    assert second.exit_code == 0, second.output
+    (line,) = [line for line in second.output.splitlines() if "from its beginning" in line]
+    assert told in line
+    assert_every_run_is_there_once(store, experiment_id, path)
+    assert store.get_run(killed.info.run_id).info.lifecycle_stage == "deleted"
+
+
+def damage_states(run):
+    """As a disk that was full leaves them."""
+    folder = Path(run.info.artifact_uri.removeprefix("file://"), names.STATE_FOLDER)
+    states = list(folder.glob("*.safetensors"))
+    assert states
+    for state in states:
+        state.write_bytes(state.read_bytes()[:-1])
+
+
+def test_a_run_that_its_worker_refuses_to_go_on_with_is_begun_anew(
+    store, experiment_id, grid, tmp_path
+):
+    """Only who reads the data sees that they are others: the same call trains on those."""
+    path = grid({"fixed": SLOWER, "grid": {"strategy": ["replay"]}})
+    killed = sweep_killed_at_row(store, experiment_id, path, 1)
+    folder = Path(killed.info.artifact_uri.removeprefix("file://"), names.STATE_FOLDER)
+    for manifest in folder.glob("*.json"):
+        text = manifest.read_text()
+        digest = json.loads(text)["data"]["digest"]
+        manifest.write_text(text.replace(digest, digest[:-4] + "0000"))
+    second = again(path)
+    assert second.exit_code == 0, second.output
+    assert "cannot be resumed with this dataset" in second.output
+    assert "from its beginning" in second.output
+    assert_every_run_is_there_once(store, experiment_id, path)
+    assert store.get_run(killed.info.run_id).info.lifecycle_stage == "deleted"
+
+
 def test_a_failing_run_stops_no_other_and_is_told(store, experiment_id, grid):
     """Exit code 2, its reason on the terminal and in MLflow; the next call would try it alone."""
     content = {"fixed": QUICK, "runs": [{"strategy": "ncm"}, {"lr": "1e30", "strategy": "naive"}]}
@@ -197,6 +312,67 @@ def test_stopped_it_scores_what_is_there_and_goes_on(store, experiment_id, grid,
     assert any(run.data.tags.get(names.ROWS_TAG) == "partial" for run in stopped)
     plan = again(path, "--dry-run")
     assert "2 runs, of which 2 would be started" in plan.output
+
+
+@pytest.fixture
+def cluster():
+    """The address of a Ray cluster that somebody else started, as they would."""
+    address = f"127.0.0.1:{free_port()}"
+    # Ray's sockets lie in its folder, and a socket's path has a hundred characters at most.
+    with tempfile.TemporaryDirectory(
+        prefix="ray", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:
+        process = subprocess.Popen(
+            [
+                *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"),
+                *(f"--port={address.split(':')[1]}", f"--ray-client-server-port={free_port()}"),
+                *("--min-worker-port=0", "--max-worker-port=0"),
+                *(f"--dashboard-agent-listen-port={free_port()}", "--include-dashboard=false"),
+                *(
+                    f"--num-cpus={CORES}",
+                    "--num-gpus=0",
+                    "--disable-usage-stats",
+                    f"--temp-dir={folder}",
+                ),
+            ],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "RAY_AUTH_MODE": "disabled"},  # else it asks for a token
+        )
+        try:
+            until = time.monotonic() + LONG
+            while not answers(address):
+                assert process.poll() is None
+                assert time.monotonic() < until
+                time.sleep(0.1)
+            yield address
+            assert process.poll() is None, "the cluster was ended"
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                parts = psutil.Process(process.pid).children(recursive=True)
+                # Asked to end, a cluster first waits for half a minute for work to go elsewhere.
+                process.kill()
+                for part in parts:
+                    with suppress(psutil.NoSuchProcess):
+                        part.kill()
+            process.wait(LONG)
+
+
+def answers(address):
+    """Whether a cluster is there, with a machine that is up."""
+    with suppress(ConfigError), RayCluster(address) as cluster:
+        return len(cluster.nodes()) == 1
+    return False
+
+
+def test_on_a_cluster_that_is_there(store, experiment_id, grid, cluster):
+    """By its address; every run is there once, and the cluster stays for others."""
+    path = grid({"fixed": QUICK, "grid": {"strategy": ["ncm", "slda"]}})
+    # A run that no Ray which is started on this machine would have room for.
+    result = again(path, "--engine", "ray", "--address", cluster, "--cpus", str(CORES))
+    assert result.exit_code == 0, result.output
+    assert_every_run_is_there_once(store, experiment_id, path)
+    assert answers(cluster)
 
 
 @pytest.mark.parametrize(

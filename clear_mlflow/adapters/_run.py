@@ -38,6 +38,7 @@ class AdapterRun:
         self._run: OwnRun | None = None
         self._rows: dict[int, tuple[float, ...]] = {}
         self._is_open = False
+        self._has_counts = False
         self._flush = flush
 
     def expect(self) -> None:
@@ -58,7 +59,8 @@ class AdapterRun:
             row: buckets trained so far.
             buckets: keys of all.
             accuracy: as the framework says, per bucket; NaN = not measured.
-            num_instances: test images per bucket, where they are known.
+            num_instances: test images per bucket, where they are known. Where they were not with
+                the first row, they are not looked at later: the run is one of accuracies.
 
         Raises:
             RecordError: the row was logged with other numbers, or does not fit the loop.
@@ -76,8 +78,11 @@ class AdapterRun:
             self._run = track(buckets=tuple(buckets), num_instances=num_instances, **self._told)
             self._run.__enter__()
             self._is_open = True
+            self._has_counts = num_instances is not None
             self.expect()
-        counts = None if num_instances is None else whole_counts(cells, num_instances)
+        counts = None
+        if self._has_counts and num_instances is not None:
+            counts = whole_counts(cells, num_instances)
         if counts is None:
             self._run.log_row(row, accuracy=cells)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
@@ -12,12 +13,16 @@ from rich.console import Console
 from rich.text import Text
 
 from clear_mlflow.cli.options import (
+    check_engine,
     comparison_options,
+    engine_options,
     grouping,
     listed,
+    number_of_jobs,
     run_selection_options,
 )
 from clear_mlflow.config import AUTO, NONE
+from clear_mlflow.engines.on_ray import RayCluster
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.report.rows import printable
 
@@ -28,6 +33,7 @@ _PIPED_WIDTH = 200
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @run_selection_options
 @comparison_options(group_by="strategy,dataset")
+@engine_options
 def compare(
     runs: tuple[str, ...],
     run_id: str,
@@ -35,6 +41,9 @@ def compare(
     filter_string: str,
     group_by: str,
     rank_by: str,
+    engine: str,
+    jobs: str,
+    address: str,
 ) -> None:
     """Set runs side by side: a leaderboard, matrices, curves, and which differences are real.
 
@@ -50,6 +59,8 @@ def compare(
             f"{filter_string!r}; name runs, or choose by experiment and filter"
         )
     by = grouping(group_by)
+    check_engine(engine, address)
+    num_jobs = number_of_jobs(jobs)
 
     from clear_mlflow.comparison.terminal import comparison_text
     from clear_mlflow.tracking.compare import (
@@ -71,13 +82,17 @@ def compare(
         experiment=None if experiment == NONE else experiment,
         filter=None if filter_string == NONE else filter_string,
     )
-    comparison, left_out, experiment_id = read_comparison(
-        client,
-        select(client, selection),
-        group_by=by,
-        rank_by=None if rank_by == AUTO else rank_by,
-        named=bool(run_ids),
-    )
+    cluster = RayCluster(address) if engine == "ray" else None
+    with cluster or nullcontext():
+        comparison, left_out, experiment_id = read_comparison(
+            client,
+            select(client, selection),
+            group_by=by,
+            rank_by=None if rank_by == AUTO else rank_by,
+            named=bool(run_ids),
+            cluster=cluster,
+            jobs=num_jobs,
+        )
     asked = {"group_by": group_by, "rank_by": rank_by}
     asked |= {
         name: text

@@ -63,7 +63,7 @@ _MOST_RETRIES = 100
     default="2",
     show_default=True,
     metavar="N",
-    help="How often a run is begun again whose process was killed or whose machine went down.",
+    help="How often a run is taken up again whose process was killed or whose machine went down.",
 )
 @comparison_options(group_by=AUTO)
 @dry_run_option
@@ -81,9 +81,9 @@ def sweep(
 ) -> None:
     """Train every combination of a grid, each as a run of its own below one run, and compare them.
 
-    Runs of the experiment that are done are left alone, so the same command goes on where it
-    stopped, and does nothing the second time. A run that fails does not stop the others; then the
-    exit code is 2, and what failed is told.
+    Runs of the experiment that are done are left alone and interrupted ones are resumed, so the
+    same command goes on where it stopped, and does nothing the second time. A run that fails does
+    not stop the others; then the exit code is 2, and what failed is told.
     """
     if grid == NONE:
         raise ConfigError("grid names no file; pass grid=FILE, as examples/sweep.yaml")
@@ -158,6 +158,7 @@ class _Told:
             told = "ended early"
         else:
             told = "started" if run.tries == 1 else f"started again, try {run.tries}"
+            told += f" ({run.note})" if run.note else ""
         why = f": {run.error}" if run.error else ""
         line = one_line(f"{told}: {run.planned.name}{why} (run {run.run_id})")
         with suppress(OSError):

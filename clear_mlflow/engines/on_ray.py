@@ -9,19 +9,26 @@ import importlib.util
 import logging
 import os
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import islice
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from clear_mlflow.engines.engine import Ended, Task
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.errors import ConfigError, TrackingError
 from clear_mlflow.matrix import shown
 
 LOCAL = "local"
 _STOP_SECONDS = 60.0
 _KNOCK_SECONDS = 10.0
+# Batches that are begun before the first is taken, for each that there is room for.
+_AHEAD = 2
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 
 class RayCluster:
@@ -64,7 +71,8 @@ class RayCluster:
                 raise ConfigError(
                     f"cannot reach a Ray cluster at {shown(self.address, 200)}: "
                     f"{shown(str(error) or type(error).__name__, 300)}; pass the address that "
-                    "'ray start --head' printed, or address=local"
+                    "'ray start --head' printed, with RAY_AUTH_MODE=token in the environment where "
+                    "it asks for a token, or address=local"
                 ) from error
             self._opened = True
         try:
@@ -102,6 +110,45 @@ class RayCluster:
         here = ray.get_runtime_context().get_node_id()
         refuse_far_file(tracking_uri, self.nodes(), here)
 
+    def in_batches(
+        self,
+        work: Callable[[list[_Item]], list[_Result]],
+        items: Iterable[_Item],
+        *,
+        batch: int,
+        jobs: int | None = None,
+    ) -> Iterator[_Result]:
+        """``work(items)``, in batches that workers do, with results in the order of the items.
+
+        A batch whose worker dies is done again by another, so *work* has to stand that.
+
+        Args:
+            work: gives a list as long as its own; a function that workers can import.
+            items: taken as there is room.
+            batch: items of one piece of work.
+            jobs: batches at a time; None: as many as keep the workers busy.
+
+        Raises:
+            TrackingError: a batch was given up.
+        """
+        import ray
+
+        shared = ray.put(work)
+        remote = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=3)(_do)
+        most = jobs or _AHEAD * self.capacity()
+        waiting = iter(items)
+        begun: deque[Any] = deque()
+        try:
+            while taken := list(islice(waiting, batch)):
+                begun.append(remote.remote(shared, taken))
+                while len(begun) >= most:
+                    yield from _done(begun.popleft())
+            while begun:
+                yield from _done(begun.popleft())
+        finally:
+            for reference in begun:
+                ray.cancel(reference)
+
     def _check_size(self) -> None:
         if self.capacity() == 0:
             largest = [
@@ -114,6 +161,29 @@ class RayCluster:
                 f"Ray cluster has them (there are {', '.join(largest[:5]) or 'no machines'}); ask "
                 "for less"
             )
+
+
+def _do(work: Callable[[list[_Item]], list[_Result]], items: list[_Item]) -> list[_Result]:
+    return work(items)
+
+
+def _done(reference: Any) -> list[Any]:
+    import ray
+
+    try:
+        results: list[Any] = ray.get(reference)
+    except ray.exceptions.RayTaskError as error:
+        raise TrackingError(
+            f"a batch of runs failed: {shown(str(error.cause), 300)}; engine=local tells of which "
+            "run it is"
+        ) from error
+    except ray.exceptions.RayError as error:
+        why = shown(str(error).strip().split("\n")[0], 200)
+        raise TrackingError(
+            f"a batch of runs was given up, since its workers died: {why}; the same command does "
+            "the rest"
+        ) from error
+    return results
 
 
 def _knock(address: str) -> None:

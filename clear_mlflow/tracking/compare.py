@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunTag
@@ -28,6 +30,7 @@ from clear_mlflow.comparison.groups import cut
 from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_table
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.engines.on_ray import RayCluster
 from clear_mlflow.errors import ConfigError, TrackingError
 from clear_mlflow.tracking import names
 from clear_mlflow.tracking.generated_names import is_generated
@@ -39,6 +42,11 @@ from clear_mlflow.tracking.selection import MissingRun
 # MLflow cuts a tag off at 8,000 characters, silently: so many ids fit. All are in an artifact.
 _LONGEST_TAG = 7_900
 _LONGEST_NAME = 120
+# Runs of one piece of a cluster's work: rows are read in milliseconds, predictions are megabytes.
+_BATCH, _BATCH_OF_PREDICTIONS = 50, 4
+
+_Asked = TypeVar("_Asked", contravariant=True)
+_Told = TypeVar("_Told", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,8 @@ def read_comparison(
     group_by: Sequence[str],
     rank_by: str | None = None,
     named: bool,
-    on_run: Callable[[StoredMatrix], None] = lambda _: None,
+    cluster: RayCluster | None = None,
+    jobs: int | None = None,
 ) -> tuple[Comparison, list[LeftOut], str]:
     """Read the runs and compare them; nothing is written.
 
@@ -68,19 +77,22 @@ def read_comparison(
         rank_by: the metric that ranks; None: a usual one.
         named: the runs were asked for one by one, so one without rows is told of; found by a
             search, it is only passed over.
-        on_run: called with each run as it is read.
+        cluster: whose workers read the runs, entered already; None: this process does.
+        jobs: runs that are read at once, or batches of them on a cluster; None: as many as suit.
 
     Returns:
         The comparison, the runs that are not in it, and the experiment of the first that is.
 
     Raises:
         TrackingError: a run that was asked for is not there, or the store does not answer.
-        ConfigError: there is no run to compare, or none has what it is to be grouped by.
+        ConfigError: there is no run to compare, none has what it is to be grouped by, or the
+            cluster's workers cannot reach the store.
     """
     left_out: list[LeftOut] = []
     subjects: list[Subject] = []
     experiment_id = ""
-    for stored in read_matrices(client, _there(runs), on_run=on_run):
+    read = _Reading(client, cluster, jobs)
+    for stored in read.over(read_matrices, _there(runs), batch=_BATCH):
         if stored.record is None:
             if stored.problem or named:
                 reason = stored.problem or "holds no rows of an accuracy matrix"
@@ -93,7 +105,9 @@ def read_comparison(
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
     arrangement = arrange(subjects, group_by, rank_by=rank_by)
     hits, refused = {}, []
-    for subject, found, problem in read_hits(client, arrangement.wants_predictions()):
+    for subject, found, problem in read.over(
+        read_hits, arrangement.wants_predictions(), batch=_BATCH_OF_PREDICTIONS
+    ):
         if found is not None:
             hits[subject.run_id] = found
         elif problem is not None:
@@ -107,6 +121,35 @@ def read_comparison(
         left_out,
         experiment_id,
     )
+
+
+class _Read(Protocol[_Asked, _Told]):
+    """A function that reads one thing after another, some at a time."""
+
+    def __call__(
+        self, client: MlflowClient, asked: Iterable[_Asked], /, *, jobs: int | None
+    ) -> Iterator[_Told]: ...
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Who reads: this process, or the workers of a cluster."""
+
+    client: MlflowClient
+    cluster: RayCluster | None
+    jobs: int | None
+
+    def over(
+        self, read: _Read[_Asked, _Told], asked: Iterable[_Asked], *, batch: int
+    ) -> Iterator[_Told]:
+        """What *read* gives for all that is asked, in the same order."""
+        if self.cluster is None:
+            return read(self.client, asked, jobs=self.jobs)
+        # Imported here: a sweep, which is among what workers do, compares its runs at the end.
+        from clear_mlflow.tracking.on_ray import over_on_ray
+
+        work = partial(read, jobs=1)  # within a worker: there are as many as there is room for
+        return over_on_ray(self.cluster, self.client, work, asked, jobs=self.jobs, batch=batch)
 
 
 def _there(runs: Iterable[Run | MissingRun]) -> list[Run]:

@@ -18,10 +18,10 @@ _JOBS = 8
 
 
 def read_hits(
-    client: MlflowClient, subjects: Iterable[Subject]
+    client: MlflowClient, subjects: Iterable[Subject], *, jobs: int | None = None
 ) -> Iterator[tuple[Subject, Hits | None, str | None]]:
     """For each run its hits, None where it stored no predictions, and why they cannot be used."""
-    yield from mapped(partial(_read, client), subjects, _JOBS)
+    yield from mapped(partial(_read, client), subjects, jobs or _JOBS)
 
 
 def _read(client: MlflowClient, subject: Subject) -> tuple[Subject, Hits | None, str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections import Counter, deque
 from collections.abc import Callable
@@ -37,7 +38,9 @@ from clear_mlflow.tracking.compare import read_comparison, write_comparison
 from clear_mlflow.tracking.contention import despite_others
 from clear_mlflow.tracking.evaluate import Evaluation
 from clear_mlflow.tracking.liveness import heartbeat, is_abandoned, trains_now
+from clear_mlflow.tracking.outbox import is_final
 from clear_mlflow.tracking.preflight import explained
+from clear_mlflow.tracking.resume import read_resume_point
 from clear_mlflow.tracking.selection import Selection, select
 
 _DEFAULT_EXPERIMENT_ID = "0"
@@ -70,6 +73,7 @@ class SweptRun:
     error: str | None = None
     seconds: float | None = None  # from its start in this call to its end
     tries: int = 0  # in this call
+    note: str | None = None  # of its start: whether it goes on, or why it does not
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,7 @@ class Sweep:
 
     Args:
         grid: the runs that are asked for.
-        retries: how often a run is begun again whose worker was killed.
+        retries: how often a run is taken up again whose worker was killed.
         group_by: of the comparison at the end; None: what varies, but for the seeds.
         rank_by: of the comparison; None: a usual metric.
         stopping: whether to stop; asked again and again.
@@ -194,6 +198,10 @@ class _Work:
     runs: list[SweptRun]
     waiting: deque[int] = field(default_factory=deque)
     under_way: dict[str, tuple[int, float]] = field(default_factory=dict)  # run id to place, start
+    # Runs that are gone on with, and how often they had been when that began.
+    going_on: dict[str, str] = field(default_factory=dict)
+    # Runs whose own worker found that they cannot be gone on with, and why.
+    refused: dict[str, str] = field(default_factory=dict)
     beaten: float = field(default_factory=time.monotonic)
 
     def work(self) -> None:
@@ -229,71 +237,117 @@ class _Work:
 
     def _start(self, place: int) -> None:
         run = self.runs[place]
-        run_id = self._take_up(run)
-        self.runs[place] = replace(run, run_id=run_id, tries=run.tries + 1, error=None)
+        run_id, note = self._take_up(run)
+        self.runs[place] = replace(run, run_id=run_id, tries=run.tries + 1, error=None, note=note)
         self.under_way[run_id] = place, time.monotonic()
         task = Task(run.planned.asked, run_id, self.experiment_id, self.tracking_uri)
         self.engine.start(task)
         self.sweep.on_run(self.runs[place])
 
-    def _take_up(self, run: SweptRun) -> str:
-        """A run to train into.
+    def _take_up(self, run: SweptRun) -> tuple[str, str | None]:
+        """A run to train into, and what there is to say of that.
 
-        A try that stored rows cannot be trained into again, so it goes to MLflow's trash as soon as
-        there is another run for the same: every run of a sweep is there once. This is the one place
-        to decide that a try is gone on with instead.
+        A try that was interrupted is gone on with: its worker finds rows in the run that it is to
+        train into, and resumes it. All other tries go to MLflow's trash as soon as there is a run
+        for the same: every run of a sweep is there once.
         """
         planned = run.planned
         tags = {
             MLFLOW_PARENT_RUN_ID: self.above,
             names.SWEEP_RUN_TAG: planned.fingerprint,
         }
+        tries = _tries(self.client, self.experiment_id, planned.fingerprint)
+        interrupted, note = self._find_interrupted(tries)
         with explained("open a run of the sweep"):
-            opened = self.client.create_run(
-                self.experiment_id, run_name=planned.name, tags=resolve_tags(tags)
-            )
-            run_id = str(opened.info.run_id)
-            # Nobody trains into it yet; the one who does makes it RUNNING.
-            self.client.update_run(run_id, status="SCHEDULED")
-            for former in _tries(self.client, self.experiment_id, planned.fingerprint):
+            if interrupted is None:
+                opened = self.client.create_run(
+                    self.experiment_id, run_name=planned.name, tags=resolve_tags(tags)
+                )
+                run_id = str(opened.info.run_id)
+                # Nobody trains into it yet; the one who does makes it RUNNING.
+                self.client.update_run(run_id, status="SCHEDULED")
+            else:
+                run_id = str(interrupted.info.run_id)
+                # It may have been begun by a sweep of another grid.
+                self.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self.above)
+                self.client.update_run(run_id, name=planned.name)
+                self.going_on[run_id] = interrupted.data.tags.get(names.RESUMES_TAG, "0")
+            for former in tries:
                 if former.info.run_id != run_id:
                     _put_away(self.client, former, run_id)
-        return run_id
+        return run_id, note
+
+    def _find_interrupted(self, tries: list[Run]) -> tuple[Run | None, str | None]:
+        """The try to go on with, or why that one is not which measured something.
+
+        What failed by itself is not gone on with: what it failed of may have been mended since, and
+        its rows may be of what was wrong.
+        """
+        note = None
+        for run in sorted(tries, key=lambda run: run.info.start_time, reverse=True):
+            run_id = str(run.info.run_id)
+            if run.info.status != "KILLED" and not is_abandoned(run):
+                continue
+            if (why := self.refused.get(run_id)) is None:
+                try:
+                    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+                        point = read_resume_point(self.client, run_id, Path(folder))
+                except ClearError as error:
+                    if isinstance(error, TrackingError) and error.__cause__ and not is_final(error):
+                        raise  # the store is away, which says nothing of the run
+                    why = str(error)
+                else:
+                    if point.records:
+                        return run, f"goes on after row {max(point.records)}"
+                    continue
+            note = note or f"from its beginning: {why}"
+        return None, note
 
     def _end(self, ended: Ended) -> None:
         place, since = self.under_way[ended.run_id]
         run = replace(self.runs[place], seconds=time.monotonic() - since)
         with explained(f"read run {ended.run_id}"):
             stored = self.client.get_run(ended.run_id)
+        error = (
+            stored.data.tags.get(names.ERROR_TAG)
+            or ended.error
+            or f"its training ended with exit code {ended.exit_code}"
+        )
         if is_done(stored):
             self.runs[place] = replace(run, state=DONE)
         elif ended.lost and run.tries <= self.sweep.retries and not self.sweep.stopping():
+            # Only the engine knows yet that nobody trains into it any more.
+            self._close_run(stored, error, "KILLED")
             self.runs[place] = replace(run, error=ended.error)
             self.waiting.append(place)
         elif self.sweep.stopping():
-            self._close_run(stored, "the sweep was stopped")
+            self._close_run(stored, "the sweep was stopped", "KILLED")
             self.runs[place] = replace(run, state=NOT_DONE, error="stopped")
+        elif self._was_refused(stored) and not ended.lost:
+            self.refused[ended.run_id] = ended.error or error
+            self.runs[place] = replace(run, error=ended.error, tries=run.tries - 1)
+            self.waiting.append(place)
         else:
-            error = (
-                stored.data.tags.get(names.ERROR_TAG)
-                or ended.error
-                or (f"its training ended with exit code {ended.exit_code}")
-            )
             if ended.lost:
                 error += f" ({run.tries} tries)"
-            self._close_run(stored, error)
+            self._close_run(stored, error, "KILLED" if ended.lost else "FAILED")
             self.runs[place] = replace(run, state=FAILED, error=" ".join(error.split()))
         del self.under_way[ended.run_id]
         self.sweep.on_run(self.runs[place])
 
-    def _close_run(self, run: Run, error: str) -> None:
+    def _was_refused(self, stored: Run) -> bool:
+        """Whether a run that was to be gone on with is as it was before."""
+        before = self.going_on.pop(str(stored.info.run_id), None)
+        return before is not None and before == stored.data.tags.get(names.RESUMES_TAG, "0")
+
+    def _close_run(self, run: Run, error: str, status: str) -> None:
         """Close a run whose own supervisor could not: it was killed, or had not begun."""
         if run.info.status not in ("RUNNING", "SCHEDULED"):
             return
         run_id = run.info.run_id
         with explained(f"close run {run_id}"):
             self.client.set_tag(run_id, names.ERROR_TAG, error)
-            self.client.set_terminated(run_id, "KILLED" if self.sweep.stopping() else "FAILED")
+            self.client.set_terminated(run_id, status)
             if names.PROCESS_TAG in run.data.tags:
                 self.client.delete_tag(run_id, names.PROCESS_TAG)
         # What its rows define is logged, as evaluate would.

@@ -1,0 +1,93 @@
+"""Hugging Face's evaluations as a tracked run: a callback for its Trainer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import TrainerCallback
+
+from clear_mlflow.adapters._run import Adapter, number
+from clear_mlflow.errors import ConfigError
+
+
+class MLflowAccuracyMatrix(Adapter, TrainerCallback):
+    """Stores a row of the accuracy matrix after each ``trainer.evaluate`` of all buckets.
+
+    Each ``trainer.train`` that ends well is one bucket more; ``trainer.evaluate`` takes a
+    dictionary of test sets, a bucket's key to its own. One callback serves all trainers of a run.
+    An evaluation before any training is row 0; those that the Trainer makes while it trains are
+    not looked at.
+
+    Args:
+        buckets: keys of all buckets, in stream order.
+        metric: the name under which ``compute_metrics`` gives the accuracy, a fraction.
+        **told: what :func:`clear_mlflow.track` takes: ``dataset``, ``strategy``, ``seed``, ...
+    """
+
+    def __init__(self, buckets: Sequence[str], metric: str = "accuracy", **told: Any) -> None:
+        Adapter.__init__(self, told)
+        self._buckets = tuple(buckets)
+        self._metric = metric
+        self._cells: dict[str, float] = {}  # of the row that is being measured
+        self._sizes: dict[str, int] = {}  # test images per bucket, where they are known
+        self._trains = False
+        self.trained = 0  # buckets; to be set where a loop goes on from a checkpoint
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """What was measured before this bucket is a row, whether whole or not."""
+        self._flush()
+        self._trains = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """One bucket more is trained."""
+        self._trains = False
+        self.trained += 1
+
+    def on_evaluate(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        metrics: Mapping[str, Any] | None = None,
+        eval_dataloader: Any = None,
+        **_: Any,
+    ) -> None:
+        """A cell is measured; with the last one, a row."""
+        found = metrics or {}
+        # The Trainer's own name for what it always tells of a test set.
+        key = next((key for key in self._buckets if f"eval_{key}_runtime" in found), None)
+        if key is None or self._trains or not state.is_world_process_zero:
+            return
+        prefix = f"eval_{key}_"
+        there = {
+            name.removeprefix(prefix): found[name] for name in found if name.startswith(prefix)
+        }
+        if self._metric not in there:
+            raise ConfigError(
+                f"compute_metrics gave no {self._metric!r} (there is {', '.join(sorted(there))}); "
+                "name the metric that it gives: MLflowAccuracyMatrix(metric=...)"
+            )
+        self._cells[key] = number(self._metric, there[self._metric])
+        if (size := _size(eval_dataloader)) is not None:
+            self._sizes[key] = size
+        if len(self._cells) == len(self._buckets):
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._cells:
+            return
+        cells = [self._cells.get(key, math.nan) for key in self._buckets]
+        known = [self._sizes[key] for key in self._buckets if key in self._sizes]
+        self._cells = {}
+        sizes = known if len(known) == len(cells) else None
+        self._tracked.log_row(self.trained, self._buckets, cells, sizes)
+
+
+def _size(dataloader: Any) -> int | None:
+    """Test images of a bucket; None where its dataset does not know."""
+    try:
+        return len(dataloader.dataset)
+    except (AttributeError, TypeError):
+        return None

@@ -1,0 +1,107 @@
+"""Hugging Face's Trainer, run by itself: the matrix in MLflow is what trainer.evaluate returned."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import Trainer, TrainingArguments
+
+from clear_mlflow.adapters.transformers import MLflowAccuracyMatrix
+from clear_mlflow.errors import ConfigError
+from clear_mlflow.tracking import names
+
+CLASSES, BUCKETS = 3, 11
+KEYS = [str(j + 1) for j in range(BUCKETS)]
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(CLASSES, CLASSES)
+
+    def forward(self, x, labels):
+        logits = self.layer(x)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def bucket(count, number, generator):
+    y = torch.randint(CLASSES, (count,), generator=generator)
+    x = torch.nn.functional.one_hot((y + number // 3) % CLASSES, CLASSES).float()
+    x = x + 0.4 * torch.randn(count, CLASSES, generator=generator)
+    return [{"x": x[i], "labels": y[i]} for i in range(count)]
+
+
+def buckets():
+    generator = torch.Generator().manual_seed(0)
+    train = [bucket(20, j, generator) for j in range(BUCKETS)]
+    return train, {key: bucket(7 + j, j, generator) for j, key in enumerate(KEYS)}
+
+
+def accuracy(predicted):
+    return {"accuracy": float((predicted.predictions.argmax(1) == predicted.label_ids).mean())}
+
+
+def trainer(callback, folder, model, train=None, **more):
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        num_train_epochs=1,
+        learning_rate=0.5,
+        per_device_train_batch_size=4,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+        eval_strategy="epoch" if "eval_dataset" in more else "no",
+    )
+    told = {"compute_metrics": accuracy, **more}
+    return Trainer(model, arguments, train_dataset=train, callbacks=[callback], **told)
+
+
+def own_numbers(results):
+    return [results[f"eval_{key}_accuracy"] for key in KEYS]
+
+
+def test_the_matrix_is_the_trainers_own_cell_by_cell(store, experiment_id, tmp_path):
+    """A new Trainer for each bucket, one callback; past the tenth; counts restored exactly.
+
+    What a Trainer evaluates while it trains is no row.
+    """
+    train, test = buckets()
+    callback, model = MLflowAccuracyMatrix(KEYS, dataset="toy", seed=0), Model()
+    expected = [own_numbers(trainer(callback, tmp_path, model).evaluate(test))]
+    for images in train:
+        one = trainer(callback, tmp_path, model, images, eval_dataset=test)
+        one.train()
+        expected.append(own_numbers(one.evaluate(test)))
+    (run,) = store.search_runs([experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.tags[names.ROWS_TAG] == "complete"
+    np.testing.assert_allclose(callback.matrix.initial, expected[0], atol=1e-12)
+    np.testing.assert_allclose(callback.matrix.values, expected[1:], atol=1e-12)
+    assert callback.matrix.num_instances.tolist() == [7 + j for j in range(BUCKETS)]
+    assert len(np.unique(callback.matrix.values)) > 10
+
+
+def test_a_row_that_is_measured_in_part_says_so(store, experiment_id, tmp_path):
+    """Not measured is not zero; another test set is no bucket."""
+    train, test = buckets()
+    callback, model = MLflowAccuracyMatrix(["a", "b"]), Model()
+    one = trainer(callback, tmp_path, model, train[0])
+    one.train()
+    one.evaluate(test["9"])
+    first = one.evaluate({"b": test["1"]})
+    one.train()
+    second = one.evaluate({"a": test["2"], "b": test["1"]})
+    (row, last) = callback.matrix.values
+    assert np.isnan(row[0])
+    assert row[1] == pytest.approx(first["eval_b_accuracy"])
+    assert last == pytest.approx([second["eval_a_accuracy"], second["eval_b_accuracy"]])
+
+
+def test_a_metric_that_is_not_there_is_named(store, experiment_id, tmp_path):
+    """With what there is."""
+    _, test = buckets()
+    callback = MLflowAccuracyMatrix(KEYS, metric="top1")
+    with pytest.raises(ConfigError, match=r"gave no 'top1' \(there is accuracy, loss, "):
+        trainer(callback, tmp_path, Model()).evaluate(test)
+    assert not store.search_runs([experiment_id])
