@@ -518,6 +518,18 @@ def test_what_waits_is_sent_before_a_resume(interrupted, left, tmp_path):
     assert not left.exists()
 
 
+def test_a_journal_that_is_written_to_says_that_the_run_trains(interrupted, left, tmp_path):
+    """Who writes to it is at work on the run, whether or not the run says so yet."""
+    client, run_id = interrupted
+    held = Spool.take(left)
+    try:
+        with pytest.raises(TrackingError, match=f"another process trains into run {run_id} now"):
+            read_resume_point(client, run_id, tmp_path)
+    finally:
+        held.close()
+    assert 2 in read_resume_point(client, run_id, tmp_path).records
+
+
 def test_a_journal_that_holds_a_row_twice_sends_the_first(interrupted, left, tmp_path):
     """The second one must not take its place, although the run held none before."""
     client, run_id = interrupted

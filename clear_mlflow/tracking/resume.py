@@ -27,7 +27,7 @@ from clear_mlflow.tracking import names
 from clear_mlflow.tracking.liveness import begins_now, heartbeat, time_ahead, trains_now
 from clear_mlflow.tracking.preflight import check_artifact_root, explained, shown
 from clear_mlflow.tracking.rows import read_rows, stored_rows
-from clear_mlflow.tracking.spool import Spool, left_spools, read_origin
+from clear_mlflow.tracking.spool import HeldError, Spool, left_spools, read_origin
 from clear_mlflow.tracking.training_state import StoredState, read_newest_state, stored_states
 from clear_mlflow.tracking.unsent import send_waiting
 from clear_mlflow.tracking.warning import warn
@@ -423,7 +423,10 @@ def _send_what_waits(client: MlflowClient, run: Run) -> None:
                 f"{folder} holds what was measured for run {named}; move it to a folder of that "
                 "name, or send it: clear-mlflow sync FOLDER"
             )
-        spool = Spool.take(folder)
+        try:
+            spool = Spool.take(folder)
+        except HeldError as error:  # it had not said so yet when the run was looked at
+            raise _taken(run.info.run_id) from error
         done = False
         try:
             for _ in send_waiting(client, run, spool):

@@ -50,6 +50,10 @@ _NAME = re.compile(r"(?!\.)[A-Za-z0-9._-]{1,200}")
 STATUSES = ("FINISHED", "FAILED", "KILLED")
 
 
+class HeldError(TrackingError):
+    """Another process writes to a journal now."""
+
+
 @dataclass(frozen=True)
 class Entry:
     """One thing to send.
@@ -168,7 +172,8 @@ class Spool:
         """Open a journal that was left.
 
         Raises:
-            TrackingError: the process that writes it lives, or the folder cannot be written.
+            HeldError: the process that writes it lives.
+            TrackingError: the folder cannot be written.
         """
         try:
             return cls(folder, _locked(folder))
@@ -333,9 +338,7 @@ def _locked(folder: Path) -> int:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(lock)
-        raise TrackingError(
-            f"a process that lives writes to {folder}; it sends it by itself"
-        ) from (None)
+        raise HeldError(f"a process that lives writes to {folder}; it sends it by itself") from None
     except BaseException:
         os.close(lock)
         raise
