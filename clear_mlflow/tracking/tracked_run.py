@@ -5,12 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
-import queue
 import subprocess
-import sys
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from importlib.metadata import version
@@ -33,6 +29,7 @@ from clear_mlflow.predictions import (
 from clear_mlflow.record import JSON, ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.tracking import names
+from clear_mlflow.tracking.behind import Behind
 from clear_mlflow.tracking.contention import despite_others
 from clear_mlflow.tracking.liveness import heartbeat
 from clear_mlflow.tracking.outbox import Outbox, exit_patience, unsent_error
@@ -44,10 +41,8 @@ from clear_mlflow.tracking.training_state import Manifest, remove_states, store_
 from clear_mlflow.tracking.warning import warn
 from clear_mlflow.training import MeasuredRow, StreamFacts, Training
 
-_HEARTBEAT_SECONDS = 30.0
 _STOPPED_SECONDS = 10.0
 _JOIN_SECONDS = 1.0
-_NICENESS = 10  # a tenth of the share of a thread that trains
 _LONGEST_DIGEST = 36  # characters that MLflow keeps of a dataset's digest
 
 
@@ -98,7 +93,7 @@ class TrackedRun:
         self._holds_states = resumed is not None
         self._told_no_state = False
         self._alive = [run_id]  # runs that the heartbeat is of
-        self._behind = _Behind(self._beat)
+        self._behind = Behind(self._beat)
         if leader is not None:
             self._behind = leader._behind
             leader._alive.append(run_id)
@@ -425,53 +420,6 @@ def _features_of(facts: StreamFacts) -> dict[str, JSON]:
 def _left_out_of(facts: StreamFacts) -> dict[str, JSON]:
     """How many damaged images were left out; nothing of a run on all images."""
     return {"left_out": facts.num_left_out} if facts.num_left_out else {}
-
-
-class _Behind:
-    """One thread that does what training need not wait for, in order."""
-
-    def __init__(self, beat: Callable[[], None]) -> None:
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
-        self._beat = beat
-        self._finishing = False
-        # A call that hangs must not keep the process: nothing here is needed.
-        self._thread = threading.Thread(
-            target=self._work, name="clear_mlflow tracking", daemon=True
-        )
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def send(self, job: Callable[[], None]) -> None:
-        self._jobs.put(job)
-
-    def finish(self, seconds: float | None) -> None:
-        """Do what is left to do, within that time; stop at the first job that fails."""
-        self._finishing = True
-        self._jobs.put(None)
-        self._thread.join(seconds)
-
-    def _work(self) -> None:
-        if sys.platform == "linux":  # elsewhere a thread has no priority of its own
-            # A picture takes a quarter of a second of a core, on which a thread of the training
-            # would wait, and all the others for it.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-        failed = False
-        while True:
-            try:
-                job = self._jobs.get(timeout=_HEARTBEAT_SECONDS)
-            except queue.Empty:
-                job = self._beat
-            if job is None:
-                return
-            try:
-                job()
-            except Exception as error:  # the row itself is stored: see TrackedRun
-                if not failed:
-                    warn(f"a picture is left out, the last one is drawn at the end: {error}")
-                failed = True
-                if self._finishing:
-                    return
 
 
 def _git_commit() -> str | None:

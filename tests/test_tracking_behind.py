@@ -1,0 +1,59 @@
+"""The thread behind a training: what it does in which order, how much of it, and its heartbeat."""
+
+import time
+
+from clear_mlflow.tracking.behind import Behind
+
+LONG = 60  # seconds: a bound against hangs
+
+
+def spin(seconds):
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def test_what_is_left_is_done_at_the_end_in_order():
+    """All of it, in the order in which it was sent."""
+    done = []
+    behind = Behind(lambda: None)
+    behind.start()
+    for number in range(5):
+        behind.send(lambda n=number: done.append(n))
+    behind.finish(LONG)
+    assert done == [0, 1, 2, 3, 4]
+
+
+def test_while_training_goes_on_it_takes_a_small_share_of_a_core(capfd):
+    """Jobs that would take the whole second take a tenth of it; then all are done."""
+    done = []
+    behind = Behind(lambda: None, share=0.1)
+    behind.start()
+
+    def job():
+        spin(0.05)
+        done.append(time.monotonic())
+
+    for _ in range(20):
+        behind.send(job)
+    time.sleep(1)
+    behind.send(lambda: 1 / 0)
+    early = len(done)
+    behind.finish(LONG)
+    assert early <= 4  # at 0.05, 0.55 and 1.05 seconds
+    assert len(done) == 20
+    assert "a picture is left out" in capfd.readouterr().err
+
+
+def test_the_heart_beats_however_much_there_is_to_do():
+    """Rows that follow each other quickly must not make a run look abandoned."""
+    beats = []
+    behind = Behind(lambda: beats.append(0), every=0.05, share=1.0)
+    behind.start()
+    until = time.monotonic() + LONG
+    while len(beats) < 3 and time.monotonic() < until:
+        behind.send(lambda: spin(0.02))
+        time.sleep(0.01)
+    seen = len(beats)
+    behind.finish(LONG)
+    assert seen >= 3
