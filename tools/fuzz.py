@@ -131,7 +131,7 @@ PARSERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
             .encode()
         ],
     ),
-    "pickle": (literals, [pickled(van_de_ven(_ROWS)), pickled([1, (2.5, "x"), {"a": None}], 2)]),
+    "pickle": (literals, [pickled(van_de_ven(_ROWS)), pickled([[1, 2.5], {"a": 3}], 2)]),
 }
 _ANOTHER_KIND = (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error)
 _FOLDER = tempfile.TemporaryDirectory(prefix="clear_mlflow_fuzz_")
