@@ -57,3 +57,17 @@ def test_the_heart_beats_however_much_there_is_to_do():
     seen = len(beats)
     behind.finish(LONG)
     assert seen >= 3
+
+
+def test_who_stops_a_training_waits_for_no_picture_that_is_not_begun():
+    """Rows that came quickly leave many pictures, and a scheduler gives a run seconds to close."""
+    done = []
+    behind = Behind(lambda: None, share=0.01)
+    behind.start()
+    for number in range(50):
+        behind.send(lambda n=number: (spin(0.05), done.append(n)))
+    while not done:
+        time.sleep(0.01)
+    behind.finish(LONG, leave_rest=True)
+    assert len(done) < 50
+    assert done == list(range(len(done)))

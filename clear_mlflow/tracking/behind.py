@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from clear_mlflow.tracking.warning import warn
 
@@ -51,8 +52,17 @@ class Behind:
         """Have something done after all that was sent before."""
         self._jobs.put(job)
 
-    def finish(self, seconds: float | None) -> None:
-        """Do what is left to do, within that time; stop at the first job that fails."""
+    def finish(self, seconds: float | None, *, leave_rest: bool = False) -> None:
+        """Do what is left to do, within that time; stop at the first job that fails.
+
+        Args:
+            seconds: to wait at most; None: as long as it takes.
+            leave_rest: do nothing that is not begun: whoever stops a training waits for it.
+        """
+        if leave_rest:
+            with suppress(queue.Empty):
+                while True:
+                    self._jobs.get_nowait()
         self._finishing.set()
         self._jobs.put(None)
         self._thread.join(seconds)

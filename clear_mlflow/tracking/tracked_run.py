@@ -124,7 +124,9 @@ class TrackedRun:
             # Whoever stops a training does not wait for long.
             sender.finish(min(self._patience, _STOPPED_SECONDS if error else math.inf))
         finally:
-            self._behind.finish(_JOIN_SECONDS if sender.is_away else None)
+            self._behind.finish(
+                _JOIN_SECONDS if sender.is_away else None, leave_rest=error is not None
+            )
             for outbox in self._outboxes:
                 outbox.close()
         if unsent := unsent_error(sender):
