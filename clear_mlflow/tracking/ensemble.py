@@ -20,7 +20,7 @@ from clear_mlflow.tracking import names
 from clear_mlflow.tracking.liveness import heartbeat
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.scoring import Scores
-from clear_mlflow.tracking.tracked_run import TrackedRun, run_name
+from clear_mlflow.tracking.training_run import TrainingRun, run_name
 from clear_mlflow.training import Training
 
 
@@ -46,8 +46,8 @@ class TrackedEnsemble:
         self._run_id = run_id
         self._config = config
         self._asked = asked
-        self._parent = TrackedRun(client, run_id, config, asked, kind=names.KIND_ENSEMBLE)
-        self._members: dict[int, TrackedRun] = {}
+        self._parent = TrainingRun(client, run_id, config, asked, kind=names.KIND_ENSEMBLE)
+        self._members: dict[int, TrainingRun] = {}
         self._open = ExitStack()
         self.run_ids: dict[int, str] = {}  # seed to run, of the members that are there
 
@@ -70,7 +70,7 @@ class TrackedEnsemble:
                     self.run_ids[seed] = member.info.run_id
                     asked = {**self._asked, "seed": str(seed), "seeds": NONE}
                     self._members[seed] = stack.enter_context(
-                        TrackedRun(
+                        TrainingRun(
                             self._client, member.info.run_id, config, asked, leader=self._parent
                         )
                     )

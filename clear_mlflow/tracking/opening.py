@@ -16,7 +16,7 @@ from clear_mlflow.tracking.generated_names import is_generated
 from clear_mlflow.tracking.liveness import heartbeat, trains_now
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.rows import refuse_foreign_rows
-from clear_mlflow.tracking.tracked_run import run_name
+from clear_mlflow.tracking.training_run import run_name
 
 
 def open_run(client: MlflowClient, config: TrainConfig) -> str:

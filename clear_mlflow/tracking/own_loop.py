@@ -8,16 +8,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Param, Run, RunTag
+from mlflow.entities import Param, Run, RunTag
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, MLFLOW_RUN_ID
-from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 import clear_mlflow
-from clear_mlflow.config import TrainConfig
 from clear_mlflow.errors import ClearError, ConfigError, RecordError, TrackingError
 from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow, shown
 from clear_mlflow.metrics import explain, summarize
@@ -32,13 +30,12 @@ from clear_mlflow.tracking.liveness import heartbeat, trains_now
 from clear_mlflow.tracking.preflight import bound_retries, explained, preflight
 from clear_mlflow.tracking.rows import read_rows
 from clear_mlflow.tracking.scoring import Scores, score
-from clear_mlflow.tracking.tracked_run import TrackedRun
+from clear_mlflow.tracking.tracked_run import RunFacts, TrackedRun
 from clear_mlflow.tracking.warning import warn
-from clear_mlflow.training import MeasuredRow, StreamFacts
+from clear_mlflow.training import MeasuredRow
 
 LOOP_JSON = "own_loop.json"
 _LONGEST_NAME = 150
-_LONGEST_DIGEST = 36  # characters that MLflow keeps of a dataset's digest
 
 
 class OwnRun:
@@ -208,14 +205,6 @@ class OwnRun:
         return explain(self.matrix, self._facts.protocol)
 
 
-class _LoopConfig:
-    """All that a tracked run asks of a configuration where the loop is somebody else's."""
-
-    def __init__(self, facts: LoopFacts) -> None:
-        self.seed = facts.seed
-        self.predictions = "labels"
-
-
 class _LoopRun(TrackedRun):
     """Stores a loop's rows as a training's are; describes the run by what the loop says of itself.
 
@@ -226,8 +215,7 @@ class _LoopRun(TrackedRun):
     """
 
     def __init__(self, client: MlflowClient, run_id: str, facts: LoopFacts) -> None:
-        config = cast(TrainConfig, _LoopConfig(facts))
-        super().__init__(client, run_id, config, {})
+        super().__init__(client, run_id)
         self._loop = facts
         self._keeps: str | None = None
         self.known: dict[int, AccuracyRow] = {}  # rows that the run holds
@@ -263,35 +251,15 @@ class _LoopRun(TrackedRun):
     def log_loop(self) -> None:
         """Log the dataset as an MLflow input, and the images that predictions will be of."""
         loop = self._loop
-        self._facts = StreamFacts(
-            name=loop.dataset.name,
-            digest=loop.dataset.digest,
-            source="own loop",
-            num_classes=len(loop.class_names),
-            buckets=loop.buckets,
-            num_train=(),
-            num_test=loop.num_instances or (),
-            protocol=loop.protocol,
-        )
         profile: dict[str, Any] = {"digest": loop.dataset.digest, "protocol": loop.protocol}
         if loop.num_instances is not None:
             profile["num_test"] = dict(zip(loop.buckets, loop.num_instances, strict=True))
         if loop.class_names:
             profile["num_classes"] = len(loop.class_names)
-        dataset = Dataset(
-            name=loop.dataset.name,
-            digest=loop.dataset.digest.removeprefix("sha256:")[:_LONGEST_DIGEST],
-            source_type="local",
-            source=json.dumps({"uri": "own loop"}),
-            profile=json.dumps(profile),
-        )
-        tags = [InputTag(MLFLOW_DATASET_CONTEXT, "training")]
-        with explained(f"log the dataset of run {self.run_id}"):
-            inputs = [DatasetInput(dataset, tags)]
-            despite_others(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
+        about = RunFacts(dataset=loop.dataset, protocol=loop.protocol, seed=loop.seed)
+        self._log_dataset(about, source="own loop", profile=profile)
         if loop.evaluation_set is not None and self._keeps is None:
-            content = loop.evaluation_set.to_bytes()
-            self._send(f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}", content)
+            self._send_evaluation_set(loop.evaluation_set.to_bytes())
 
     def _describe(self, run: Run) -> None:
         """Say what the loop is; rows that the run holds already have to be of the same loop."""

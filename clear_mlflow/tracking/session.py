@@ -23,7 +23,7 @@ from clear_mlflow.tracking.outcome import Outcome, unsent_outcome
 from clear_mlflow.tracking.preflight import explained
 from clear_mlflow.tracking.scoring import Scores, score
 from clear_mlflow.tracking.spool import End
-from clear_mlflow.tracking.tracked_run import TrackedRun, track
+from clear_mlflow.tracking.training_run import TrainingRun, track
 from clear_mlflow.tracking.warning import warn
 from clear_mlflow.training import Training
 
@@ -42,7 +42,7 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
     run_id = joined.info.run_id if joined else open_run(client, training.config)
     trained = False
     try:
-        with TrackedRun(client, run_id, training.config, asked) as run:
+        with TrainingRun(client, run_id, training.config, asked) as run:
             track(training, run)
         trained = True
         scores = score(client, run_id)

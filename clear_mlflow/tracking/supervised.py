@@ -43,7 +43,7 @@ from clear_mlflow.tracking.resume import (
     read_resume_point,
 )
 from clear_mlflow.tracking.scoring import score
-from clear_mlflow.tracking.tracked_run import TrackedRun, track
+from clear_mlflow.tracking.training_run import TrainingRun, track
 
 
 def train_supervised(
@@ -159,7 +159,7 @@ def _train(
             with ensemble:
                 ensemble.track(process)
         else:
-            with TrackedRun(client, run_id, config, asked, resumed=resumed) as run:
+            with TrainingRun(client, run_id, config, asked, resumed=resumed) as run:
                 track(process, run)
     except (ClearError, TrainingDied) as error:
         process.stop()
