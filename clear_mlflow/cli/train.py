@@ -19,6 +19,7 @@ from clear_mlflow.config import (
 )
 from clear_mlflow.errors import ConfigError
 from clear_mlflow.process.member import take_part
+from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.ranks import Place, place_of_environment
 
@@ -88,16 +89,19 @@ def train(context: click.Context, /, resume: str, config_file: str, **asked: str
         if not place.keeps_record:
             sys.exit(take_part(place, asked, signals))
 
+        # Its torch is loaded while MLflow is loaded here.
+        process = TrainingProcess(asked) if resume == NONE else None
+
         from clear_mlflow.cli.output import print_outcome
         from clear_mlflow.tracking.preflight import bound_retries, quiet_mlflow
         from clear_mlflow.tracking.supervised import resume_supervised, train_supervised
 
         bound_retries()
         quiet_mlflow()
-        if resume != NONE:
+        if process is None:
             outcome = resume_supervised(resume, given, signals, place)
         else:
-            outcome = train_supervised(asked, signals, place)
+            outcome = train_supervised(process, asked, signals, place)
         print_outcome(outcome)
     sys.exit(outcome.exit_code)
 

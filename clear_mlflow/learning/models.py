@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision.models
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -32,7 +31,8 @@ _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")
 
 def model_names() -> tuple[str, ...]:
     """Every name that :func:`build_model` knows, sorted."""
-    return tuple(sorted([SMALL_CNN, *torchvision.models.list_models(module=torchvision.models)]))
+    models = _torchvision_models()
+    return tuple(sorted([SMALL_CNN, *models.list_models(module=models)]))
 
 
 def build_model(
@@ -55,8 +55,7 @@ def build_model(
         ConfigError: there is no such model, it cannot be built for this size, or the weights
             cannot be had or do not fit.
     """
-    if name not in model_names():
-        raise ConfigError(_unknown_model(name))
+    _check_name(name)
     try:
         if weights == "DEFAULT":
             model = _pretrained(name, num_classes=num_classes, image_size=image_size)
@@ -133,8 +132,7 @@ def check_model(name: str, *, image_size: int, batch_size: int) -> None:
         ConfigError: there is no such model, it cannot take images of this size, or it cannot train
             on a batch this small.
     """
-    if name not in model_names():
-        raise ConfigError(_unknown_model(name))
+    _check_name(name)
     reason = _refusal(name, image_size, batch_size=1, training=False)
     if reason is not None:
         fitting = (
@@ -172,10 +170,19 @@ def _refusal(name: str, image_size: int, *, batch_size: int, training: bool) -> 
     return None
 
 
-def _unknown_model(name: str) -> str:
+def _torchvision_models() -> Any:
+    """Loaded where they are used: it takes longer than loading torch, and heads need none."""
+    import torchvision.models
+
+    return torchvision.models
+
+
+def _check_name(name: str) -> None:
+    if name == SMALL_CNN or name in model_names():
+        return
     close = difflib.get_close_matches(name, model_names(), n=3)
     hint = f"did you mean {' or '.join(close)}? " if close else ""
-    return (
+    raise ConfigError(
         f"unknown model {name!r}; {hint}expected {SMALL_CNN} or a torchvision classification "
         "model; torchvision.models.list_models(module=torchvision.models) lists them"
     )
@@ -191,7 +198,7 @@ def _build(name: str, *, num_classes: int, image_size: int) -> nn.Module:
         options["input_size"] = (image_size, image_size)
     if name in _WITH_AUXILIARY_HEADS:
         options.update(aux_logits=False, init_weights=True)
-    model: nn.Module = torchvision.models.get_model(
+    model: nn.Module = _torchvision_models().get_model(
         name, weights=None, num_classes=num_classes, **options
     )
     return model
@@ -204,7 +211,8 @@ def _pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
         )
     options = {"image_size": image_size} if name.startswith("vit_") else {}
     try:
-        model: nn.Module = torchvision.models.get_model(name, weights="DEFAULT", **options)
+        get_model = _torchvision_models().get_model
+        model: nn.Module = get_model(name, weights="DEFAULT", **options)
     except (urllib.error.URLError, OSError) as error:
         raise ConfigError(
             f"torchvision's weights of {name} cannot be downloaded ({error}); pass a file of "

@@ -27,7 +27,7 @@ _GRACE_SECONDS = 10.0
 # How a user says what OpenMP's threads do while they wait; then it is not ours to choose.
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 # Looked at before torch is loaded, since OpenMP reads its settings once.
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.1
 
 
 def _environment() -> dict[str, str]:

@@ -47,21 +47,25 @@ from clear_mlflow.tracking.training_run import TrainingRun, track
 
 
 def train_supervised(
-    asked: Mapping[str, str], signals: StoppingSignals, place: Place = ALONE_HERE
+    process: TrainingProcess,
+    asked: Mapping[str, str],
+    signals: StoppingSignals,
+    place: Place = ALONE_HERE,
 ) -> Outcome:
-    """Train in a child process, and close the record however that ends.
+    """Have a child process train, and close the record however that ends.
 
     This is the post-run hook, too: when the child is done, has failed, was stopped by a signal to
     this process or its group, or was killed, the rows are read back from the artifact store and
     scored, and the run is given the status that is true. MLflow has no plugin point for that.
 
     Args:
+        process: the child, started with these parameters; it is ended here.
         asked: parameters as text; see :class:`~clear_mlflow.config.TrainConfig`.
         signals: entered already, so that none is missed while this starts.
         place: among the processes that train together; the record is kept by the first.
     """
     siblings = Siblings(place)
-    with TrainingProcess(asked) as process:
+    with process:
 
         def stop() -> None:
             siblings.look()

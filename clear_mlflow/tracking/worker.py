@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import mlflow
 
 from clear_mlflow.config import parameter_defaults
+from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.tracking.preflight import bound_retries, quiet_mlflow
 from clear_mlflow.tracking.supervised import train_supervised
@@ -32,7 +33,8 @@ def train_into(
     os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
     os.environ |= {"MLFLOW_RUN_ID": run_id, "MLFLOW_EXPERIMENT_ID": experiment_id}
     with StoppingSignals(tell=False) as signals:
-        outcome = train_supervised({**parameter_defaults(), **asked}, signals)
+        parameters = {**parameter_defaults(), **asked}
+        outcome = train_supervised(TrainingProcess(parameters), parameters, signals)
     lost = outcome.exit_code == 128 + signal.SIGKILL
     return outcome.exit_code, outcome.error, lost
 
