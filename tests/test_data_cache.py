@@ -360,7 +360,11 @@ def looked_up(folder: Path, root: Path, *paths: Path) -> tuple[list[str], list[P
         return hashlib.sha256(path.read_bytes()).hexdigest()
 
     with RememberedHashes(folder, root) as hashes:
-        found = [hashes.hash(path, lambda path=path: compute(path)) for path in paths]
+        found = [
+            hashes.known(path, path.stat())
+            or hashes.hash(path, path.stat(), lambda path=path: compute(path))
+            for path in paths
+        ]
     return found, computed
 
 

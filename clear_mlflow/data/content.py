@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from clear_mlflow.data.files import path_text, reason, regular_file_size
+from clear_mlflow.data.files import path_text, reason, regular_file
 from clear_mlflow.data.hashes import RememberedHashes
 from clear_mlflow.data.splits import AUTO, IID, STREAMING, Listing, choose
 from clear_mlflow.data.stream import Bucket, BucketStream
@@ -24,6 +25,11 @@ from clear_mlflow.errors import DataError
 MAX_IMAGE_BYTES = 256 * 2**20
 _BLOCK_BYTES = 2**20
 _FILES_IN_A_TASK = 32
+_FIRST_FILES = 256  # that tell how long it takes to look at one
+_QUICK_SECONDS = 50e-6  # that this takes on a disk of this machine, several times over
+
+_Given = TypeVar("_Given")
+_Found = TypeVar("_Found")
 
 
 class _Place(NamedTuple):
@@ -98,9 +104,12 @@ def digest_of(buckets: Sequence[Bucket], class_names: Sequence[str]) -> str:
 
 def _images(buckets: Sequence[Bucket], class_names: Sequence[str]) -> list[_Image]:
     return [
-        _Image(_Place(part, bucket.key), class_names[label], path, content)
+        _Image(place, class_names[label], path, content)
         for bucket in buckets
-        for part, images in (("train", bucket.train), ("test", bucket.test))
+        for place, images in (
+            (_Place("train", bucket.key), bucket.train),
+            (_Place("test", bucket.key), bucket.test),
+        )
         for path, label, content in zip(
             images.paths, images.labels.tolist(), images.contents, strict=True
         )
@@ -116,19 +125,8 @@ def _hashed(buckets: Sequence[Bucket], root: Path, hashes_in: Path | None) -> tu
         if not images.contents
     }
     paths = [path for images in unhashed.values() for path in images.paths]
-    blocks = [paths[i : i + _FILES_IN_A_TASK] for i in range(0, len(paths), _FILES_IN_A_TASK)]
-    # More threads than cores: on a network file system most of the time is waiting for a reply.
-    with (
-        RememberedHashes(hashes_in, root) as hashes,
-        ThreadPoolExecutor(max_workers=4 * (os.cpu_count() or 1)) as pool,
-    ):
-        contents = iter(
-            [
-                content
-                for block in pool.map(lambda block: [_hash(p, root, hashes) for p in block], blocks)
-                for content in block
-            ]
-        )
+    with RememberedHashes(hashes_in, root) as hashes:
+        contents = iter(_contents(paths, root, hashes))
     done = {
         number: replace(images, contents=tuple(islice(contents, len(images))))
         for number, images in unhashed.items()
@@ -143,14 +141,50 @@ def _hashed(buckets: Sequence[Bucket], root: Path, hashes_in: Path | None) -> tu
     )
 
 
-def _hash(path: Path, root: Path, hashes: RememberedHashes) -> str:
-    size = regular_file_size(path, root=root)
-    if not 0 < size <= MAX_IMAGE_BYTES:
-        raise DataError(
-            f"{path_text(path)} has {size} bytes; expected an image of 1 to {MAX_IMAGE_BYTES}; "
-            "unpack the dataset again"
+def _contents(paths: Sequence[Path], root: Path, hashes: RememberedHashes) -> list[str]:
+    """The hash of each file's content: the remembered one if the file is as it was."""
+    first, rest = paths[:_FIRST_FILES], paths[_FIRST_FILES:]
+    begin = time.perf_counter()
+    found = [_look(path, root, hashes) for path in first]
+    seconds = time.perf_counter() - begin
+    # More threads than cores: on a network file system most of the time is waiting for a reply.
+    with ThreadPoolExecutor(max_workers=4 * (os.cpu_count() or 1)) as pool:
+        if seconds < _QUICK_SECONDS * len(first):  # threads would only be in each other's way
+            found += [_look(path, root, hashes) for path in rest]
+        else:
+            found += _mapped(pool, lambda path: _look(path, root, hashes), rest)
+        new = [(i, status) for i, (status, content) in enumerate(found) if content is None]
+        hashed = _mapped(
+            pool,
+            lambda file: hashes.hash(paths[file[0]], file[1], lambda: _hash_bytes(paths[file[0]])),
+            new,
         )
-    return hashes.hash(path, lambda: _hash_bytes(path))
+    contents = [content or "" for _, content in found]
+    for (i, _), content in zip(new, hashed, strict=True):
+        contents[i] = content
+    return contents
+
+
+def _mapped(
+    pool: ThreadPoolExecutor, function: Callable[[_Given], _Found], given: Sequence[_Given]
+) -> list[_Found]:
+    """What a function gives, in order, computed in several threads."""
+    blocks = [given[i : i + _FILES_IN_A_TASK] for i in range(0, len(given), _FILES_IN_A_TASK)]
+    return [
+        found
+        for block in pool.map(lambda block: [function(one) for one in block], blocks)
+        for found in block
+    ]
+
+
+def _look(path: Path, root: Path, hashes: RememberedHashes) -> tuple[os.stat_result, str | None]:
+    status = regular_file(path, root=root)
+    if not 0 < status.st_size <= MAX_IMAGE_BYTES:
+        raise DataError(
+            f"{path_text(path)} has {status.st_size} bytes; expected an image of 1 to "
+            f"{MAX_IMAGE_BYTES}; unpack the dataset again"
+        )
+    return status, hashes.known(path, status)
 
 
 def _hash_bytes(path: Path) -> str:
@@ -179,11 +213,15 @@ def _digest(images: Sequence[_Image]) -> str:
 
 def _shared_images(images: Sequence[_Image]) -> tuple[str, ...]:
     """Warnings about images that are in two places; an error where two places are the same."""
+    copies_of = Counter(image.content for image in images)
+    if len(copies_of) == len(images):
+        return ()
     by_content: defaultdict[str, list[_Image]] = defaultdict(list)
     for image in images:
-        by_content[image.content].append(image)
+        if copies_of[image.content] > 1:
+            by_content[image.content].append(image)
+    doubles = list(by_content.values())
     sizes = Counter(place for place, _ in {(image.place, image.content) for image in images})
-    doubles = [copies for copies in by_content.values() if len(copies) > 1]
 
     counts: Counter[tuple[_Place, _Place]] = Counter()
     firsts: dict[tuple[_Place, _Place], tuple[_Image, _Image]] = {}

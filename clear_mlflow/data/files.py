@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -44,8 +46,8 @@ def is_folder(path: Path) -> bool:
         return False
 
 
-def regular_file_size(path: Path, *, root: Path) -> int:
-    """The size of a plain file that lies below *root*, links followed only as long as they stay.
+def regular_file(path: Path, *, root: Path) -> os.stat_result:
+    """What the disk says of a plain file below *root*, links followed only as long as they stay.
 
     Args:
         path: a file whose folder is known to lie below *root*.
@@ -69,7 +71,12 @@ def regular_file_size(path: Path, *, root: Path) -> int:
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path_text(path)} is not a plain file; unpack the dataset again")
-    return status.st_size
+    return status
+
+
+def regular_file_size(path: Path, *, root: Path) -> int:
+    """The bytes of what :func:`regular_file` finds."""
+    return regular_file(path, root=root).st_size
 
 
 def resolve_root(root: Path) -> Path:
@@ -276,13 +283,27 @@ def stored_path(stored: object, *, base: Path, below: str, named_in: Path) -> Pa
         DataError: it is no text, is absolute, climbs with ``..``, or starts in another folder.
     """
     if isinstance(stored, str) and stored.isprintable() and "\\" not in stored:
-        parts = PurePosixPath(stored).parts
-        if len(parts) > 1 and parts[0] == below and ".." not in parts:
-            return base.joinpath(*parts)
+        # A folder is looked at once, not for each of its images: of those there are 100,000.
+        folder, _, name = stored.rpartition("/")
+        if name not in ("", ".", ".."):
+            place = _folder_below(folder, base, below)
+            if place is not None:
+                return place / name
+        elif (place := _folder_below(stored, base, below)) not in (None, base / below):
+            return place
     raise DataError(
         f"{path_text(named_in)} names the path {shown(stored)}; expected a relative path that "
         f"starts with {below}/ and has no '..'"
     )
+
+
+@lru_cache(maxsize=4096)
+def _folder_below(stored: str, base: Path, below: str) -> Path | None:
+    """A folder that a file names, joined to *base*; None where it is neither *below* nor in it."""
+    parts = PurePosixPath(stored).parts
+    if not parts or parts[0] != below or ".." in parts:
+        return None
+    return base.joinpath(*parts)
 
 
 def resolve_folder(folder: Path, *, root: Path) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 FILE_NAME = "hashes-v1.sqlite"
 
@@ -47,7 +47,7 @@ class RememberedHashes:
     def __init__(self, folder: Path | None, root: Path) -> None:
         self._file = None if folder is None else folder / FILE_NAME
         self._root = root
-        self._known: dict[bytes, tuple[_State, str]] = {}
+        self._known: dict[bytes, tuple[Any, ...]] = {}  # path to a row of the database
         self._new: dict[bytes, tuple[_State, str]] = {}
 
     def __enter__(self) -> RememberedHashes:
@@ -65,24 +65,34 @@ class RememberedHashes:
         if self._file is not None and self._new:
             self._in_database(self._file, self._save)
 
-    def hash(self, path: Path, compute: Callable[[], str]) -> str:
-        """The file's hash: the remembered one if the file is as it was, else computed.
+    def known(self, path: Path, status: os.stat_result) -> str | None:
+        """The remembered hash: SHA-256, hexadecimal; None if the file is not as it was.
+
+        Args:
+            path: absolute, below the root.
+            status: of the file, links followed.
+        """
+        row = self._known.get(os.fsencode(path))  # not every name is Unicode
+        if row is None or row[1:5] != _state_of(status):
+            return None
+        content = row[5]
+        return content if isinstance(content, str) and _SHA256.fullmatch(content) else None
+
+    def hash(self, path: Path, status: os.stat_result, compute: Callable[[], str]) -> str:
+        """Hash a file that is not known, and remember what it hashes to.
 
         Args:
             path: absolute, below the root; may be called from several threads.
+            status: of the file as it was found.
             compute: hashes the file's bytes: SHA-256, hexadecimal.
         """
-        before = _state(path)
-        name = os.fsencode(path)  # not every name is Unicode
-        known = self._known.get(name)
-        if known is not None and known[0] == before:
-            return known[1]
+        before = _state_of(status)
         started = time.time_ns()
         content = compute()
-        if before is not None and _state(path) == before:
+        if _state(path) == before:
             changed = max(before.mtime_ns, before.ctime_ns)
             if changed + _SETTLED_NANOSECONDS < started:
-                self._new[name] = (before, content)
+                self._new[os.fsencode(path)] = (before, content)
         return content
 
     @staticmethod
@@ -104,11 +114,7 @@ class RememberedHashes:
         below, after = root + b"/", root + b"0"  # 0 is the character after the slash
         query = "SELECT path, size, mtime_ns, ctime_ns, inode, content FROM hashes"
         rows = database.execute(f"{query} WHERE path > ? AND path < ?", (below, after))
-        self._known = {
-            path: (_State(*state), content)
-            for path, *state, content in rows
-            if _SHA256.fullmatch(content)
-        }
+        self._known = {row[0]: row for row in rows}
 
     def _save(self, database: sqlite3.Connection) -> None:
         database.execute(
@@ -123,8 +129,11 @@ class RememberedHashes:
 
 def _state(path: Path) -> _State | None:
     try:
-        status = path.stat()
+        return _state_of(path.stat())
     except OSError:  # whoever reads the file next tells why
         return None
+
+
+def _state_of(status: os.stat_result) -> _State:
     inode = status.st_ino % 2**63  # the most that the database holds
     return _State(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)

@@ -9,6 +9,7 @@ Source:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -144,23 +145,24 @@ def _read_images(
         files_seen[file] = class_name
         paths = _read_class(file, base=base, root=root)
         # Once for a folder, not for each of its images: resolving walks every folder above.
-        for folder in sorted({path.parent for path in paths}):
+        for folder in sorted({os.path.dirname(path) for path in paths}):  # noqa: PTH120 (ten times as fast)
             check_place(
-                folder,
+                Path(folder),
                 base=base,
                 key=key,
                 class_name=class_name,
                 class_names=known_names,
                 named_in=file,
             )
-            resolve_folder(folder, root=root)
+            resolve_folder(Path(folder), root=root)
         entries.extend((label, path) for path in paths)
     return image_set(entries)
 
 
 def _read_class(file: Path, *, base: Path, root: Path) -> list[Path]:
     """The image paths that one class file of one bucket names."""
-    paths: set[Path] = set()
+    paths: list[Path] = []
+    texts: set[str] = set()  # which are kept by the paths, and quicker to compare
     for image_id, value in read_json_object(file, root=root).items():
         if not isinstance(value, dict):
             raise DataError(
@@ -173,9 +175,10 @@ def _read_class(file: Path, *, base: Path, root: Path) -> list[Path]:
                 "dataset again"
             )
         path = stored_path(value["IMG_PATH"], base=base, below=_IMAGE_FOLDER, named_in=file)
-        if path in paths:
+        if (text := str(path)) in texts:
             raise DataError(
                 f"{path_text(file)} lists {path_text(path)} twice; unpack the dataset again"
             )
-        paths.add(path)
-    return list(paths)
+        texts.add(text)
+        paths.append(path)
+    return paths
