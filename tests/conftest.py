@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import mlflow
@@ -16,6 +17,11 @@ EXPERIMENT = "test"
 settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
+
+# A shell that runs pytest in the background (``pytest &``) has it ignore Ctrl-C, and everything that
+# it starts: what is tested of Ctrl-C would be tested of nothing.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Files whose tests start programs and wait for them, the longest first: side by side with the
 # others, none of them is left to the end.

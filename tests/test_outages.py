@@ -12,7 +12,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -606,3 +608,33 @@ def test_the_command_says_where_the_rows_are(server, proxy, tmp_path):
     assert run.info.status == "FINISHED"
     assert run.data.tags[names.ROWS_TAG] == "complete"
     assert len(rows_in(direct, run.info.run_id)) == 11
+
+
+def test_a_sweep_outlasts_an_outage(server, proxy, tmp_path, monkeypatch):
+    """The run under way keeps its rows, the next one is opened when the server is there again."""
+    monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "60")
+    grid = tmp_path / "sweep.yaml"
+    quick = {"features": "pixels", "predictions": "none", "strategy": "naive", "device": "cpu"}
+    content = {"fixed": quick, "runs": [{"epochs": "80"}, {"epochs": "1"}]}
+    grid.write_text(json.dumps(content))  # JSON is YAML
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clear_mlflow", "sweep", "--grid", str(grid)],
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    wait_until(lambda: len(requests_of_rows(proxy)) >= 2 or process.poll() is not None, LONG)
+    proxy.down()
+    time.sleep(8)
+    assert process.poll() is None
+    proxy.up()
+    output, _ = process.communicate(timeout=LONG)
+    assert process.returncode == 0, output
+    direct, runs = runs_of(server, tmp_path)
+    trained = [run for run in runs if run.data.tags[names.KIND_TAG] == names.KIND_TRAIN]
+    assert sorted(run.data.params["epochs"] for run in trained) == ["1", "80"]
+    for run in trained:
+        assert run.info.status == "FINISHED"
+        assert len(rows_in(direct, run.info.run_id)) == 11
+    assert Counter(run.info.status for run in runs) == {"FINISHED": 4}  # the sweep, the comparison
+    assert spools(tmp_path) == []

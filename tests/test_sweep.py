@@ -285,6 +285,32 @@ def test_a_failing_run_stops_no_other_and_is_told(store, experiment_id, grid):
     assert "2 runs, of which 1 would be started" in plan.output
 
 
+def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
+    """Each with its members below it; all members are compared; done ones are left alone."""
+    path = grid({"fixed": {**QUICK, "seeds": "0,1"}, "grid": {"strategy": ["naive", "ncm"]}})
+    first = again(path, "--jobs", "2")
+    assert first.exit_code == 0, first.output
+    by_kind = {}
+    for run in store.search_runs([experiment_id]):
+        by_kind.setdefault(run.data.tags[names.KIND_TAG], []).append(run)
+    (above,), (comparison,) = by_kind[names.KIND_SWEEP], by_kind[names.KIND_COMPARE]
+    ensembles = {run.info.run_id: run for run in by_kind[names.KIND_ENSEMBLE]}
+    assert {run.data.params["strategy"] for run in ensembles.values()} == {"naive", "ncm"}
+    for run in ensembles.values():
+        assert run.info.status == "FINISHED"
+        assert run.data.tags["mlflow.parentRunId"] == above.info.run_id
+    members = Counter(
+        (
+            ensembles[run.data.tags["mlflow.parentRunId"]].data.params["strategy"],
+            run.data.params["seed"],
+        )
+        for run in by_kind[names.KIND_TRAIN]
+    )
+    assert members == Counter({(s, seed): 1 for s in ("naive", "ncm") for seed in ("0", "1")})
+    assert comparison.data.tags[names.COMPARED_COUNT_TAG] == "4"
+    assert "2 runs, of which 0 would be started" in again(path, "--dry-run").output
+
+
 @pytest.mark.parametrize("engine", ["local", "ray"])
 def test_stopped_it_scores_what_is_there_and_goes_on(store, experiment_id, grid, engine):
     """A Ctrl-C ends all runs under way as it would end each alone."""
