@@ -18,8 +18,8 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-# A shell that runs pytest in the background (``pytest &``) has it ignore Ctrl-C, and what it starts,
-# too: nothing of what is tested of Ctrl-C would happen.
+# A shell that runs pytest in the background (``pytest &``) has it ignore Ctrl-C, and all that it
+# starts: nothing of what is tested of Ctrl-C would happen.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
