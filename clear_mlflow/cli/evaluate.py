@@ -166,7 +166,6 @@ def evaluate(
     from clear_mlflow.tracking.adopt import adopt_rows
     from clear_mlflow.tracking.evaluate import Evaluation, Selection, select
     from clear_mlflow.tracking.evaluate_run import VerdictFile, mark_evaluate_run
-    from clear_mlflow.tracking.on_ray import evaluated_on_ray
     from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
 
     bound_retries()
@@ -206,6 +205,8 @@ def evaluate(
             if cluster is None:
                 verdicts = evaluation.over(client, runs)
             else:
+                from clear_mlflow.tracking.on_ray import evaluated_on_ray
+
                 verdicts = evaluated_on_ray(cluster, evaluation, client, runs)
             failure: ClearError | None = None
             try:
