@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import nullcontext
-from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 import click
-from rich.console import Console
-from rich.text import Text
 
 from clear_mlflow.cli.options import (
     check_engine,
@@ -21,12 +15,10 @@ from clear_mlflow.cli.options import (
     number_of_jobs,
     run_selection_options,
 )
+from clear_mlflow.cli.terminal import console
 from clear_mlflow.config import AUTO, NONE
 from clear_mlflow.engines.on_ray import RayCluster
 from clear_mlflow.errors import ConfigError
-from clear_mlflow.report.rows import printable
-
-_PIPED_WIDTH = 200
 
 
 @click.command()
@@ -62,14 +54,12 @@ def compare(
     check_engine(engine, address)
     num_jobs = number_of_jobs(jobs)
 
-    from clear_mlflow.comparison.terminal import comparison_text
+    from clear_mlflow.cli.output import print_comparison, print_comparison_links
     from clear_mlflow.tracking.compare import (
         mark_compare_run,
         read_comparison,
         write_comparison,
     )
-    from clear_mlflow.tracking.links import run_links
-    from clear_mlflow.tracking.names import COMPARISON_PAGE
     from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
     from clear_mlflow.tracking.selection import Selection, select
 
@@ -102,13 +92,7 @@ def compare(
     run = write_comparison(
         client, comparison, left_out, experiment_id=experiment_id, run_id=own_run, params=asked
     )
-    out = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
-    for part in comparison_text(comparison):
-        out.print(part)
+    out = console()
+    print_comparison(comparison, out)
     out.print()
-    lines = list(run_links(client, run))
-    root = urlsplit(str(run.info.artifact_uri))
-    if root.scheme in ("", "file"):
-        lines.append(f"page     {Path(url2pathname(root.path), COMPARISON_PAGE)}")
-    for line in lines:
-        out.print(Text(printable(line)), soft_wrap=True)
+    print_comparison_links(client, run, out)

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from clear_mlflow.cli.terminal import console
 from clear_mlflow.data.check import KINDS, Findings, Problem
 from clear_mlflow.data.files import path_text
-
-_PIPED_WIDTH = 200
 
 
 def print_findings(findings: Findings) -> None:
     """The dataset in a few lines, its buckets in a table, and every problem under its kind."""
-    out = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+    out = console()
     facts = Table(box=None, show_header=False, pad_edge=False)
     facts.add_column(no_wrap=True)
     facts.add_column(overflow="fold")

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.cli.interrupt import stoppable
+from clear_mlflow.cli.terminal import console
 from clear_mlflow.config import AUTO, NONE
 from clear_mlflow.data.files import is_folder
 from clear_mlflow.errors import ClearError, ConfigError, DataError
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _MOST_FILES = 10_000
 _DEEPEST = 16  # folders within folders
-_PIPED_WIDTH = 200
 _LONGEST_CELL = 600  # characters; a file's path below a folder has 255 and more
 # In a folder, a file that ends so is one of results; any other may be anything.
 _ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd", ".pkl")
@@ -260,7 +259,7 @@ def _stem(label: str) -> str:
 
 
 def _show(lines: list[Line], *, stopped: bool) -> None:
-    out = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+    out = console()
     table = Table("file", "run", "name", "verdict", "detail", box=None, pad_edge=False)
     for line in lines:
         cells = (line.file, line.run_id, line.run_name, line.action, line.detail)

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
+from mlflow import MlflowClient
+from mlflow.entities import Run
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from clear_mlflow.cli.terminal import console
 from clear_mlflow.report.rows import one_line, printable
 from clear_mlflow.report.text import matrix_table, metrics_table
+from clear_mlflow.tracking.links import run_links
+from clear_mlflow.tracking.names import COMPARISON_PAGE
 from clear_mlflow.tracking.outcome import Outcome
 from clear_mlflow.tracking.scoring import Scores
 
-# A run's links and a verdict are read by programs, too: they are never wrapped when piped.
-_PIPED_WIDTH = 200
+if TYPE_CHECKING:
+    from clear_mlflow.comparison import Comparison
 
 
 def print_outcome(outcome: Outcome) -> None:
     """The matrix and the metrics of a run that has ended, and where to look at it."""
-    out = _console()
+    out = console()
     # Whoever reads this may have gone (a pipe into head); how the run ended stays true.
     with suppress(OSError):
         if outcome.scores is not None and outcome.scores.record is not None:
@@ -34,16 +43,33 @@ def print_outcome(outcome: Outcome) -> None:
             out.print(f"\nrun {outcome.run_id} {outcome.status}{where}", highlight=False)
         if outcome.note is not None:
             out.print(Text(outcome.note), soft_wrap=True)
-        for line in outcome.links:
-            out.print(Text(printable(line)), soft_wrap=True)
+        _print_lines(outcome.links, out)
     with suppress(OSError):
         if outcome.error:
             print(f"error: {one_line(outcome.error)}", file=sys.stderr, flush=True)
 
 
+def print_comparison(comparison: Comparison, out: Console) -> None:
+    """The leaderboard, and whether what it says is real."""
+    # Imported here: it needs scipy's tests, and what else is printed does not.
+    from clear_mlflow.comparison.terminal import comparison_text
+
+    for part in comparison_text(comparison):
+        out.print(part)
+
+
+def print_comparison_links(client: MlflowClient, run: Run, out: Console) -> None:
+    """Where to look at a comparison: in MLflow, and the page itself where it is on this machine."""
+    lines = list(run_links(client, run))
+    root = urlsplit(str(run.info.artifact_uri))
+    if root.scheme in ("", "file"):
+        lines.append(f"page     {Path(url2pathname(root.path), COMPARISON_PAGE)}")
+    _print_lines(lines, out)
+
+
 def show_scores(scores: Scores) -> None:
     """A run's matrix and metrics, on standard output."""
-    print_scores(scores, _console())
+    print_scores(scores, console())
 
 
 def print_scores(scores: Scores, out: Console) -> None:
@@ -72,5 +98,6 @@ def members_table(members: Mapping[int, Scores]) -> Table:
     return table
 
 
-def _console() -> Console:
-    return Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+def _print_lines(lines: Iterable[str], out: Console) -> None:
+    for line in lines:
+        out.print(Text(printable(line)), soft_wrap=True)

@@ -23,6 +23,7 @@ from clear_mlflow.cli.options import (
     number_of_jobs,
     whole_number,
 )
+from clear_mlflow.cli.terminal import console
 from clear_mlflow.config import AUTO, NONE
 from clear_mlflow.engines import Engine, LocalEngine
 from clear_mlflow.engines.on_ray import RayEngine
@@ -32,9 +33,10 @@ from clear_mlflow.report.rows import one_line
 from clear_mlflow.sweep import Grid, read_grid
 
 if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
     from clear_mlflow.tracking.sweep import SweepResult, SweptRun
 
-_PIPED_WIDTH = 200
 _ALL_SHOWN = 50
 _MOST_RETRIES = 100
 
@@ -111,7 +113,7 @@ def sweep(
     quiet_mlflow()
     client = preflight()
     experiment_id = experiment_of_environment(client)
-    out = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+    out = console()
     found = find_runs(client, experiment_id, planned)
     if dry_run == "yes":
         _show_plan(out, found)
@@ -132,7 +134,7 @@ def sweep(
             stopping=lambda: bool(signals.received),
             on_run=_Told(planned),
         ).over(client, experiment_id, engine_of)
-    _show(out, client.tracking_uri, result, stopped=bool(signals.received))
+    _show(out, client, result, stopped=bool(signals.received))
     if signals.received:
         sys.exit(128 + signals.received[0])
     if not result.is_well:
@@ -179,7 +181,8 @@ def _show_plan(out: Console, runs: list[SweptRun]) -> None:
     )
 
 
-def _show(out: Console, tracking_uri: str, result: SweepResult, *, stopped: bool) -> None:
+def _show(out: Console, client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
+    from clear_mlflow.cli.output import print_comparison, print_comparison_links
     from clear_mlflow.tracking.sweep import DONE, DONE_BEFORE, FAILED
 
     with suppress(OSError):  # whoever reads this may have gone
@@ -195,8 +198,12 @@ def _show(out: Console, tracking_uri: str, result: SweepResult, *, stopped: bool
             out.print(table)
         told = ", ".join(f"{count} {state}" for state, count in sorted(result.counts.items()))
         out.print(f"\nsweep {result.run_id}: {told}", highlight=False)
-        if result.comparison_id is not None:
-            out.print(f"compared in run {result.comparison_id}", highlight=False)
+        if result.comparison is not None:
+            out.print()
+            print_comparison(result.comparison, out)
+        if result.comparison_run is not None:
+            out.print(f"\ncompared in run {result.comparison_run.info.run_id}", highlight=False)
+            print_comparison_links(client, result.comparison_run, out)
         if stopped:
             out.print("stopped: the same command does the rest")
     for run in result.runs:

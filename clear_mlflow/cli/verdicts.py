@@ -15,13 +15,13 @@ from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.cli.output import print_scores
+from clear_mlflow.cli.terminal import console
 from clear_mlflow.report.rows import one_line
 from clear_mlflow.tracking.evaluate import Verdict
 
 # Up to so many runs each has its line; of more, those with problems and those that lack rows.
 _ALL_SHOWN = 50
 _MOST_SHOWN = 1000
-_PIPED_WIDTH = 200
 _LONGEST_NAME = 100  # characters of a run's name
 
 
@@ -70,7 +70,7 @@ class Summary:
 
     def show(self, *, dry_run: bool, stopped: bool) -> None:
         """Print a line for each run or each problem, the scores where there is but one run."""
-        out = Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+        out = console()
         with suppress(OSError):  # whoever reads this may have gone
             self._show(out, dry_run, stopped)
         for verdict in self.problems:

@@ -28,6 +28,7 @@ from mlflow.utils.mlflow_tags import (
 )
 
 import clear_mlflow
+from clear_mlflow.comparison import Comparison
 from clear_mlflow.config import AUTO, NONE, TrainConfig, parameter_defaults
 from clear_mlflow.engines import Ended, Engine, Task
 from clear_mlflow.errors import ClearError, ConfigError, TrackingError
@@ -82,7 +83,8 @@ class SweepResult:
 
     run_id: str  # of the run above them
     runs: tuple[SweptRun, ...]
-    comparison_id: str | None = None
+    comparison_run: Run | None = None
+    comparison: Comparison | None = None  # if it was made by this call
     problems: tuple[str, ...] = ()  # what beside the runs went wrong, one line each
 
     @property
@@ -164,7 +166,7 @@ class Sweep:
         try:
             before = _comparison_before(client, result.run_id, key)
             if before is not None:
-                return replace(result, comparison_id=before)
+                return replace(result, comparison_run=before)
             comparison, left_out, _ = read_comparison(
                 client,
                 select(client, Selection(run_ids=tuple(ids))),
@@ -180,7 +182,7 @@ class Sweep:
                 client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
                 told = {"run_id": run_id, "of": digest_of(key)}
                 client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, json.dumps(told))
-            return replace(result, comparison_id=run_id)
+            return replace(result, comparison_run=run, comparison=comparison)
         except ClearError as error:
             return replace(result, problems=(f"the runs were not compared: {error}",))
 
@@ -579,8 +581,8 @@ def _note(result: SweepResult) -> str:
     counts = Counter("done" if run.state == DONE_BEFORE else run.state for run in result.runs)
     told = ", ".join(f"{count} {state}" for state, count in counts.items())
     lines = [f"{len(result.runs)} runs: {told}. All of them: `{names.SWEEP_RUNS_JSON}`."]
-    if result.comparison_id is not None:
-        lines.append(f"\nCompared in run `{result.comparison_id}`.")
+    if result.comparison_run is not None:
+        lines.append(f"\nCompared in run `{result.comparison_run.info.run_id}`.")
     failed = [run for run in result.runs if run.state == FAILED]
     if failed:
         lines.append("\n| failed | why |\n|---|---|")
@@ -590,7 +592,7 @@ def _note(result: SweepResult) -> str:
     return note if len(note) < 7_900 else note[:7_800] + "\n…"
 
 
-def _comparison_before(client: MlflowClient, run_id: str, key: str) -> str | None:
+def _comparison_before(client: MlflowClient, run_id: str, key: str) -> Run | None:
     """The comparison of the very same runs, if it is there."""
     with explained(f"read run {run_id}"):
         told = client.get_run(run_id).data.tags.get(names.SWEEP_COMPARISON_TAG)
@@ -599,5 +601,5 @@ def _comparison_before(client: MlflowClient, run_id: str, key: str) -> str | Non
             if before is not None and before["of"] == digest_of(key):
                 run = client.get_run(before["run_id"])
                 if run.info.lifecycle_stage == "active":
-                    return str(run.info.run_id)
+                    return run
     return None

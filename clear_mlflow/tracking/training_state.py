@@ -147,6 +147,8 @@ def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) 
             row = _row_of(name)
             if row is not None and (before is None or row < before):
                 repository.delete_artifacts(name)
+        if before is None and are_rows_local(run):
+            _local_folder(run).rmdir()  # MLflow would show it, with nothing in it
 
 
 def stored_states(client: MlflowClient, run: Run) -> tuple[int, ...]:
