@@ -4,7 +4,8 @@ Sixteen short runs (a nearest-mean head and a linear head on the embedded datase
 each) are trained one by one with ``clear-mlflow train``, and as a sweep on this machine and on Ray,
 with 1 and N at a time. The cost of scheduling is what a run takes within the sweep beyond what it
 takes in its own process. Then ``evaluate`` of many stored runs: in one process, and by 1, 2 and 4
-workers of Ray, each on a copy of the same store.
+workers of Ray, each on a copy of the same store; and the same as a dry run, which reads and
+computes all and writes nothing: on sqlite, whoever writes has the whole database for a while.
 """
 
 from __future__ import annotations
@@ -29,17 +30,25 @@ def main() -> None:
     options.add_argument("--seeds", type=int, default=8, help="of each of two strategies")
     options.add_argument("--alone", type=int, default=4, help="runs that are trained one by one")
     options.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    options.add_argument("--runs", type=int, default=5000, help="to re-score; 0: none")
+    options.add_argument("--runs", type=int, default=5000, help="to re-score")
     options.add_argument("--workers", default="1,2,4")
+    options.add_argument("--parts", default="sweeps,evaluate,dry", help="which tables")
     asked = options.parse_args()
     print(
         f"{os.cpu_count()} cores, Python {platform.python_version()}; load average at the start: "
         f"{os.getloadavg()[0]:.1f}.\n"
     )
     with tempfile.TemporaryDirectory() as temporary:
-        sweeps(Path(temporary), asked.seeds, asked.alone, asked.jobs)
-        if asked.runs:
-            evaluations(Path(temporary), asked.runs, [int(n) for n in asked.workers.split(",")])
+        parts = asked.parts.split(",")
+        if "sweeps" in parts:
+            sweeps(Path(temporary), asked.seeds, asked.alone, asked.jobs)
+        workers = [int(n) for n in asked.workers.split(",")]
+        if "evaluate" in parts or "dry" in parts:
+            build(Path(temporary), asked.runs)
+        if "evaluate" in parts:
+            evaluations(Path(temporary), asked.runs, workers)
+        if "dry" in parts:
+            evaluations(Path(temporary), asked.runs, workers, "--dry-run")
     print(f"\nLoad average at the end: {os.getloadavg()[0]:.1f}.")
 
 
@@ -73,22 +82,21 @@ def sweeps(folder: Path, seeds: int, alone: int, jobs: int) -> None:
             print(f"| {runs} | {told} | {taken:.1f} | {taken / runs:.2f} | {beyond} |", flush=True)
 
 
-def evaluations(folder: Path, runs: int, workers: list[int]) -> None:
+def evaluations(store: Path, runs: int, workers: list[int], *options: str) -> None:
     """A table of what re-scoring takes, by the number of workers."""
-    store = folder / "many"
-    store.mkdir()
-    build(store, runs)
     print("\n| runs | way | seconds | runs per second |\n|---:|---|---:|---:|")
     ways: list[tuple[str, list[str]]] = [("one process", [])]
     for number in workers:
         ways.append((f"Ray, {number} at a time", ["--engine", "ray", "--jobs", str(number)]))
     for told, more in ways:
         database = store / "used.db"
-        shutil.copy(store / "mlflow.db", database)
+        shutil.copy(store / "many.db", database)
         begin = time.perf_counter()
-        clear_mlflow(store, "many", "evaluate", "--experiment", "many", *more, name="used.db")
+        asked = ("evaluate", "--experiment", "many", *more, *options)
+        clear_mlflow(store, "many", *asked, name="used.db")
         taken = time.perf_counter() - begin
-        print(f"| {runs:,} | {told} | {taken:.1f} | {runs / taken:.1f} |", flush=True)
+        way = " ".join((told, *options))
+        print(f"| {runs:,} | {way} | {taken:.1f} | {runs / taken:.1f} |", flush=True)
 
 
 def build(folder: Path, runs: int) -> None:
@@ -100,7 +108,7 @@ def build(folder: Path, runs: int) -> None:
     from clear_mlflow.matrix import AccuracyRow
     from clear_mlflow.record import DatasetIdentity, RowRecord, row_file_name
 
-    uri = f"sqlite:///{folder}/mlflow.db"
+    uri = f"sqlite:///{folder}/many.db"
     mlflow.set_tracking_uri(uri)
     client = MlflowClient(uri)
     experiment = client.create_experiment("many", (folder / "artifacts").as_uri())

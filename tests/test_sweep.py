@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -345,55 +345,92 @@ def test_stopped_it_scores_what_is_there_and_goes_on(store, experiment_id, grid,
     assert "2 runs, of which 2 would be started" in plan.output
 
 
+@contextmanager
+def ray_node(*options):
+    """A machine of a Ray cluster that somebody else starts; all that it started goes with it."""
+    process = subprocess.Popen(
+        [
+            *(str(Path(sys.executable).with_name("ray")), "start", "--block", *options),
+            *("--min-worker-port=0", "--max-worker-port=0", "--num-gpus=0"),
+            *(f"--dashboard-agent-listen-port={free_port()}", "--disable-usage-stats"),
+        ],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "RAY_AUTH_MODE": "disabled"},  # else it asks for a token
+    )
+    try:
+        yield process
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            parts = psutil.Process(process.pid).children(recursive=True)
+            # Asked to end, a cluster first waits for half a minute for work to go elsewhere.
+            process.kill()
+            for part in parts:
+                with suppress(psutil.NoSuchProcess):
+                    part.kill()
+        process.wait(LONG)
+
+
+@contextmanager
+def ray_head(*options):
+    """The first machine of a cluster; gives the cluster's address once it is up."""
+    address = f"127.0.0.1:{free_port()}"
+    # Ray's sockets lie in its folder, and a socket's path has a hundred characters at most.
+    with (
+        tempfile.TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder,
+        ray_node(
+            *("--head", f"--port={address.split(':')[1]}", f"--temp-dir={folder}"),
+            *(f"--ray-client-server-port={free_port()}", "--include-dashboard=false", *options),
+        ) as process,
+    ):
+        wait_for_machines(address, 1, process)
+        yield address
+        assert process.poll() is None, "the cluster was ended"
+
+
 @pytest.fixture
 def cluster():
     """The address of a Ray cluster that somebody else started, as they would."""
-    address = f"127.0.0.1:{free_port()}"
-    # Ray's sockets lie in its folder, and a socket's path has a hundred characters at most.
-    with tempfile.TemporaryDirectory(
-        prefix="ray", dir="/tmp", ignore_cleanup_errors=True
-    ) as folder:
-        process = subprocess.Popen(
-            [
-                *(str(Path(sys.executable).with_name("ray")), "start", "--head", "--block"),
-                *(f"--port={address.split(':')[1]}", f"--ray-client-server-port={free_port()}"),
-                *("--min-worker-port=0", "--max-worker-port=0"),
-                *(f"--dashboard-agent-listen-port={free_port()}", "--include-dashboard=false"),
-                *(
-                    f"--num-cpus={CORES}",
-                    "--num-gpus=0",
-                    "--disable-usage-stats",
-                    f"--temp-dir={folder}",
-                ),
-            ],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env={**os.environ, "RAY_AUTH_MODE": "disabled"},  # else it asks for a token
-        )
-        try:
-            until = time.monotonic() + LONG
-            while not answers(address):
-                assert process.poll() is None
-                assert time.monotonic() < until
-                time.sleep(0.1)
-            yield address
-            assert process.poll() is None, "the cluster was ended"
-        finally:
-            with suppress(psutil.NoSuchProcess):
-                parts = psutil.Process(process.pid).children(recursive=True)
-                # Asked to end, a cluster first waits for half a minute for work to go elsewhere.
-                process.kill()
-                for part in parts:
-                    with suppress(psutil.NoSuchProcess):
-                        part.kill()
-            process.wait(LONG)
+    with ray_head(f"--num-cpus={CORES}") as address:
+        yield address
 
 
-def answers(address):
-    """Whether a cluster is there, with a machine that is up."""
+def answers(address, machines=1):
+    """Whether a cluster is there, with so many machines that are up."""
     with suppress(ConfigError), RayCluster(address) as cluster:
-        return len(cluster.nodes()) == 1
+        return len(cluster.nodes()) == machines
     return False
+
+
+def wait_for_machines(address, machines, process):
+    until = time.monotonic() + LONG
+    while not answers(address, machines):
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
+    """What it trained is gone on with by another machine, when there is one."""
+    path = grid({"fixed": {**QUICK, "epochs": "100"}, "grid": {"seed": [0, 1]}})
+    where = ("--engine", "ray", "--cpus", str(CORES))  # of which the first machine has too few
+    with ray_head("--num-cpus=1") as address:
+        second = (f"--address={address}", f"--num-cpus={CORES}")
+        with ray_node(*second) as process:
+            wait_for_machines(address, 2, process)
+            sweep = started(path, *where, "--address", address)
+            until = time.monotonic() + LONG
+            while time.monotonic() < until and sweep.poll() is None:
+                runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
+                if any("accuracy/bucket_01" in run.data.metrics for run in runs):
+                    break
+                time.sleep(0.1)
+        # It is gone, with all that ran on it.
+        with ray_node(*second):
+            output = output_of(sweep)
+    assert sweep.returncode == 0, output
+    assert "started again, try 2 (goes on after row" in output
+    assert_every_run_is_there_once(store, experiment_id, path)
 
 
 def test_on_a_cluster_that_is_there(store, experiment_id, grid, cluster):
