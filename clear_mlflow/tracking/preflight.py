@@ -1,4 +1,4 @@
-"""Find out in seconds whether MLflow can keep a run, before any data is read."""
+"""Find out in seconds whether MLflow can keep a run, before anything is trained."""
 
 from __future__ import annotations
 
