@@ -18,10 +18,15 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-# A shell that runs pytest in the background (``pytest &``) has it ignore Ctrl-C, and all that it
-# starts: nothing of what is tested of Ctrl-C would happen.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell that runs pytest in the background (``pytest &``) has it ignore Ctrl-C, ``nohup`` a hang-up,
+# and all that it starts, too: nothing of what is tested of these signals would happen.
+for _signal, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGTERM, signal.SIG_DFL),
+):
+    if signal.getsignal(_signal) is signal.SIG_IGN:
+        signal.signal(_signal, _usual)
 
 # Files whose tests start programs and wait for them, the longest first: side by side with the
 # others, none of them is left to the end.
