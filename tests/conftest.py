@@ -18,8 +18,8 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
-# A shell that runs pytest in the background (``pytest &``) has it ignore Ctrl-C, ``nohup`` a hang-up,
-# and all that it starts, too: nothing of what is tested of these signals would happen.
+# A shell that runs pytest in the background (``pytest &``) has it ignore Ctrl-C, and ``nohup`` a
+# hang-up, and all that it starts, too: nothing of what is tested of these signals would happen.
 for _signal, _usual in (
     (signal.SIGINT, signal.default_int_handler),
     (signal.SIGHUP, signal.SIG_DFL),
