@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import sys
 
 from clear_mlflow.cli import main
 
@@ -13,8 +14,14 @@ def run() -> None:
     # Nothing of the thousands of modules that are loaded is garbage: looking through them takes a
     # fifth of a command's start, and taking them apart half a second at its end.
     gc.set_threshold(_SELDOM)
-    atexit.register(gc.freeze)
+    atexit.register(_take_nothing_apart)
     main(prog_name="clear-mlflow")
+
+
+def _take_nothing_apart() -> None:
+    # What torch brings along complains, at length, of objects that are there at the very end.
+    if "torch" not in sys.modules:
+        gc.freeze()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -91,3 +93,17 @@ def test_another_decoder_extracts_anew_under_the_same_name(tmp_path, monkeypatch
     monkeypatch.setattr(images, "_DECODER", 99)
     assert extraction.folder(stream, cache_dir=tmp_path) != before
     refuse_taken_name(stream, extraction, cache_dir=tmp_path)
+
+
+def test_a_program_that_has_loaded_torchvision_ends_without_complaints(tmp_path):
+    """One line on standard error; what torch brings along would tell of what is still there."""
+    command = ["data", "features", str(tmp_path / "no"), "--backbone", "resnet18"]
+    told = subprocess.run(
+        [sys.executable, "-m", "clear_mlflow", *command, "--weights", "none"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert told.returncode == 2
+    (line,) = told.stderr.splitlines()
+    assert line.startswith("error: data root ")
