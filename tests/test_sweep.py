@@ -48,6 +48,16 @@ def started(grid, *arguments):
     )
 
 
+def wait_for_a_row(store, experiment_id, process):
+    """Until a run of a sweep has tested its first bucket, or the sweep has ended."""
+    until = time.monotonic() + LONG
+    while time.monotonic() < until and process.poll() is None:
+        runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
+        if any("accuracy/bucket_01" in run.data.metrics for run in runs):
+            break
+        time.sleep(0.1)
+
+
 def output_of(process):
     output, _ = process.communicate(timeout=LONG)
     return output
@@ -321,12 +331,7 @@ def test_stopped_it_scores_what_is_there_and_goes_on(store, experiment_id, grid,
     """A Ctrl-C ends all runs under way as it would end each alone."""
     path = grid({"fixed": {**QUICK, "epochs": "150"}, "grid": {"seed": [0, 1]}})
     process = started(path, "--engine", engine, "--jobs", "1")
-    until = time.monotonic() + LONG
-    while time.monotonic() < until and process.poll() is None:
-        runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
-        if any("accuracy/bucket_01" in run.data.metrics for run in runs):
-            break
-        time.sleep(0.1)
+    wait_for_a_row(store, experiment_id, process)
     os.killpg(process.pid, signal.SIGINT)
     output = output_of(process)
     assert process.returncode == 130, output
@@ -419,12 +424,7 @@ def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
         with ray_node(*second) as process:
             wait_for_machines(address, 2, process)
             sweep = started(path, *where, "--address", address)
-            until = time.monotonic() + LONG
-            while time.monotonic() < until and sweep.poll() is None:
-                runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
-                if any("accuracy/bucket_01" in run.data.metrics for run in runs):
-                    break
-                time.sleep(0.1)
+            wait_for_a_row(store, experiment_id, sweep)
         # It is gone, with all that ran on it.
         with ray_node(*second):
             output = output_of(sweep)
