@@ -145,7 +145,7 @@ def _read_images(
         files_seen[file] = class_name
         paths = _read_class(file, base=base, root=root)
         # Once for a folder, not for each of its images: resolving walks every folder above.
-        for folder in sorted({os.path.dirname(path) for path in paths}):  # noqa: PTH120 (ten times as fast)
+        for folder in sorted({os.path.dirname(path) for path in paths}):  # noqa: PTH120 (of each image)
             check_place(
                 Path(folder),
                 base=base,
