@@ -68,8 +68,8 @@ def parts(uri: str, by: tuple[str, ...], folder: Path) -> dict[str, float]:
     from mlflow import MlflowClient
 
     from clear_mlflow.comparison import figures, leaderboard, page
-    from clear_mlflow.tracking.compare import read_comparison, write_comparison
-    from clear_mlflow.tracking.selection import Selection, select
+    from clear_mlflow.evaluation.compare import read_comparison, write_comparison
+    from clear_mlflow.store.search import Selection, select
 
     client, found = MlflowClient(uri), {}
     started = time.perf_counter()

@@ -136,7 +136,7 @@ def plain_loop(folder: Path, _: int) -> tuple[int, float]:
 
 def build(folder: Path, _: int) -> tuple[int, float]:
     """Decode into a new cache, contents checked and flushed to the disk."""
-    from clear_mlflow.data.cache import DecodedCache
+    from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 
     images = image_set(folder / "photos")
     with tempfile.TemporaryDirectory(dir=folder) as cache:
@@ -177,9 +177,9 @@ def cached_epoch(folder: Path, number: int) -> tuple[int, float]:
 def _epoch(images, cache_folder: Path, size: int, margin: int, number: int) -> tuple[int, float]:
     import torch
 
-    from clear_mlflow.data.cache import DecodedCache
+    from clear_mlflow.data.decoding.decoded_cache import DecodedCache
     from clear_mlflow.learning.allocator import keep_freed_memory
-    from clear_mlflow.learning.images import Samples, training_batches
+    from clear_mlflow.learning.samples.decoded import Samples, training_batches
 
     keep_freed_memory()  # as the training process does
     cache = DecodedCache(cache_folder)
@@ -203,7 +203,7 @@ def _epoch(images, cache_folder: Path, size: int, margin: int, number: int) -> t
 
 def small_build(folder: Path, count: int) -> tuple[int, float]:
     """Build a cache of the first *count* small images."""
-    from clear_mlflow.data.cache import DecodedCache
+    from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 
     images = image_set(folder / "small", count)
     with tempfile.TemporaryDirectory(dir=folder) as cache:

@@ -126,7 +126,7 @@ def measure(python: str, what: str, folder: Path, epochs: int, device: str) -> d
 def write_dataset(folder: Path, train: int, test: int) -> None:
     """Files that stand for images, in CLEAR's released layout, and features of all of them."""
     from clear_mlflow.data import load_stream
-    from clear_mlflow.data.extracted_features import (
+    from clear_mlflow.data.features.extracted import (
         Extraction,
         array_file,
         write_array,

@@ -140,7 +140,7 @@ def _hidden(word: str) -> str:
 
 def one(work: str, experiment: str, *arguments: str) -> dict[str, float]:
     """Work of a measuring process: build runs, or score them one way or the other."""
-    from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
+    from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
 
     bound_retries()
     quiet_mlflow()
@@ -148,7 +148,7 @@ def one(work: str, experiment: str, *arguments: str) -> dict[str, float]:
     words = [word.replace("++", "--", 1) for word in arguments]
     if work == "build":
         build_runs(client, experiment, int(words[0]))
-    import clear_mlflow.cli.verdicts
+    import clear_mlflow.cli.scoring_output
     import clear_mlflow.report.heatmap  # noqa: F401
 
     began = time.perf_counter()
@@ -171,9 +171,9 @@ def plain_way(client, experiment: str, what: str, some: slice) -> None:
     """List, download, compute, log: one after the other, as MLflow's documentation shows them."""
     import mlflow
 
+    from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, assemble
     from clear_mlflow.metrics import series, summarize
-    from clear_mlflow.record import ROWS_FOLDER, RowRecord, assemble
-    from clear_mlflow.tracking.series import all_series
+    from clear_mlflow.scoring.series import all_series
 
     experiment_id = client.get_experiment_by_name(experiment).experiment_id
     for run in client.search_runs([experiment_id])[some]:
@@ -198,8 +198,8 @@ def plain_way(client, experiment: str, what: str, some: slice) -> None:
 
 def build_runs(client, experiment: str, count: int) -> None:
     """Runs with rows as artifacts; where the files lie on this machine, they are put there."""
-    from clear_mlflow.matrix import AccuracyRow
-    from clear_mlflow.record import ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
+    from clear_mlflow.core.matrix import AccuracyRow
+    from clear_mlflow.core.record import ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
 
     numbers = np.random.default_rng(len(experiment) + count)
     experiment_id = client.create_experiment(experiment)

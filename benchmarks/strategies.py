@@ -70,7 +70,7 @@ def main() -> None:
 
 def table(store: Path, only: list[str] | None, seeds: int) -> Iterator[str]:
     """The table's lines, printed as they come."""
-    from clear_mlflow.learning.strategies import strategy_names
+    from clear_mlflow.learning.registry import strategy_names
 
     head = " | ".join(COLUMNS)
     for line in (

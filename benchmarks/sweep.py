@@ -105,8 +105,8 @@ def build(folder: Path, runs: int) -> None:
     import numpy as np
     from mlflow import MlflowClient
 
-    from clear_mlflow.matrix import AccuracyRow
-    from clear_mlflow.record import DatasetIdentity, RowRecord, row_file_name
+    from clear_mlflow.core.matrix import AccuracyRow
+    from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
 
     uri = f"sqlite:///{folder}/many.db"
     mlflow.set_tracking_uri(uri)

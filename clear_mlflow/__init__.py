@@ -15,9 +15,9 @@ The names here are the pure core, which loads neither torch nor mlflow; only ``t
 from typing import TYPE_CHECKING, Any
 
 from clear_mlflow import metrics
-from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import clear, explain, renate, series, summarize
-from clear_mlflow.version import __version__
 
 if TYPE_CHECKING:
     from clear_mlflow.api import track, train, train_ensemble

@@ -6,15 +6,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from clear_mlflow.config import NONE, TrainConfig
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.matrix import AccuracyMatrix
-from clear_mlflow.ranks import place_of_environment
+from clear_mlflow.core.distributed import place_of_environment
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.learning.config import NONE, TrainConfig
 
 if TYPE_CHECKING:
-    from clear_mlflow.predictions import EvaluationSet
-    from clear_mlflow.tracking.own_loop import OwnRun
-    from clear_mlflow.tracking.scoring import Scores
+    from clear_mlflow.core.predictions import EvaluationSet
+    from clear_mlflow.runs.loop_run import OwnRun
+    from clear_mlflow.scoring.scores import Scores
 
 
 def train(**parameters: object) -> AccuracyMatrix:
@@ -38,9 +38,9 @@ def train(**parameters: object) -> AccuracyMatrix:
     # Imported here: the pure core loads neither torch nor mlflow.
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.progress import progress_for
-    from clear_mlflow.learning.training import check
-    from clear_mlflow.tracking.preflight import bound_retries, preflight
-    from clear_mlflow.tracking.session import train_in_process
+    from clear_mlflow.learning.session import check
+    from clear_mlflow.runs.in_process import train_in_process
+    from clear_mlflow.store.client import bound_retries, preflight
 
     _refuse_several_processes()
     asked = {name: str(value) for name, value in parameters.items()}
@@ -78,9 +78,9 @@ def train_ensemble(**parameters: object) -> dict[int, AccuracyMatrix]:
     """
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.progress import progress_for
-    from clear_mlflow.learning.training import check
-    from clear_mlflow.tracking.preflight import bound_retries, preflight
-    from clear_mlflow.tracking.session import train_ensemble_in_process
+    from clear_mlflow.learning.session import check
+    from clear_mlflow.runs.in_process import train_ensemble_in_process
+    from clear_mlflow.store.client import bound_retries, preflight
 
     _refuse_several_processes()
     asked = {name: str(value) for name, value in parameters.items()}
@@ -139,7 +139,7 @@ def track(
         test_labels: for each bucket, the true class of each test image: predictions can then be
             given per row, and ``num_instances`` follows.
         test_ids: for each bucket, the name of each test image.
-        evaluation_set: in place of both, a :class:`~clear_mlflow.predictions.EvaluationSet`.
+        evaluation_set: in place of both, a :class:`~clear_mlflow.core.predictions.EvaluationSet`.
         run_name: of a run that is opened.
 
     Returns:
@@ -150,8 +150,8 @@ def track(
         RecordError: a key, a count or a name is not one that the record holds.
         TrackingError: on entering, when MLflow cannot keep the run or it holds another loop's rows.
     """
-    from clear_mlflow.own_loop import loop_facts
-    from clear_mlflow.tracking.own_loop import OwnRun
+    from clear_mlflow.core.loop_metadata import loop_facts
+    from clear_mlflow.runs.loop_run import OwnRun
 
     facts = loop_facts(
         buckets=buckets,

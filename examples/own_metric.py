@@ -9,7 +9,7 @@ import mlflow
 import numpy as np
 
 from clear_mlflow import AccuracyMatrix
-from clear_mlflow.errors import UndefinedMetricError
+from clear_mlflow.core.errors import UndefinedMetricError
 
 
 def worst_learned(matrix: AccuracyMatrix) -> float:
@@ -22,7 +22,7 @@ def worst_learned(matrix: AccuracyMatrix) -> float:
 
 def main() -> None:
     """Print the metric of all complete runs."""
-    from clear_mlflow.tracking.matrices import read_matrices
+    from clear_mlflow.store.matrices import read_matrices
 
     client = mlflow.MlflowClient()
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from clear_mlflow.comparison import Subject
-from clear_mlflow.matrix import AccuracyRow
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
+from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
 from clear_mlflow.metrics import summarize
-from clear_mlflow.predictions import EvaluationSet, RowPredictions, predictions_file_name
-from clear_mlflow.record import DatasetIdentity, RowRecord, assemble, row_file_name
 
 DIGEST = "sha256:" + "ab" * 32
 NUM_TEST = 200

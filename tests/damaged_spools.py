@@ -3,7 +3,7 @@
 import json
 import shutil
 
-from clear_mlflow.record import ROWS_FOLDER
+from clear_mlflow.core.record import ROWS_FOLDER
 
 
 def damage_link(spool, secret):

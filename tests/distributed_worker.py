@@ -17,12 +17,12 @@ from feature_streams import config as of_features
 from learning_streams import config as of_images
 from learning_streams import random_stream
 
-from clear_mlflow.learning.features import FeatureStream
-from clear_mlflow.learning.group import ALONE, joined
-from clear_mlflow.learning.images import DecodedStream
-from clear_mlflow.learning.train import train
-from clear_mlflow.learning.training import check
-from clear_mlflow.ranks import place_of_environment
+from clear_mlflow.core.distributed import place_of_environment
+from clear_mlflow.learning.loop import train
+from clear_mlflow.learning.parallel.group import ALONE, joined
+from clear_mlflow.learning.samples.decoded import DecodedStream
+from clear_mlflow.learning.samples.feature_stream import FeatureStream
+from clear_mlflow.learning.session import check
 
 CPU = torch.device("cpu")
 

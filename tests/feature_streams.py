@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.data.features import StoredFeatures
+from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
-from clear_mlflow.learning.features import FeatureStream
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import LineProgress
-from clear_mlflow.learning.train import train
-from clear_mlflow.learning.training import StreamTraining, check
+from clear_mlflow.learning.samples.feature_stream import FeatureStream
+from clear_mlflow.learning.session import StreamTraining, check
 
 CLASSES = 4
 WIDTH = 6

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from clear_mlflow.config import TrainConfig
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
+from clear_mlflow.learning.config import TrainConfig
 
 CPU = torch.device("cpu")
 

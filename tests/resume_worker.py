@@ -11,11 +11,11 @@ from pathlib import Path
 from learning_streams import config, random_stream
 from safetensors.numpy import load_file
 
-from clear_mlflow.learning.group import joined
+from clear_mlflow.core.distributed import place_of_environment
+from clear_mlflow.learning.checkpoint import read_state
+from clear_mlflow.learning.parallel.group import joined
 from clear_mlflow.learning.progress import SilentProgress
-from clear_mlflow.learning.state import read_state
-from clear_mlflow.learning.training import StreamTraining, check
-from clear_mlflow.ranks import place_of_environment
+from clear_mlflow.learning.session import StreamTraining, check
 
 
 def labels_of(folder, measured):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from trainings import FOUR_BUCKETS, NUM_TEST
 
-from clear_mlflow.matrix import AccuracyRow
-from clear_mlflow.record import DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
 
 DIGEST = "sha256:" + "ab" * 32
 

@@ -11,10 +11,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.features import FeatureStream
-from clear_mlflow.learning.images import DecodedStream, training_batches
+from clear_mlflow.learning.loop import train
+from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
+from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
-from clear_mlflow.learning.train import train
 
 
 def on_features(**changes):

@@ -15,8 +15,8 @@ from avalanche.training.supervised import Naive
 from torch.utils.data import TensorDataset
 
 from clear_mlflow.adapters.avalanche import MLflowAccuracyMatrix
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.tracking import names
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.store import names
 
 CLASSES = 3
 

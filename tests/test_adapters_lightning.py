@@ -10,8 +10,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.utils.data import DataLoader, TensorDataset
 
 from clear_mlflow.adapters.lightning import MLflowAccuracyMatrix
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.tracking import names
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.store import names
 
 CLASSES, BUCKETS = 3, 11
 

@@ -12,7 +12,7 @@ from torchmetrics.classification import MulticlassAccuracy
 
 from clear_mlflow import AccuracyMatrix, clear, renate, summarize
 from clear_mlflow.adapters.torchmetrics import ClearMetrics, RenateMetrics
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
 
 CLASSES, BUCKETS, IMAGES = 4, 3, 12
 FAMILIES = [(ClearMetrics, clear), (RenateMetrics, renate)]

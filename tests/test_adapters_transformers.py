@@ -6,8 +6,8 @@ import torch
 from transformers import Trainer, TrainingArguments
 
 from clear_mlflow.adapters.transformers import MLflowAccuracyMatrix
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.tracking import names
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.store import names
 
 CLASSES, BUCKETS = 3, 11
 KEYS = [str(j + 1) for j in range(BUCKETS)]

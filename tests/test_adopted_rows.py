@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clear_mlflow.cli import main
-from clear_mlflow.errors import ClearError, ConfigError, RecordError
-from clear_mlflow.imports import Reading, RowPattern, Source, matrix_of_rows
-from clear_mlflow.record import assemble
-from clear_mlflow.tracking.rows import read_rows
+from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
+from clear_mlflow.core.record import assemble
+from clear_mlflow.importers import Reading, RowPattern, Source, matrix_of_rows
+from clear_mlflow.store.rows import read_rows
 
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
 INITIAL = [0.125, 0.0, 0.25]

@@ -14,7 +14,7 @@ from clear_mlflow.comparison import arrange, compare
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_table
 from clear_mlflow.comparison.note import comparison_note
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.statistics import Hits
 
 BY = ("strategy", "dataset")

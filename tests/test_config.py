@@ -6,13 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clear_mlflow.config import (
-    RECIPES,
-    TrainConfig,
-    parameter_defaults,
-    read_config_file,
-)
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import RECIPES, TrainConfig, parameter_defaults, read_config_file
 
 ASKED = [
     {},

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clear_mlflow.data.archives import Bounds, unpack
-from clear_mlflow.errors import DataError
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.fetching.archives import Bounds, unpack
 
 
 def write_zip(path: Path, entries: list[tuple[str, bytes]], *, packed: bool = False) -> Path:

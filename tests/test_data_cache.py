@@ -17,11 +17,11 @@ import torch
 from PIL import Image
 from released_layout import write_image
 
-from clear_mlflow.data.cache import DecodedCache
-from clear_mlflow.data.hashes import FILE_NAME, RememberedHashes
-from clear_mlflow.data.images import decode
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.checking.hashes import FILE_NAME, RememberedHashes
+from clear_mlflow.data.decoding.decode import decode
+from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import ImageSet
-from clear_mlflow.errors import DataError
 
 GEOMETRY = {"size": 12, "crop_margin": 4}
 
@@ -170,7 +170,7 @@ BUILDER = """
 import hashlib, json, resource, sys
 from pathlib import Path
 import numpy as np
-from clear_mlflow.data.cache import DecodedCache
+from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import ImageSet
 
 folder, images, what = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
@@ -374,7 +374,7 @@ def clock(monkeypatch):
     import time
 
     real = time.time_ns
-    monkeypatch.setattr("clear_mlflow.data.hashes.time.time_ns", lambda: real() + 10**10)
+    monkeypatch.setattr("clear_mlflow.data.checking.hashes.time.time_ns", lambda: real() + 10**10)
 
 
 @pytest.mark.usefixtures("clock")

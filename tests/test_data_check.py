@@ -18,9 +18,9 @@ from PIL import Image
 from released_layout import read_json, write_image, write_json, write_released
 
 from clear_mlflow.cli import main
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.check import KINDS, Findings, check
-from clear_mlflow.errors import DataError
+from clear_mlflow.data.checking.findings import KINDS, Findings, check
 
 IMAGES = "train/labeled_images"
 ABOUT = "train/labeled_metadata"

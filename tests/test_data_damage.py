@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from layout_trees import LAYOUTS, Photo, Photos, contents
 
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.errors import DataError
 
 PHOTOS = Photos(buckets=("0", "1"), train=4, test=1)
 OPTIONS = (("iid", "auto"), ("iid", "1"), ("iid", "9"), ("streaming", "auto"))

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from released_layout import write_released
 
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.cache import DecodedCache
-from clear_mlflow.data.damaged import SoundStream, sound_stream
+from clear_mlflow.data.checking.damaged import SoundStream, sound_stream
+from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.errors import DataError
 
 HTML = b"<html>404 Not Found</html>"
 

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from clear_mlflow.core.cache_dir import default_cache_dir
+from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import digits, load_stream
-from clear_mlflow.data.images import decode
+from clear_mlflow.data.decoding.decode import decode
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.errors import ConfigError, DataError
 
 
 @pytest.fixture(scope="module")
@@ -210,19 +211,19 @@ def test_default_cache_dir(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", "~/mine")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert digits.default_cache_dir() == tmp_path / "mine"
+    assert default_cache_dir() == tmp_path / "mine"
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", "")
-    assert digits.default_cache_dir() == tmp_path / "xdg/clear_mlflow"
+    assert default_cache_dir() == tmp_path / "xdg/clear_mlflow"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
-    assert digits.default_cache_dir() == tmp_path / ".cache/clear_mlflow"
+    assert default_cache_dir() == tmp_path / ".cache/clear_mlflow"
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert digits.default_cache_dir() == tmp_path / ".cache/clear_mlflow"
+    assert default_cache_dir() == tmp_path / ".cache/clear_mlflow"
 
 
 def test_importing_the_data_side_loads_no_heavy_library():
     """Neither torch nor MLflow, and scikit-learn and scipy only when digits are written."""
     code = (
-        "import sys, clear_mlflow.data, clear_mlflow.data.images\n"
+        "import sys, clear_mlflow.data, clear_mlflow.data.decoding.decode\n"
         "heavy = {'torch', 'mlflow', 'sklearn', 'scipy'} & set(sys.modules)\n"
         "raise SystemExit(f'loaded: {heavy}' if heavy else 0)"
     )

@@ -19,9 +19,10 @@ import pytest
 from file_server import REPOSITORY, Hub, serving
 from released_layout import write_released
 
-from clear_mlflow.data import download as download_module
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.download import (
+from clear_mlflow.data.fetching import download as download_module
+from clear_mlflow.data.fetching.download import (
     MARKER,
     RELEASES,
     WORK_FOLDER,
@@ -30,7 +31,6 @@ from clear_mlflow.data.download import (
     Release,
     download,
 )
-from clear_mlflow.errors import DataError
 
 HURRIED = Patience(stall=0.3, window=0.3, min_bytes=1000, attempts=3, wait=0.01, max_wait=0.05)
 TRAIN, TEST = "small-train-image-only.zip", "small-test.zip"
@@ -244,7 +244,7 @@ def test_a_crash_while_unpacking_leaves_no_split(release, hub, tree, tmp_path):
     code = (
         "import os, sys\n"
         "from pathlib import Path\n"
-        "from clear_mlflow.data.download import Archive, Release, download\n"
+        "from clear_mlflow.data.fetching.download import Archive, Release, download\n"
         f"release = {release!r}\n"
         "def stop(what, done, total):\n"
         "    if what.startswith('unpacking') and done > total / 2:\n"
@@ -304,8 +304,8 @@ def test_a_full_disk_is_told_in_one_line(release, hub, tmp_path, below):
     root = tmp_path / "root"
     code = (
         "from pathlib import Path\n"
-        "from clear_mlflow.data.download import Archive, Release, download\n"
-        "from clear_mlflow.errors import DataError\n"
+        "from clear_mlflow.data.fetching.download import Archive, Release, download\n"
+        "from clear_mlflow.core.errors import DataError\n"
         "try:\n"
         f"    download({Release('small', REPOSITORY, (one,))!r}, Path({str(root)!r}),\n"
         f"             endpoint={{url!r}})\n"
@@ -344,7 +344,7 @@ def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path
     """HF_ENDPOINT and HF_TOKEN, as everywhere on the hub."""
     code = (
         "from pathlib import Path\n"
-        "from clear_mlflow.data.download import Archive, Release, download\n"
+        "from clear_mlflow.data.fetching.download import Archive, Release, download\n"
         f"download({release!r}, Path({str(tmp_path / 'root')!r}))\n"
     )
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_secret"}

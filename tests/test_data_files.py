@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.files import stored_path
-from clear_mlflow.errors import DataError
 
 BASE = Path("/data/train")
 PARTS = st.sampled_from(
@@ -57,7 +57,7 @@ def test_a_path_is_taken_or_refused_whatever_was_asked_before(stored):
 def test_a_slow_disk_is_looked_at_by_many_threads(tmp_path, monkeypatch):
     """Where one look takes long, the rest are made side by side; what is found is the same."""
     quick = load_stream("digits", "auto", cache_dir=tmp_path, protocol="iid", split="auto")
-    monkeypatch.setattr("clear_mlflow.data.content._QUICK_SECONDS", 0)
+    monkeypatch.setattr("clear_mlflow.data.checking.content._QUICK_SECONDS", 0)
     slow = load_stream("digits", "auto", cache_dir=tmp_path, protocol="iid", split="auto")
     assert slow.digest == quick.digest
     for bucket, same in zip(slow.buckets, quick.buckets, strict=True):

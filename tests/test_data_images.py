@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from PIL import Image, ImageOps
 from released_layout import write_image
 
-from clear_mlflow.data.images import decode
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.decoding.decode import decode
 from clear_mlflow.data.stream import ImageSet
-from clear_mlflow.errors import DataError
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
 

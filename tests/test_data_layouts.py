@@ -20,13 +20,13 @@ from layout_trees import (
     write_released,
 )
 
+from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.check import check
-from clear_mlflow.data.content import stream_of
+from clear_mlflow.data.checking.content import stream_of
+from clear_mlflow.data.checking.findings import check
 from clear_mlflow.data.layouts import find_listing
 from clear_mlflow.data.splits import seeded_split
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.errors import ConfigError, DataError
 
 PHOTOS = Photos()
 PROTOCOLS = [("iid", "0"), ("iid", "3"), ("iid", "77"), ("streaming", "auto")]

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from released_layout import read_json, write_image, write_json, write_released
 
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import files, load_stream
 from clear_mlflow.data.layouts import read_any
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.errors import DataError
 
 
 @pytest.fixture(scope="module")

@@ -18,15 +18,15 @@ from test_end_to_end import LONG, environment, only_run, rows_folder, scores_of,
 
 from clear_mlflow import summarize
 from clear_mlflow.cli import main
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.distributed import ALONE_HERE, Place, place_of_environment
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import SilentProgress
-from clear_mlflow.learning.strategies import strategy_names
+from clear_mlflow.learning.registry import strategy_names
+from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import Strategy, load_strategy
-from clear_mlflow.learning.training import check
-from clear_mlflow.ranks import ALONE_HERE, Place, place_of_environment
-from clear_mlflow.tracking import names
+from clear_mlflow.store import names
 
 
 class ForOne(Strategy):
@@ -268,9 +268,9 @@ def test_strategies_and_ensembles_that_need_one_process_are_refused():
 def test_more_processes_than_gpus_are_refused():
     """Before any starts; here with a device that is named and has none to give."""
     code = (
-        "from clear_mlflow.learning.group import check_devices\n"
-        "from clear_mlflow.errors import ConfigError\n"
-        "from clear_mlflow.ranks import Place\n"
+        "from clear_mlflow.learning.parallel.group import check_devices\n"
+        "from clear_mlflow.core.errors import ConfigError\n"
+        "from clear_mlflow.core.distributed import Place\n"
         "check_devices(Place(size=2, local_size=2), 'cpu')\n"
         "try:\n    check_devices(Place(size=2, local_size=2), 'cuda')\n"
         "except ConfigError as error:\n    assert 'share 0 GPUs' in str(error), error\n"
@@ -307,7 +307,8 @@ def test_python_call_refuses_to_be_one_of_several():
     code = (
         "import clear_mlflow\n"
         "try:\n    clear_mlflow.train(epochs=1)\n"
-        "except clear_mlflow.errors.ConfigError as error:\n    assert 'one of 2' in str(error)\n"
+        "except clear_mlflow.core.errors.ConfigError as error:\n"
+        "    assert 'one of 2' in str(error)\n"
         "else:\n    raise SystemExit('trained')\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, env=rank_variables(1, 2, 1))

@@ -16,7 +16,7 @@ from layout_trees import LAYOUTS, Photos
 
 from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.learning.models import build_model
-from clear_mlflow.tracking import names
+from clear_mlflow.store import names
 
 # So that the fourth bucket is still training when the test has seen the third row.
 SLOW = ["-P", "epochs=20"]

@@ -11,11 +11,12 @@ from click.testing import CliRunner
 from released_layout import read_json, write_released
 
 from clear_mlflow.cli import main
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.data import images, load_stream
-from clear_mlflow.data.extracted_features import Extraction, write_sidecar
-from clear_mlflow.data.features import load_features, refuse_taken_name
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.decoding import decode as images
+from clear_mlflow.data.features.extracted import Extraction, write_sidecar
+from clear_mlflow.data.features.stored import load_features, refuse_taken_name
+from clear_mlflow.learning.config import TrainConfig
 
 
 @pytest.fixture

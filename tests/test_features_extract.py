@@ -17,16 +17,22 @@ from PIL import Image
 from released_layout import write_released
 from torchvision.transforms import functional
 
-from clear_mlflow.config import TrainConfig
+from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.features import load_features
+from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.data.stream import image_sets
-from clear_mlflow.errors import ClearError, ConfigError, DataError
-from clear_mlflow.learning import extract as extraction
-from clear_mlflow.learning.extract import Backbone, Geometry, extract, features_of, load_backbone
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.inference import extract as extraction
+from clear_mlflow.learning.inference.extract import (
+    Backbone,
+    Geometry,
+    extract,
+    features_of,
+    load_backbone,
+)
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import LineProgress
-from clear_mlflow.learning.training import check
+from clear_mlflow.learning.session import check
 
 CPU = torch.device("cpu")
 TINY = Geometry(resize=36, crop=32)

@@ -17,11 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from released_layout import write_image, write_released
 
-from clear_mlflow.data import load_stream, torch_files
-from clear_mlflow.data.features import load_features
-from clear_mlflow.data.own_features import own_names
-from clear_mlflow.data.torch_files import load_torch_file
-from clear_mlflow.errors import DataError
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.features import torch_files
+from clear_mlflow.data.features.shipped import own_names
+from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.data.features.torch_files import load_torch_file
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +127,7 @@ def test_types_are_found_by_looking(released_root, tmp_path):
     """Any folder of features is a type; without torch, too."""
     assert own_names(stream_of(released_root, tmp_path)) == (KIND,)
     code = (
-        "import sys; import clear_mlflow.data.features, clear_mlflow.cli.data_features\n"
+        "import sys; import clear_mlflow.data.features.stored, clear_mlflow.cli.data_features\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

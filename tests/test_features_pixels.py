@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.extracted_features import Extraction
-from clear_mlflow.data.features import load_features, refuse_taken_name
-from clear_mlflow.data.pixels import PIXELS, pixel_features
+from clear_mlflow.data.features.extracted import Extraction
+from clear_mlflow.data.features.pixels import PIXELS, pixel_features
+from clear_mlflow.data.features.stored import load_features, refuse_taken_name
 from clear_mlflow.data.stream import ImageSet
-from clear_mlflow.errors import ConfigError, DataError
 
 
 @pytest.fixture

@@ -10,14 +10,14 @@ from feature_files import KIND, write_released_features
 from feature_streams import CLASSES, WIDTH, Silent, config, made_up, rows_of, trained, training
 from released_layout import write_released
 
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.learning.features import FeatureStream
-from clear_mlflow.learning.picks import Picks
-from clear_mlflow.learning.training import StreamTraining
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.record import RowRecord
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.samples.feature_stream import FeatureStream
+from clear_mlflow.learning.samples.indices import Picks
+from clear_mlflow.learning.session import StreamTraining
 from clear_mlflow.process.parent import TrainingProcess
-from clear_mlflow.record import RowRecord
-from clear_mlflow.tracking.session import train_in_process
+from clear_mlflow.runs.in_process import train_in_process
 
 
 def literal_matrix(settings, *, cumulative=False):

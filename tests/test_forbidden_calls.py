@@ -113,7 +113,7 @@ def test_what_is_looked_for_is_found(source):
 
 def test_the_pages_template_marks_nothing_as_safe():
     """The page's own style and script are the only texts that are not escaped."""
-    folder = PACKAGE / "comparison"
+    folder = PACKAGE / "comparison" / "page"
     template = (folder / "page.html").read_text(encoding="utf-8")
     assert "|safe" not in template.replace(" ", "")
     assert "autoescape false" not in template

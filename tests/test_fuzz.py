@@ -37,29 +37,30 @@ from test_resume_state import trained
 from clear_mlflow.comparison import arrange, compare
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.comparison.terminal import comparison_text
-from clear_mlflow.config import TrainConfig, parameter_defaults, read_config_file
-from clear_mlflow.data.extracted_features import read_array
-from clear_mlflow.data.torch_files import load_torch_file
-from clear_mlflow.errors import ClearError, ConfigError
-from clear_mlflow.imports import FORMATS, Source, read_runs
-from clear_mlflow.imports._literal_pickle import read_literals
-from clear_mlflow.learning.models import build_model
-from clear_mlflow.learning.state import read_state
-from clear_mlflow.predictions import (
+from clear_mlflow.comparison.terminal_summary import comparison_text
+from clear_mlflow.core.errors import ClearError, ConfigError
+from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     EvaluationSet,
     RowPredictions,
     predictions_file_name,
 )
-from clear_mlflow.record import assemble, row_index
-from clear_mlflow.report.rows import one_line
-from clear_mlflow.tracking import liveness, names
-from clear_mlflow.tracking.matrix_tag import matrix_tag, read_matrix_tag
-from clear_mlflow.tracking.rows import parse_rows
-from clear_mlflow.tracking.scoring import _read_versions
-from clear_mlflow.tracking.spool import End, Spool, read_origin
-from clear_mlflow.tracking.training_state import Manifest
+from clear_mlflow.core.record import assemble, row_index
+from clear_mlflow.core.text import one_line
+from clear_mlflow.data.features.extracted import read_array
+from clear_mlflow.data.features.torch_files import load_torch_file
+from clear_mlflow.importers import FORMATS, Source, read_runs
+from clear_mlflow.importers._literal_pickle import read_literals
+from clear_mlflow.journal.spool import End, Spool, read_origin
+from clear_mlflow.learning.checkpoint import read_state
+from clear_mlflow.learning.config import TrainConfig, parameter_defaults, read_config_file
+from clear_mlflow.learning.models import build_model
+from clear_mlflow.scoring.scores import _read_versions
+from clear_mlflow.store import heartbeat as liveness
+from clear_mlflow.store import names
+from clear_mlflow.store.matrix_tag import matrix_tag, read_matrix_tag
+from clear_mlflow.store.rows import parse_rows
+from clear_mlflow.store.states import Manifest
 
 # Cases in one example: drawing a seed costs more than most cases do.
 BATCH = 50

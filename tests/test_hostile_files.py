@@ -12,16 +12,16 @@ from safetensors.numpy import save_file
 from stored_runs import change, row_texts, rows_folder, stored_run
 
 from clear_mlflow.cli import main
-from clear_mlflow.config import TrainConfig, read_config_file
-from clear_mlflow.errors import ConfigError, RecordError
-from clear_mlflow.learning.state import _random_states, _set_random_states
-from clear_mlflow.predicted import Predictions
-from clear_mlflow.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.record import RowRecord
-from clear_mlflow.tracking.predictions import _files
-from clear_mlflow.tracking.resume import ResumePoint, parameters_to_resume
-from clear_mlflow.tracking.retest import retest
-from clear_mlflow.tracking.rows import _content
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.core.record import RowRecord
+from clear_mlflow.evaluation.reevaluate_models import retest
+from clear_mlflow.learning.checkpoint import _random_states, _set_random_states
+from clear_mlflow.learning.config import TrainConfig, read_config_file
+from clear_mlflow.metrics.from_predictions import Predictions
+from clear_mlflow.runs.resume import ResumePoint, parameters_to_resume
+from clear_mlflow.scoring.prediction_scores import _files
+from clear_mlflow.store.rows import _content
 
 
 def evaluate(run) -> str:

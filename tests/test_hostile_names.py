@@ -17,11 +17,11 @@ from clear_mlflow.cli import main
 from clear_mlflow.comparison import arrange, compare
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.comparison.terminal import comparison_text
-from clear_mlflow.matrix import AccuracyMatrix
-from clear_mlflow.report.files import matrix_csv
+from clear_mlflow.comparison.terminal_summary import comparison_text
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.text import one_line
+from clear_mlflow.report.exports import matrix_csv
 from clear_mlflow.report.heatmap import heatmap_png
-from clear_mlflow.report.rows import one_line
 
 HOSTILE = {
     "script": "<script>alert(1)</script>",
@@ -170,9 +170,9 @@ def test_a_training_refuses_hostile_names_in_one_line(store, parameter):
 
 def test_class_names_are_cells_and_no_formulas(store, experiment_id, tmp_path):
     """A spreadsheet calculates nothing that stands in a class's name."""
-    from clear_mlflow.predicted import Predictions
-    from clear_mlflow.predictions import EvaluationSet, RowPredictions
-    from clear_mlflow.report.predictions import confusion_csv, per_class_csv
+    from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+    from clear_mlflow.metrics.from_predictions import Predictions
+    from clear_mlflow.report.prediction_tables import confusion_csv, per_class_csv
 
     run = log_run(store, experiment_id, "run", counts(150, 0), strategy="naive")
     log_predictions(store, run, counts(150, 0), tmp_path)

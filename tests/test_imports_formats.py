@@ -10,10 +10,10 @@ import result_files as files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clear_mlflow.errors import ClearError, ConfigError, DataError, RecordError
-from clear_mlflow.imports import FORMATS, Reading, Source, load, passed_over, read_runs, recognise
-from clear_mlflow.matrix import AccuracyMatrix
-from clear_mlflow.report.files import matrix_csv, matrix_json
+from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.importers import FORMATS, Reading, Source, load, passed_over, read_runs, recognise
+from clear_mlflow.report.exports import matrix_csv, matrix_json
 
 NAN = math.nan
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learning_streams import config
 
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import buffer_names
 from clear_mlflow.learning.buffers._base import load_buffer
 from clear_mlflow.learning.buffers.biased_reservoir import parse_alpha

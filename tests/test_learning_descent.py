@@ -10,13 +10,13 @@ from learning_streams import CPU, config, random_stream
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.errors import ConfigError, DivergedError
+from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.learning.descent import GradientDescent, build_optimizer, learning_rate
 from clear_mlflow.learning.device import resolve_precision
-from clear_mlflow.learning.images import DecodedStream, Samples
+from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.models import build_model, head_of
+from clear_mlflow.learning.samples.decoded import DecodedStream, Samples
 from clear_mlflow.learning.strategies._base import Strategy
-from clear_mlflow.learning.train import fresh_model
 
 
 class Silent:

@@ -9,12 +9,12 @@ from feature_streams import Silent, made_up
 from feature_streams import config as of_features
 from learning_streams import CPU, config, random_stream
 
-from clear_mlflow.errors import DivergedError
-from clear_mlflow.learning.ensemble import member_configs, steps_together, train_ensemble
-from clear_mlflow.learning.features import FeatureStream
-from clear_mlflow.learning.images import DecodedStream
-from clear_mlflow.learning.train import train
-from clear_mlflow.learning.training import check
+from clear_mlflow.core.errors import DivergedError
+from clear_mlflow.learning.ensembles.members import member_configs, steps_together, train_ensemble
+from clear_mlflow.learning.loop import train
+from clear_mlflow.learning.samples.decoded import DecodedStream
+from clear_mlflow.learning.samples.feature_stream import FeatureStream
+from clear_mlflow.learning.session import check
 
 SEEDS = (4, 0, 9)
 

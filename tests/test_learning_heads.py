@@ -9,14 +9,14 @@ import pytest
 import torch
 from feature_streams import CLASSES, Silent, config, made_up, rows_of, trained, training
 
-from clear_mlflow.errors import DivergedError
+from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.ensemble import member_configs, train_ensemble
-from clear_mlflow.learning.features import FeatureStream
-from clear_mlflow.learning.heads import HeadDescent, descent_for, is_plain
+from clear_mlflow.learning.ensembles.heads import HeadDescent, descent_for, is_plain
+from clear_mlflow.learning.ensembles.members import member_configs, train_ensemble
+from clear_mlflow.learning.loop import fresh_model, measure
+from clear_mlflow.learning.samples.feature_stream import FeatureStream
+from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import Strategy, load_strategy
-from clear_mlflow.learning.train import fresh_model, measure
-from clear_mlflow.learning.training import check
 
 SEEDS = (3, 0, 11)
 

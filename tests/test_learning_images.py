@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learning_streams import CPU, random_stream, write_stream
 
-from clear_mlflow.data.cache import DecodedCache
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import Bucket
-from clear_mlflow.errors import DataError
 from clear_mlflow.learning.device import Draw, derive_seed, generator
-from clear_mlflow.learning.images import (
+from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
     Normaliser,
     Samples,
@@ -29,7 +29,7 @@ from clear_mlflow.learning.images import (
     crop_margin,
     training_batches,
 )
-from clear_mlflow.learning.picks import joined, whole_bucket
+from clear_mlflow.learning.samples.indices import joined, whole_bucket
 
 
 def batches(samples, **changes):

@@ -9,7 +9,7 @@ import torch
 import torchvision.models
 from safetensors.torch import save_file
 
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.models import build_model, check_model, model_names
 
 

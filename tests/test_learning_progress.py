@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.progress import LineProgress, TerminalProgress, progress_for
-from clear_mlflow.matrix import AccuracyRow
 
 KEYS = ("a", "b", "c")
 

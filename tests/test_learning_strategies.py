@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learning_streams import CPU, config, random_stream
 
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import buffer_names
 from clear_mlflow.learning.buffers._base import Buffer, load_buffer
 from clear_mlflow.learning.buffers.class_balanced import class_quotas, lowest_of_each_class
-from clear_mlflow.learning.images import DecodedStream, Samples
-from clear_mlflow.learning.strategies import strategy_names
+from clear_mlflow.learning.registry import strategy_names
+from clear_mlflow.learning.samples.decoded import DecodedStream, Samples
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
 
@@ -215,7 +215,7 @@ def test_lowest_of_each_class_equals_sorting_each_class(labels, quota):
 def test_names_are_found_without_importing_torch():
     """The command line lists strategies; that must not cost an import of torch."""
     code = (
-        "import sys; from clear_mlflow.learning.strategies import strategy_names; "
+        "import sys; from clear_mlflow.learning.registry import strategy_names; "
         "assert 'naive' in strategy_names(); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

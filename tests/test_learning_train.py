@@ -13,28 +13,22 @@ from learning_streams import CPU, config, random_stream
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.errors import ConfigError, TrainingError
-from clear_mlflow.learning import train as loop
+from clear_mlflow.core.errors import ConfigError, TrainingError
+from clear_mlflow.learning import loop
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.device import (
-    Draw,
-    home_of,
-    memory_told,
-    resolve_device,
-    seed_everything,
-)
-from clear_mlflow.learning.images import (
+from clear_mlflow.learning.device import Draw, home_of, memory_told, resolve_device, seed_everything
+from clear_mlflow.learning.loop import measure, train
+from clear_mlflow.learning.models import build_model
+from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
     HeldOutImages,
     Normaliser,
     Samples,
     training_batches,
 )
-from clear_mlflow.learning.models import build_model
+from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies import naive
 from clear_mlflow.learning.strategies.naive import Naive
-from clear_mlflow.learning.train import measure, train
-from clear_mlflow.learning.training import StreamTraining, check
 
 
 class Recorded:
@@ -393,7 +387,7 @@ def test_cuda_that_is_not_there_is_refused():
     """A fresh process is told by CUDA's own switch that there is no device."""
     code = (
         "from clear_mlflow.learning.device import resolve_device\n"
-        "from clear_mlflow.errors import ConfigError\n"
+        "from clear_mlflow.core.errors import ConfigError\n"
         "assert resolve_device('auto') == 'cpu'\n"
         "try:\n    resolve_device('cuda')\n"
         "except ConfigError as error:\n    assert 'device=cpu' in str(error)\n"

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clear_mlflow.errors import ClearError, ConfigError, RecordError
-from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.errors import ClearError, ConfigError, RecordError
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 
 NAN = math.nan
 

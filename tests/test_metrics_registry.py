@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clear_mlflow import AccuracyMatrix, explain, metrics, series, summarize
-from clear_mlflow.errors import ConfigError, UndefinedMetricError
+from clear_mlflow.core.errors import ConfigError, UndefinedMetricError
 from clear_mlflow.metrics import METRICS, Metric, gather, renate
 
 DOCS = Path(__file__).parents[1] / "docs"

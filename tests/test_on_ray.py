@@ -8,7 +8,7 @@ from comparisons import counts, log_predictions, log_run
 from stored_runs import histories, rows_folder, stored_run
 
 from clear_mlflow.cli import main
-from clear_mlflow.tracking import names
+from clear_mlflow.store import names
 
 RUNS = 55  # more than a batch
 

@@ -33,14 +33,14 @@ from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.cli import main
-from clear_mlflow.errors import DivergedError, TrackingError
-from clear_mlflow.record import ROWS_FOLDER
-from clear_mlflow.tracking import names
-from clear_mlflow.tracking.outbox import UnsentError
-from clear_mlflow.tracking.preflight import bound_retries, preflight
-from clear_mlflow.tracking.series import all_series
-from clear_mlflow.tracking.session import train_ensemble_in_process, train_in_process
-from clear_mlflow.training import MeasuredRow
+from clear_mlflow.core.errors import DivergedError, TrackingError
+from clear_mlflow.core.record import ROWS_FOLDER
+from clear_mlflow.core.training import MeasuredRow
+from clear_mlflow.journal.sender import UnsentError
+from clear_mlflow.runs.in_process import train_ensemble_in_process, train_in_process
+from clear_mlflow.scoring.series import all_series
+from clear_mlflow.store import names
+from clear_mlflow.store.client import bound_retries, preflight
 
 ASKED = {"seed": "7", "epochs": "auto"}
 EXPECTED = AccuracyMatrix(
@@ -392,8 +392,8 @@ import os, resource, signal, sys
 from damaged_spools import DAMAGES
 from trainings import FOUR_BUCKETS
 from test_outages import ASKED, Events
-from clear_mlflow.tracking.preflight import preflight
-from clear_mlflow.tracking.session import train_in_process
+from clear_mlflow.store.client import preflight
+from clear_mlflow.runs.in_process import train_in_process
 
 def say(word):
     print(word, flush=True)

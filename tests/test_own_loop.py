@@ -15,11 +15,11 @@ import clear_mlflow
 from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.adapters._run import AdapterRun
 from clear_mlflow.cli import main
-from clear_mlflow.errors import ConfigError, RecordError, TrackingError
-from clear_mlflow.own_loop import evaluation_set_of, loop_facts, measured_row
-from clear_mlflow.predictions import EvaluationSet
-from clear_mlflow.tracking import names
-from clear_mlflow.tracking.scoring import read_scores
+from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
+from clear_mlflow.core.loop_metadata import evaluation_set_of, loop_facts, measured_row
+from clear_mlflow.core.predictions import EvaluationSet
+from clear_mlflow.scoring.scores import read_scores
+from clear_mlflow.store import names
 
 EXPECTED = AccuracyMatrix(
     [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],

@@ -10,17 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from clear_mlflow import AccuracyMatrix, explain, own_metrics, summarize
-from clear_mlflow.errors import ConfigError
+from clear_mlflow import AccuracyMatrix, explain, summarize
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.metrics import METRICS
-from clear_mlflow.own_metrics import load_own_metrics
+from clear_mlflow.metrics import _user as own_metrics
+from clear_mlflow.metrics._user import load_own_metrics
 
 MATRIX = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
 MODULE = """
 import numpy as np
-from clear_mlflow.errors import UndefinedMetricError
+from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics import Metric
-from clear_mlflow.predicted import PredictionMetric
+from clear_mlflow.metrics.from_predictions import PredictionMetric
 
 def worst(matrix):
     return matrix.values.min()

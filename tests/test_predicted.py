@@ -13,17 +13,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import confusion_matrix, log_loss, recall_score
 
-from clear_mlflow import AccuracyMatrix, metrics, predicted
-from clear_mlflow.errors import ConfigError, RecordError, UndefinedMetricError
-from clear_mlflow.predicted import (
+from clear_mlflow import AccuracyMatrix, metrics
+from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.metrics.from_predictions import (
     Predictions,
     class_accuracies,
     confusion,
     macro_matrix,
 )
-from clear_mlflow.predicted.calibration import bins
-from clear_mlflow.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.report.predictions import calibration_csv, confusion_csv, per_class_csv
+from clear_mlflow.metrics.from_predictions.calibration import bins
+from clear_mlflow.report.prediction_tables import calibration_csv, confusion_csv, per_class_csv
 
 CLASSES = 3
 CALIBRATION = {

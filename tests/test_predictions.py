@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clear_mlflow.errors import RecordError
-from clear_mlflow.matrix import AccuracyRow
-from clear_mlflow.predictions import (
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     EvaluationSet,
     RowPredictions,

@@ -8,9 +8,9 @@ import time
 import psutil
 import pytest
 
-from clear_mlflow.process.member import take_part
+from clear_mlflow.core.distributed import Place
+from clear_mlflow.process.rank_worker import take_part
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.ranks import Place
 
 SECOND_HERE = Place(rank=1, size=2, local_rank=1, local_size=2)
 ALONE_ON_ITS_MACHINE = Place(rank=1, size=2, local_rank=0, local_size=1)

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clear_mlflow.errors import RecordError
-from clear_mlflow.matrix import AccuracyRow
-from clear_mlflow.record import (
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.record import (
     ROWS_FOLDER,
     DatasetIdentity,
     RowRecord,

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clear_mlflow import AccuracyMatrix, AccuracyRow, explain, summarize
-from clear_mlflow.record import DatasetIdentity, Record, RowRecord, assemble, row_file_name
-from clear_mlflow.report.files import matrix_csv, matrix_json
+from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, assemble, row_file_name
+from clear_mlflow.report.exports import matrix_csv, matrix_json
 from clear_mlflow.report.markdown import description
 
 NAN = math.nan

@@ -20,13 +20,13 @@ from ports import free_port
 from strategy_runs import feature_stream, image_stream, on_features
 from torch import nn
 
-from clear_mlflow.errors import StateError
-from clear_mlflow.learning.picks import Picks
+from clear_mlflow.core.errors import StateError
+from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_bytes
+from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.progress import SilentProgress
-from clear_mlflow.learning.state import capture, read_state, restore, to_bytes
-from clear_mlflow.learning.strategies import strategy_names
+from clear_mlflow.learning.registry import strategy_names
+from clear_mlflow.learning.samples.indices import Picks
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
-from clear_mlflow.learning.train import fresh_model, train
 
 PREDICTIONS = b"what the model answered"
 ON_FEATURES_ALONE = ("linear", "ncm", "slda")
@@ -197,7 +197,7 @@ def test_a_part_of_another_tensor_cannot_be_kept():
 
 def parts(strategy, **changes):
     """A training that has just been built."""
-    from clear_mlflow.learning.heads import descent_for
+    from clear_mlflow.learning.ensembles.heads import descent_for
 
     parameters, stream = on_features(strategy=strategy, **changes), feature_stream()
     model = fresh_model(stream, parameters)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
 
 from clear_mlflow import AccuracyMatrix, summarize
-from clear_mlflow.errors import ConfigError, RecordError, UndefinedMetricError
+from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.statistics import (
     difference_intervals,
@@ -18,7 +18,7 @@ from clear_mlflow.statistics import (
     metric_intervals,
     wilson_interval,
 )
-from clear_mlflow.statistics.linear import all_cells
+from clear_mlflow.statistics.linear_forms import all_cells
 
 NAMES = {metric.name for metric in METRICS}
 IN_DOMAIN = "clear/in_domain_accuracy"

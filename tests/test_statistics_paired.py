@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
 
 from clear_mlflow import AccuracyMatrix, metrics, summarize
-from clear_mlflow.errors import ConfigError, RecordError
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.statistics import (
     Hits,
     bootstrap_intervals,

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from clear_mlflow.errors import ConfigError, RecordError
+from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.statistics import (
     Interval,
     holm,
@@ -18,7 +18,9 @@ from clear_mlflow.statistics import (
     pairs_needed,
     seed_summary,
     unpaired_permutation,
-    verdict,
+)
+from clear_mlflow.statistics import (
+    conclusion as verdict,
 )
 
 some_values = st.lists(st.integers(0, 20).map(lambda n: n / 20), min_size=2, max_size=6)

@@ -18,7 +18,7 @@ from strategy_runs import (
 )
 
 from clear_mlflow.learning.device import Draw, generator
-from clear_mlflow.learning.images import Batch
+from clear_mlflow.learning.samples.decoded import Batch
 from clear_mlflow.learning.strategies.agem import project
 
 SHAPES = ((2, 3), (3,), (1, 2, 2))

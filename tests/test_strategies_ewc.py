@@ -18,7 +18,7 @@ from strategy_runs import (
 from torch import nn
 
 from clear_mlflow.learning.device import Draw, generator
-from clear_mlflow.learning.images import Normaliser
+from clear_mlflow.learning.samples.decoded import Normaliser
 from clear_mlflow.learning.strategies import ewc
 
 

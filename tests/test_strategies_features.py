@@ -9,9 +9,9 @@ from feature_streams import CLASSES, WIDTH, config, made_up, rows_of, trained
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.neighbors import NearestCentroid
 
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.learning.training import check
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.session import check
 
 
 def images_until(position, buckets=None):

@@ -20,8 +20,8 @@ from strategy_runs import (
     strategy_on,
 )
 
-from clear_mlflow.learning.images import Batch, Normaliser
 from clear_mlflow.learning.models import build_model
+from clear_mlflow.learning.samples.decoded import Batch, Normaliser
 from clear_mlflow.learning.strategies.lwf import distillation
 
 

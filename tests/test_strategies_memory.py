@@ -24,14 +24,14 @@ from strategy_runs import (
 )
 from torch import nn
 
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.images import Batch, DecodedStream, Samples, training_batches
+from clear_mlflow.learning.loop import fresh_model, train
+from clear_mlflow.learning.samples.decoded import Batch, DecodedStream, Samples, training_batches
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
 from clear_mlflow.learning.strategies.er_ace import classes_of, cross_entropy_of_present
 from clear_mlflow.learning.strategies.naive import Naive
-from clear_mlflow.learning.train import fresh_model, train
 
 OURS = ["from_scratch", "joint", "gdumb", "er_ace", "derpp", "cwr"]
 WITH_MEMORY = ["replay", "gdumb", "er_ace", "derpp"]

@@ -13,11 +13,12 @@ from learning_streams import config
 from strategy_runs import feature_stream, image_stream, on_features, random_head, rows_of
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.learning.strategies import Strategy, known_strategies
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.registry import known_strategies
+from clear_mlflow.learning.session import check
+from clear_mlflow.learning.strategies import Strategy
 from clear_mlflow.learning.strategies._base import load_strategy
-from clear_mlflow.learning.training import check
 from clear_mlflow.process.parent import TrainingProcess
 
 NAME = "examples.own_strategy:PullTowardsPast"

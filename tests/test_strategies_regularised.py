@@ -16,9 +16,9 @@ from strategy_runs import (
 )
 from torch import nn
 
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.learning.images import Batch, Samples
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.models import head_of
+from clear_mlflow.learning.samples.decoded import Batch, Samples
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._weights import gradients, pull
 

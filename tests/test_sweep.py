@@ -19,11 +19,11 @@ from click.testing import CliRunner
 from ports import free_port
 
 from clear_mlflow.cli import main
-from clear_mlflow.engines.on_ray import RayCluster, refuse_far_file
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.engines.ray_cluster import RayCluster, refuse_far_file
+from clear_mlflow.store import names
+from clear_mlflow.store.client import absolute_store
 from clear_mlflow.sweep import read_grid
-from clear_mlflow.tracking import names
-from clear_mlflow.tracking.sweep import absolute_store
 
 LONG = 240  # seconds: a bound, not a measurement
 CORES = 999  # that a cluster says it has
@@ -224,7 +224,7 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
         ({}, lambda store, run: damage_states(run), "none of its training states is whole"),
         (
             {},
-            lambda store, run: store.set_tag(run.info.run_id, "clear_mlflow.version", "0.0.1"),
+            lambda store, run: store.set_tag(run.info.run_id, "clear_mlflow.core.version", "0.0.1"),
             "was trained with clear_mlflow 0.0.1",
         ),
     ],

@@ -8,8 +8,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.sweep import fingerprint, read_grid
 
 VALUES = {

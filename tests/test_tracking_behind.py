@@ -2,7 +2,7 @@
 
 import time
 
-from clear_mlflow.tracking.behind import Behind
+from clear_mlflow.runs.background import Behind
 
 LONG = 60  # seconds: a bound against hangs
 

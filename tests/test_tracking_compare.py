@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from comparisons import counts, log_predictions, log_run
 
 from clear_mlflow.cli import main
-from clear_mlflow.tracking import names
+from clear_mlflow.store import names
 
 SCORE = "clear/challenge_score"
 

@@ -16,16 +16,16 @@ import pytest
 from feature_streams import Silent, config, rows_of, training
 
 import clear_mlflow
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError, DivergedError, TrainingError
+from clear_mlflow.core.errors import ConfigError, DivergedError, TrainingError
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.core.training import MeasuredRow
+from clear_mlflow.evaluation.rescore import Selection, evaluate, select
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
-from clear_mlflow.learning.training import check
-from clear_mlflow.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.learning.session import check
 from clear_mlflow.process import messages
-from clear_mlflow.tracking import names
-from clear_mlflow.tracking.evaluate import Selection, evaluate, select
-from clear_mlflow.tracking.session import train_ensemble_in_process, train_in_process
-from clear_mlflow.training import MeasuredRow
+from clear_mlflow.runs.in_process import train_ensemble_in_process, train_in_process
+from clear_mlflow.store import names
 
 ASKED = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
 

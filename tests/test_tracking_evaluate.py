@@ -10,11 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from trainings import FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow.errors import TrackingError
-from clear_mlflow.tracking import names
-from clear_mlflow.tracking.evaluate import Selection, evaluate, select
-from clear_mlflow.tracking.liveness import heartbeat
-from clear_mlflow.tracking.session import train_in_process
+from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.evaluation.rescore import Selection, evaluate, select
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.store import names
+from clear_mlflow.store.heartbeat import heartbeat
 
 
 def local(run):

@@ -11,11 +11,12 @@ import pytest
 from stored_runs import change, histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow.matrix import AccuracyMatrix
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.tracking import names, selection
-from clear_mlflow.tracking.evaluate import Evaluation, Selection, select
-from clear_mlflow.tracking.session import train_in_process
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.store import names
+from clear_mlflow.store import search as selection
 
 
 def worst_bucket(matrix: AccuracyMatrix) -> float:
@@ -266,7 +267,7 @@ def test_ctrl_c_tells_what_is_done_and_the_next_call_does_the_rest(store, many, 
 
 def test_the_summary_of_many_runs_names_those_that_lack_something(store, many, capsys):
     """A line for a run that ended early and for a damaged one, none for the other fifty-one."""
-    from clear_mlflow.cli.verdicts import Summary
+    from clear_mlflow.cli.scoring_output import Summary
 
     early, damaged = many("early", "damaged")
     (rows_folder(early) / "row_004.json").unlink()
@@ -293,13 +294,14 @@ def test_what_an_own_metric_lacks_is_told_of_few_runs_and_of_many(
     """One that fails is a problem of each run, also the second time; one not defined is counted."""
     from click.testing import CliRunner
 
-    from clear_mlflow.cli import main, verdicts
+    from clear_mlflow.cli import main
+    from clear_mlflow.cli import scoring_output as verdicts
 
     monkeypatch.setattr(verdicts, "_ALL_SHOWN", all_shown)
     runs = many("one", "two")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lab_of_two.py").write_text(
-        "from clear_mlflow.errors import UndefinedMetricError\n"
+        "from clear_mlflow.core.errors import UndefinedMetricError\n"
         "def failing(matrix): return matrix.no_such\n"
         "def undefined(matrix): raise UndefinedMetricError('needs more')\n"
     )

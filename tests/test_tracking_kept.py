@@ -10,17 +10,17 @@ from learning_streams import config, random_stream
 from released_layout import write_released
 
 from clear_mlflow.cli import main
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import DataError, RecordError
+from clear_mlflow.core.errors import DataError, RecordError
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
+from clear_mlflow.core.record import RowRecord
+from clear_mlflow.evaluation.reevaluate_models import retest
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import progress_for
-from clear_mlflow.learning.training import StreamTraining, check
-from clear_mlflow.predictions import EvaluationSet, RowPredictions, predictions_file_name
+from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.process.parent import TrainingProcess
-from clear_mlflow.record import RowRecord
-from clear_mlflow.tracking import names
-from clear_mlflow.tracking.retest import retest
-from clear_mlflow.tracking.session import train_in_process
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.store import names
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "16", "epochs": "2"}
 SMALL |= {"batch_size": "4", "device": "cpu", "lr": "0.05", "precision": "off"}

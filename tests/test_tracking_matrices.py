@@ -16,12 +16,12 @@ from ports import free_port
 from stored_runs import change, histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS
 
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.record import ROWS_FOLDER, RowRecord
-from clear_mlflow.tracking.evaluate import Evaluation, Selection, select
-from clear_mlflow.tracking.matrices import read_matrices
-from clear_mlflow.tracking.matrix_tag import matrix_tag, read_matrix_tag
-from clear_mlflow.tracking.pool import mapped
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.record import ROWS_FOLDER, RowRecord
+from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
+from clear_mlflow.store.matrices import read_matrices
+from clear_mlflow.store.matrix_tag import matrix_tag, read_matrix_tag
+from clear_mlflow.store.pool import mapped
 
 ROWS = {name: text.encode() for name, text in row_texts().items()}
 RECORDS = {name: RowRecord.from_json(text, source=name) for name, text in row_texts().items()}

@@ -11,21 +11,21 @@ import pytest
 from click.testing import CliRunner
 from stored_runs import histories, row_texts, rows_folder
 
-from clear_mlflow import predicted
 from clear_mlflow.cli import main
-from clear_mlflow.predictions import (
+from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     EvaluationSet,
     RowPredictions,
     predictions_file_name,
 )
-from clear_mlflow.record import assemble
+from clear_mlflow.core.record import assemble
+from clear_mlflow.evaluation.rescore import evaluate
+from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.report.confusion import confusion_png
+from clear_mlflow.scoring import prediction_scores as tracked
 from clear_mlflow.statistics import Hits
-from clear_mlflow.tracking import names
-from clear_mlflow.tracking import predictions as tracked
-from clear_mlflow.tracking.evaluate import evaluate
-from clear_mlflow.tracking.rows import read_rows
+from clear_mlflow.store import names
+from clear_mlflow.store.rows import read_rows
 
 BUCKETS, PER_BUCKET, CLASSES = ("1", "2"), 100, 4
 

@@ -8,10 +8,10 @@ import pytest
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow import AccuracyMatrix, summarize
-from clear_mlflow.errors import TrackingError
-from clear_mlflow.record import ROWS_FOLDER, RowRecord
-from clear_mlflow.tracking import names
-from clear_mlflow.tracking.session import train_in_process
+from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.record import ROWS_FOLDER, RowRecord
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.store import names
 
 ASKED = {"seed": "7", "epochs": "auto"}
 

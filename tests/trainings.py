@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.matrix import AccuracyRow
-from clear_mlflow.training import MeasuredRow, StreamFacts
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.training import MeasuredRow, StreamFacts
+from clear_mlflow.learning.config import TrainConfig
 
 NUM_TEST = 100
 

@@ -31,15 +31,15 @@ with atheris.instrument_imports(include=["clear_mlflow"]):
     from stored_runs import row_texts
     from test_fuzz import SAMPLES, changed_json, changed_tensors, evaluation_set
 
-    from clear_mlflow.config import read_config_file
-    from clear_mlflow.errors import ClearError
-    from clear_mlflow.imports import FORMATS, Source, read_runs
-    from clear_mlflow.imports._literal_pickle import read_literals
-    from clear_mlflow.predictions import EvaluationSet, RowPredictions, predictions_file_name
-    from clear_mlflow.record import RowRecord
-    from clear_mlflow.report.rows import one_line
+    from clear_mlflow.core.errors import ClearError
+    from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
+    from clear_mlflow.core.record import RowRecord
+    from clear_mlflow.core.text import one_line
+    from clear_mlflow.importers import FORMATS, Source, read_runs
+    from clear_mlflow.importers._literal_pickle import read_literals
+    from clear_mlflow.learning.config import read_config_file
+    from clear_mlflow.store.states import Manifest
     from clear_mlflow.sweep.grid import read_grid
-    from clear_mlflow.tracking.training_state import Manifest
 
 _ROWS = [[0.9, 0.4], [0.8, 0.85]]
 _FILE_NAMES = [name for name, _ in SAMPLES]

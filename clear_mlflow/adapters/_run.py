@@ -10,10 +10,10 @@ from types import TracebackType
 from typing import Any
 
 from clear_mlflow.api import track
-from clear_mlflow.errors import ConfigError, RecordError
-from clear_mlflow.matrix import AccuracyMatrix, shown
-from clear_mlflow.own_loop import loop_facts
-from clear_mlflow.tracking.own_loop import OwnRun
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.loop_metadata import loop_facts
+from clear_mlflow.core.matrix import AccuracyMatrix, shown
+from clear_mlflow.runs.loop_run import OwnRun
 
 _WHOLE = 0.01  # how far correct = accuracy x images may be from an integer, in images
 

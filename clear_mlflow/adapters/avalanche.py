@@ -11,7 +11,7 @@ from avalanche.evaluation.metrics import ExperienceAccuracy
 from avalanche.logging import BaseLogger
 
 from clear_mlflow.adapters._run import Adapter, number
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
 
 
 class MLflowAccuracyMatrix(Adapter, BaseLogger):

@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback
 
 from clear_mlflow.adapters._run import Adapter, number
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
 
 
 class MLflowAccuracyMatrix(Adapter, Callback):

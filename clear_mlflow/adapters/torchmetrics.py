@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.metrics import clear, explain, renate, summarize
 
 

@@ -9,15 +9,16 @@ import click
 
 from clear_mlflow.cli.compare import compare
 from clear_mlflow.cli.data import data
+from clear_mlflow.cli.data_features import features
 from clear_mlflow.cli.evaluate import evaluate
 from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.sweep import sweep
 from clear_mlflow.cli.sync import sync
 from clear_mlflow.cli.train import train
 from clear_mlflow.cli.train_distributed import train_distributed
-from clear_mlflow.errors import ClearError
-from clear_mlflow.report.rows import one_line
-from clear_mlflow.version import __version__
+from clear_mlflow.core.errors import ClearError
+from clear_mlflow.core.text import one_line
+from clear_mlflow.core.version import __version__
 
 
 class _Group(click.Group):
@@ -51,4 +52,5 @@ main.add_command(compare)
 main.add_command(sweep)
 main.add_command(import_runs)
 main.add_command(sync)
+data.add_command(features)
 main.add_command(data)

@@ -16,9 +16,9 @@ from clear_mlflow.cli.options import (
     run_selection_options,
 )
 from clear_mlflow.cli.terminal import console
-from clear_mlflow.config import AUTO, NONE
-from clear_mlflow.engines.on_ray import RayCluster
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.engines.ray_cluster import RayCluster
+from clear_mlflow.learning.config import AUTO, NONE
 
 
 @click.command()
@@ -55,13 +55,9 @@ def compare(
     num_jobs = number_of_jobs(jobs)
 
     from clear_mlflow.cli.output import print_comparison, print_comparison_links
-    from clear_mlflow.tracking.compare import (
-        mark_compare_run,
-        read_comparison,
-        write_comparison,
-    )
-    from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
-    from clear_mlflow.tracking.selection import Selection, select
+    from clear_mlflow.evaluation.compare import mark_compare_run, read_comparison, write_comparison
+    from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
+    from clear_mlflow.store.search import Selection, select
 
     bound_retries()
     quiet_mlflow()

@@ -23,8 +23,6 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
-from clear_mlflow.cli.data_features import features
-
 _DRAWINGS_PER_SECOND = 10
 
 
@@ -49,8 +47,8 @@ def download(dataset: str, folder: Path, revision: str) -> None:
     A download that was stopped goes on where it was when the command is run again. HF_ENDPOINT
     names a mirror, HF_TOKEN a token. Archives that lie in DIR already are unpacked without network.
     """
-    from clear_mlflow.data.download import RELEASES
-    from clear_mlflow.data.download import download as fetch
+    from clear_mlflow.data.fetching.download import RELEASES
+    from clear_mlflow.data.fetching.download import download as fetch
     from clear_mlflow.data.files import path_text
 
     with progress_for_bytes() as progress:
@@ -68,8 +66,8 @@ def check(folder: Path, as_json: bool) -> None:
 
     The exit code is 0 where nothing is wrong, 1 where something is, and 2 where DIR has no dataset.
     """
-    from clear_mlflow.cli.findings import print_findings
-    from clear_mlflow.data.check import check as look_over
+    from clear_mlflow.cli.check_report import print_findings
+    from clear_mlflow.data.checking.findings import check as look_over
 
     with progress_for_images() as progress:
         findings = look_over(folder, on_progress=progress.tell)
@@ -78,9 +76,6 @@ def check(folder: Path, as_json: bool) -> None:
     else:
         print_findings(findings)
     sys.exit(1 if findings.problems else 0)
-
-
-data.add_command(features)
 
 
 class Steps:

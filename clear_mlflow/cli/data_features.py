@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from clear_mlflow.config import AUTO, NONE, RECIPES, feature_name
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.matrix import PROTOCOLS
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import PROTOCOLS
+from clear_mlflow.learning.config import AUTO, NONE, RECIPES, feature_name
 
 
 @click.command()
@@ -89,10 +89,10 @@ def features(
     import torch
 
     from clear_mlflow.cli.data import progress_for_images
+    from clear_mlflow.core.cache_dir import default_cache_dir
     from clear_mlflow.data import load_stream
-    from clear_mlflow.data.digits import default_cache_dir
     from clear_mlflow.learning.device import resolve_device
-    from clear_mlflow.learning.extract import extract, load_backbone
+    from clear_mlflow.learning.inference.extract import extract, load_backbone
 
     place = torch.device(resolve_device(device))
     cache_dir = default_cache_dir()

@@ -8,7 +8,6 @@ from functools import partial
 
 import click
 
-from clear_mlflow import predicted
 from clear_mlflow.cli.interrupt import scratch_folder, stoppable
 from clear_mlflow.cli.options import (
     check_engine,
@@ -19,12 +18,13 @@ from clear_mlflow.cli.options import (
     run_selection_options,
     yes_or_no_option,
 )
-from clear_mlflow.config import AUTO, NONE
-from clear_mlflow.engines.on_ray import RayCluster
-from clear_mlflow.errors import ClearError, ConfigError
-from clear_mlflow.imports import Reading, RowPattern
+from clear_mlflow.core.errors import ClearError, ConfigError
+from clear_mlflow.engines.ray_cluster import RayCluster
+from clear_mlflow.importers import Reading, RowPattern
+from clear_mlflow.learning.config import AUTO, NONE
 from clear_mlflow.metrics import METRICS
-from clear_mlflow.own_metrics import load_own_metrics
+from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.metrics._user import load_own_metrics
 
 
 @click.command()
@@ -162,11 +162,11 @@ def evaluate(
     num_jobs = number_of_jobs(jobs)
     own = load_own_metrics(list(listed(metric)))
 
-    from clear_mlflow.cli.verdicts import RunProgress, Summary
-    from clear_mlflow.tracking.adopt import adopt_rows
-    from clear_mlflow.tracking.evaluate import Evaluation, Selection, select
-    from clear_mlflow.tracking.evaluate_run import VerdictFile, mark_evaluate_run
-    from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
+    from clear_mlflow.cli.scoring_output import RunProgress, Summary
+    from clear_mlflow.evaluation.evaluate_run import VerdictFile, mark_evaluate_run
+    from clear_mlflow.evaluation.foreign_rows import adopt_rows
+    from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
+    from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
 
     bound_retries()
     quiet_mlflow()
@@ -189,7 +189,7 @@ def evaluate(
         unscored_only=only == "unscored",
     )
     if from_models == "yes":
-        from clear_mlflow.cli.retest import retest_runs
+        from clear_mlflow.cli.evaluate_models import retest_runs
 
         client = preflight(opens_run=False)
         own_run = mark_evaluate_run(client)
@@ -205,7 +205,7 @@ def evaluate(
             if cluster is None:
                 verdicts = evaluation.over(client, runs)
             else:
-                from clear_mlflow.tracking.on_ray import evaluated_on_ray
+                from clear_mlflow.evaluation.cluster import evaluated_on_ray
 
                 verdicts = evaluated_on_ray(cluster, evaluation, client, runs)
             failure: ClearError | None = None

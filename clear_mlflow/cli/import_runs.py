@@ -17,15 +17,15 @@ from rich.text import Text
 
 from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.terminal import console
-from clear_mlflow.config import AUTO, NONE
+from clear_mlflow.core.errors import ClearError, ConfigError, DataError
+from clear_mlflow.core.matrix import PROTOCOLS, shown
+from clear_mlflow.core.text import one_line
 from clear_mlflow.data.files import is_folder
-from clear_mlflow.errors import ClearError, ConfigError, DataError
-from clear_mlflow.imports import FORMATS, Reading, load, passed_over, read_runs, recognise
-from clear_mlflow.matrix import PROTOCOLS, shown
-from clear_mlflow.report.rows import one_line
+from clear_mlflow.importers import FORMATS, Reading, load, passed_over, read_runs, recognise
+from clear_mlflow.learning.config import AUTO, NONE
 
 if TYPE_CHECKING:
-    from clear_mlflow.tracking.import_run import Importer
+    from clear_mlflow.evaluation.import_run import Importer
 
 _MOST_FILES = 10_000
 _DEEPEST = 16  # folders within folders
@@ -159,8 +159,8 @@ def import_runs(
     )
     number = _seed(seed)
 
-    from clear_mlflow.tracking.import_run import Importer, ImportFacts
-    from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
+    from clear_mlflow.evaluation.import_run import Importer, ImportFacts
+    from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
 
     bound_retries()
     quiet_mlflow()

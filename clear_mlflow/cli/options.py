@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import click
 
-from clear_mlflow.config import AUTO, NONE
-from clear_mlflow.engines.on_ray import LOCAL
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.engines.ray_cluster import LOCAL
+from clear_mlflow.learning.config import AUTO, NONE
 
 _MOST_JOBS = 256
 

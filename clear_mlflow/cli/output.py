@@ -18,12 +18,12 @@ from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.cli.terminal import console
-from clear_mlflow.report.rows import one_line, printable
-from clear_mlflow.report.text import matrix_table, metrics_table
-from clear_mlflow.tracking.links import run_links
-from clear_mlflow.tracking.names import COMPARISON_PAGE
-from clear_mlflow.tracking.outcome import Outcome
-from clear_mlflow.tracking.scoring import Scores
+from clear_mlflow.core.text import one_line, printable
+from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
+from clear_mlflow.runs.outcome import Outcome
+from clear_mlflow.scoring.scores import Scores
+from clear_mlflow.store.names import COMPARISON_PAGE
+from clear_mlflow.store.ui_urls import run_links
 
 if TYPE_CHECKING:
     from clear_mlflow.comparison import Comparison
@@ -52,7 +52,7 @@ def print_outcome(outcome: Outcome) -> None:
 def print_comparison(comparison: Comparison, out: Console) -> None:
     """The leaderboard, and whether what it says is real."""
     # Imported here: it needs scipy's tests, and what else is printed does not.
-    from clear_mlflow.comparison.terminal import comparison_text
+    from clear_mlflow.comparison.terminal_summary import comparison_text
 
     for part in comparison_text(comparison):
         out.print(part)

@@ -24,18 +24,18 @@ from clear_mlflow.cli.options import (
     whole_number,
 )
 from clear_mlflow.cli.terminal import console
-from clear_mlflow.config import AUTO, NONE
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import one_line
 from clear_mlflow.engines import Engine, LocalEngine
-from clear_mlflow.engines.on_ray import RayEngine
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.engines.ray_cluster import RayEngine
+from clear_mlflow.learning.config import AUTO, NONE
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.report.rows import one_line
 from clear_mlflow.sweep import Grid, read_grid
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from clear_mlflow.tracking.sweep import SweepResult, SweptRun
+    from clear_mlflow.sweep.run import SweepResult, SweptRun
 
 _ALL_SHOWN = 50
 _MOST_RETRIES = 100
@@ -101,8 +101,9 @@ def sweep(
 
     # Imported here: what is wrong with the file is told before MLflow and torch are loaded.
     from clear_mlflow.learning.strategies._base import check_strategy
-    from clear_mlflow.tracking.preflight import bound_retries, preflight, quiet_mlflow
-    from clear_mlflow.tracking.sweep import NOT_DONE, Sweep, experiment_of_environment, find_runs
+    from clear_mlflow.runs.cluster_worker import train_into
+    from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
+    from clear_mlflow.sweep.run import NOT_DONE, Sweep, experiment_of_environment, find_runs
 
     for run in planned.runs:
         try:
@@ -122,7 +123,7 @@ def sweep(
     engine_of: Engine = (
         LocalEngine(num_jobs or 1)
         if engine == "local" or all(run.state != NOT_DONE for run in found)
-        else RayEngine(address, cpus=num_cpus, gpus=num_gpus, jobs=num_jobs)
+        else RayEngine(train_into, address, cpus=num_cpus, gpus=num_gpus, jobs=num_jobs)
     )
     # Entered first: Ray takes the signals for itself when it starts.
     with engine_of, StoppingSignals() as signals:
@@ -150,7 +151,7 @@ class _Told:
         self._since = time.monotonic()
 
     def __call__(self, run: SweptRun) -> None:
-        from clear_mlflow.tracking.sweep import DONE, FAILED
+        from clear_mlflow.sweep.run import DONE, FAILED
 
         if run.state in (DONE, FAILED):
             self._ended += 1
@@ -168,7 +169,7 @@ class _Told:
 
 
 def _show_plan(out: Console, runs: list[SweptRun]) -> None:
-    from clear_mlflow.tracking.sweep import NOT_DONE
+    from clear_mlflow.sweep.run import NOT_DONE
 
     table = Table("run", "state", "of run", box=None, pad_edge=False)
     for run in runs[:_ALL_SHOWN]:
@@ -183,7 +184,7 @@ def _show_plan(out: Console, runs: list[SweptRun]) -> None:
 
 def _show(out: Console, client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
     from clear_mlflow.cli.output import print_comparison, print_comparison_links
-    from clear_mlflow.tracking.sweep import DONE, DONE_BEFORE, FAILED
+    from clear_mlflow.sweep.run import DONE, DONE_BEFORE, FAILED
 
     with suppress(OSError):  # whoever reads this may have gone
         table = Table("run", "state", "of run", box=None, pad_edge=False)

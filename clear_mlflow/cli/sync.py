@@ -19,9 +19,9 @@ def sync(folder: Path | None) -> None:
     names, else the one that the training wrote to. Sending twice doubles nothing.
     """
     from clear_mlflow.cli.interrupt import stoppable
-    from clear_mlflow.report.rows import one_line
-    from clear_mlflow.tracking.preflight import bound_retries, quiet_mlflow
-    from clear_mlflow.tracking.sync import find_spools, sync_each
+    from clear_mlflow.core.text import one_line
+    from clear_mlflow.runs.sync import find_spools, sync_each
+    from clear_mlflow.store.client import bound_retries, quiet_mlflow
 
     bound_retries()
     quiet_mlflow()

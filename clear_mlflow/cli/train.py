@@ -10,24 +10,24 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from clear_mlflow.config import (
+from clear_mlflow.core.distributed import Place, place_of_environment
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import (
     NONE,
     TrainConfig,
     parameter_defaults,
     parameter_help,
     read_config_file,
 )
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.process.member import take_part
 from clear_mlflow.process.parent import TrainingProcess
+from clear_mlflow.process.rank_worker import take_part
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.ranks import Place, place_of_environment
 
 
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """One option for each field of TrainConfig, all texts, as MLflow hands them over; and a file.
 
-    Source of the defaults: :func:`~clear_mlflow.config.parameter_defaults`.
+    Source of the defaults: :func:`~clear_mlflow.learning.config.parameter_defaults`.
     """
     command = click.option(
         "--config",
@@ -93,8 +93,8 @@ def train(context: click.Context, /, resume: str, config_file: str, **asked: str
         process = TrainingProcess(asked) if resume == NONE else None
 
         from clear_mlflow.cli.output import print_outcome
-        from clear_mlflow.tracking.preflight import bound_retries, quiet_mlflow
-        from clear_mlflow.tracking.supervised import resume_supervised, train_supervised
+        from clear_mlflow.runs.supervised import resume_supervised, train_supervised
+        from clear_mlflow.store.client import bound_retries, quiet_mlflow
 
         bound_retries()
         quiet_mlflow()

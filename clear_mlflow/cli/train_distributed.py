@@ -8,8 +8,8 @@ import click
 from click.core import ParameterSource
 
 from clear_mlflow.cli.train import asked_parameters, train_options
-from clear_mlflow.config import AUTO, TrainConfig
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import AUTO, TrainConfig
 from clear_mlflow.process.launch import launch, processes_to_start
 
 

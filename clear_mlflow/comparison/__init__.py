@@ -3,14 +3,7 @@
 Nothing here knows MLflow or torch: matrices come in, tables and texts go out.
 """
 
-from clear_mlflow.comparison.build import (
-    LEVEL,
-    Arrangement,
-    Comparison,
-    PairTest,
-    arrange,
-    compare,
-)
+from clear_mlflow.comparison.build import LEVEL, Arrangement, Comparison, PairTest, arrange, compare
 from clear_mlflow.comparison.groups import Group
 from clear_mlflow.comparison.subjects import Setting, Subject
 

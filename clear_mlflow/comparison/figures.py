@@ -14,9 +14,9 @@ import numpy as np
 
 from clear_mlflow.comparison.build import Comparison, is_higher_better
 from clear_mlflow.comparison.curves import mean_charts
+from clear_mlflow.core.text import ending, printable, shortened
+from clear_mlflow.report.canvas import drawable, ink_on
 from clear_mlflow.report.heatmap import heatmap_png
-from clear_mlflow.report.rows import ending, printable, shortened
-from clear_mlflow.report.sheet import drawable, ink_on
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.comparison.subjects import Setting, Subject
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.matrix import AccuracyMatrix, shown
-from clear_mlflow.report.rows import printable, shortened
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import AccuracyMatrix, shown
+from clear_mlflow.core.text import printable, shortened
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
 NOT_SAID = "(none)"

@@ -8,8 +8,8 @@ import json
 from collections.abc import Iterator
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.report.files import inert
-from clear_mlflow.report.rows import printable, shortened
+from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.report.exports import inert
 from clear_mlflow.statistics import SeedSummary
 
 _LONGEST_NAME = 200

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clear_mlflow.comparison.build import Comparison
+from clear_mlflow.core.text import NOT_MEASURED
 from clear_mlflow.report.markdown import escaped
-from clear_mlflow.report.rows import NOT_MEASURED
 
 # MLflow cuts a longer description off, silently. Counted in bytes, because some stores do.
 _LARGEST = 7_900

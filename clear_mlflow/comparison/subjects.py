@@ -9,8 +9,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.matrix import AccuracyMatrix
-from clear_mlflow.record import Record
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.record import Record
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import digits
-from clear_mlflow.data.content import stream_of
+from clear_mlflow.data.checking.content import stream_of
 from clear_mlflow.data.files import path_text, shown
 from clear_mlflow.data.layouts import find_listing, read_any
 from clear_mlflow.data.splits import AUTO, IID, check_protocol
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.errors import ConfigError, DataError
 
 EMBEDDED = "digits"
 

@@ -25,7 +25,6 @@ Source:
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import struct
 import tempfile
@@ -34,8 +33,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.files import path_text, reason
-from clear_mlflow.errors import DataError
 
 FOLDER = "digits-v1"  # another design needs another name, or old caches are read as the new data
 DIGEST = "sha256:bde5266a3077bf2368126945c01e8a1e352c0be85dc822266caa77764861fccf"
@@ -97,24 +96,6 @@ def digits_root(cache_dir: Path) -> Path:
             "CLEAR_MLFLOW_CACHE to a folder that can be written"
         ) from error
     return root
-
-
-def default_cache_dir() -> Path:
-    """CLEAR_MLFLOW_CACHE, else clear_mlflow in XDG_CACHE_HOME, else ~/.cache/clear_mlflow.
-
-    Raises:
-        DataError: none of them is set and the user has no home folder.
-    """
-    try:
-        if named := os.environ.get("CLEAR_MLFLOW_CACHE"):
-            return Path(named).expanduser().absolute()
-        # The XDG specification says to ignore a relative path.
-        caches = Path(os.environ.get("XDG_CACHE_HOME", ""))
-        return (caches if caches.is_absolute() else Path.home() / ".cache") / "clear_mlflow"
-    except RuntimeError as error:
-        raise DataError(
-            f"there is no cache folder: {reason(error)}; set CLEAR_MLFLOW_CACHE to one"
-        ) from None
 
 
 def _write(root: Path) -> None:

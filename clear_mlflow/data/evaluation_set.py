@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.predictions import EvaluationSet
 
 
 def evaluation_set(stream: BucketStream) -> EvaluationSet:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from clear_mlflow.errors import DataError
+from clear_mlflow.core.errors import DataError
 
 MAX_METADATA_BYTES = 256 * 2**20  # CLEAR-100's largest metadata file is far below a tenth of it
 _MAX_CLASS_LIST_BYTES = 2**20

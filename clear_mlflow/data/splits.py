@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data.files import path_text, shown
 from clear_mlflow.data.stream import Bucket, ImageSet
-from clear_mlflow.errors import ConfigError, DataError
 
 AUTO = "auto"
 IID = "iid"

@@ -10,13 +10,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import DivergedError
+from clear_mlflow.core.errors import DivergedError
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import Draw, autocast, seed_everything
-from clear_mlflow.learning.group import ALONE, Group
-from clear_mlflow.learning.images import Batch, Samples, batch_bounds, training_batches
 from clear_mlflow.learning.models import trainable
+from clear_mlflow.learning.parallel.group import ALONE, Group
 from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, training_batches
 
 
 class Hooks(Protocol):

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from clear_mlflow.config import AUTO
-from clear_mlflow.errors import ConfigError, TrainingError
+from clear_mlflow.core.errors import ConfigError, TrainingError
+from clear_mlflow.learning.config import AUTO
 
 # Of a device's free memory, what images or features may take: activations need the rest.
 _SHARE_FOR_SAMPLES = 0.5

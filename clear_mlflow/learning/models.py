@@ -11,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clear_mlflow.config import NONE
-from clear_mlflow.data.torch_files import load_torch_file
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.report.rows import one_line
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import one_line
+from clear_mlflow.data.features.torch_files import load_torch_file
+from clear_mlflow.learning.config import NONE
 
 SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: linear_head
 

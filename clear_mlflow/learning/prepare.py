@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clear_mlflow.config import AUTO, NONE, TrainConfig
+from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.cache import DECODED_FOLDER, DecodedCache
-from clear_mlflow.data.damaged import sound_stream
-from clear_mlflow.data.digits import default_cache_dir
-from clear_mlflow.data.features import load_features
-from clear_mlflow.learning.group import ALONE, Group
-from clear_mlflow.learning.images import crop_margin
+from clear_mlflow.data.checking.damaged import sound_stream
+from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache
+from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.learning.config import AUTO, NONE, TrainConfig
+from clear_mlflow.learning.parallel.group import ALONE, Group
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.training import StreamTraining
+from clear_mlflow.learning.samples.decoded import crop_margin
+from clear_mlflow.learning.session import StreamTraining
 
 
 def prepare(
@@ -25,7 +25,7 @@ def prepare(
     decoded images.
 
     Args:
-        config: as :func:`~clear_mlflow.learning.training.check` returned it.
+        config: as :func:`~clear_mlflow.learning.session.check` returned it.
         progress: who is told how far the training is.
         group: the processes that train together. Each comes here; of those that share a cache, one
             builds what is missing in it and the others wait.

@@ -13,7 +13,7 @@ from typing import Protocol, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from clear_mlflow.matrix import AccuracyRow
+from clear_mlflow.core.matrix import AccuracyRow
 
 # Redrawing costs about a millisecond; the eye asks for no more than this.
 _SECONDS_BETWEEN_DRAWINGS = 0.1

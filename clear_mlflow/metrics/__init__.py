@@ -15,8 +15,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from clear_mlflow.errors import FailedMetricError, UndefinedMetricError
-from clear_mlflow.matrix import AccuracyMatrix
+from clear_mlflow.core.errors import FailedMetricError, UndefinedMetricError
+from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._base import Metric
 
 __all__ = ["METRICS", "Metric", "explain", "gather", "series", "summarize", "undefined"]
@@ -57,7 +57,7 @@ def gather(metrics: Iterable[_AnyMetric]) -> tuple[_AnyMetric, ...]:
 METRICS: tuple[Metric, ...] = gather(
     metric
     for module in pkgutil.iter_modules(__path__)
-    if not module.name.startswith("_")
+    if not (module.ispkg or module.name.startswith("_"))
     for metric in importlib.import_module(f"{__name__}.{module.name}").METRICS
 )
 

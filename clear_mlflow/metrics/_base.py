@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.errors import UndefinedMetricError
-from clear_mlflow.matrix import AccuracyMatrix
+from clear_mlflow.core.errors import UndefinedMetricError
+from clear_mlflow.core.matrix import AccuracyMatrix
 
 
 @dataclass(frozen=True, kw_only=True)

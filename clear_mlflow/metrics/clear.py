@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.matrix import AccuracyMatrix
+from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._base import Metric, cells_where, need_future, need_trained
 
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.errors import UndefinedMetricError
-from clear_mlflow.matrix import AccuracyMatrix
+from clear_mlflow.core.errors import UndefinedMetricError
+from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._base import Metric, cells_where, measured, need_trained
 
 

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from io import RawIOBase
 from typing import Any
 
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ClearError
+from clear_mlflow.core.distributed import place_of_environment
+from clear_mlflow.core.errors import ClearError
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.process import messages
-from clear_mlflow.ranks import place_of_environment
 
 # How long after its supervisor this process may last.
 _GRACE_SECONDS = 10.0
@@ -66,10 +66,10 @@ def _train(
     # what is loaded is never looked through again.
     gc.disable()
     from clear_mlflow.learning.allocator import keep_freed_memory
-    from clear_mlflow.learning.group import joined
+    from clear_mlflow.learning.parallel.group import joined
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.progress import SilentProgress, progress_for
-    from clear_mlflow.learning.training import check
+    from clear_mlflow.learning.session import check
 
     gc.freeze()
     gc.enable()

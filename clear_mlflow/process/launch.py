@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import psutil
 
-from clear_mlflow.config import AUTO, TrainConfig
+from clear_mlflow.learning.config import AUTO, TrainConfig
 
 
 def processes_to_start(asked: str, config: TrainConfig) -> int:
@@ -26,9 +26,9 @@ def processes_to_start(asked: str, config: TrainConfig) -> int:
     # Imported here: torch takes seconds.
     import torch
 
+    from clear_mlflow.core.distributed import Place
     from clear_mlflow.learning.device import resolve_device
-    from clear_mlflow.learning.training import check
-    from clear_mlflow.ranks import Place
+    from clear_mlflow.learning.session import check
 
     if asked == AUTO:
         number = torch.cuda.device_count() if resolve_device(config.device) == "cuda" else 2

@@ -17,9 +17,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from clear_mlflow import errors
-from clear_mlflow.matrix import AccuracyRow
-from clear_mlflow.training import MeasuredRow, StreamFacts
+from clear_mlflow.core import errors
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.training import MeasuredRow, StreamFacts
 
 NEXT = b"next\n"
 

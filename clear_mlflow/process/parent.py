@@ -1,4 +1,4 @@
-"""The supervisor's side of a training process: a :class:`~clear_mlflow.training.Training`."""
+"""The supervisor's side of a training process: a :class:`~clear_mlflow.core.training.Training`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from typing import Any
 
 import psutil
 
-from clear_mlflow.config import TrainConfig
+from clear_mlflow.core.training import MeasuredRow, StreamFacts
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.process import messages
-from clear_mlflow.training import MeasuredRow, StreamFacts
 
 # How long a training process may take to end once it was told to.
 _GRACE_SECONDS = 10.0

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.report.rows import one_line, printable, shortened
-from clear_mlflow.report.sheet import (
+from clear_mlflow.core.text import one_line, printable, shortened
+from clear_mlflow.report.canvas import (
     FAINT,
     blank_sheet,
     draw_grid,

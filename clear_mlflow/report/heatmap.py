@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.matrix import AccuracyMatrix
-from clear_mlflow.report.rows import ending, printable, shortened
-from clear_mlflow.report.sheet import (
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.text import ending, printable, shortened
+from clear_mlflow.report.canvas import (
     FAINT,
     HATCH,
     blank_sheet,

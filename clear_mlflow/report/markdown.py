@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from clear_mlflow import predicted
-from clear_mlflow.matrix import AccuracyMatrix
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.record import Record
+from clear_mlflow.core.text import NOT_MEASURED, named_rows, percent, printable, shortened
 from clear_mlflow.metrics import METRICS
-from clear_mlflow.record import Record
-from clear_mlflow.report.rows import NOT_MEASURED, named_rows, percent, printable, shortened
+from clear_mlflow.metrics import from_predictions as predicted
 
 # MLflow cuts a longer description off, silently, and with it the end of a table. Counted in bytes,
 # because some of its stores do.

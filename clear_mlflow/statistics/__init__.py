@@ -6,7 +6,8 @@ predictions. *Is this method better than that one?* has seeds as its unit: permu
 them. docs/statistics.md says which to use when.
 """
 
-from clear_mlflow.statistics.hits import Hits
+from clear_mlflow.statistics.conclusion import Verdict, pairs_needed, verdict
+from clear_mlflow.statistics.correctness import Hits
 from clear_mlflow.statistics.intervals import (
     Interval,
     difference_intervals,
@@ -14,7 +15,7 @@ from clear_mlflow.statistics.intervals import (
     metric_intervals,
     wilson_interval,
 )
-from clear_mlflow.statistics.linear import LinearForm, linear_forms
+from clear_mlflow.statistics.linear_forms import LinearForm, linear_forms
 from clear_mlflow.statistics.multiple import holm
 from clear_mlflow.statistics.paired import (
     BootstrapTest,
@@ -32,7 +33,6 @@ from clear_mlflow.statistics.seeds import (
     seed_summary,
     unpaired_permutation,
 )
-from clear_mlflow.statistics.verdict import Verdict, pairs_needed, verdict
 
 __all__ = [
     "BootstrapTest",

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
-from clear_mlflow.errors import ConfigError, RecordError
-from clear_mlflow.matrix import AccuracyMatrix, shown
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.matrix import AccuracyMatrix, shown
 from clear_mlflow.metrics import METRICS, Metric, explain
-from clear_mlflow.statistics.linear import LinearForm, all_cells, linear_forms
+from clear_mlflow.statistics.linear_forms import LinearForm, all_cells, linear_forms
 
 
 class Interval(NamedTuple):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from clear_mlflow.errors import RecordError
-from clear_mlflow.matrix import shown
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import shown
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binom
 
-from clear_mlflow.errors import ConfigError, RecordError, UndefinedMetricError
-from clear_mlflow.matrix import AccuracyMatrix, shown
+from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
+from clear_mlflow.core.matrix import AccuracyMatrix, shown
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.statistics.hits import Hits, check_same_images
+from clear_mlflow.statistics.correctness import Hits, check_same_images
 from clear_mlflow.statistics.intervals import Interval, check_level
-from clear_mlflow.statistics.linear import LinearForm, all_cells, from_cells, linear_forms
+from clear_mlflow.statistics.linear_forms import LinearForm, all_cells, from_cells, linear_forms
 
 # Image draws held at a time, 8 bytes each, whatever the number of images and resamples; a few
 # megabytes stay in the cache of a core, which is also the quickest.

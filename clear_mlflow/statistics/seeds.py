@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import permutation_test, t
 
-from clear_mlflow.errors import RecordError
-from clear_mlflow.matrix import shown
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import shown
 from clear_mlflow.statistics.intervals import Interval, check_level
 
 # Up to so many relabellings, all of them are looked at; above, so many are drawn.

@@ -13,9 +13,9 @@ from typing import Any
 
 import yaml
 
-from clear_mlflow.config import NONE, TrainConfig
-from clear_mlflow.errors import ConfigError
-from clear_mlflow.matrix import shown
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import shown
+from clear_mlflow.learning.config import NONE, TrainConfig
 
 _LARGEST_FILE = 1 << 20  # bytes
 _MOST_RUNS = 10_000

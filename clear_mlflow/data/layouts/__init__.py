@@ -12,11 +12,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from clear_mlflow.data.content import stream_of
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.checking.content import stream_of
 from clear_mlflow.data.files import path_text, reason, shown
 from clear_mlflow.data.splits import AUTO, IID, Listing, check_protocol
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.errors import DataError
 
 _MAX_NAMES_SHOWN = 8
 

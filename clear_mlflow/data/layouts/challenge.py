@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.files import (
     in_stream_order,
     is_class_name,
@@ -20,7 +21,6 @@ from clear_mlflow.data.files import (
 )
 from clear_mlflow.data.splits import Listing
 from clear_mlflow.data.stream import ImageSet, image_set
-from clear_mlflow.errors import DataError
 
 EXPECTED = "the folder labeled_images with nothing but <bucket>/<class>/<id>.jpg"
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.files import (
     check_place,
     in_stream_order,
@@ -30,7 +31,6 @@ from clear_mlflow.data.files import (
 )
 from clear_mlflow.data.splits import Listing, Split
 from clear_mlflow.data.stream import ImageSet, image_set
-from clear_mlflow.errors import DataError
 
 EXPECTED = "class_names.txt and the folders training_folder and labeled_images"
 

@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.files import (
     check_place,
     expect_object,
@@ -28,7 +29,6 @@ from clear_mlflow.data.files import (
 )
 from clear_mlflow.data.splits import Listing
 from clear_mlflow.data.stream import ImageSet, image_set
-from clear_mlflow.errors import DataError
 
 EXPECTED = "the folders train (or train_image_only) and test, each with class_names.txt"
 

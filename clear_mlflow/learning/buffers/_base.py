@@ -10,10 +10,10 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.config import NONE
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import buffer_names
-from clear_mlflow.learning.picks import Picks, joined, whole_bucket
+from clear_mlflow.learning.config import NONE
+from clear_mlflow.learning.samples.indices import Picks, joined, whole_bucket
 
 
 class Buffer(ABC):

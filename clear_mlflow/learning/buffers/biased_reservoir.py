@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers._base import Buffer
 from clear_mlflow.learning.device import Draw, generator
 

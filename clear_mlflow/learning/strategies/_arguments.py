@@ -7,8 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_type_hints
 
-from clear_mlflow.config import NONE
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import NONE
 
 T = TypeVar("T")
 

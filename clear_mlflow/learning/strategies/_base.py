@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers._base import Buffer, BufferArguments, load_buffer
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.features import TrainingStream
-from clear_mlflow.learning.group import ALONE, Group
-from clear_mlflow.learning.images import Batch, Samples
-from clear_mlflow.learning.strategies import ENTRY_POINTS, strategy_names
+from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.registry import ENTRY_POINTS, strategy_names
+from clear_mlflow.learning.samples.decoded import Batch, Samples
+from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import parse_arguments
 
 
@@ -57,7 +57,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     several_processes: ClassVar[bool] = False
     group: Group = ALONE  # the processes that train together; the loop says so, once it is built
     # Attributes that mean nothing between two buckets, as batches drawn for an epoch: a run that
-    # is resumed has them as they are when it begins. All others are kept; see learning/state.py.
+    # is resumed has them as they are when it begins. All others are kept by checkpoint.py.
     scratch: ClassVar[tuple[str, ...]] = ()
 
     def __init__(

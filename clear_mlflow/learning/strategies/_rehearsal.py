@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from clear_mlflow.config import TrainConfig
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import Draw, generator
-from clear_mlflow.learning.group import ALONE, Group
-from clear_mlflow.learning.images import Batch, Samples, batches
+from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.samples.decoded import Batch, Samples, batches
 
 
 def rehearsal_batches(

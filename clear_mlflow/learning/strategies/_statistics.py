@@ -12,7 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from clear_mlflow.learning.images import Samples
+from clear_mlflow.learning.samples.decoded import Samples
 
 # Rows that are made 64-bit floats at once: 16 MiB of CLEAR's features.
 _ROWS = 1024

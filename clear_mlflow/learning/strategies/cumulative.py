@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clear_mlflow.learning.images import Samples
-from clear_mlflow.learning.picks import joined, whole_bucket
+from clear_mlflow.learning.samples.decoded import Samples
+from clear_mlflow.learning.samples.indices import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy
 
 

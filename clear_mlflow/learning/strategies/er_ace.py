@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from clear_mlflow.config import TrainConfig
 from clear_mlflow.learning.buffers._base import BufferArguments
-from clear_mlflow.learning.features import TrainingStream
-from clear_mlflow.learning.group import ALONE, Group
-from clear_mlflow.learning.images import Batch, Samples
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.samples.decoded import Batch, Samples
+from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._base import Strategy, new_buffer, share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import joined_inputs, rehearsal_batches
 

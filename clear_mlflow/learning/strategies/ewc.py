@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
-from clear_mlflow.config import TrainConfig
-from clear_mlflow.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import Draw, generator
-from clear_mlflow.learning.features import TrainingStream
-from clear_mlflow.learning.images import batch_bounds, batches
+from clear_mlflow.learning.samples.decoded import batch_bounds, batches
+from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (

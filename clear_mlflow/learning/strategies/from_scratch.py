@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from clear_mlflow.learning.descent import GradientDescent
+from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.strategies._base import Strategy
-from clear_mlflow.learning.train import fresh_model
 
 
 class FromScratch(Strategy):

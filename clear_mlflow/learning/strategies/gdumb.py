@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import nn
 
-from clear_mlflow.config import TrainConfig
 from clear_mlflow.learning.buffers._base import BufferArguments
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.features import TrainingStream
-from clear_mlflow.learning.images import Samples
+from clear_mlflow.learning.loop import fresh_model
+from clear_mlflow.learning.samples.decoded import Samples
+from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy, new_buffer
-from clear_mlflow.learning.train import fresh_model
 
 
 class Gdumb(Strategy):

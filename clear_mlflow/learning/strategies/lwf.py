@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.config import TrainConfig
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import autocast
-from clear_mlflow.learning.features import TrainingStream
-from clear_mlflow.learning.images import Batch, Samples, batch_bounds, batches, is_features
+from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, batches, is_features
+from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_above_zero, check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from torch import nn
 
-from clear_mlflow.config import TrainConfig
 from clear_mlflow.learning.buffers._base import BufferArguments
-from clear_mlflow.learning.features import TrainingStream
-from clear_mlflow.learning.images import Samples
-from clear_mlflow.learning.picks import joined, whole_bucket
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.samples.decoded import Samples
+from clear_mlflow.learning.samples.feature_stream import TrainingStream
+from clear_mlflow.learning.samples.indices import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy, new_buffer
 
 

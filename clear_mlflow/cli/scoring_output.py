@@ -1,0 +1,135 @@
+"""What ``clear-mlflow evaluate`` shows: how far it is, and what became of the runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from clear_mlflow.cli.output import print_scores
+from clear_mlflow.cli.terminal import console
+from clear_mlflow.core.text import one_line
+from clear_mlflow.evaluation.rescore import Verdict
+
+# Up to so many runs each has its line; of more, those with problems and those that lack rows.
+_ALL_SHOWN = 50
+_MOST_SHOWN = 1000
+_LONGEST_NAME = 100  # characters of a run's name
+
+
+class Summary:
+    """Counts of what became of runs, and the few verdicts that are shown; never all of them."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.problems: list[Verdict] = []
+        self._first: list[Verdict] = []
+        self._only: Verdict | None = None  # with its scores, while it is the only one
+        self._values = 0
+        self._notable: list[Verdict] = []
+        self._num_partial = 0
+        self._num_problems = 0
+        self._from_tags = 0
+        self._undefined: Counter[str] = Counter()  # a user's own metric to runs without its value
+
+    def add(self, verdict: Verdict) -> None:
+        """Count a run."""
+        self.counts[verdict.action] += 1
+        self._only = verdict if self.counts.total() == 1 else None
+        light = verdict.without_scores()
+        if verdict.scores is not None:
+            self._values += len(verdict.scores.lacking)
+            self._from_tags += verdict.scores.from_tag
+        if len(self._first) <= _ALL_SHOWN:
+            self._first.append(light)
+        self._num_partial += verdict.is_partial
+        self._undefined.update(verdict.undefined)
+        if (verdict.is_problem or verdict.is_partial) and len(self._notable) < _MOST_SHOWN:
+            self._notable.append(light)
+        if verdict.is_problem:
+            self._num_problems += 1
+            if len(self.problems) < _MOST_SHOWN:
+                self.problems.append(light)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nobody needs to look at any run."""
+        return self._num_problems == 0
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{count} {action}" for action, count in sorted(self.counts.items()))
+        return told or "no runs"
+
+    def show(self, *, dry_run: bool, stopped: bool) -> None:
+        """Print a line for each run or each problem, the scores where there is but one run."""
+        out = console()
+        with suppress(OSError):  # whoever reads this may have gone
+            self._show(out, dry_run, stopped)
+        for verdict in self.problems:
+            click.echo(f"error: {one_line(f'run {verdict.run_id}: {verdict.detail}')}", err=True)
+        if self._num_problems > len(self.problems):
+            more = self._num_problems - len(self.problems)
+            click.echo(f"error: {more} more runs have problems", err=True)
+
+    def _show(self, out: Console, dry_run: bool, stopped: bool) -> None:
+        if self._only is not None and self._only.scores is not None:
+            print_scores(self._only.scores, out)
+        table = Table("run", "name", "verdict", "detail", box=None, pad_edge=False)
+        for verdict in self._first if len(self._first) <= _ALL_SHOWN else self._notable:
+            cells = (verdict.run_id, one_line(verdict.run_name, _LONGEST_NAME), verdict.action)
+            table.add_row(*(Text(one_line(cell)) for cell in (*cells, verdict.detail)))
+        if table.row_count:
+            out.print(table)
+        done = "would be logged" if dry_run else "logged"
+        out.print(f"\n{self}; {self._values} metric values {done}", highlight=False, end="")
+        if self._num_partial:
+            out.print(f"; {self._num_partial} runs lack rows", highlight=False, end="")
+        for metric, number in self._undefined.items():
+            out.print(f"; {number} runs have no {metric}", highlight=False, end="", markup=False)
+        if self._from_tags:
+            out.print(f"; {self._from_tags} matrices from tags", highlight=False, end="")
+        if dry_run:
+            out.print("; nothing was written (dry run)", end="")
+        if stopped:
+            out.print("; stopped: the same command does the rest", end="")
+        out.print()
+
+
+class RunProgress:
+    """Counts of runs beside a moving bar, on a terminal; nothing elsewhere."""
+
+    def __init__(self, total: int | None) -> None:
+        is_terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+        self._bars: Progress | None = None
+        self._task = TaskID(0)
+        self._total = total
+        if is_terminal:
+            self._bars = Progress(
+                TextColumn("runs"),
+                BarColumn(),
+                TextColumn("{task.description}"),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            )
+
+    def watch(self, verdicts: Iterable[Verdict], summary: Summary) -> Iterator[Verdict]:
+        """Give the verdicts on, and show how many there were."""
+        if self._bars is None:
+            yield from verdicts
+            return
+        with self._bars as bars:
+            self._task = bars.add_task("none yet", total=self._total)
+            for verdict in verdicts:
+                yield verdict
+                bars.update(self._task, description=str(summary), advance=1)

@@ -1,0 +1,90 @@
+"""The comparison as one HTML page that needs nothing but itself.
+
+Names come from outside: autoescape is on, no value is ever marked as safe, and every name is cut to
+one line of a bounded length. The only texts that are not escaped are the page's own style and
+script, which come with the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.resources import files
+
+from jinja2 import Environment, StrictUndefined
+
+from clear_mlflow.comparison.build import Comparison
+from clear_mlflow.comparison.page.charts import curve_parts, metric_plots, plots_about
+from clear_mlflow.comparison.page.colours import DIVERGING, SCALE
+from clear_mlflow.comparison.page.matrices_section import differences, matrices
+from clear_mlflow.comparison.page.tables import leaderboard, verdicts
+from clear_mlflow.comparison.page.wording import group_name, many, one_line, setting_text
+
+
+def comparison_page(comparison: Comparison, *, title: str, footer: str) -> str:
+    """The whole page.
+
+    Args:
+        comparison: what is shown.
+        title: its heading; any text.
+        footer: who made it, and when.
+    """
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    template = environment.from_string(_text_of("page.html"))
+    page = template.render(
+        # Not escaped by the template: see _Own.
+        css=_Own(_text_of("page.css") + SCALE.css("v") + DIVERGING.css("w")),
+        js=_Own(_text_of("page.js")),
+        title=one_line(title, 160),
+        subtitle=_subtitle(comparison),
+        footer=footer,
+        warnings=comparison.warnings,
+        ramp=SCALE.gradient(),
+        diverging=DIVERGING.gradient(),
+        **verdicts(comparison),
+        board=leaderboard(comparison),
+        plots=list(metric_plots(comparison)),
+        plots_about=plots_about(comparison),
+        curves=list(curve_parts(comparison)),
+        **matrices(comparison),
+        **differences(comparison),
+        runs=list(_runs(comparison)),
+        settings=[setting_text(comparison, i) for i in range(len(comparison.settings))],
+    )
+    return page.rstrip() + "\n"
+
+
+class _Own(str):
+    """A text of this package's own, which the page takes as it is."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        return str(self)
+
+
+def _text_of(name: str) -> str:
+    return files("clear_mlflow.comparison.page").joinpath(name).read_text(encoding="utf-8")
+
+
+def _subtitle(comparison: Comparison) -> str:
+    runs = len(comparison.subjects)
+    by = " and ".join(one_line(name, 40) for name in comparison.group_by)
+    told = f"{many(runs, 'run')} in {many(len(comparison.groups), 'group')}"
+    told += f" by {by}" if by else ", each for itself"
+    if len(comparison.settings) == 1:
+        told += f". {setting_text(comparison, 0)}"
+    return told
+
+
+def _runs(comparison: Comparison) -> Iterator[dict[str, str]]:
+    for group in comparison.groups:
+        for run in group.members:
+            record = run.record
+            stored = sum(row > 0 for row in record.rows)
+            yield {
+                "name": one_line(run.name),
+                "group": group_name(comparison, group),
+                "seed": "" if record.seed is None else str(record.seed),
+                "rows": f"{stored} of {record.matrix.num_buckets}",
+                "id": one_line(run.run_id),
+            }

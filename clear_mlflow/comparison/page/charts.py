@@ -1,0 +1,221 @@
+"""The comparison page's drawings: every metric with its interval, and learning curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from clear_mlflow.comparison.build import Comparison, is_higher_better
+from clear_mlflow.comparison.curves import Curve, CurveChart, bucket_charts, mean_charts
+from clear_mlflow.comparison.groups import Group
+from clear_mlflow.comparison.page.wording import interval_text, many, one_line, setting_text
+from clear_mlflow.core.text import percent, shortened
+from clear_mlflow.statistics import Interval, SeedSummary
+
+# Groups whose curves can be told apart in one chart, and whose dots fit beside their names.
+_MOST_CURVES = 8
+_MOST_DOTS = 24
+_COLOURS = 8
+
+
+def plots_about(comparison: Comparison) -> str:
+    """What the dots and lines of :func:`metric_plots` are."""
+    level = f"{100 * comparison.level:g} %"
+    told = f"Dot: mean. Line: {level} interval of the mean over seeds."
+    if comparison.image_intervals:
+        told += (
+            f" Dotted line, at groups of one run: {level} interval over test images, of that one "
+            "trained model; other seeds may lie outside of it."
+        )
+    if len(comparison.groups) > _MOST_DOTS:
+        told += f" The first {_MOST_DOTS} groups of the leaderboard."
+    return told
+
+
+def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """For each metric a drawing: a dot and an interval for each group."""
+    shown = list(enumerate(comparison.groups))[:_MOST_DOTS]
+    longest = max(len(shortened(one_line(group.name), 20)) for _, group in shown)
+    width, left, right, line = 420, 24 + 6 * longest, 404, 22
+    for metric in comparison.metrics:
+        found = [
+            (position, group, group.metrics[metric], *_reach(comparison, position, group, metric))
+            for position, group in shown
+            if metric in group.metrics
+        ]
+        if not found:
+            continue
+        ends = [e for _, _, s, interval, _ in found for e in (s.mean, *(interval or ()))]
+        low, high, ticks = _axis(min(ends), max(ends))
+
+        def at(value: float, low: float = low, high: float = high) -> float:
+            return round(left + (right - left) * (value - low) / (high - low), 1)
+
+        dots = []
+        for row, (position, group, summary, interval, images) in enumerate(found):
+            name = one_line(group.name)
+            told = f"{name}: {summary.mean:.4f}"
+            if interval is not None:
+                told += f" {interval_text(interval)}"
+            dots.append(
+                {
+                    "colour": position % _COLOURS,
+                    "name": shortened(name, 20),
+                    "title": f"{told}; {'test images' if images else many(summary.n, 'seed')}",
+                    "x": at(summary.mean),
+                    "y": 16 + line * row,
+                    "low": None if interval is None else at(interval.low),
+                    "high": None if interval is None else at(interval.high),
+                    "images": images,
+                }
+            )
+        yield {
+            "title": metric,
+            "lower": not is_higher_better(metric),
+            "width": width,
+            "left": left,
+            "height": 16 + line * len(dots) + 16,
+            "ticks": [{"at": at(tick), "text": text} for tick, text in ticks],
+            "dots": dots,
+        }
+
+
+def _reach(
+    comparison: Comparison, position: int, group: Group, metric: str
+) -> tuple[Interval | None, bool]:
+    """The interval to draw, and whether it is over test images."""
+    over_seeds = group.metrics[metric].interval
+    if over_seeds is not None:
+        return over_seeds, False
+    over_images = comparison.image_intervals.get(position, {}).get(metric)
+    return over_images, over_images is not None
+
+
+def _axis(low: float, high: float) -> tuple[float, float, list[tuple[float, str]]]:
+    """Ends a little outside, and three to six round numbers between them."""
+    span = max(high - low, 0.01)
+    low, high = low - 0.06 * span, high + 0.06 * span
+    raw = (high - low) / 4
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw)
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9) + (step / power == 2.5))
+    ticks = [step * k for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return low, high, [(tick, f"{tick:.{decimals}f}") for tick in ticks]
+
+
+def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
+    """For each setting its learning curves: of means, and of every bucket."""
+    for setting in range(len(comparison.settings)):
+        groups = [(p, g) for p, g in enumerate(comparison.groups) if g.setting == setting]
+        shown = groups[:_MOST_CURVES]
+        buckets = bucket_charts(shown, comparison.level)
+        about = "Across: buckets trained on. Up: test accuracy in %; mind where the axis begins."
+        if any(len(group.members) > 1 for _, group in shown):
+            about += f" Band: {100 * comparison.level:g} % interval of the mean over seeds."
+        if len(groups) > len(shown):
+            about += f" The first {len(shown)} of {len(groups)} groups of the leaderboard."
+        yield {
+            "setting": setting_text(comparison, setting) if len(comparison.settings) > 1 else "",
+            "about": about,
+            "legend": [
+                {
+                    "colour": position % _COLOURS,
+                    "dash": position // _COLOURS % 3,
+                    "name": one_line(group.name),
+                }
+                for position, group in shown
+            ],
+            "means": [
+                _chart(chart, comparison, 560, 300, _lowest([chart]), dots=True)
+                for chart in mean_charts(shown, comparison.level)
+            ],
+            "buckets": [
+                _chart(chart, comparison, 240, 165, _lowest(buckets), dots=False)
+                for chart in buckets
+            ],
+        }
+
+
+def _lowest(charts: Sequence[CurveChart]) -> float:
+    """Where the axis begins: the quarter below all that is drawn."""
+    found = [
+        s.mean if s.interval is None else min(s.mean, s.interval.low)
+        for chart in charts
+        for curve in chart.curves
+        for _, s in curve.points
+    ]
+    return max(0.0, min(0.75, math.floor(4 * min(found)) / 4))
+
+
+def _chart(
+    chart: CurveChart,
+    comparison: Comparison,
+    width: int,
+    height: int,
+    lowest: float,
+    *,
+    dots: bool,
+) -> dict[str, Any]:
+    left, right, top, bottom = 34, width - 10, 8, height - 22
+    group = comparison.groups[chart.curves[0].group]
+    last = len(group.grid) - 1
+
+    def x(k: int) -> float:
+        return round(left + (right - left) * k / last, 1)
+
+    def y(value: float) -> float:
+        share = (min(max(value, lowest), 1.0) - lowest) / (1 - lowest)
+        return round(bottom - (bottom - top) * share, 1)
+
+    def drawn(curve: Curve) -> dict[str, Any]:
+        name = one_line(comparison.groups[curve.group].name, 60)
+        line = " ".join(f"{x(k)} {y(s.mean)}" for k, s in curve.points)
+        spread = [(k, s.interval) for k, s in curve.points if s.interval is not None]
+        band = ""
+        if len(spread) > 1:
+            upper = [f"{x(k)} {y(ends.high)}" for k, ends in spread]
+            lower = [f"{x(k)} {y(ends.low)}" for k, ends in reversed(spread)]
+            band = f"M{'L'.join([*upper, *lower])}Z"
+        return {
+            "colour": curve.group % _COLOURS,
+            "dash": curve.group // _COLOURS % 3,
+            "line": f"M{line}",
+            "band": band,
+            "dots": [
+                {
+                    "x": x(k),
+                    "y": y(s.mean),
+                    "title": f"{name}, after {k}: {_with_spread(s)}",
+                }
+                for k, s in curve.points
+                if dots or len(curve.points) == 1
+            ],
+        }
+
+    every = max(1, math.ceil(last / (10 if dots else 5)))
+    # Steps of a round number, whatever quarter the axis begins at.
+    ticks = {0.0: 4, 0.25: 3, 0.5: 5, 0.75: 5}[lowest] if dots else 2
+    return {
+        "title": one_line(chart.title),
+        "width": width,
+        "height": height,
+        "left": left,
+        "right": right,
+        "dot": 3.5 if dots else 2.5,
+        "across": [{"at": x(k), "text": str(k)} for k in range(0, last + 1, every)],
+        "up": [
+            {"at": y(lowest + (1 - lowest) * i / ticks), "text": _share(lowest, i / ticks)}
+            for i in range(ticks + 1)
+        ],
+        "curves": [drawn(curve) for curve in chart.curves],
+    }
+
+
+def _share(lowest: float, part: float) -> str:
+    return f"{100 * (lowest + (1 - lowest) * part):g}"
+
+
+def _with_spread(summary: SeedSummary) -> str:
+    spread = "" if summary.std is None else f" ± {percent(summary.std)}"
+    return f"{percent(summary.mean)} %{spread} ({many(summary.n, 'seed')})"

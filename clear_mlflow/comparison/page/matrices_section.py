@@ -1,0 +1,248 @@
+"""The comparison page's matrices, and the difference of any two."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.comparison.build import Comparison
+from clear_mlflow.comparison.groups import Group
+from clear_mlflow.comparison.page.wording import group_name, one_line, p_text, seed_text
+from clear_mlflow.core.text import ending, percent, printable
+
+_LONGEST_KEY = 8
+# Cells of single runs' matrices: about 40 bytes each, twice.
+_MOST_CELLS = 12_000
+_STEPS = (2, 5, 10, 20, 30, 50, 100)  # ends of the scale of differences, percentage points
+_DIGITS = 6  # of the fractions that the script subtracts; shown with three
+
+
+def matrices(comparison: Comparison) -> dict[str, Any]:
+    """The matrices of groups, and of single runs where they fit."""
+    subjects = comparison.subjects
+    cells = sum(subject.grid.size for subject in subjects)
+    several = [group for group in comparison.groups if len(group.members) > 1]
+    about = "Means over seeds." if several else ""
+    if any(bool((group.seeds_per_cell % len(group.members)).any()) for group in several):
+        about += " Dotted underline: not all seeds measured this cell; the mean is over the others."
+    maps = [
+        _map(
+            group.grid,
+            group.members[0].record.matrix.buckets,
+            title=group_name(comparison, group),
+            detail=f"mean of {len(group.members)} runs" if len(group.members) > 1 else "one run",
+            seeds=group.seeds_per_cell,
+            members=len(group.members),
+        )
+        for group in _few(comparison)
+    ]
+    if len(maps) < len(comparison.groups):
+        about += f" The first {len(maps)} groups of the leaderboard."
+    run_maps = []
+    if several and cells <= _MOST_CELLS:
+        run_maps = [
+            _map(
+                subject.grid,
+                subject.record.matrix.buckets,
+                title=one_line(subject.name),
+                detail=seed_text(subject.record.seed),
+            )
+            for subject in subjects
+        ]
+    return {"matrices_about": about.strip(), "maps": maps, "run_maps": run_maps}
+
+
+def _few(comparison: Comparison) -> list[Group]:
+    """As many groups as their matrices fit on a page of two megabytes."""
+    found: list[Group] = []
+    cells = 0
+    for group in comparison.groups:
+        cells += group.grid.size
+        if found and cells > _MOST_CELLS:
+            break
+        found.append(group)
+    return found
+
+
+def _map(
+    grid: NDArray[np.float64],
+    buckets: Sequence[str],
+    *,
+    title: str,
+    detail: str,
+    seeds: NDArray[np.int64] | None = None,
+    members: int = 1,
+) -> dict[str, Any]:
+    return {
+        "title": title,
+        "detail": detail,
+        "columns": _columns(buckets),
+        "rows": [
+            {
+                "first": i == 0,
+                "label": _row_label(i, buckets),
+                "cells": [
+                    _cell(
+                        float(value),
+                        "d" if i == j + 1 else "",
+                        members if seeds is None else int(seeds[i, j]),
+                        members,
+                    )
+                    for j, value in enumerate(row)
+                ],
+            }
+            for i, row in enumerate(grid)
+            if i > 0 or not np.isnan(row).all()
+        ],
+    }
+
+
+def _columns(buckets: Sequence[str]) -> list[dict[str, str]]:
+    return [{"short": ending(key, _LONGEST_KEY), "full": printable(key)} for key in buckets]
+
+
+def _row_label(i: int, buckets: Sequence[str]) -> str:
+    return "initial" if i == 0 else f"after {ending(buckets[i - 1], _LONGEST_KEY)}"
+
+
+def _cell(value: float, diagonal: str, seeds: int, members: int) -> dict[str, str]:
+    if math.isnan(value):
+        return {"style": "x", "text": "", "title": ""}
+    few = "few" if seeds < members else ""
+    return {
+        "style": " ".join(filter(None, [f"v{round(100 * value)}", diagonal, few])),
+        "text": percent(value),
+        "title": f"mean of {seeds} of {members} seeds" if few else "",
+    }
+
+
+@dataclass(frozen=True)
+class _Item:
+    """What may be chosen as A or B."""
+
+    name: str
+    setting: int
+    grid: NDArray[np.float64]
+    is_run: bool
+
+
+def _items(comparison: Comparison) -> list[_Item]:
+    items = [
+        _Item(group_name(comparison, group), group.setting, group.grid, False)
+        for group in comparison.groups
+    ]
+    if any(len(group.members) > 1 for group in comparison.groups):
+        items += [
+            _Item(
+                f"{one_line(run.name, 60)} ({one_line(run.run_id[:8])})",
+                group.setting,
+                run.grid,
+                True,
+            )
+            for group in comparison.groups
+            for run in group.members
+        ]
+    total = 0
+    kept: list[_Item] = []
+    for item in items:
+        total += item.grid.size
+        if kept and total > 2 * _MOST_CELLS:
+            break
+        kept.append(item)
+    return kept
+
+
+def differences(comparison: Comparison) -> dict[str, Any]:
+    """What may be subtracted from what, and the first difference."""
+    items = _items(comparison)
+    alpha = round(1 - comparison.level, 6)
+    data: dict[str, Any] = {
+        "items": [{"setting": item.setting, "cells": _rounded(item.grid)} for item in items],
+        "keys": [
+            [ending(key, _LONGEST_KEY) for key in setting.buckets]
+            for setting in comparison.settings
+        ],
+        "marks": {f"{a}-{b}": _rounded(p) for (a, b), p in comparison.cells.items()},
+        "unlike": [f"{a}-{b}" for a, b in sorted(comparison.unlike)],
+        "scales": list(_STEPS),
+        "alpha": alpha,
+    }
+    first = _first_pair(comparison, items)
+    starts = next((i for i, item in enumerate(items) if item.is_run), len(items))
+    return {
+        "data": data,
+        "choices": [{"name": item.name, "runs_begin": i == starts} for i, item in enumerate(items)],
+        "choices_have_runs": starts < len(items),
+        "first_difference": None
+        if first is None
+        else _difference(comparison, items, *first, alpha),
+    }
+
+
+def _first_pair(comparison: Comparison, items: Sequence[_Item]) -> tuple[int, int] | None:
+    for a, one in enumerate(items):
+        for b in range(a + 1, len(items)):
+            if one.setting == items[b].setting and (a, b) not in comparison.unlike:
+                return a, b
+    return None
+
+
+def _difference(
+    comparison: Comparison, items: Sequence[_Item], a: int, b: int, alpha: float
+) -> dict[str, Any]:
+    """The table that is there without a script; the script draws the same for every other pair."""
+    buckets = comparison.settings[items[a].setting].buckets
+    change = items[a].grid - items[b].grid
+    largest = float(np.nanmax(np.abs(change))) if (~np.isnan(change)).any() else 0.0
+    scale = next((step for step in _STEPS if 100 * largest <= step + 1e-9), 100)
+    p_values = comparison.cells.get((a, b))
+    about = (
+        f"A − B in percentage points; colours from −{scale} (B is better) to +{scale} (A is "
+        "better)."
+    )
+    rows = []
+    for i, row in enumerate(change):
+        if np.isnan(row).all():
+            continue
+        cells = []
+        for j, value in enumerate(row):
+            if math.isnan(value):
+                cells.append({"style": "x", "text": "", "title": ""})
+                continue
+            p_value = math.nan if p_values is None else float(p_values[i, j])
+            mark = " s" if p_value < alpha else ""
+            cells.append(
+                {
+                    "style": f"w{50 + math.floor(50 * 100 * value / scale + 0.5)}{mark}",
+                    "text": _points(float(value)),
+                    "title": "" if math.isnan(p_value) else f"adjusted p = {p_text(p_value)}",
+                }
+            )
+        rows.append({"first": i == 0, "label": _row_label(i, buckets), "cells": cells})
+    return {
+        "a": a,
+        "b": b,
+        "a_name": items[a].name,
+        "b_name": items[b].name,
+        "pair": f"{a}-{b}",
+        "about": about,
+        "columns": _columns(buckets),
+        "rows": rows,
+    }
+
+
+def _rounded(grid: NDArray[np.float64]) -> list[list[float | None]]:
+    return [
+        [None if math.isnan(value) else round(value, _DIGITS) for value in row]
+        for row in grid.tolist()
+    ]
+
+
+def _points(fraction: float) -> str:
+    text = f"{100 * fraction:.1f}"
+    return "0.0" if text == "-0.0" else text if fraction < 0 else f"+{text}"

@@ -1,0 +1,133 @@
+"""The comparison page's tables of metrics: verdicts on pairs of groups, and the leaderboard."""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any
+
+from clear_mlflow.comparison.build import Comparison, PairTest, is_higher_better
+from clear_mlflow.comparison.groups import Group
+from clear_mlflow.comparison.page.wording import group_name, interval_text, one_line, p_text, signed
+from clear_mlflow.statistics import SeedSummary
+
+_WORDS = {"different": "different", "not shown": "not shown", "too few": "too little to say"}
+_SIGNS = {"different": "✓", "not shown": "–", "too few": "?"}
+
+
+def verdicts(comparison: Comparison) -> dict[str, Any]:
+    """What the tests of pairs say: of the ranking metric in sentences, of others in a table."""
+    headline = [test for test in comparison.tests if test.metric == comparison.ranked_by]
+    units = {test.unit for test in headline}
+    how = {
+        frozenset({"seeds"}): "The unit is the seed: permutation tests over seeds.",
+        frozenset({"images"}): (
+            "The unit is the test image: a paired bootstrap of two trained models; it says nothing "
+            "of other seeds."
+        ),
+    }.get(
+        frozenset(units),
+        "The unit is the seed where both sides have several, else the test image of two single "
+        "models.",
+    )
+    level = 100 * comparison.level
+    how += f" Intervals are of {level:g} %; p is adjusted by Holm over the pairs of one metric."
+    return {
+        "headline": [_sentence(test) for test in headline],
+        "headline_metric": comparison.ranked_by,
+        "how": how,
+        "nothing_to_test": (
+            "There is one group: nothing to test it against."
+            if len(comparison.groups) == 1
+            else "No two groups could be tested against each other: that needs two seeds or more "
+            "on both sides, or stored predictions of one run on each, and the same test set."
+        ),
+        "others": [
+            {
+                "a": one_line(comparison.groups[test.a].name, 40),
+                "b": one_line(comparison.groups[test.b].name, 40),
+                "metric": test.metric,
+                "difference": signed(test.difference),
+                "interval": interval_text(test.interval),
+                "p": p_text(test.p_value),
+                "adjusted": p_text(test.adjusted),
+                "word": _WORDS[test.outcome],
+            }
+            for test in comparison.tests
+            if test.metric != comparison.ranked_by
+        ],
+    }
+
+
+def _sentence(test: PairTest) -> dict[str, Any]:
+    return {
+        "sign": _SIGNS[test.outcome],
+        "real": test.outcome == "different",
+        "sentence": test.sentence,
+        "pair": f"{test.a}-{test.b}",
+    }
+
+
+def leaderboard(comparison: Comparison) -> dict[str, Any]:
+    """Groups by metrics, the best of each column marked."""
+    metrics = comparison.metrics
+    level = f"{100 * comparison.level:g} %"
+    best = _best(comparison)
+    columns = [
+        {
+            "name": metric.split("/", 1)[-1].replace("_", " "),
+            "full": metric,
+            "first": "descending" if is_higher_better(metric) else "ascending",
+            "sorted": metric == comparison.ranked_by and len(comparison.settings) == 1,
+        }
+        for metric in metrics
+    ]
+    families = [
+        {"name": family, "span": len(list(members))}
+        for family, members in groupby(metrics, key=lambda metric: metric.split("/", 1)[0])
+    ]
+    about = (
+        f"Mean over seeds, ± standard deviation, [{level} interval of the mean, Student's t]. "
+        "★: the best mean of a column. Empty: not defined. A click on a name sorts."
+    )
+    rows = []
+    for position, group in enumerate(comparison.groups):
+        cells = []
+        for metric in metrics:
+            found = group.metrics.get(metric)
+            cells.append(
+                {
+                    "value": "" if found is None else repr(found.mean),
+                    "text": "" if found is None else f"{found.mean:.4f}",
+                    "best": position in best.get(metric, ()),
+                    "spread": _spread(group, found),
+                    "interval": "" if found is None else interval_text(found.interval, 3),
+                    "sorted": metric == comparison.ranked_by,
+                }
+            )
+        rows.append(
+            {"name": group_name(comparison, group), "seeds": len(group.counted), "cells": cells}
+        )
+    return {"about": about, "columns": columns, "families": families, "rows": rows}
+
+
+def _best(comparison: Comparison) -> dict[str, set[int]]:
+    """Metric to the positions of its best groups, one of each setting that has more than one."""
+    best: dict[str, set[int]] = {}
+    for setting in range(len(comparison.settings)):
+        for metric in comparison.metrics:
+            means = {
+                position: group.metrics[metric].mean
+                for position, group in enumerate(comparison.groups)
+                if group.setting == setting and metric in group.metrics
+            }
+            if len(means) > 1:
+                top = (max if is_higher_better(metric) else min)(means.values())
+                best.setdefault(metric, set()).update(p for p, m in means.items() if m == top)
+    return best
+
+
+def _spread(group: Group, found: SeedSummary | None) -> str:
+    if found is None or found.std is None:
+        return ""
+    of = "" if found.n == len(group.counted) else f" ({found.n} of {len(group.counted)})"
+    return f"± {found.std:.4f}{of}"

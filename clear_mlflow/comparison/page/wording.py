@@ -1,0 +1,59 @@
+"""What the parts of the comparison page have in common: names and numbers as they are shown."""
+
+from __future__ import annotations
+
+from clear_mlflow.comparison.build import Comparison
+from clear_mlflow.comparison.groups import Group
+from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.statistics import Interval
+
+_LONGEST_NAME = 80
+
+
+def one_line(text: str, limit: int = _LONGEST_NAME) -> str:
+    """A text from outside, on one line of bounded length."""
+    return shortened(printable(" ".join(text.split())), limit)
+
+
+def setting_text(comparison: Comparison, position: int) -> str:
+    """A setting's dataset, test set and protocol."""
+    setting = comparison.settings[position]
+    told = f"{one_line(setting.dataset)}, {many(len(setting.buckets), 'bucket')}"
+    if setting.num_instances is not None:
+        told += f", {sum(setting.num_instances):,} test images"
+    return f"{told}, protocol {setting.protocol}, digest {one_line(setting.digest, 24)}"
+
+
+def group_name(comparison: Comparison, group: Group) -> str:
+    """A group's name, with its test set where there are several."""
+    name = one_line(group.name)
+    if len(comparison.settings) > 1:
+        name += f" [{comparison.settings[group.setting].protocol}, test set {group.setting + 1}]"
+    return name
+
+
+def seed_text(seed: int | None) -> str:
+    """A run's seed."""
+    return "no seed" if seed is None else f"seed {seed}"
+
+
+def interval_text(interval: Interval | None, decimals: int = 4) -> str:
+    """An interval in brackets; nothing for none."""
+    if interval is None:
+        return ""
+    return f"[{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]"
+
+
+def signed(value: float) -> str:
+    """A difference, with its sign."""
+    return f"{value:+.4f}"
+
+
+def p_text(value: float) -> str:
+    """A p-value."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def many(count: int, what: str) -> str:
+    """A count and what is counted, as in ``1 run`` and ``2 runs``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"

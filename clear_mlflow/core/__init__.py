@@ -1,0 +1,1 @@
+"""What every room rests on: the matrix, its stored form, errors, texts."""

@@ -1,0 +1,55 @@
+"""Which of several processes this one is: torchrun says it in environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from clear_mlflow.core.errors import ConfigError
+
+_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process among those that train one model; by default there is no other."""
+
+    rank: int = 0  # 0 keeps the record
+    size: int = 1  # processes in all
+    local_rank: int = 0  # on this machine: the number of its GPU
+    local_size: int = 1  # processes on this machine
+
+    @property
+    def keeps_record(self) -> bool:
+        """Whether this is the one process that talks to MLflow and to people."""
+        return self.rank == 0
+
+
+ALONE_HERE = Place()
+
+
+def place_of_environment(environment: Mapping[str, str] = os.environ) -> Place:
+    """Read the variables that torchrun sets for each process that it starts.
+
+    Raises:
+        ConfigError: some are there and others are not, or are no numbers.
+    """
+    if "RANK" not in environment or "WORLD_SIZE" not in environment:
+        return ALONE_HERE
+    missing = [name for name in _VARIABLES if name not in environment]
+    try:
+        rank, size, local_rank, local_size = (int(environment[n]) for n in _VARIABLES[:4])
+    except (KeyError, ValueError):
+        rank = -1
+        size = local_rank = local_size = 0
+    if size == 1 and not missing:
+        return ALONE_HERE
+    if missing or not (0 <= rank < size and 0 <= local_rank < local_size):
+        shown = ", ".join(missing) or ", ".join(f"{n}={environment[n]}" for n in _VARIABLES[:4])
+        problem = f"{shown} missing" if missing else shown
+        raise ConfigError(
+            f"RANK and WORLD_SIZE are set, as for one of several processes, but {problem}; start "
+            "them with torchrun, or unset RANK and WORLD_SIZE"
+        )
+    return Place(rank=rank, size=size, local_rank=local_rank, local_size=local_size)

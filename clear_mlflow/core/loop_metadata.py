@@ -1,0 +1,398 @@
+"""What a loop of somebody's own says of itself, checked and in one form, before MLflow sees it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.matrix import PROTOCOLS, AccuracyRow, shown
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.core.record import DatasetIdentity
+
+# What stands for the digest of a dataset that nobody has seen: it is no digest of any.
+UNKNOWN = "unknown"
+_RESERVED = ("mlflow.", "clear_mlflow.")
+_MOST_CLASSES = 2**16
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopFacts:
+    """What is known of a loop before its first row.
+
+    Args:
+        buckets: keys of all buckets, in stream order.
+        num_instances: test images per bucket; None where only accuracies will be known.
+        dataset: which data the rows are measured on.
+        protocol: ``iid`` or ``streaming``.
+        seed: of the run; None when it has none.
+        facts: ``strategy``, ``model`` and such, by which runs are grouped.
+        params: further parameters, as texts.
+        tags: further tags.
+        class_names: the index is the label; empty where not known.
+        evaluation_set: the test images; None where no predictions are kept.
+    """
+
+    buckets: tuple[str, ...]
+    num_instances: tuple[int, ...] | None
+    dataset: DatasetIdentity
+    protocol: str = "iid"
+    seed: int | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
+    evaluation_set: EvaluationSet | None = None
+
+
+def loop_facts(
+    *,
+    buckets: int | Sequence[object],
+    num_instances: int | Sequence[int] | Mapping[str, int] | None = None,
+    dataset: str = "own",
+    dataset_digest: str | None = None,
+    protocol: str = "iid",
+    seed: int | None = None,
+    strategy: str | None = None,
+    model: str | None = None,
+    params: Mapping[str, object] | None = None,
+    tags: Mapping[str, object] | None = None,
+    class_names: Sequence[str] | None = None,
+    test_labels: Sequence[Any] | None = None,
+    test_ids: Sequence[Sequence[object]] | None = None,
+    evaluation_set: EvaluationSet | None = None,
+) -> LoopFacts:
+    """Check what :func:`clear_mlflow.track` was given.
+
+    Raises:
+        ConfigError: something has a value that it cannot have, or two things contradict each other.
+        RecordError: a key, a count or a name is not one that the record holds.
+    """
+    keys = _keys(buckets)
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"protocol is {shown(protocol)}; expected one of {', '.join(PROTOCOLS)}")
+    if seed is not None:
+        seed = _whole("seed", seed)
+    if test_ids is not None and test_labels is None:
+        raise ConfigError("test_ids arrived without test_labels; pass the true labels, too")
+    if test_labels is not None:
+        if evaluation_set is not None:
+            raise ConfigError("test_labels and evaluation_set arrived both; pass one of them")
+        evaluation_set = evaluation_set_of(keys, test_labels, test_ids, class_names)
+    names = tuple(class_names or ())
+    counts = None if num_instances is None else _counts(keys, num_instances)
+    if evaluation_set is not None:
+        if evaluation_set.buckets != keys:
+            raise ConfigError(
+                f"buckets is {shown(keys)}, but the evaluation set's are "
+                f"{shown(evaluation_set.buckets)}; they have to be the same"
+            )
+        if counts not in (None, evaluation_set.num_instances):
+            raise ConfigError(
+                f"num_instances is {shown(counts)}, but the evaluation set holds "
+                f"{shown(evaluation_set.num_instances)} images; leave num_instances out"
+            )
+        if names not in ((), evaluation_set.class_names):
+            raise ConfigError("class_names are not those of the evaluation set; leave them out")
+        counts, names = evaluation_set.num_instances, evaluation_set.class_names
+    # A row as any of this loop would be: what cannot be stored is told before any training.
+    AccuracyRow.from_fractions(0, keys, (0.0,) * len(keys), counts)
+    digest = dataset_digest or (evaluation_set.digest if evaluation_set else UNKNOWN)
+    grouped = {"strategy": strategy, "model": model, "dataset": dataset, "protocol": protocol}
+    if seed is not None:
+        grouped["seed"] = str(seed)
+    return LoopFacts(
+        buckets=keys,
+        num_instances=counts,
+        dataset=DatasetIdentity(dataset, digest),
+        protocol=protocol,
+        seed=seed,
+        facts={key: str(value) for key, value in grouped.items() if value is not None},
+        params=_texts("params", params),
+        tags=_texts("tags", tags),
+        class_names=names,
+        evaluation_set=evaluation_set,
+    )
+
+
+def evaluation_set_of(
+    buckets: Sequence[str],
+    labels: Sequence[Any],
+    ids: Sequence[Sequence[object]] | None = None,
+    class_names: Sequence[str] | None = None,
+) -> EvaluationSet:
+    """The test images of all buckets, known by their names instead of their files.
+
+    Two runs with the same keys, names, labels and classes were tested on the same images, as far
+    as anyone can tell; so names should be those of the data, where it has any, and not positions.
+
+    Args:
+        buckets: keys, in stream order.
+        labels: for each bucket, the true class of each test image: integers from 0.
+        ids: for each bucket, the name of each test image; positions when not given.
+        class_names: the index is the label; numbers when not given.
+
+    Raises:
+        ConfigError: the parts do not fit each other.
+    """
+    if len(labels) != len(buckets):
+        raise ConfigError(
+            f"test_labels has {len(labels)} entries for {len(buckets)} buckets; expected the true "
+            "labels of each bucket's test images"
+        )
+    each = [
+        _labels(f"test_labels of bucket {key!r}", given)
+        for key, given in zip(buckets, labels, strict=True)
+    ]
+    named = [[str(n) for n in range(len(given))] for given in each]
+    if ids is not None:
+        named = [[str(name) for name in of_bucket] for of_bucket in ids]
+    if list(map(len, named)) != list(map(len, each)):
+        raise ConfigError("test_ids and test_labels differ in length; expected one for each image")
+    for key, of_bucket in zip(buckets, named, strict=True):
+        if len(set(of_bucket)) != len(of_bucket) or any("\n" in name for name in of_bucket):
+            raise ConfigError(
+                f"test_ids of bucket {key!r} holds a name twice, or one of two lines; expected a "
+                "name of its own for each image"
+            )
+    label = np.concatenate(each)
+    if len(label) == 0:
+        raise ConfigError("test_labels holds no image; expected some for each bucket")
+    names = tuple(class_names or (str(n) for n in range(int(label.max()) + 1)))
+    content = b"".join(
+        hashlib.sha256(f"{key}\n{name}".encode()).digest()[:16]
+        for key, of_bucket in zip(buckets, named, strict=True)
+        for name in of_bucket
+    )
+    try:
+        return EvaluationSet(
+            buckets=tuple(buckets),
+            class_names=names,
+            bucket=np.repeat(np.arange(len(each)), list(map(len, each))).astype(np.uint16),
+            label=label,
+            content=np.frombuffer(content, dtype=np.uint8).reshape(-1, 16).copy(),
+            names=tuple(name for of_bucket in named for name in of_bucket),
+        )
+    except RecordError as error:
+        raise ConfigError(f"test_labels and class_names do not fit: {error}") from error
+
+
+def measured_row(
+    facts: LoopFacts,
+    row: int,
+    correct: object = None,
+    accuracy: object = None,
+    labels: object = None,
+    probabilities: object = None,
+) -> tuple[AccuracyRow, RowPredictions | None]:
+    """A row as it arrived from a loop, checked against what is known of that loop.
+
+    Args:
+        facts: of the loop.
+        row: buckets trained so far.
+        correct: images classified correctly: one integer per bucket, or bucket key to integer.
+        accuracy: fractions, likewise; NaN, None or an absent key = not measured.
+        labels: predicted class of each image of the evaluation set, in its order: one array, or
+            one for each bucket.
+        probabilities: (N, classes) of the same images, softmaxed: likewise.
+
+    Raises:
+        ConfigError: too much or too little arrived, or it has a value that it cannot have.
+        RecordError: the numbers do not fit the loop.
+    """
+    row = _whole("row", row)
+    answers = None
+    if labels is not None or probabilities is not None:
+        answers = _answers(facts, row, labels, probabilities)
+    if correct is not None and accuracy is not None:
+        raise ConfigError(f"row {row} has correct and accuracy; pass one of them")
+    if accuracy is not None:
+        found = AccuracyRow.from_fractions(
+            row, facts.buckets, _fractions(facts.buckets, accuracy), facts.num_instances
+        )
+    elif correct is not None:
+        if facts.num_instances is None:
+            raise ConfigError(
+                f"row {row} has counts, but num_instances is not known; pass it to track, or "
+                "accuracy=[...] here"
+            )
+        counts = _counts(facts.buckets, correct, "correct")
+        found = AccuracyRow(row, facts.buckets, counts, facts.num_instances)
+    elif answers is not None and facts.evaluation_set is not None:
+        counts = answers.correct(facts.evaluation_set)
+        found = AccuracyRow(row, facts.buckets, counts, facts.num_instances)
+    else:
+        raise ConfigError(
+            f"row {row} arrived without numbers; pass the images classified correctly in each "
+            "bucket, or accuracy=[...] as fractions"
+        )
+    if answers is not None and facts.evaluation_set is not None:
+        answers.check(facts.evaluation_set, found)
+    return found, answers
+
+
+def _answers(facts: LoopFacts, row: int, labels: object, probabilities: object) -> RowPredictions:
+    images = facts.evaluation_set
+    if images is None:
+        raise ConfigError(
+            f"row {row} has predictions, but the images are not known; pass test_labels, or an "
+            "evaluation_set, to track"
+        )
+    found: NDArray[Any] | None = None
+    if probabilities is not None:
+        found = _joined("probabilities", probabilities, images).astype(np.float64)
+        if found.ndim != 2 or found.shape[1] != len(images.class_names):
+            raise ConfigError(
+                f"probabilities of row {row} have shape {found.shape}; expected "
+                f"({len(images)}, {len(images.class_names)}): images, classes"
+            )
+        # NaN fails the comparison.
+        if not bool((np.abs(found.sum(axis=1) - 1) < 1e-2).all()) or bool((found < 0).any()):
+            raise ConfigError(
+                f"probabilities of row {row} do not add up to 1 for each image; pass them after "
+                "the softmax"
+            )
+    if labels is None and found is not None:
+        answered = found.argmax(axis=1).astype(np.uint16)
+    else:
+        answered = _labels(f"labels of row {row}", _joined("labels", labels, images))
+    return RowPredictions(
+        row=row,
+        labels=answered.astype(np.uint8 if len(images.class_names) <= 256 else np.uint16),
+        evaluation_set=images.digest,
+        probabilities=None if found is None else np.clip(found, 0, 1).astype(np.float16),
+    )
+
+
+def _joined(name: str, values: object, images: EvaluationSet) -> NDArray[Any]:
+    """One array over all images, out of one, or of one for each bucket."""
+    if isinstance(values, (list, tuple)) and len(values) == len(images.buckets):
+        parts = [_array(part) for part in values]
+        if all(part.ndim > 0 for part in parts):
+            if tuple(map(len, parts)) != images.num_instances:
+                raise ConfigError(
+                    f"{name} holds {list(map(len, parts))} answers per bucket; the evaluation set "
+                    f"has {list(images.num_instances)} images"
+                )
+            return np.concatenate(parts)
+    found = _array(values)
+    if found.ndim == 0 or len(found) != len(images):
+        raise ConfigError(
+            f"{name} has shape {found.shape}; expected one answer for each of the {len(images)} "
+            "images, in the evaluation set's order"
+        )
+    return found
+
+
+def _labels(what: str, values: object) -> NDArray[np.uint16]:
+    found = _array(values)
+    if found.size == 0:
+        found = found.astype(np.int64)
+    if (
+        found.ndim != 1
+        or found.dtype.kind not in "iu"
+        or bool(((found < 0) | (found >= _MOST_CLASSES)).any())
+    ):
+        raise ConfigError(
+            f"{what} are {found.dtype} of shape {found.shape}; expected one class, 0 to 65535, for "
+            "each image"
+        )
+    return found.astype(np.uint16)
+
+
+def _keys(buckets: object) -> tuple[str, ...]:
+    """Bucket keys: as they were given, or "1" to "T"."""
+    if isinstance(buckets, str) or not isinstance(buckets, Sequence):
+        number = _whole("buckets", buckets)
+        if not 1 <= number <= 10_000:
+            raise ConfigError(f"buckets is {number}; expected 1 to 10000, or the buckets' keys")
+        return tuple(str(j + 1) for j in range(number))
+    return tuple(key if isinstance(key, str) else str(key) for key in buckets)
+
+
+def _counts(keys: tuple[str, ...], values: object, name: str = "num_instances") -> tuple[int, ...]:
+    """One integer per bucket."""
+    values = _plain(values)
+    if name == "num_instances" and not isinstance(values, (Sequence, Mapping)):
+        return (_whole(name, values),) * len(keys)
+    return tuple(_whole(name, value) for value in _per_bucket(name, keys, values))
+
+
+def _fractions(keys: tuple[str, ...], values: object) -> tuple[float, ...]:
+    cells = _plain(values)
+    if isinstance(cells, Mapping):
+        _refuse_strangers("accuracy", keys, cells)
+        cells = [cells.get(key) for key in keys]
+    plain = map(_plain, _per_bucket("accuracy", keys, cells))
+    return tuple(math.nan if value is None else value for value in plain)
+
+
+def _per_bucket(name: str, keys: tuple[str, ...], values: object) -> Sequence[Any]:
+    if isinstance(values, Mapping):
+        _refuse_strangers(name, keys, values)
+        missing = [key for key in keys if key not in values]
+        if missing:
+            raise ConfigError(f"{name} lacks bucket {missing[0]!r}; expected a number for each")
+        return [values[key] for key in keys]
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ConfigError(f"{name} is {shown(values)}; expected one number per bucket")
+    if len(values) != len(keys):
+        raise ConfigError(
+            f"{name} has {len(values)} entries for {len(keys)} buckets; expected one per bucket"
+        )
+    return values
+
+
+def _refuse_strangers(name: str, keys: tuple[str, ...], values: Mapping[Any, Any]) -> None:
+    strangers = [key for key in values if key not in keys]
+    if strangers:
+        raise ConfigError(
+            f"{name} names bucket {shown(strangers[0])}; the buckets are {', '.join(keys)}"
+        )
+
+
+def _array(values: Any) -> NDArray[Any]:
+    """An array out of lists, an array, or a tensor on any device."""
+    detach = getattr(values, "detach", None)
+    if callable(detach):
+        values = detach().cpu()
+    try:
+        return np.asarray(values)
+    except ValueError as error:
+        raise ConfigError(f"{shown(values)} arrived; expected an array of numbers") from error
+
+
+def _plain(value: Any) -> Any:
+    """Python's own numbers and lists out of an array's or a tensor's."""
+    listed = getattr(value, "tolist", None)
+    return listed() if callable(listed) else value
+
+
+def _whole(name: str, value: object) -> int:
+    value = _plain(value)
+    if isinstance(value, bool):
+        raise ConfigError(f"{name} is {value}; expected an integer")
+    try:
+        return operator.index(value)  # type: ignore[arg-type]  # what is none is refused here
+    except TypeError as error:
+        hint = " (fractions go into accuracy=[...])" if name == "correct" else ""
+        raise ConfigError(f"{name} is {shown(value)}; expected integers{hint}") from error
+
+
+def _texts(what: str, given: Mapping[str, object] | None) -> dict[str, str]:
+    found = {}
+    for name, value in (given or {}).items():
+        if not isinstance(name, str) or name.startswith(_RESERVED):
+            raise ConfigError(
+                f"{what} holds {shown(name)}; expected names that do not begin with "
+                f"{' or '.join(_RESERVED)}"
+            )
+        found[name] = str(value)
+    return found

@@ -1,0 +1,340 @@
+"""What a model answered for each test image: the rows of the matrix, one level finer.
+
+Stored as safetensors: plain numbers behind a JSON header, nothing that a reader could be made to
+execute. A run holds one file that says which images were tested on, and one small file per row, in
+the order of that first file. docs/record-format.md is the same for writers of other programs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import struct
+from collections.abc import Set
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import AccuracyRow, shown
+
+PREDICTIONS_FOLDER = "predictions"
+EVALUATION_SET_FILE = "evaluation_set.safetensors"
+
+KEEP_PREDICTIONS = ("labels", "none", "probs")
+
+_FORMAT = "clear_mlflow/predictions"
+_VERSION = "1.0"
+_LARGEST_FILE = 1 << 30  # bytes; the probabilities of CLEAR-100's 55,000 test images take 11 MB
+# Cells of the accuracies per row, bucket and class, which a small file could ask any number of.
+_MOST_CELLS = 50_000_000
+_CONTENT_BYTES = 16  # of each image's SHA-256: enough to tell any two images apart
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class EvaluationSet:
+    """The test images of all buckets, in the order in which every row's predictions are stored.
+
+    Args:
+        buckets: keys of all buckets, in stream order.
+        class_names: the index is the label.
+        bucket: (N,), position of each image's bucket in *buckets*; never falling.
+        label: (N,), true class of each image.
+        content: (N, 16), first bytes of the SHA-256 of each image's file.
+        names: (N,), name of each image's file, without its extension.
+
+    Raises:
+        RecordError: the parts do not fit each other.
+    """
+
+    buckets: tuple[str, ...]
+    class_names: tuple[str, ...]
+    bucket: NDArray[np.uint16]
+    label: NDArray[np.uint16]
+    content: NDArray[np.uint8]
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.names)
+        shapes = {"bucket": (count,), "label": (count,), "content": (count, _CONTENT_BYTES)}
+        for name, shape in shapes.items():
+            array = getattr(self, name)
+            dtype = np.uint8 if name == "content" else np.uint16
+            if array.shape != shape or array.dtype != dtype:
+                raise RecordError(
+                    f"{name} of an evaluation set is {array.dtype} of shape {array.shape}; "
+                    f"expected {np.dtype(dtype)} of shape {shape}"
+                )
+            array.setflags(write=False)
+        if count == 0 or not self.buckets or not self.class_names:
+            raise RecordError("an evaluation set without images, buckets or classes arrived")
+        width, classes = len(self.buckets), len(self.class_names)
+        if (width + 1) * width * classes > _MOST_CELLS:
+            raise RecordError(
+                f"an evaluation set of {width} buckets and {classes} classes arrived; expected "
+                f"(buckets + 1) * buckets * classes to be at most {_MOST_CELLS}"
+            )
+        if int(self.bucket.max()) >= len(self.buckets) or bool(
+            (np.diff(self.bucket.astype(np.int64)) < 0).any()
+        ):
+            raise RecordError(
+                "bucket of an evaluation set names a bucket that is not there, or is out of order; "
+                f"expected 0 to {len(self.buckets) - 1}, never falling"
+            )
+        if int(self.label.max()) >= len(self.class_names):
+            raise RecordError(
+                f"label of an evaluation set is {int(self.label.max())}; expected 0 to "
+                f"{len(self.class_names) - 1}"
+            )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def num_instances(self) -> tuple[int, ...]:
+        """Images per bucket."""
+        return tuple(np.bincount(self.bucket, minlength=len(self.buckets)).tolist())
+
+    @cached_property
+    def digest(self) -> str:
+        """What settles whether two runs were tested on the same images in the same order.
+
+        It follows from bucket keys, classes, labels and contents; not from the files' names.
+        """
+        hasher = hashlib.sha256(json.dumps([list(self.buckets), list(self.class_names)]).encode())
+        for array in (self.bucket.astype("<u2"), self.label.astype("<u2"), self.content):
+            hasher.update(np.ascontiguousarray(array).tobytes())
+        return f"sha256:{hasher.hexdigest()}"
+
+    def to_bytes(self) -> bytes:
+        """The file of this evaluation set."""
+        names = np.frombuffer("\n".join(self.names).encode(), dtype=np.uint8)
+        return _file_of(
+            {"bucket": self.bucket, "label": self.label, "content": self.content, "names": names},
+            metadata={
+                "format": _FORMAT,
+                "version": _VERSION,
+                "buckets": json.dumps(list(self.buckets)),
+                "class_names": json.dumps(list(self.class_names)),
+                "digest": self.digest,
+            },
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> EvaluationSet:
+        """Read a file of :meth:`to_bytes`; nothing about the file is trusted.
+
+        Raises:
+            RecordError: the file is damaged, of another format, or not what its digest says.
+        """
+        arrays, metadata = _read(path, {"bucket", "label", "content", "names"})
+        try:
+            names = tuple(arrays["names"].astype(np.uint8).tobytes().decode().split("\n"))
+        except UnicodeDecodeError as error:
+            raise RecordError(f"{path.name}: names is no Unicode text") from error
+        try:
+            found = cls(
+                buckets=_texts(metadata, "buckets"),
+                class_names=_texts(metadata, "class_names"),
+                bucket=arrays["bucket"],
+                label=arrays["label"],
+                content=arrays["content"],
+                names=names,
+            )
+        except RecordError as error:
+            raise RecordError(f"{path.name}: {error}") from error
+        if found.digest != metadata.get("digest"):
+            raise RecordError(
+                f"{path.name}: its digest is {found.digest}, but it says "
+                f"{shown(metadata.get('digest'), 80)}; the file was changed"
+            )
+        return found
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RowPredictions:
+    """What the model answered in one row of the matrix.
+
+    Args:
+        row: buckets trained so far; 0 is the initialisation.
+        labels: (N,), predicted class of each image of the evaluation set; uint8 up to 256 classes,
+            else uint16.
+        probabilities: (N, classes), float16, softmax of the model's output; None where only labels
+            were kept. The label is the argmax of the output, not of these rounded numbers.
+        evaluation_set: digest of the :class:`EvaluationSet` that they answer.
+
+    Raises:
+        RecordError: the parts do not fit each other.
+    """
+
+    row: int
+    labels: NDArray[np.uint8] | NDArray[np.uint16]
+    evaluation_set: str
+    probabilities: NDArray[np.float16] | None = None
+
+    def __post_init__(self) -> None:
+        if self.row < 0:
+            raise RecordError(f"row of predictions is {self.row}; expected 0 or more")
+        if self.labels.ndim != 1 or self.labels.dtype not in (np.uint8, np.uint16):
+            raise RecordError(
+                f"labels of predictions are {self.labels.dtype} of shape {self.labels.shape}; "
+                "expected one uint8 or uint16 per image"
+            )
+        self.labels.setflags(write=False)
+        if self.probabilities is not None:
+            probabilities = self.probabilities
+            if (
+                probabilities.ndim != 2
+                or probabilities.dtype != np.float16
+                or len(probabilities) != len(self.labels)
+                # NaN fails both comparisons.
+                or not bool(((probabilities >= 0) & (probabilities <= 1)).all())
+            ):
+                raise RecordError(
+                    "probabilities of predictions are no float16 from 0 to 1, one per class, "
+                    "for each image"
+                )
+            probabilities.setflags(write=False)
+
+    def check(self, images: EvaluationSet, row: AccuracyRow | None = None) -> None:
+        """Make sure that these are answers to those images, and say what the stored row says.
+
+        Raises:
+            RecordError: they answer another evaluation set, hold a class that is not there, or
+                count otherwise than the row.
+        """
+        if self.evaluation_set != images.digest or len(self.labels) != len(images):
+            raise RecordError(
+                f"predictions of row {self.row} answer another evaluation set than the one stored "
+                "beside them"
+            )
+        classes = len(images.class_names)
+        width = classes if self.probabilities is None else self.probabilities.shape[1]
+        if int(self.labels.max()) >= classes or width != classes:
+            raise RecordError(
+                f"predictions of row {self.row} hold a class that is not one of the {classes}"
+            )
+        if row is None:
+            return
+        counted = self.correct(images)
+        if row.correct is not None and counted != row.correct:
+            raise RecordError(
+                f"predictions of row {self.row} count {shown(counted)} right images per bucket, "
+                f"but the row says {shown(row.correct)}"
+            )
+        if row.correct is None:
+            for right, count, said in zip(counted, images.num_instances, row.accuracy, strict=True):
+                # Other programs keep a few digits; an image more or less is beyond them.
+                if not math.isnan(said) and abs(right / count - said) > 0.5 / count:
+                    raise RecordError(
+                        f"predictions of row {self.row} give an accuracy of {right / count:.4f}, "
+                        f"but the row says {said:.4f}"
+                    )
+
+    def hits(self, images: EvaluationSet) -> NDArray[np.bool_]:
+        """(N,): which images were classified correctly."""
+        return np.equal(self.labels, images.label)
+
+    def correct(self, images: EvaluationSet) -> tuple[int, ...]:
+        """Images classified correctly, per bucket."""
+        right = np.bincount(images.bucket[self.hits(images)], minlength=len(images.buckets))
+        return tuple(right.tolist())
+
+    def to_bytes(self) -> bytes:
+        """The file of this row's predictions."""
+        arrays: dict[str, NDArray[Any]] = {"labels": self.labels}
+        if self.probabilities is not None:
+            arrays["probabilities"] = self.probabilities
+        return _file_of(
+            arrays,
+            metadata={
+                "format": _FORMAT,
+                "version": _VERSION,
+                "row": str(self.row),
+                "evaluation_set": self.evaluation_set,
+            },
+        )
+
+    @classmethod
+    def load(cls, path: Path) -> RowPredictions:
+        """Read a file of :meth:`to_bytes`; nothing about the file is trusted.
+
+        Raises:
+            RecordError: the file is damaged or of another format.
+        """
+        arrays, metadata = _read(path, {"labels"}, optional={"probabilities"})
+        row = metadata.get("row", "")
+        if not re.fullmatch(r"[0-9]{1,9}", row) or predictions_file_name(int(row)) != path.name:
+            raise RecordError(f"{path.name}: holds the predictions of row {shown(row)}")
+        try:
+            return cls(
+                row=int(row),
+                labels=arrays["labels"],
+                probabilities=arrays.get("probabilities"),
+                evaluation_set=metadata.get("evaluation_set", ""),
+            )
+        except RecordError as error:
+            raise RecordError(f"{path.name}: {error}") from error
+
+
+def predictions_file_name(row: int) -> str:
+    """The name of the file of a row's predictions.
+
+    >>> predictions_file_name(4)
+    'row_004.safetensors'
+    """
+    return f"row_{row:03d}.safetensors"
+
+
+def _file_of(arrays: dict[str, NDArray[Any]], metadata: dict[str, str]) -> bytes:
+    """A safetensors file; equal contents give equal bytes: its own writer shuffles the metadata."""
+    content = save(arrays, metadata=metadata)
+    (length,) = struct.unpack("<Q", content[:8])
+    told = json.loads(content[8 : 8 + length])
+    header = json.dumps(told, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)  # so that the numbers are aligned, as the format asks
+    return struct.pack("<Q", len(header)) + header + content[8 + length :]
+
+
+def _read(
+    path: Path, expected: Set[str], optional: Set[str] = frozenset()
+) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    try:
+        size = path.stat().st_size
+        if size > _LARGEST_FILE:
+            raise RecordError(f"{path.name}: is {size} bytes; expected at most 1 GiB")
+        with safe_open(path, framework="numpy") as file:
+            metadata = dict(file.metadata() or {})
+            names = set(file.keys())
+            if metadata.get("format") != _FORMAT or not expected <= names <= expected | optional:
+                raise RecordError(f"{path.name}: is no file of {_FORMAT}")
+            if metadata.get("version", "").split(".")[0] != _VERSION.split(".")[0]:
+                raise RecordError(
+                    f"{path.name}: is of version {shown(metadata.get('version'))} of the format; "
+                    f"this clear_mlflow reads {_VERSION.split('.')[0]}.x: upgrade it"
+                )
+            return {name: file.get_tensor(name) for name in names}, metadata
+    # A type that numpy lacks, as bfloat16, is a TypeError or an AttributeError.
+    except (OSError, SafetensorError, TypeError, AttributeError, ValueError) as error:
+        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise RecordError(f"{path.name}: cannot be read ({problem})") from error
+
+
+def _texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
+    try:
+        texts = json.loads(metadata.get(name, ""))
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{name} of an evaluation set is no JSON") from error
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise RecordError(
+            f"{name} of an evaluation set is {shown(texts)}; expected a list of texts"
+        )
+    return tuple(texts)

@@ -1,0 +1,447 @@
+"""The stored form of a row: one JSON file each, and the run that a set of them tells of.
+
+Rows are read back from places that anyone may have written to. Nothing here trusts them: whatever
+is wrong with a file ends in a RecordError of one line that names it. docs/record-format.md is the
+same format for writers of other programs.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, NoReturn, TypeAlias
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, AccuracyRow, shown
+
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+
+ROWS_FOLDER = "accuracy_matrix/rows"
+SCHEMA_NAME = "clear_mlflow/accuracy_row"
+SCHEMA_VERSION = "1.0"
+# Rows of accuracies without counts; what has counts stays 1.0, which every reader knows.
+ACCURACIES_VERSION = "1.1"
+
+_LARGEST_FILE = 1 << 20  # bytes; a row of a hundred buckets takes 3 kB
+_DEEPEST = 32  # levels of nesting; a row has two
+_LONGEST_TEXT = 150
+# Written by every language's clock, and read by Python 3.10's narrow fromisoformat.
+_UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}(\d{3})?)?(Z|\+00:00)", re.ASCII)
+_KNOWN_FIELDS = (
+    "schema",
+    "row",
+    "trained_through",
+    "buckets",
+    "correct",
+    "num_instances",
+    "protocol",
+    "dataset",
+    "seed",
+    "package_version",
+    "written_at",
+)
+
+
+@dataclass(frozen=True)
+class DatasetIdentity:
+    """Which data a row was measured on: a name for people, a digest that settles it.
+
+    Raises:
+        RecordError: one of them is no printable text.
+    """
+
+    name: str
+    digest: str
+
+    def __post_init__(self) -> None:
+        _check_text("the dataset's name", self.name)
+        _check_text("the dataset's digest", self.digest)
+
+
+@dataclass(frozen=True)
+class RowRecord:
+    """A row, and what is needed to know which run it belongs to.
+
+    Args:
+        row: what was measured.
+        protocol: ``iid`` or ``streaming``.
+        dataset: which data it was measured on.
+        seed: of the run; None when it had none.
+        package_version: of the program that wrote the row.
+        written_at: ISO 8601 in UTC, as 2026-01-31T12:00:00.123Z.
+        extra: fields that a newer or another program wrote; kept and written back.
+        schema_version: of the format, "major.minor"; kept from the file that was read. A row
+            without counts is at least of version 1.1.
+
+    Raises:
+        RecordError: a value is not one that the format holds.
+    """
+
+    row: AccuracyRow
+    protocol: str
+    dataset: DatasetIdentity
+    seed: int | None
+    package_version: str
+    written_at: str
+    extra: Mapping[str, JSON] = field(default_factory=dict)
+    schema_version: str = SCHEMA_VERSION
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise RecordError(
+                f"protocol is {shown(self.protocol)}; expected one of {', '.join(PROTOCOLS)}"
+            )
+        if self.seed is not None and (
+            not isinstance(self.seed, int)
+            or isinstance(self.seed, bool)
+            or not -(2**63) <= self.seed < 2**64
+        ):
+            raise RecordError(f"seed is {shown(self.seed)}; expected a 64-bit integer or null")
+        _check_text("package_version", self.package_version)
+        _check_time(self.written_at)
+        _check_version(self.schema_version)
+        if self.row.correct is None and _minor(self.schema_version) < 1:
+            object.__setattr__(self, "schema_version", ACCURACIES_VERSION)
+        taken = sorted({*_KNOWN_FIELDS, "accuracy"} & set(self.extra))
+        if taken:
+            raise RecordError(f"extra holds {taken[0]!r}, which is a field of the format itself")
+
+    def to_json(self) -> str:
+        """The row as the text of its file; equal records give equal text."""
+        fields_in_order: dict[str, Any] = {
+            "schema": {"name": SCHEMA_NAME, "version": self.schema_version},
+            "row": self.row.row,
+            "trained_through": self.row.trained_through,
+            "buckets": list(self.row.buckets),
+            **_measured(self.row),
+            "protocol": self.protocol,
+            "dataset": {"name": self.dataset.name, "digest": self.dataset.digest},
+            "seed": self.seed,
+            "package_version": self.package_version,
+            "written_at": self.written_at,
+            **self.extra,
+        }
+        lines = (
+            f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}"
+            for name, value in fields_in_order.items()
+        )
+        return "{\n" + ",\n".join(lines) + "\n}\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str) -> RowRecord:
+        """Read the text of a row's file.
+
+        Args:
+            text: what the file holds; nothing about it is trusted.
+            source: what the file is called, for messages.
+
+        Raises:
+            RecordError: the text is no row, or one of a newer major version of the format.
+        """
+        name = source if source.isprintable() and 0 < len(source) <= 200 else shown(source)
+        try:
+            return _from_document(_parse(text))
+        except RecordError as error:
+            raise RecordError(f"{name}: {error}") from error
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """All that the stored rows of one run say."""
+
+    matrix: AccuracyMatrix
+    protocol: str
+    dataset: DatasetIdentity
+    seed: int | None
+    rows: tuple[int, ...]  # rows that are stored, ascending; 0 is the initialisation
+    # Rows that are not, below the highest that is; row 0 only where this program's rows are held.
+    missing: tuple[int, ...]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether rows 1 to T are all there; the initialisation row may be missing."""
+        return set(range(1, self.matrix.num_buckets + 1)) <= set(self.rows)
+
+
+def row_file_name(row: int) -> str:
+    """The name of a row's file.
+
+    >>> row_file_name(4)
+    'row_004.json'
+    """
+    return f"row_{row:03d}.json"
+
+
+def row_index(file_name: str) -> int | None:
+    """The row that a file is named after; None for every other name.
+
+    >>> row_index("row_004.json"), row_index("row_4.json"), row_index("notes.txt")
+    (4, None, None)
+    """
+    match = re.fullmatch(r"row_([0-9]{3,9})\.json", file_name)
+    # One name per row: row_0004.json is not another row_004.json.
+    return int(match[1]) if match and row_file_name(int(match[1])) == file_name else None
+
+
+def assemble(records: Mapping[str, RowRecord]) -> Record:
+    """Put the rows of one run together.
+
+    Args:
+        records: file name to row, in any order.
+
+    Raises:
+        RecordError: there is no row, a file is not named after its row, or rows contradict each
+            other about the run that they belong to.
+    """
+    if not records:
+        raise RecordError("the run holds no row; expected at least one")
+    for name, record in records.items():
+        if row_index(name) != record.row.row:
+            raise RecordError(
+                f"{shown(name)} holds row {record.row.row}, whose file is "
+                f"{row_file_name(record.row.row)}; a file was renamed or copied"
+            )
+    ordered = sorted(records.items(), key=lambda item: item[1].row.row)
+    first_name, first = ordered[0]
+    for name, record in ordered[1:]:
+        for what, one, other in _comparisons(first, record):
+            if one != other:
+                raise RecordError(
+                    f"{first_name} and {name} contradict each other: {what} is "
+                    f"{shown(one, 200)} and {shown(other, 200)}; they are not of one run, "
+                    "remove the one that is foreign"
+                )
+    rows = tuple(record.row.row for _, record in ordered)
+    # Rows without counts are another program's, and few of those test before they train.
+    least = 0 if first.row.correct is not None else 1
+    return Record(
+        matrix=AccuracyMatrix.from_rows(record.row for _, record in ordered),
+        protocol=first.protocol,
+        dataset=first.dataset,
+        seed=first.seed,
+        rows=rows,
+        missing=tuple(sorted(set(range(least, rows[-1])) - set(rows))),
+    )
+
+
+def _comparisons(one: RowRecord, other: RowRecord) -> Iterator[tuple[str, object, object]]:
+    """What rows of one run agree on; per bucket, so that a message shows what differs."""
+    yield "dataset name", one.dataset.name, other.dataset.name
+    yield "dataset digest", one.dataset.digest, other.dataset.digest
+    yield "protocol", one.protocol, other.protocol
+    yield "seed", one.seed, other.seed
+    yield "number of buckets", len(one.row.buckets), len(other.row.buckets)
+    for j, (key, there) in enumerate(zip(one.row.buckets, other.row.buckets, strict=True)):
+        yield f"key of bucket {j + 1}", key, there
+    counts, others = one.row.num_instances, other.row.num_instances
+    if counts is None or others is None:
+        yield "num_instances", counts, others
+        return
+    for j, (total, there_too) in enumerate(zip(counts, others, strict=True)):
+        yield f"num_instances of bucket {j + 1}", total, there_too
+
+
+def _measured(row: AccuracyRow) -> dict[str, JSON]:
+    """The fields of a file that hold what was measured."""
+    found: dict[str, JSON] = {}
+    if row.correct is None:
+        found["accuracy"] = [None if math.isnan(value) else value for value in row.accuracy]
+    else:
+        found["correct"] = list(row.correct)
+    if row.num_instances is not None:
+        found["num_instances"] = list(row.num_instances)
+    return found
+
+
+def _parse(text: str) -> dict[str, Any]:
+    """The JSON object in a text, with all that Python's reader lets through refused."""
+    # A character is a byte or more, so the first test spares encoding what is far too long.
+    if len(text) > _LARGEST_FILE or len(text.encode("utf-8", "surrogatepass")) > _LARGEST_FILE:
+        raise RecordError("is larger than 1 MiB; expected a row of the accuracy matrix")
+    try:
+        document = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+        )
+    except json.JSONDecodeError as error:
+        raise RecordError(f"is no JSON: {error}; the file is damaged or cut off") from error
+    except RecursionError as error:
+        raise RecordError("is nested too deeply; expected a row of the accuracy matrix") from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise RecordError("holds a number too large to read") from error
+    _check_tree(document, _DEEPEST)
+    if not isinstance(document, dict):
+        raise RecordError(f"is {shown(document)}; expected a JSON object")
+    return document
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise RecordError(f"has the field {shown(key)} twice; expected each once")
+        found[key] = value
+    return found
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise RecordError(f"holds {text}, which is no JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise RecordError(f"holds {shown(text)}, a number too large to read")
+    return value
+
+
+def _check_tree(value: object, levels: int) -> None:
+    """Refuse what could be read but not be written again."""
+    if levels == 0:
+        raise RecordError("is nested too deeply; expected a row of the accuracy matrix")
+    if isinstance(value, str):
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RecordError(f"holds {shown(value)}, which is no Unicode text") from error
+    elif isinstance(value, list):
+        for item in value:
+            _check_tree(item, levels - 1)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            _check_tree(key, levels - 1)
+            _check_tree(item, levels - 1)
+
+
+def _from_document(document: dict[str, Any]) -> RowRecord:
+    # The schema first: a newer version may well lack what this one looks for.
+    schema = _members("schema", _field(document, "schema"), ("name", "version"))
+    if schema["name"] != SCHEMA_NAME:
+        raise RecordError(f"schema.name is {shown(schema['name'])}; expected {SCHEMA_NAME!r}")
+    _check_version(schema["version"])
+
+    buckets = _list(document, "buckets")
+    if "correct" in document or _minor(schema["version"]) < 1:
+        row = AccuracyRow(
+            row=_field(document, "row"),
+            buckets=buckets,
+            correct=_list(document, "correct"),
+            num_instances=_list(document, "num_instances"),
+        )
+    else:
+        row = _row_of_accuracies(document, buckets)
+    trained_through = _field(document, "trained_through")
+    if trained_through != row.trained_through:
+        raise RecordError(
+            f"trained_through is {shown(trained_through)}; row {row.row} of these buckets is "
+            f"trained through {shown(row.trained_through)}"
+        )
+    if "accuracy" in document and row.correct is not None:
+        _check_accuracy(_list(document, "accuracy"), row)
+    dataset = _members("dataset", _field(document, "dataset"), ("name", "digest"))
+    return RowRecord(
+        row=row,
+        protocol=_field(document, "protocol"),
+        dataset=DatasetIdentity(dataset["name"], dataset["digest"]),
+        seed=_field(document, "seed"),
+        package_version=_field(document, "package_version"),
+        written_at=_field(document, "written_at"),
+        extra={k: v for k, v in document.items() if k not in (*_KNOWN_FIELDS, "accuracy")},
+        schema_version=schema["version"],
+    )
+
+
+def _row_of_accuracies(document: dict[str, Any], buckets: tuple[Any, ...]) -> AccuracyRow:
+    """A row without counts, as version 1.1 has it; null = not measured."""
+    return AccuracyRow(
+        row=_field(document, "row"),
+        buckets=buckets,
+        correct=None,
+        num_instances=_list(document, "num_instances") if "num_instances" in document else None,
+        fractions=tuple(
+            math.nan if value is None else value for value in _list(document, "accuracy")
+        ),
+    )
+
+
+def _field(document: dict[str, Any], name: str) -> Any:
+    if name not in document:
+        raise RecordError(f"lacks the field {name!r}; the fields are {', '.join(_KNOWN_FIELDS)}")
+    return document[name]
+
+
+def _list(document: dict[str, Any], name: str) -> tuple[Any, ...]:
+    value = _field(document, name)
+    if not isinstance(value, list):
+        raise RecordError(f"{name} is {shown(value)}; expected a list, one entry per bucket")
+    return tuple(value)
+
+
+def _members(name: str, value: object, expected: tuple[str, ...]) -> dict[str, Any]:
+    """The object in a field, which has just these members: no version adds to them."""
+    if not isinstance(value, dict) or set(value) != set(expected):
+        raise RecordError(
+            f"{name} is {shown(value)}; expected an object of {' and '.join(expected)}"
+        )
+    return value
+
+
+def _check_accuracy(stated: tuple[Any, ...], row: AccuracyRow) -> None:
+    """Accuracy is derived; where another program wrote it too, it has to be the same."""
+    agrees = len(stated) == len(row.accuracy) and all(
+        isinstance(value, (int, float))
+        and not isinstance(value, bool)
+        and 0 <= value <= 1
+        and abs(value - derived) <= 1e-6
+        for value, derived in zip(stated, row.accuracy, strict=True)
+    )
+    if not agrees:
+        raise RecordError(
+            f"accuracy is {shown(list(stated))}, but correct / num_instances is "
+            f"{shown(list(row.accuracy))}; leave accuracy out, or mend it"
+        )
+
+
+def _check_text(what: str, value: object) -> None:
+    if (
+        not isinstance(value, str)
+        or not value.isprintable()
+        or not 1 <= len(value) <= _LONGEST_TEXT
+    ):
+        raise RecordError(
+            f"{what} is {shown(value)}; expected a text of 1 to {_LONGEST_TEXT} printable "
+            "characters"
+        )
+
+
+def _check_time(value: object) -> None:
+    problem = f"written_at is {shown(value)}; expected a time in UTC as 2026-01-31T12:00:00.123Z"
+    if not isinstance(value, str) or not _UTC_TIME.fullmatch(value):
+        raise RecordError(problem)
+    try:
+        year = datetime.fromisoformat(value.replace("Z", "+00:00")).year
+    except ValueError as error:
+        raise RecordError(problem) from error
+    if year < 1970:  # before the epoch of the stores that keep it
+        raise RecordError(problem)
+
+
+def _minor(version: str) -> int:
+    return int(version.split(".")[1])
+
+
+def _check_version(value: object) -> None:
+    match = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})", value) if isinstance(value, str) else None
+    ours = int(SCHEMA_VERSION.split(".")[0])
+    if match and int(match[1]) > ours:
+        raise RecordError(
+            f"is of version {value} of the format; this clear_mlflow reads {ours}.x: upgrade it"
+        )
+    if not match or int(match[1]) != ours:
+        raise RecordError(f"schema.version is {shown(value)}; expected {SCHEMA_VERSION!r}")

@@ -1,0 +1,57 @@
+"""What all forms of the matrix have in common: its rows with their names."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.matrix import AccuracyMatrix
+
+NOT_MEASURED = "–"
+
+
+def named_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.float64]]]:
+    """The measured rows from the top: position (-1 = initial), what was trained through, cells."""
+    if matrix.initial is not None:
+        yield -1, "initial", matrix.initial
+    for i, values in enumerate(matrix.values):
+        yield i, matrix.buckets[i], values
+
+
+def percent(accuracy: float, decimals: int = 1) -> str:
+    """A cell as text: percent without its sign, or a dash where nothing was measured."""
+    return NOT_MEASURED if math.isnan(accuracy) else f"{100 * accuracy:.{decimals}f}"
+
+
+def printable(text: str) -> str:
+    """A text from outside on one line, with nothing in it that steers a terminal or a renderer."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def one_line(text: str, limit: int = 2000) -> str:
+    r"""A message as it may go to a terminal, whatever it quotes: one line, and of bounded length.
+
+    What is cut out is the middle: a message begins with what is wrong and ends with what to do.
+
+    >>> one_line("no file \x1b[31m\nred")
+    'no file �[31m red'
+    """
+    line = printable(" ".join(text.split()))
+    if len(line) <= limit:
+        return line
+    end = limit // 3
+    return f"{line[: limit - end - 1]}…{line[-end:]}"
+
+
+def shortened(text: str, limit: int) -> str:
+    """A text of at most ``limit`` characters, the last one an ellipsis where it was cut."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def ending(key: str, limit: int) -> str:
+    """A key, or its end: keys of one stream differ there, as in bucket-01 and bucket-02."""
+    text = printable(key)
+    return text if len(text) <= limit else "…" + text[1 - limit :]

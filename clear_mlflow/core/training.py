@@ -1,0 +1,83 @@
+"""What a tracked run needs to know of a training: its facts, and its rows as they are measured.
+
+The learning loop in this process and the one in a supervised child process both look like this, so
+whoever keeps the record need not know which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.learning.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class MeasuredRow:
+    """A row, and what it was counted from.
+
+    Args:
+        row: what was measured.
+        predictions: the file of :class:`~clear_mlflow.core.predictions.RowPredictions`; None
+            where they are not kept.
+        model: the file of the model's weights, as safetensors; None where it is not kept.
+        seed: of the member of an ensemble that it is of; None where one run trains alone.
+        state: the file that a training goes on from, after this row; see :mod:`.learning.state`.
+            None where none is kept.
+        no_state: why there is none although it was to be kept; None where there is no reason.
+    """
+
+    row: AccuracyRow
+    predictions: bytes | None = None
+    model: bytes | None = None
+    seed: int | None = None
+    state: bytes | None = None
+    no_state: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamFacts:
+    """What the record and the tracking store say of a dataset."""
+
+    name: str
+    digest: str
+    source: str  # where it was read from, for people; never opened again
+    num_classes: int
+    buckets: tuple[str, ...]
+    num_train: tuple[int, ...]  # images per bucket
+    num_test: tuple[int, ...]  # images per bucket
+    protocol: str = "iid"  # or "streaming": each bucket's test set is its training set
+    split: str = "released"  # or a split's number, or "none" where nothing is held out
+    warnings: tuple[str, ...] = ()
+    features: str | None = None  # name of the stored features trained on; None for the images
+    features_digest: str | None = None
+    left_out: tuple[str, ...] = ()  # damaged images, paths below the dataset's root; the first 100
+    num_left_out: int = 0
+    evaluation_set: bytes | None = None  # the file of predictions.EvaluationSet; None: not kept
+
+
+class Training(Protocol):
+    """A training that is ready to begin."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """The parameters in force, all resolved."""
+        ...
+
+    @property
+    def facts(self) -> StreamFacts:
+        """The dataset that is trained on."""
+        ...
+
+    def rows(self) -> Iterator[MeasuredRow]:
+        """Train, and give each row as soon as it is measured.
+
+        A training that is resumed gives the row that it goes on from once more, as it was.
+
+        The next bucket begins only when the next row is asked for: what a caller does with a row
+        (store it) is done before training goes on. An ensemble gives a row of each member, in the
+        order of ``seeds``, before the next bucket.
+        """
+        ...

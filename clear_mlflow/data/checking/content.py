@@ -1,0 +1,285 @@
+"""What images are, apart from where they lie: content hashes, the digest, disjoint buckets.
+
+Every layout's reader ends in :func:`stream_of`, so that all data is proven the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import combinations, islice
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.checking.hashes import RememberedHashes
+from clear_mlflow.data.files import path_text, reason, regular_file
+from clear_mlflow.data.splits import AUTO, IID, STREAMING, Listing, choose
+from clear_mlflow.data.stream import Bucket, BucketStream
+
+MAX_IMAGE_BYTES = 256 * 2**20
+_BLOCK_BYTES = 2**20
+_FILES_IN_A_TASK = 32
+_FIRST_FILES = 256  # that tell how long it takes to look at one
+_QUICK_SECONDS = 50e-6  # that this takes on a disk of this machine, several times over
+
+_Given = TypeVar("_Given")
+_Found = TypeVar("_Found")
+
+
+class _Place(NamedTuple):
+    split: str
+    bucket: str
+
+    def __str__(self) -> str:
+        return f"bucket {self.bucket}'s {self.split} images"
+
+
+class _Image(NamedTuple):
+    place: _Place
+    class_name: str
+    path: Path
+    content: str  # SHA-256 of the file's bytes, hexadecimal
+
+
+def stream_of(
+    listing: Listing,
+    *,
+    name: str,
+    protocol: str = IID,
+    split: str = AUTO,
+    hashes_in: Path | None = None,
+) -> BucketStream:
+    """Hash what is trained and tested on, prove it disjoint, and compute the stream's digest.
+
+    One photo in two buckets, or in a training and a test set, is a leak. Real collections have a
+    few (the same picture uploaded twice), so a few are told in ``warnings``. Where more than half
+    of a bucket's images are also in another one, the metadata lists the same images twice, and no
+    score of that stream would mean anything: that is an error. Copies within one bucket, split and
+    class are harmless and are not told.
+
+    Args:
+        listing: every image's folder is known to lie below its root.
+        name: the dataset's name.
+        protocol: see :func:`~clear_mlflow.data.splits.choose`.
+        split: likewise.
+        hashes_in: the cache's folder, where files' hashes stay from run to run.
+
+    Raises:
+        ConfigError: see :func:`~clear_mlflow.data.splits.choose`.
+        DataError: likewise; or a file cannot be read, or two buckets or splits share over half
+            their images.
+    """
+    chosen = choose(listing, protocol=protocol, split=split)
+    buckets = _hashed(chosen.buckets, listing.root, hashes_in)
+    images = _images(buckets, listing.class_names)
+    held_out = protocol != STREAMING
+    return BucketStream(
+        name=name,
+        class_names=listing.class_names,
+        buckets=buckets,
+        digest=_digest(images),
+        # Where a bucket is tested on its training images, that is no finding.
+        warnings=(
+            *chosen.warnings,
+            *_shared_images(
+                [image for image in images if held_out or image.place.split == "train"]
+            ),
+        ),
+        layout=listing.layout,
+        protocol=protocol,
+        split=chosen.split,
+    )
+
+
+def digest_of(buckets: Sequence[Bucket], class_names: Sequence[str]) -> str:
+    """The digest of buckets whose contents are hashed; see :class:`BucketStream`."""
+    return _digest(_images(buckets, class_names))
+
+
+def _images(buckets: Sequence[Bucket], class_names: Sequence[str]) -> list[_Image]:
+    return [
+        _Image(place, class_names[label], path, content)
+        for bucket in buckets
+        for place, images in (
+            (_Place("train", bucket.key), bucket.train),
+            (_Place("test", bucket.key), bucket.test),
+        )
+        for path, label, content in zip(
+            images.paths, images.labels.tolist(), images.contents, strict=True
+        )
+    ]
+
+
+def _hashed(buckets: Sequence[Bucket], root: Path, hashes_in: Path | None) -> tuple[Bucket, ...]:
+    """The buckets with the contents of all images; one image set stays one, and is hashed once."""
+    unhashed = {
+        id(images): images
+        for bucket in buckets
+        for images in (bucket.train, bucket.test)
+        if not images.contents
+    }
+    paths = [path for images in unhashed.values() for path in images.paths]
+    with RememberedHashes(hashes_in, root) as hashes:
+        contents = iter(_contents(paths, root, hashes))
+    done = {
+        number: replace(images, contents=tuple(islice(contents, len(images))))
+        for number, images in unhashed.items()
+    }
+    return tuple(
+        replace(
+            bucket,
+            train=done.get(id(bucket.train), bucket.train),
+            test=done.get(id(bucket.test), bucket.test),
+        )
+        for bucket in buckets
+    )
+
+
+def _contents(paths: Sequence[Path], root: Path, hashes: RememberedHashes) -> list[str]:
+    """The hash of each file's content: the remembered one if the file is as it was."""
+    first, rest = paths[:_FIRST_FILES], paths[_FIRST_FILES:]
+    begin = time.perf_counter()
+    found = [_look(path, root, hashes) for path in first]
+    seconds = time.perf_counter() - begin
+    # More threads than cores: on a network file system most of the time is waiting for a reply.
+    with ThreadPoolExecutor(max_workers=4 * (os.cpu_count() or 1)) as pool:
+        if seconds < _QUICK_SECONDS * len(first):  # threads would only be in each other's way
+            found += [_look(path, root, hashes) for path in rest]
+        else:
+            found += _mapped(pool, lambda path: _look(path, root, hashes), rest)
+        new = [(i, status) for i, (status, content) in enumerate(found) if content is None]
+        hashed = _mapped(
+            pool,
+            lambda file: hashes.hash(paths[file[0]], file[1], lambda: _hash_bytes(paths[file[0]])),
+            new,
+        )
+    contents = [content or "" for _, content in found]
+    for (i, _), content in zip(new, hashed, strict=True):
+        contents[i] = content
+    return contents
+
+
+def _mapped(
+    pool: ThreadPoolExecutor, function: Callable[[_Given], _Found], given: Sequence[_Given]
+) -> list[_Found]:
+    """What a function gives, in order, computed in several threads."""
+    blocks = [given[i : i + _FILES_IN_A_TASK] for i in range(0, len(given), _FILES_IN_A_TASK)]
+    return [
+        found
+        for block in pool.map(lambda block: [function(one) for one in block], blocks)
+        for found in block
+    ]
+
+
+def _look(path: Path, root: Path, hashes: RememberedHashes) -> tuple[os.stat_result, str | None]:
+    status = regular_file(path, root=root)
+    if not 0 < status.st_size <= MAX_IMAGE_BYTES:
+        raise DataError(
+            f"{path_text(path)} has {status.st_size} bytes; expected an image of 1 to "
+            f"{MAX_IMAGE_BYTES}; unpack the dataset again"
+        )
+    return status, hashes.known(path, status)
+
+
+def _hash_bytes(path: Path) -> str:
+    content = hashlib.sha256()
+    try:
+        with path.open("rb", buffering=0) as file:
+            while block := file.read(_BLOCK_BYTES):
+                content.update(block)
+    except OSError as error:
+        raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
+    return content.hexdigest()
+
+
+def _digest(images: Sequence[_Image]) -> str:
+    """``sha256:`` and the hash of all (split, bucket, class, content), sorted.
+
+    Nothing in it depends on file names, folders or the order on disk. NUL separates the fields,
+    for no class name can hold it.
+    """
+    lines = sorted(
+        "\0".join((image.place.split, image.place.bucket, image.class_name, image.content))
+        for image in images
+    )
+    return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _shared_images(images: Sequence[_Image]) -> tuple[str, ...]:
+    """Warnings about images that are in two places; an error where two places are the same."""
+    copies_of = Counter(image.content for image in images)
+    if len(copies_of) == len(images):
+        return ()
+    by_content: defaultdict[str, list[_Image]] = defaultdict(list)
+    for image in images:
+        if copies_of[image.content] > 1:
+            by_content[image.content].append(image)
+    doubles = list(by_content.values())
+    sizes = Counter(place for place, _ in {(image.place, image.content) for image in images})
+
+    counts: Counter[tuple[_Place, _Place]] = Counter()
+    firsts: dict[tuple[_Place, _Place], tuple[_Image, _Image]] = {}
+    for copies in doubles:
+        for one, other in combinations(_first_by(copies, lambda image: image.place), 2):
+            counts[one.place, other.place] += 1
+            firsts.setdefault((one.place, other.place), (one, other))
+    for (place, other_place), count in counts.items():
+        smaller = min(sizes[place], sizes[other_place])
+        if 2 * count > smaller:
+            raise DataError(
+                f"{place} and {other_place} share {count} of {smaller} images, the first as "
+                f"{_both(*firsts[place, other_place])}; buckets and splits must be disjoint, so "
+                "the metadata lists one set of images twice: unpack the dataset again"
+            )
+    findings = (
+        ("in both a training and a test set", _across_splits),
+        ("in more than one bucket of one split", _across_buckets),
+        ("under more than one class", _across_classes),
+    )
+    return tuple(
+        f"{len(pairs)} {'image is' if len(pairs) == 1 else 'images are'} {finding}; the first is "
+        f"{_both(*pairs[0])}"
+        for finding, look in findings
+        if (pairs := [pair for copies in doubles if (pair := look(copies))])
+    )
+
+
+def _across_splits(copies: Sequence[_Image]) -> tuple[_Image, _Image] | None:
+    return _first_two(copies, lambda image: image.place.split)
+
+
+def _across_buckets(copies: Sequence[_Image]) -> tuple[_Image, _Image] | None:
+    train = [image for image in copies if image.place.split == "train"]
+    test = [image for image in copies if image.place.split == "test"]
+    return _first_two(train, lambda image: image.place.bucket) or _first_two(
+        test, lambda image: image.place.bucket
+    )
+
+
+def _across_classes(copies: Sequence[_Image]) -> tuple[_Image, _Image] | None:
+    return _first_two(copies, lambda image: image.class_name)
+
+
+def _first_two(
+    copies: Sequence[_Image], kind: Callable[[_Image], Hashable]
+) -> tuple[_Image, _Image] | None:
+    firsts = _first_by(copies, kind)
+    return (firsts[0], firsts[1]) if len(firsts) > 1 else None
+
+
+def _first_by(copies: Sequence[_Image], kind: Callable[[_Image], Hashable]) -> list[_Image]:
+    """The first image of each kind, in order."""
+    firsts: dict[Hashable, _Image] = {}
+    for image in copies:
+        firsts.setdefault(kind(image), image)
+    return list(firsts.values())
+
+
+def _both(one: _Image, other: _Image) -> str:
+    return f"{path_text(one.path)} and {path_text(other.path)}"

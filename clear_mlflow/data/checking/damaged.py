@@ -1,0 +1,133 @@
+"""Images that cannot be decoded: found before anything is trained on, and told."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.checking.content import digest_of
+from clear_mlflow.data.decoding.decode import Damaged, refusal
+from clear_mlflow.data.decoding.decoded_cache import DecodedCache
+from clear_mlflow.data.files import path_text
+from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
+
+LEAVE_OUT = "leave_out"
+_MOST_LISTED = 100
+
+
+@dataclass(frozen=True, eq=False)
+class SoundStream:
+    """A stream whose images can all be decoded, and what was left out to make it so."""
+
+    stream: BucketStream
+    left_out: tuple[str, ...] = ()  # paths below the root; the first 100
+    num_left_out: int = 0
+
+
+def sound_stream(
+    stream: BucketStream,
+    *,
+    cache: DecodedCache,
+    size: int,
+    crop_margin: int,
+    damaged: str,
+    root: Path,
+    on_image: Callable[[int, int], None] = lambda done, total: None,
+) -> SoundStream:
+    """Decode every image of a stream into the cache; see to those that cannot be decoded.
+
+    Args:
+        stream: the dataset, its contents hashed.
+        cache: where decoded images stay; what is there already is not decoded again.
+        size: side of the model's input, pixels.
+        crop_margin: what a random crop may cut away later, pixels.
+        damaged: ``leave_out``, or ``stop``.
+        root: the dataset's folder, which paths of images left out are told from.
+        on_image: called with the numbers of images that are ready and of all; and once more from
+            the sets that are sound as they are, where others are decoded without what they lack.
+
+    Returns:
+        The stream itself; or, where damaged images are left out, the stream without them: its
+        digest and counts are those of what is left, and its warnings name each.
+
+    Raises:
+        DataError: an image is damaged and none is to be left out; an image cannot be read; or
+            nothing would be left of a training or test set.
+    """
+    # Under the streaming protocol one set is both what is trained on and what is tested on.
+    sets = {id(images): images for b in stream.buckets for images in (b.train, b.test)}
+    total = sum(map(len, sets.values()))
+    found: dict[int, tuple[Damaged, ...]] = {}
+    done = 0
+    for identity, images in sets.items():
+
+        def on_image_of_set(count: int, before: int = done) -> None:
+            on_image(before + count, total)
+
+        found[identity] = cache.damaged(
+            images, size=size, crop_margin=crop_margin, on_image=on_image_of_set
+        )
+        done += len(images)
+    everything = [one for damaged_images in found.values() for one in damaged_images]
+    if not everything:
+        return SoundStream(stream)
+    if damaged != LEAVE_OUT:
+        raise refusal(everything, advice=", or pass damaged=leave_out to train without")
+
+    left = {identity: _without(images, found[identity]) for identity, images in sets.items()}
+    buckets = tuple(
+        Bucket(bucket.key, left[id(bucket.train)], left[id(bucket.test)])
+        for bucket in stream.buckets
+    )
+    for bucket in buckets:
+        for split, images in (("train", bucket.train), ("test", bucket.test)):
+            if not len(images):
+                raise DataError(
+                    f"none of bucket {bucket.key}'s {split} images can be decoded; the first "
+                    f"damaged image is {path_text(everything[0].path)}: unpack the dataset again"
+                )
+    # A set without its damaged images is another one to the cache. It is decoded now, as the others
+    # were, and not in the middle of the training.
+    total = sum(map(len, left.values()))
+    done = sum(len(left[identity]) for identity in left if not found[identity])
+    for identity, images in left.items():
+        if found[identity]:
+
+            def on_image_left(count: int, before: int = done) -> None:
+                on_image(before + count, total)
+
+            cache.keep(images, size=size, crop_margin=crop_margin, on_image=on_image_left)
+            done += len(images)
+    listed = everything[:_MOST_LISTED]
+    warnings = [
+        f"{path_text(one.path)} is left out: it cannot be decoded: {one.why}" for one in listed
+    ]
+    if more := len(everything) - len(listed):
+        warnings.append(f"{more} more images are left out, which cannot be decoded")
+    sound = dataclasses.replace(
+        stream,
+        buckets=buckets,
+        digest=digest_of(buckets, stream.class_names),
+        warnings=(*stream.warnings, *warnings),
+    )
+    paths = tuple(_below(one.path, root) for one in listed)
+    return SoundStream(sound, paths, len(everything))
+
+
+def _without(images: ImageSet, damaged: tuple[Damaged, ...]) -> ImageSet:
+    if not damaged:
+        return images
+    gone = [one.position for one in damaged]
+    return images.take(np.delete(np.arange(len(images)), gone))
+
+
+def _below(path: Path, root: Path) -> str:
+    for base in (root, root.resolve()):
+        if path.is_relative_to(base):
+            return path_text(path.relative_to(base))
+    return path_text(path)

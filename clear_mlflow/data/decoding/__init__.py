@@ -1,0 +1,1 @@
+"""Image files in, decoded squares of bytes out, kept in a cache."""

@@ -1,0 +1,147 @@
+"""The features of a stream's images, by name: computed, the dataset's own, or extracted ones."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.data.features.extracted import (
+    Extraction,
+    extracted_names,
+    find_extracted,
+    refuse_other_extraction,
+)
+from clear_mlflow.data.features.pixels import PIXELS, pixel_features
+from clear_mlflow.data.features.shipped import OwnFeatures, own_names
+from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
+
+
+@dataclass(frozen=True, eq=False)
+class StoredFeatures:
+    """The features of all images of a stream.
+
+    Args:
+        name: as the user gave it.
+        digest: of every image's content, bucket, split and features; not of where they lie.
+        width: numbers per image.
+        train: per bucket (N, width), float32, in the order of its training images.
+        test: per bucket, likewise; where a bucket's test images are its training images, so are
+            their features.
+    """
+
+    name: str
+    digest: str
+    width: int
+    train: tuple[NDArray[np.float32], ...]
+    test: tuple[NDArray[np.float32], ...]
+
+
+def load_features(
+    stream: BucketStream,
+    name: str,
+    *,
+    cache_dir: Path,
+    on_image: Callable[[int, int], None] = lambda done, total: None,
+) -> StoredFeatures:
+    """Find the features of a stream's images: the dataset's own, else extracted ones.
+
+    Args:
+        stream: what is trained and tested on.
+        name: ``pixels``, a feature type of the dataset, or the name given at extraction.
+        cache_dir: where extracted features and decoded images lie.
+        on_image: called with the numbers of images decoded and to be decoded, for ``pixels``.
+
+    Raises:
+        DataError: there are none of this name, some image has none, or a file is damaged.
+    """
+    load: Callable[[str, ImageSet], NDArray[np.float32]]
+    if name == PIXELS:
+        total = sum(len(images) for images in image_sets(stream))
+        done = 0
+
+        def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
+            nonlocal done
+            before, done = done, done + len(images)
+            return pixel_features(
+                images, cache_dir=cache_dir, on_image=lambda n: on_image(before + n, total)
+            )
+    elif name in own_names(stream):
+        own = OwnFeatures(name)
+
+        def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
+            return own.of(bucket, images, stream.class_names)
+    else:
+        extracted = find_extracted(stream, name, cache_dir=cache_dir)
+        if extracted is None:
+            known = (PIXELS, *own_names(stream), *extracted_names(cache_dir))
+            raise DataError(
+                f"there are no features {name}; the built-in, the dataset's own and the extracted "
+                f"ones are {', '.join(dict.fromkeys(known))}: extract some with 'clear-mlflow data "
+                f"features DIR --name {name}'"
+            )
+
+        def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
+            return extracted.of(images)
+
+    train = [load(bucket.key, bucket.train) for bucket in stream.buckets]
+    test = [
+        features if bucket.test is bucket.train else load(bucket.key, bucket.test)
+        for bucket, features in zip(stream.buckets, train, strict=True)
+    ]
+    widths = sorted({array.shape[1] for array in (*train, *test)})
+    if len(widths) > 1:
+        raise DataError(
+            f"features {name} have {widths[0]} numbers for some images and {widths[-1]} for "
+            "others; expected one width for all: unpack or extract them again"
+        )
+    return StoredFeatures(
+        name=name,
+        digest=_digest(stream, train, test),
+        width=widths[0],
+        train=tuple(train),
+        test=tuple(test),
+    )
+
+
+def refuse_taken_name(stream: BucketStream, extraction: Extraction, *, cache_dir: Path) -> None:
+    """One name stands for one way to compute features, so that a record's name means something.
+
+    Raises:
+        ConfigError: the name is that of the built-in features or one of the dataset's own feature
+            types, or was given to another backbone, other weights or other preprocessing.
+    """
+    if extraction.name == PIXELS:
+        raise ConfigError(
+            f"name {PIXELS} is that of the features that every dataset has; pass another --name"
+        )
+    if extraction.name in own_names(stream):
+        raise ConfigError(
+            f"name {extraction.name} is a feature type of the dataset's own; pass another --name"
+        )
+    refuse_other_extraction(extraction, cache_dir=cache_dir)
+
+
+def _digest(
+    stream: BucketStream,
+    train: Sequence[NDArray[np.float32]],
+    test: Sequence[NDArray[np.float32]],
+) -> str:
+    """``sha256:`` and the hash of all (split, bucket, content, features), sorted."""
+    lines = sorted(
+        "\0".join((split, bucket.key, content, hashlib.sha256(row).hexdigest()))
+        for i, bucket in enumerate(stream.buckets)
+        for split, images, features in (
+            ("train", bucket.train, train[i]),
+            ("test", bucket.test, test[i]),
+        )
+        for content, row in zip(
+            images.contents, np.ascontiguousarray(features, dtype="<f4"), strict=True
+        )
+    )
+    return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -1,0 +1,83 @@
+"""Torch files from elsewhere, which are pickles: read without running what they hold.
+
+Torch's loader for weights only refuses every pickle that wants to run code; what it gives may still
+be a tensor that claims more than it holds.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.files import path_text, reason, regular_file_size, resolve_folder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_MAX_FILE_BYTES = 2**31  # the largest of CLEAR-100's own features is near 2**27
+
+
+def load_torch_file(path: Path, *, max_bytes: int | None = None) -> Any:
+    """Read a torch file that may hold tensors, numbers, texts, lists, tuples and dicts only.
+
+    Args:
+        path: the file.
+        max_bytes: what it may unpack to; by default, what stored features may.
+
+    Raises:
+        DataError: it is no such file, is damaged, wants to run code, or is absurdly large.
+    """
+    import torch
+
+    most = _MAX_FILE_BYTES if max_bytes is None else max_bytes
+    try:
+        # A zip file of some kilobytes may claim to hold gigabytes of zeros.
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                unpacked = sum(entry.file_size for entry in archive.infolist())
+            if unpacked > most:
+                raise DataError(
+                    f"{path_text(path)} unpacks to {unpacked} bytes; expected {most} at most, so "
+                    "it is not what its name says"
+                )
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except DataError:
+        raise
+    except Exception as error:  # torch has no closed set of exceptions for damaged files
+        first = (reason(error).split(". ") or [""])[0][:200]
+        raise DataError(
+            f"{path_text(path)} is refused: it is damaged, or it is a pickle that wants to run "
+            f"code ({first}); expected tensors and nothing else: fetch the file again from where "
+            "it was published"
+        ) from None
+
+
+def load_torch_file_below(path: Path, *, root: Path) -> Any:
+    """As :func:`load_torch_file`, of a file that must lie below a folder, without links out of it.
+
+    Raises:
+        DataError: it does not, or is no such file.
+    """
+    resolve_folder(path.parent, root=root)
+    size = regular_file_size(path, root=root)
+    if size > _MAX_FILE_BYTES:
+        raise DataError(
+            f"{path_text(path)} has {size} bytes; expected {_MAX_FILE_BYTES} at most, so it is "
+            "not what its name says"
+        )
+    return load_torch_file(path)
+
+
+def is_plain(value: Tensor) -> bool:
+    """Whether a tensor is plain numbers in this memory: not sparse, nested or quantised."""
+    import torch
+
+    return value.layout == torch.strided and value.device.type == "cpu" and not value.is_quantized
+
+
+def holds_all(value: Tensor) -> bool:
+    """Whether a tensor's memory holds as many numbers as its shape claims."""
+    # A tensor may repeat one number a billion times without any memory, until it is copied.
+    return value.numel() * value.element_size() <= value.untyped_storage().nbytes()

@@ -1,0 +1,1 @@
+"""Fetching archives and unpacking them."""

@@ -1,0 +1,491 @@
+"""Fetching CLEAR: archives from the Hugging Face hub in, a dataset that the loader reads out.
+
+The folder that a user names gets ``train_image_only`` and ``test``, the released layout. What is
+unfinished lies in ``.clear-mlflow-download`` beside them: parts of archives, and an archive being
+unpacked. An archive's split is unpacked there whole, gets a finished marker, and only then is
+renamed to its place, in one step. So a reader never meets half a split, and needs to know of no
+marker; the marker tells this command what is done already, and its folders from other people's.
+
+Addresses, mirrors (``HF_ENDPOINT``), tokens (``HF_TOKEN``), certificates and proxies are
+``huggingface_hub``'s, whose session is used. Its ``hf_hub_download`` is not: it throws away what
+it has when it is stopped, so that no second run can go on from there, and it waits as long as a
+server asks it to.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.version import __version__
+from clear_mlflow.data.fetching.archives import unpack
+from clear_mlflow.data.files import is_folder, path_text, reason
+
+MARKER = ".clear-mlflow.json"
+WORK_FOLDER = ".clear-mlflow-download"
+
+_CLASS_LIST = "class_names.txt"
+_BLOCK_BYTES = 2**20
+_MAX_ARCHIVE_BYTES = 128 * 2**30
+_TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+_LOCAL_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+@dataclass(frozen=True)
+class Archive:
+    """One file of a release: a split of the dataset, zipped."""
+
+    file: str
+    md5: str  # hexadecimal
+    folder: str  # what the split is called where it is unpacked to
+
+
+@dataclass(frozen=True)
+class Release:
+    """A dataset as its authors published it in a dataset repository on the hub."""
+
+    name: str
+    repository: str
+    archives: tuple[Archive, ...]
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long a download that does not move is waited for; all in seconds.
+
+    An attempt ends where nothing arrives for ``stall``, or fewer than ``min_bytes`` within
+    ``window``. It has failed where it brought fewer than ``min_bytes``; after ``attempts`` failed
+    ones in a row the download is given up. Between attempts the wait doubles from ``wait`` on, or
+    is what the server asks for, up to ``max_wait``. As it stands, a download that does not move
+    ends within 8 minutes at the very worst, and in 2 where the server says nothing at all.
+    """
+
+    stall: float = 20.0
+    window: float = 60.0
+    min_bytes: int = 2**20
+    attempts: int = 5
+    wait: float = 1.0
+    max_wait: float = 30.0
+
+
+_REPOSITORY = "elvishelvis6/CLEAR-Continual_Learning_Benchmark"
+RELEASES = {
+    name: Release(
+        name,
+        _REPOSITORY,
+        (
+            Archive(f"{name}-train-image-only.zip", train_md5, "train_image_only"),
+            Archive(f"{name}-test.zip", test_md5, "test"),
+        ),
+    )
+    for name, train_md5, test_md5 in (
+        ("clear10", "5171f720810d60b471c308dee595d430", "bf9a85bfb78fe742c7ed32648c9a3275"),
+        ("clear100", "ea85cdba9efcb3abf77eaab5554052c8", "e160815fb5fd4bc71dacd339ff41e6a9"),
+    )
+}
+
+# Called with what is being done, how far it is, and its end, in bytes; None for an unknown end, 0
+# for news that have no extent.
+OnProgress = Callable[[str, int, "int | None"], None]
+
+
+def _tell_nobody(what: str, done: int, total: int | None) -> None:
+    return None
+
+
+def download(
+    release: Release,
+    root: Path,
+    *,
+    revision: str = "main",
+    endpoint: str | None = None,
+    patience: Patience = Patience(),
+    on_progress: OnProgress = _tell_nobody,
+) -> tuple[str, ...]:
+    """Make *root* hold the dataset, going on from wherever an earlier call stopped.
+
+    An archive that lies in *root* under its own name, fetched by hand, is taken instead of the
+    network's, and stays there; archives fetched here are removed once they are unpacked.
+
+    Args:
+        release: what to fetch.
+        root: the dataset's folder; made if need be.
+        revision: a branch, tag or commit of the repository.
+        endpoint: the hub's address; ``None`` for ``HF_ENDPOINT`` or the hub itself.
+        patience: bounds on waiting.
+        on_progress: told how far it is.
+
+    Returns:
+        The folders that were unpacked now; none where all was there already.
+
+    Raises:
+        DataError: an archive cannot be fetched, is damaged, or cannot be unpacked; the folder
+            cannot be written; or something else is in its place.
+    """
+    missing = [archive for archive in release.archives if not _is_finished(root, archive)]
+    if not missing:
+        return ()
+    with _locked(root) as work:
+        # Another process may have finished one while this one waited for nothing but its turn.
+        missing = [archive for archive in release.archives if not _is_finished(root, archive)]
+        for archive in missing:
+            by_hand = root / archive.file
+            if by_hand.is_file():
+                _expect_md5(by_hand, archive, on_progress)
+                source = by_hand
+            else:
+                try:
+                    source = _fetch(
+                        archive, release.repository, work, revision, endpoint, patience, on_progress
+                    )
+                except _Unreachable as error:
+                    raise DataError(_by_hand(str(error), missing, release, root)) from None
+            _unpack_split(source, archive, root=root, work=work, on_progress=on_progress)
+            # What was fetched here is of no more use, even where an archive came by hand since.
+            for suffix in ("", ".part"):
+                (work / f"{archive.file}{suffix}").unlink(missing_ok=True)
+    _remove_work_folder(work)
+    return tuple(archive.folder for archive in missing)
+
+
+class _Unreachable(Exception):  # noqa: N818 (a state of the network; never seen outside)
+    """The hub does not give an archive, for the reason in the message."""
+
+
+def _by_hand(why: str, missing: list[Archive], release: Release, root: Path) -> str:
+    files = " and ".join(f"{archive.file} (MD5 {archive.md5})" for archive in missing)
+    return (
+        f"{why}; run the command again to go on, or fetch {files} by hand from dataset "
+        f"{release.repository} on the Hugging Face hub, put them into {path_text(root)}, and run "
+        "the command again, which unpacks them"
+    )
+
+
+# -- what is there ------------------------------------------------------------------------------
+
+
+def _is_finished(root: Path, archive: Archive) -> bool:
+    """Whether an archive's split is in its place.
+
+    Raises:
+        DataError: something that was not unpacked from this archive is in its place.
+    """
+    folder = root / archive.folder
+    if not os.path.lexists(folder):
+        return False
+    try:
+        marker = json.loads((folder / MARKER).read_bytes()[:_BLOCK_BYTES])
+        found = marker["md5"] if isinstance(marker, dict) else None
+    except (OSError, ValueError, KeyError, RecursionError):
+        found = None
+    if found == archive.md5:
+        return True
+    whose = "holds another dataset" if found else "was not unpacked by this command"
+    raise DataError(
+        f"{path_text(folder)} is there, and {whose}; expected to unpack {archive.file} to it: "
+        "choose another folder or move that one away"
+    )
+
+
+@contextmanager
+def _locked(root: Path) -> Iterator[Path]:
+    """The folder for unfinished things, made, cleaned of a crash's leavings, and held alone."""
+    work = root / WORK_FOLDER
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        lock = (work / "lock").open("wb")
+    except OSError as error:
+        raise DataError(
+            f"{path_text(root)} cannot be written: {reason(error)}; choose a folder in which you "
+            "may write"
+        ) from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(
+                f"another process is downloading to {path_text(root)}; wait until it has ended"
+            ) from None
+        except OSError:
+            pass  # a file system without locks: then the user must see to it
+        for leaving in work.glob("*.unpacking"):
+            shutil.rmtree(leaving, ignore_errors=True)
+        yield work
+
+
+def _remove_work_folder(work: Path) -> None:
+    # Parts of another release's archives stay: rmdir removes empty folders only.
+    (work / "lock").unlink(missing_ok=True)
+    try:
+        work.rmdir()
+    except OSError:
+        return
+
+
+# -- fetching -----------------------------------------------------------------------------------
+
+
+def _fetch(
+    archive: Archive,
+    repository: str,
+    work: Path,
+    revision: str,
+    endpoint: str | None,
+    patience: Patience,
+    on_progress: OnProgress,
+) -> Path:
+    """Fetch one archive, and once more from the beginning where its content is wrong."""
+    whole = work / archive.file
+    part = work / f"{archive.file}.part"
+    if whole.is_file():
+        if _md5(whole, archive, on_progress) == archive.md5:
+            return whole
+        whole.unlink()
+    for _ in range(2):
+        _fetch_part(archive, repository, part, revision, endpoint, patience, on_progress)
+        found = _md5(part, archive, on_progress)
+        if found == archive.md5:
+            part.replace(whole)
+            return whole
+        part.unlink()
+    raise _Unreachable(
+        f"{archive.file} arrived twice with a wrong content, the second time with MD5 {found}; "
+        f"expected {archive.md5}"
+    )
+
+
+def _fetch_part(
+    archive: Archive,
+    repository: str,
+    part: Path,
+    revision: str,
+    endpoint: str | None,
+    patience: Patience,
+    on_progress: OnProgress,
+) -> None:
+    # Here and not above: it takes half a second, and training never needs it.
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+    # The bases are those of all that the HTTP library raises, whichever one the hub's client uses.
+    network_errors: tuple[type[Exception], ...] = (OSError, *HfHubHTTPError.__bases__)
+    try:
+        url = hf_hub_url(
+            repository, archive.file, repo_type="dataset", revision=revision, endpoint=endpoint
+        )
+        headers = build_hf_headers(library_name="clear_mlflow", library_version=__version__)
+    except (ValueError, OSError) as error:
+        raise DataError(f"{archive.file} cannot be asked for: {reason(error)}") from None
+    headers["Accept-Encoding"] = "identity"  # a range of a compressed body is no range of the file
+    failed = 0
+    while True:
+        start = part.stat().st_size if part.is_file() else 0
+        asked_to_wait = 0.0
+        try:
+            _receive(url, headers, part, archive, patience, on_progress)
+            return
+        except HfHubHTTPError as error:
+            status = error.response.status_code
+            if status == 416:  # the part is longer than the file: it is of something else
+                part.unlink(missing_ok=True)
+            elif status not in _TRANSIENT:
+                raise _Unreachable(_refused(status, archive, repository, revision)) from None
+            asked_to_wait = _retry_after(error.response.headers)
+            why = f"the server answers {status}"
+        except OfflineModeIsEnabled:
+            raise _Unreachable(
+                f"{archive.file} cannot be downloaded: HF_HUB_OFFLINE forbids it"
+            ) from None
+        except network_errors as error:
+            why = _one_line(error)
+        arrived = (part.stat().st_size if part.is_file() else 0) - start
+        failed = 1 if arrived >= patience.min_bytes else failed + 1
+        if failed >= patience.attempts:
+            raise _Unreachable(
+                f"{archive.file} cannot be downloaded: {why} ({failed} attempts in a row)"
+            )
+        wait = min(max(patience.wait * 2 ** (failed - 1), asked_to_wait), patience.max_wait)
+        on_progress(f"{archive.file}: {why}; trying again in {wait:g} s", 0, 0)
+        time.sleep(wait)
+
+
+def _receive(
+    url: str,
+    headers: dict[str, str],
+    part: Path,
+    archive: Archive,
+    patience: Patience,
+    on_progress: OnProgress,
+) -> None:
+    """One attempt: append to *part* from where it ends.
+
+    Raises:
+        DataError: it cannot be written here.
+        Exception: what the HTTP library raises; ``TimeoutError`` where it gets too slow.
+    """
+    from huggingface_hub import get_session
+    from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+
+    with _writing(part), part.open("ab") as file:
+        start = file.tell()
+        ask = {**headers, "Range": f"bytes={start}-"} if start else headers
+        with get_session().stream(
+            "GET", url, headers=ask, timeout=patience.stall, follow_redirects=True
+        ) as response:
+            hf_raise_for_status(response)
+            if start and not _continues(response, start):
+                file.truncate(start := 0)
+            total = _total_bytes(response, start)
+            _expect_room(file, part, total - start if total else 0, archive)
+            done, window_start, window_bytes = start, time.monotonic(), 0
+            what = f"downloading {archive.file}"
+            on_progress(what, done, total)
+            for block in response.iter_raw():
+                file.write(block)
+                done += len(block)
+                window_bytes += len(block)
+                if done > _MAX_ARCHIVE_BYTES or (total is not None and done > total):
+                    break  # the checksum tells
+                on_progress(what, done, total)
+                now = time.monotonic()
+                if now - window_start > patience.window:
+                    if window_bytes < patience.min_bytes:
+                        raise TimeoutError(
+                            f"{window_bytes} bytes arrived in {now - window_start:.0f} s"
+                        )
+                    window_start, window_bytes = now, 0
+            if total is not None and done < total:
+                raise ConnectionError(f"the connection ended after {done} of {total} bytes")
+
+
+@contextmanager
+def _writing(part: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        # What the network raises has no number of the file system's.
+        if error.errno in _LOCAL_TROUBLE or isinstance(error, IsADirectoryError):
+            raise DataError(
+                f"{path_text(part)} cannot be written: {reason(error)}; make room or choose "
+                "another folder, then run the command again, which goes on from there"
+            ) from None
+        raise
+
+
+def _expect_room(file: BinaryIO, part: Path, needed: int, archive: Archive) -> None:
+    status = os.fstatvfs(file.fileno())
+    free = status.f_bavail * status.f_frsize
+    if needed > min(free, _MAX_ARCHIVE_BYTES):
+        raise DataError(
+            f"{archive.file} needs {needed} more bytes below {path_text(part.parent.parent)}, "
+            f"where {free} are free; make room or choose another folder, then run the command again"
+        )
+
+
+def _continues(response: Any, start: int) -> bool:
+    """Whether the answer is the rest of the file; some servers send all of it, always."""
+    found = re.match(r"bytes (\d+)-", response.headers.get("Content-Range", ""))
+    return response.status_code == 206 and found is not None and int(found[1]) == start
+
+
+def _total_bytes(response: Any, start: int) -> int | None:
+    length = response.headers.get("Content-Length", "")
+    return start + int(length) if re.fullmatch("[0-9]{1,15}", length) else None
+
+
+def _retry_after(headers: Any) -> float:
+    text = headers.get("Retry-After", "")
+    return float(text) if re.fullmatch("[0-9]{1,9}", text) else 0.0
+
+
+def _refused(status: int, archive: Archive, repository: str, revision: str) -> str:
+    what = f"{archive.file} cannot be downloaded: the server answers {status}"
+    if status in (401, 403):
+        return f"{what}, so it wants another token than the one in HF_TOKEN, if any"
+    if status == 404:
+        return f"{what}, so it has no such file in dataset {repository} at revision {revision!r}"
+    return what
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:200]}..."
+
+
+# -- checking and unpacking ---------------------------------------------------------------------
+
+
+def _expect_md5(path: Path, archive: Archive, on_progress: OnProgress) -> None:
+    found = _md5(path, archive, on_progress)
+    if found != archive.md5:
+        raise DataError(
+            f"{path_text(path)} has MD5 {found}; expected {archive.md5}: delete it and run the "
+            "command again, or fetch it again by hand"
+        )
+
+
+def _md5(path: Path, archive: Archive, on_progress: OnProgress) -> str:
+    content = hashlib.md5(usedforsecurity=False)  # what the authors published; guards no secret
+    try:
+        total, done = path.stat().st_size, 0
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                content.update(block)
+                done += len(block)
+                on_progress(f"checking {archive.file}", done, total)
+    except OSError as error:
+        raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
+    return content.hexdigest()
+
+
+def _unpack_split(
+    source: Path, archive: Archive, *, root: Path, work: Path, on_progress: OnProgress
+) -> None:
+    unpacking = work / f"{archive.file}.unpacking"
+    try:
+        unpack(
+            source,
+            unpacking,
+            on_bytes=lambda done, total: on_progress(f"unpacking {archive.file}", done, total),
+        )
+        split = _split_in(unpacking, source)
+        marker = {"archive": archive.file, "md5": archive.md5}
+        (split / MARKER).write_text(json.dumps(marker) + "\n", encoding="utf-8")
+        # All of it on the disk before its name is: a power cut would else leave a named split of
+        # empty files.
+        os.sync()
+        split.rename(root / archive.folder)
+    except OSError as error:
+        raise DataError(
+            f"{path_text(root / archive.folder)} cannot be written: {reason(error)}; make room or "
+            "choose another folder, then run the command again"
+        ) from None
+    finally:
+        shutil.rmtree(unpacking, ignore_errors=True)
+
+
+def _split_in(unpacked: Path, source: Path) -> Path:
+    """The folder with the class list: archives hold it bare, or below one or two folders."""
+    for pattern in (_CLASS_LIST, f"*/{_CLASS_LIST}", f"*/*/{_CLASS_LIST}"):
+        found = sorted(path.parent for path in unpacked.glob(pattern))
+        if len(found) == 1 and is_folder(found[0]):
+            return found[0]
+        if found:
+            break
+    raise DataError(
+        f"{path_text(source)} holds {len(found)} folders with {_CLASS_LIST}; expected one, as in "
+        "CLEAR's released archives"
+    )

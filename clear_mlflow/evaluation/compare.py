@@ -1,0 +1,367 @@
+"""Compare runs: read them back, and open a run that holds what the comparison shows."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from mlflow import MlflowClient
+from mlflow.entities import Param, Run, RunTag
+from mlflow.environment_variables import MLFLOW_RUN_ID
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_LOGGED_ARTIFACTS,
+    MLFLOW_PROJECT_ENTRY_POINT,
+    MLFLOW_RUN_NAME,
+    MLFLOW_RUN_NOTE,
+)
+
+import clear_mlflow
+from clear_mlflow.comparison import Comparison, Subject, arrange, compare
+from clear_mlflow.comparison.figures import figures
+from clear_mlflow.comparison.groups import cut
+from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_table
+from clear_mlflow.comparison.note import comparison_note
+from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.core.errors import ConfigError, TrackingError
+from clear_mlflow.engines.ray_cluster import RayCluster
+from clear_mlflow.evaluation.read_correctness import read_hits
+from clear_mlflow.store import names
+from clear_mlflow.store.client import explained
+from clear_mlflow.store.compat import is_generated
+from clear_mlflow.store.matrices import StoredMatrix, read_matrices
+from clear_mlflow.store.search import MissingRun
+
+# MLflow cuts a tag off at 8,000 characters, silently: so many ids fit. All are in an artifact.
+_LONGEST_TAG = 7_900
+_LONGEST_NAME = 120
+# Runs of one piece of a cluster's work: rows are read in milliseconds, predictions are megabytes.
+_BATCH, _BATCH_OF_PREDICTIONS = 50, 4
+
+_Asked = TypeVar("_Asked", contravariant=True)
+_Told = TypeVar("_Told", covariant=True)
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that was chosen and is not compared."""
+
+    run_id: str
+    run_name: str
+    reason: str
+
+
+def read_comparison(
+    client: MlflowClient,
+    runs: Iterable[Run | MissingRun],
+    *,
+    group_by: Sequence[str],
+    rank_by: str | None = None,
+    named: bool,
+    cluster: RayCluster | None = None,
+    jobs: int | None = None,
+) -> tuple[Comparison, list[LeftOut], str]:
+    """Read the runs and compare them; nothing is written.
+
+    Args:
+        client: the store.
+        runs: what :func:`~clear_mlflow.store.search.select` gave.
+        group_by: names of parameters or tags that runs of one group share.
+        rank_by: the metric that ranks; None: a usual one.
+        named: the runs were asked for one by one, so one without rows is told of; found by a
+            search, it is only passed over.
+        cluster: whose workers read the runs, entered already; None: this process does.
+        jobs: runs that are read at once, or batches of them on a cluster; None: as many as suit.
+
+    Returns:
+        The comparison, the runs that are not in it, and the experiment of the first that is.
+
+    Raises:
+        TrackingError: a run that was asked for is not there, or the store does not answer.
+        ConfigError: there is no run to compare, none has what it is to be grouped by, or the
+            cluster's workers cannot reach the store.
+    """
+    left_out: list[LeftOut] = []
+    subjects: list[Subject] = []
+    experiment_id = ""
+    read = _Reading(client, cluster, jobs)
+    for stored in read.over(read_matrices, _there(runs), batch=_BATCH):
+        if stored.record is None:
+            if stored.problem or named:
+                reason = stored.problem or "holds no rows of an accuracy matrix"
+                left_out.append(LeftOut(stored.run_id, stored.run_name, reason))
+            continue
+        experiment_id = experiment_id or stored.experiment_id
+        subjects.append(_subject(stored))
+    if not subjects:
+        why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
+        raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
+    arrangement = arrange(subjects, group_by, rank_by=rank_by)
+    hits, refused = {}, []
+    for subject, found, problem in read.over(
+        read_hits, arrangement.wants_predictions(), batch=_BATCH_OF_PREDICTIONS
+    ):
+        if found is not None:
+            hits[subject.run_id] = found
+        elif problem is not None:
+            refused.append(f"Predictions of {cut(subject.name)} are not used: {problem}.")
+    comparison = compare(arrangement, hits)
+    told = [
+        f"Left out: {cut(run.run_name)} ({cut(run.run_id[:8])}), {run.reason}." for run in left_out
+    ]
+    return (
+        replace(comparison, warnings=(*told, *refused, *comparison.warnings)),
+        left_out,
+        experiment_id,
+    )
+
+
+class _Read(Protocol[_Asked, _Told]):
+    """A function that reads one thing after another, some at a time."""
+
+    def __call__(
+        self, client: MlflowClient, asked: Iterable[_Asked], /, *, jobs: int | None
+    ) -> Iterator[_Told]: ...
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """Who reads: this process, or the workers of a cluster."""
+
+    client: MlflowClient
+    cluster: RayCluster | None
+    jobs: int | None
+
+    def over(
+        self, read: _Read[_Asked, _Told], asked: Iterable[_Asked], *, batch: int
+    ) -> Iterator[_Told]:
+        """What *read* gives for all that is asked, in the same order."""
+        if self.cluster is None:
+            return read(self.client, asked, jobs=self.jobs)
+        # Imported here: a sweep, which is among what workers do, compares its runs at the end.
+        from clear_mlflow.evaluation.cluster import over_on_ray
+
+        work = partial(read, jobs=1)  # within a worker: there are as many as there is room for
+        return over_on_ray(self.cluster, self.client, work, asked, jobs=self.jobs, batch=batch)
+
+
+def _there(runs: Iterable[Run | MissingRun]) -> list[Run]:
+    found, missing = [], []
+    for run in runs:
+        if isinstance(run, MissingRun):
+            missing.append(run)
+        else:
+            found.append(run)
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if missing[1:] else ""
+        raise TrackingError(f"cannot compare run {missing[0].run_id}{more}: {missing[0].problem}")
+    return found
+
+
+def _subject(stored: StoredMatrix) -> Subject:
+    if stored.record is None:
+        raise ValueError("a run without a record is no subject")
+    record = stored.record
+    labels = {
+        "dataset": record.dataset.name,
+        "protocol": record.protocol,
+        "seed": "none" if record.seed is None else str(record.seed),
+        **{name: _unquoted(text) for name, text in stored.params.items()},
+        **{
+            name: text
+            for name, text in stored.tags.items()
+            if not name.startswith(("mlflow.", "clear_mlflow."))
+        },
+    }
+    # What a run really used goes before what was asked for, which may be "auto".
+    labels |= {
+        name.removeprefix("used/"): text
+        for name, text in stored.params.items()
+        if name.startswith("used/")
+    }
+    return Subject(
+        run_id=stored.run_id,
+        name=stored.run_name,
+        record=record,
+        summary=stored.summary,
+        labels=labels,
+    )
+
+
+def _unquoted(text: str) -> str:
+    """A parameter as it was meant: ``mlflow run`` logs it quoted for the shell (mlflow #6811)."""
+    with suppress(ValueError):
+        words = shlex.split(text)
+        if len(words) == 1 and shlex.quote(words[0]) == text:
+            return words[0]
+    return text
+
+
+def mark_compare_run(client: MlflowClient) -> str | None:
+    """Tag the run that ``mlflow run -e compare`` opened for this process, if it did.
+
+    A run that a user's own environment names is left as it is: it may be one that trains.
+    """
+    run_id = MLFLOW_RUN_ID.get()
+    if not run_id:
+        return None
+    with explained(f"tag run {run_id}"):
+        if client.get_run(run_id).data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) != "compare":
+            return None
+        client.set_tag(run_id, names.KIND_TAG, names.KIND_COMPARE)
+    return str(run_id)
+
+
+def write_comparison(
+    client: MlflowClient,
+    comparison: Comparison,
+    left_out: Sequence[LeftOut],
+    *,
+    experiment_id: str,
+    run_id: str | None = None,
+    params: Mapping[str, str] | None = None,
+) -> Run:
+    """Store a comparison in a run of its own.
+
+    Args:
+        client: the store.
+        comparison: what is shown.
+        left_out: runs that were chosen and are not in it.
+        experiment_id: where the run is opened.
+        run_id: a run that is there for it already; it is left open.
+        params: how the comparison was asked for.
+
+    Returns:
+        The run, as it is then.
+    """
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+        # Before any run is opened: what cannot be drawn leaves nothing half done.
+        write_files(comparison, left_out, Path(scratch))
+        with explained("store the comparison"):
+            return _store(client, comparison, scratch, experiment_id, run_id, params or {})
+
+
+def _store(
+    client: MlflowClient,
+    comparison: Comparison,
+    folder: str,
+    experiment_id: str,
+    run_id: str | None,
+    params: Mapping[str, str],
+) -> Run:
+    name = run_name(comparison)
+    opened = run_id
+    if opened is None:
+        kind = {names.KIND_TAG: names.KIND_COMPARE}
+        opened = client.create_run(experiment_id, tags=kind, run_name=name).info.run_id
+    status = "FAILED"
+    try:
+        run = client.get_run(opened)
+        tags = _tags(comparison)
+        if run_id is not None and is_generated(run.info.run_name):
+            tags[MLFLOW_RUN_NAME] = name
+        missing = [Param(key, text) for key, text in params.items() if key not in run.data.params]
+        client.log_batch(
+            opened, params=missing, tags=[RunTag(key, text) for key, text in tags.items()]
+        )
+        client.log_artifacts(opened, folder)
+        status = "FINISHED"
+    finally:
+        if run_id is None:
+            client.set_terminated(opened, status)
+    return client.get_run(opened)
+
+
+def write_files(comparison: Comparison, left_out: Sequence[LeftOut], folder: Path) -> None:
+    """Write all artifacts of a comparison run into a folder."""
+    now = datetime.now(timezone.utc).isoformat(timespec="minutes").replace("+00:00", " UTC")
+    page = comparison_page(
+        comparison,
+        title=run_name(comparison),
+        footer=f"clear_mlflow {clear_mlflow.__version__}, {now.replace('T', ' ')}",
+    )
+    texts = {
+        names.COMPARISON_PAGE: page,
+        names.LEADERBOARD_TABLE: leaderboard_table(comparison),
+        names.LEADERBOARD_CSV: leaderboard_csv(comparison),
+        names.COMPARED_JSON: _compared_json(comparison, left_out),
+    }
+    for name, text in texts.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    pictures = folder / names.FIGURES_FOLDER
+    pictures.mkdir()
+    for name, content in figures(comparison):
+        (pictures / name).write_bytes(content)
+
+
+def run_name(comparison: Comparison) -> str:
+    """What the comparison is of: its leading groups, and how many there are."""
+    groups = [cut(group.name) for group in comparison.groups]
+    runs = len(comparison.subjects)
+    if len(groups) == 1:
+        return f"{groups[0]}: {runs} run{'s' if runs > 1 else ''}"
+    told = " vs ".join(groups[:3])
+    if len(groups) > 3 or len(told) > _LONGEST_NAME:
+        told = f"{groups[0]} vs {len(groups) - 1} other{'s' if len(groups) > 2 else ''}"
+    return f"compare {told} ({runs} runs)"
+
+
+def _tags(comparison: Comparison) -> dict[str, str]:
+    ids = [subject.run_id for subject in comparison.subjects]
+    listed = ",".join(ids)
+    while len(listed) > _LONGEST_TAG:
+        ids.pop()
+        listed = ",".join([*ids, "..."])
+    table = {"path": names.LEADERBOARD_TABLE, "type": "table"}
+    return {
+        names.KIND_TAG: names.KIND_COMPARE,
+        names.COMPARED_TAG: listed,
+        names.COMPARED_COUNT_TAG: str(len(comparison.subjects)),
+        "clear_mlflow.core.version": clear_mlflow.__version__,
+        MLFLOW_RUN_NOTE: comparison_note(comparison, page=names.COMPARISON_PAGE),
+        MLFLOW_LOGGED_ARTIFACTS: json.dumps([table]),
+    }
+
+
+def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:
+    content = {
+        "group_by": list(comparison.group_by),
+        "ranked_by": comparison.ranked_by,
+        "level": comparison.level,
+        "groups": [
+            {
+                "name": group.name,
+                "labels": dict(group.labels),
+                "runs": [{"run_id": m.run_id, "run_name": m.name} for m in group.members],
+            }
+            for group in comparison.groups
+        ],
+        "tests": [
+            {
+                "a": comparison.groups[test.a].name,
+                "b": comparison.groups[test.b].name,
+                "metric": test.metric,
+                "unit": test.unit,
+                "difference": test.difference,
+                "interval": None if test.interval is None else list(test.interval),
+                "p_value": test.p_value,
+                "p_adjusted": test.adjusted,
+                "outcome": test.outcome,
+                "sentence": test.sentence,
+            }
+            for test in comparison.tests
+        ],
+        "warnings": list(comparison.warnings),
+        "left_out": [
+            {"run_id": run.run_id, "run_name": run.run_name, "reason": run.reason}
+            for run in left_out
+        ],
+    }
+    return json.dumps(content, indent=2) + "\n"

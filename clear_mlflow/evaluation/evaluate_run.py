@@ -1,0 +1,79 @@
+"""The MLflow run that ``mlflow run -e evaluate`` itself opens: it tells which runs it scored."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from types import TracebackType
+
+from mlflow import MlflowClient
+from mlflow.environment_variables import MLFLOW_RUN_ID
+from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT, MLFLOW_RUN_NOTE
+
+from clear_mlflow.evaluation.rescore import Verdict
+from clear_mlflow.store import names
+from clear_mlflow.store.client import explained
+
+
+def mark_evaluate_run(client: MlflowClient) -> str | None:
+    """Tag the run that ``mlflow run -e evaluate`` opened for this process, if it did.
+
+    A run that a user's own environment names is left as it is: it may be one that trains.
+    """
+    run_id = MLFLOW_RUN_ID.get()
+    if not run_id:
+        return None
+    with explained(f"tag run {run_id}"):
+        if client.get_run(run_id).data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) != "evaluate":
+            return None
+        client.set_tag(run_id, names.KIND_TAG, names.KIND_EVALUATE)
+    return str(run_id)
+
+
+class VerdictFile:
+    """What became of each run, written down as it is told: no list of thousands is kept."""
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
+        self._count = 0
+
+    def __enter__(self) -> VerdictFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+    def add(self, verdict: Verdict) -> None:
+        """Write down one run."""
+        entry = {
+            "run_id": verdict.run_id,
+            "run_name": verdict.run_name,
+            "action": verdict.action,
+            "detail": verdict.detail,
+            "metrics": dict(verdict.scores.summary) if verdict.scores else {},
+        }
+        text = json.dumps([entry], indent=2)[2:-2]
+        self._file.write(f",\n{text}" if self._count else text)
+        self._count += 1
+
+    def log(self, client: MlflowClient, run_id: str, counts: Mapping[str, int]) -> None:
+        """Store what became of each run in the run that scored them."""
+        self._file.seek(0)
+        entries = self._file.read()
+        told = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
+        with explained(f"log the verdicts into run {run_id}"):
+            content = f"[\n{entries}\n]\n" if entries else "[]\n"
+            client.log_text(run_id, content, names.EVALUATED_JSON)
+            client.set_tag(run_id, names.EVALUATED_TAG, str(self._count))
+            client.set_tag(
+                run_id,
+                MLFLOW_RUN_NOTE,
+                f"Re-scored runs from their stored rows: {told}. Each run and its verdict: "
+                f"`{names.EVALUATED_JSON}`.",
+            )

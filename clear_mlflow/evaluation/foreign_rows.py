@@ -1,0 +1,132 @@
+"""Rows that a run holds under other names, written as rows of its own: then it is scored as any.
+
+The artifacts that were there stay as they are.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+import clear_mlflow
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, shown
+from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.evaluation.import_run import UNKNOWN, seed_of
+from clear_mlflow.importers import (
+    LARGEST_FILE,
+    Reading,
+    RowPattern,
+    Source,
+    as_rows,
+    load,
+    matrix_of_rows,
+    read_runs,
+)
+from clear_mlflow.store.client import explained
+from clear_mlflow.store.rows import read_rows, write_row
+
+_MOST_LISTED = 10_000  # artifacts of one run
+_MOST_FOLDERS = 200
+
+
+def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Reading) -> int:
+    """Write the rows that a run holds under other names; those that are there are left alone.
+
+    Returns:
+        How many were written.
+
+    Raises:
+        RecordError: the artifacts that match are no rows of one matrix.
+        TrackingError: the store does not answer.
+    """
+    there = read_rows(client, run)
+    if any("imported" not in record.extra for record in there.values()):
+        return 0  # rows that a training wrote
+    rows = pattern.rows(_matching(client, run, pattern))
+    if not rows:
+        return 0
+    matrix = _read(client, run, rows, reading)
+    tags = {**run.data.params, **run.data.tags}
+    dataset = shortened(printable(tags.get("dataset", "")), 150) or UNKNOWN
+    protocol = tags.get("protocol", "")
+    written = 0
+    for row in as_rows(matrix):
+        if row_file_name(row.row) in there:
+            continue
+        record = RowRecord(
+            row=row,
+            protocol=protocol if protocol in PROTOCOLS else "iid",
+            dataset=DatasetIdentity(dataset, UNKNOWN),
+            seed=seed_of(tags.get("seed")),
+            package_version=clear_mlflow.__version__,
+            written_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            extra={"imported": {"format": "rows", "pattern": pattern.text}},
+        )
+        write_row(client, run.info.run_id, record)
+        written += 1
+    return written
+
+
+def _matching(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
+    """Paths of the artifacts that match, found folder by folder.
+
+    Raises:
+        RecordError: there are too many, or one is too large to be a row.
+    """
+    folders, listed = [""], 0
+    for depth in range(len(pattern.parts)):
+        is_last = depth == len(pattern.parts) - 1
+        found = []
+        if len(folders) > _MOST_FOLDERS:
+            raise RecordError(f"more than {_MOST_FOLDERS} folders match {shown(pattern.text)}")
+        for folder in folders:
+            with explained(f"list the artifacts of run {run.info.run_id}"):
+                files = client.list_artifacts(run.info.run_id, folder or None)
+            listed += len(files)
+            if listed > _MOST_LISTED:
+                raise RecordError(f"holds more than {_MOST_LISTED} artifacts where rows may be")
+            for file in files:
+                # The name alone: what a store calls a file is no path to follow.
+                name = file.path.rsplit("/", 1)[-1]
+                if (
+                    file.is_dir == is_last
+                    or name in ("", ".", "..")
+                    or not pattern.fits(depth, name)
+                ):
+                    continue
+                if is_last and file.file_size is not None and file.file_size > LARGEST_FILE:
+                    raise RecordError(f"{shown(name)} has {file.file_size} bytes; no row has")
+                if "#" in name or "?" in name:
+                    # Such a name blocks a request to a server for minutes.
+                    raise RecordError(f"{shown(name)} matches; rename it, without # and ?")
+                found.append(f"{folder}/{name}" if folder else name)
+        folders = found
+    return folders
+
+
+def _read(
+    client: MlflowClient, run: Run, rows: dict[int | None, str], reading: Reading
+) -> AccuracyMatrix:
+    sources: dict[int | None, Source] = {}
+    for row, path in rows.items():
+        with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+            with explained(f"read {shown(path)} of run {run.info.run_id}"):
+                local = mlflow.artifacts.download_artifacts(
+                    artifact_uri=f"{run.info.artifact_uri}/{path}",
+                    dst_path=folder,
+                    tracking_uri=client.tracking_uri,
+                )
+            sources[row] = load(Path(local))
+    if None in sources:
+        runs = read_runs(sources[None], reading=reading)
+        if len(runs) != 1:
+            raise RecordError(f"{shown(rows[None])} holds {len(runs)} runs; expected this run's")
+        return runs[0].matrix
+    return matrix_of_rows({row: sources[row] for row in sources if row is not None}, reading)

@@ -1,0 +1,213 @@
+"""A matrix of another program as an MLflow run, its rows artifacts as a training has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from mlflow import MlflowClient
+from mlflow.entities import Param, RunTag
+from mlflow.environment_variables import MLFLOW_EXPERIMENT_ID, MLFLOW_EXPERIMENT_NAME
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
+
+import clear_mlflow
+from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.record import JSON, DatasetIdentity, RowRecord
+from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.importers import Imported, as_rows
+from clear_mlflow.scoring.scores import score
+from clear_mlflow.store import names
+from clear_mlflow.store.client import explained
+from clear_mlflow.store.conflicts import despite_others
+from clear_mlflow.store.rows import write_row
+
+# What stands for the digest of a dataset that nobody has seen: it is no digest of any.
+UNKNOWN = "unknown"
+_DEFAULT_EXPERIMENT_ID = "0"
+_LONGEST_NAME = 150
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImportFacts:
+    """What a person says of the runs that are imported; it goes before what a file says."""
+
+    dataset: str | None = None
+    strategy: str | None = None
+    seed: int | None = None
+    protocol: str = "iid"
+
+
+@dataclass(frozen=True)
+class ImportedRun:
+    """What became of one run of a file."""
+
+    run_id: str
+    run_name: str
+    is_new: bool  # False: the experiment holds a run of the same content already
+    num_rows: int
+    num_buckets: int
+    num_metrics: int
+
+
+class Importer:
+    """Opens a run in one experiment for each matrix that it does not hold yet.
+
+    Args:
+        client: what :func:`~clear_mlflow.store.client.preflight` gave.
+        experiment: name; None = the one that the environment names, else MLflow's default.
+        facts: what a person says of the runs.
+        again: import what is there already once more.
+    """
+
+    def __init__(
+        self, client: MlflowClient, experiment: str | None, facts: ImportFacts, *, again: bool
+    ) -> None:
+        self.client = client
+        self.facts = facts
+        with explained("find the experiment to import into"):
+            self.experiment_id = _experiment_id(client, experiment)
+        self._there = {} if again else _imported_before(client, self.experiment_id)
+        self._again = again
+
+    def take(self, imported: Imported, *, file: str, kind: str, run_name: str) -> ImportedRun:
+        """Store one run, score it from what was stored, and close it.
+
+        Args:
+            imported: what a file holds.
+            file: the file's name, without its folder.
+            kind: the name of its format.
+            run_name: what the run is to be called.
+
+        Raises:
+            TrackingError: the store does not take it; a run that was opened is closed as FAILED.
+            RecordError: it cannot be a record, as where a key is no printable text.
+        """
+        if (there := self._there.get(imported.digest)) is not None:
+            matrix = imported.matrix
+            return ImportedRun(*there, False, matrix.num_rows, matrix.num_buckets, 0)
+        facts = self._facts_of(imported)
+        records = _records(
+            imported.matrix, facts, self.facts.protocol, self._origin(imported, kind)
+        )
+        name = shortened(printable(run_name), _LONGEST_NAME)
+        shown_file = shortened(printable(file), _LONGEST_NAME)
+        tags = {
+            MLFLOW_RUN_NAME: name,
+            names.KIND_TAG: names.KIND_TRAIN,
+            names.IMPORTED_FROM_TAG: shown_file,
+            names.IMPORT_FORMAT_TAG: kind,
+            "clear_mlflow.core.version": clear_mlflow.__version__,
+            **facts,
+        }
+        with explained(f"open a run for {shown_file}"):
+            run = self.client.create_run(self.experiment_id, run_name=name, tags=tags)
+        run_id = str(run.info.run_id)
+        status = "FAILED"
+        try:
+            with explained(f"log what is known of {shown_file} into run {run_id}"):
+                params = [Param(key, value) for key, value in facts.items()]
+                self.client.log_batch(run_id, params=params)
+            for record in records:
+                write_row(self.client, run_id, record)
+            scores = score(self.client, run_id)
+            # Last of all: a run that has this tag is whole.
+            with explained(f"close run {run_id}"):
+                digest = [RunTag(names.IMPORTED_DIGEST_TAG, imported.digest)]
+                self.client.log_batch(run_id, tags=digest)
+            status = "FINISHED"
+        finally:
+            # Whatever happened is told by the error that goes on from here.
+            with suppress(ClearError), explained(f"close run {run_id}"):
+                self.client.set_terminated(run_id, status)
+        if not self._again:
+            self._there[imported.digest] = run_id, name
+        return ImportedRun(
+            run_id,
+            name,
+            True,
+            imported.matrix.num_rows,
+            imported.matrix.num_buckets,
+            len(scores.summary),
+        )
+
+    def _facts_of(self, imported: Imported) -> dict[str, str]:
+        """Tags and parameters by which runs are grouped; what is not known is not there."""
+        said, told = self.facts, imported.facts
+        seed = str(said.seed) if said.seed is not None else told.get("seed")
+        found = {
+            "strategy": said.strategy or told.get("strategy"),
+            "dataset": said.dataset or told.get("dataset"),
+            "model": told.get("model"),
+            "seed": seed if seed_of(seed) is not None else None,
+            "protocol": said.protocol,
+        }
+        return {
+            key: shortened(printable(value), _LONGEST_NAME) for key, value in found.items() if value
+        }
+
+    def _origin(self, imported: Imported, kind: str) -> Mapping[str, JSON]:
+        """What each row says of where it is from."""
+        return {"imported": {"format": kind, "digest": imported.digest}}
+
+
+def _records(
+    matrix: AccuracyMatrix, facts: Mapping[str, str], protocol: str, origin: Mapping[str, JSON]
+) -> list[RowRecord]:
+    written_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    return [
+        RowRecord(
+            row=row,
+            protocol=protocol,
+            dataset=DatasetIdentity(facts.get("dataset", UNKNOWN), UNKNOWN),
+            seed=seed_of(facts.get("seed")),
+            package_version=clear_mlflow.__version__,
+            written_at=written_at,
+            extra=origin,
+        )
+        for row in as_rows(matrix)
+    ]
+
+
+def seed_of(text: str | None) -> int | None:
+    """A seed as a record holds it; None where a file says something else."""
+    if text is None or not text.isascii() or not text.removeprefix("-").isdecimal():
+        return None
+    value = int(text) if len(text) <= 20 else 2**64
+    return value if -(2**63) <= value < 2**64 else None
+
+
+def _experiment_id(client: MlflowClient, wanted: str | None) -> str:
+    name = wanted or MLFLOW_EXPERIMENT_NAME.get()
+    if not name:
+        return str(MLFLOW_EXPERIMENT_ID.get() or _DEFAULT_EXPERIMENT_ID)
+    if len(name) > 200 or not name.isprintable():
+        raise TrackingError("the experiment's name is no printable text of at most 200 characters")
+
+    def find_or_make() -> str:
+        experiment = client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else client.create_experiment(name))
+
+    return despite_others(find_or_make)
+
+
+def _imported_before(client: MlflowClient, experiment_id: str) -> dict[str, tuple[str, str]]:
+    """Digest of what was imported into an experiment, to the id and the name of its run."""
+    found: dict[str, tuple[str, str]] = {}
+    token = None
+    while True:
+        with explained("list the runs that were imported before"):
+            page = client.search_runs(
+                [experiment_id],
+                filter_string=f"tags.`{names.IMPORTED_DIGEST_TAG}` != ''",
+                max_results=200,
+                page_token=token,
+            )
+        for run in page:
+            digest = run.data.tags[names.IMPORTED_DIGEST_TAG]
+            found[digest] = str(run.info.run_id), run.info.run_name or str(run.info.run_id)
+        token = page.token
+        if not token:
+            return found

@@ -1,0 +1,131 @@
+"""Re-test the models that a run stored, into a run of its own below it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import shown
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.registry import known_strategies
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.scoring.scores import Scores, read_scores
+from clear_mlflow.store import names
+from clear_mlflow.store.client import explained
+
+_LARGEST_MODEL_BYTES = 8 << 30  # the largest of torchvision's takes 2.6 GB
+_LARGEST_CONFIG_BYTES = 1 << 20
+
+
+def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
+    """Test a run's stored models on a dataset, and score the rows that this gives.
+
+    The rows are those of a run of their own, a child of the one that was trained, so that both can
+    be scored, compared and told apart as any other two runs.
+
+    Args:
+        client: the store.
+        run: trained with ``log_models`` last or all.
+        data_root: folder of the dataset to test on, in any layout; ``auto`` for the embedded one.
+
+    Raises:
+        RecordError: the run holds no row, no model, or a damaged one.
+        DataError: the dataset is missing or damaged, or its buckets are others.
+        ConfigError: the run's configuration is not one that this program can follow.
+        TrackingError: the store does not answer.
+    """
+    # Imported here: scoring rows needs no torch.
+    from clear_mlflow.learning.inference.test_model import Retest, StoredModel
+    from clear_mlflow.learning.prepare import prepare
+    from clear_mlflow.learning.progress import progress_for
+    from clear_mlflow.learning.session import check
+
+    run_id = run.info.run_id
+    record = read_scores(client, run).record
+    if record is None:
+        raise RecordError(f"run {run_id} holds no row, so nothing says what its models are of")
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+        models = [
+            StoredModel(row, _download(client, run, f"{names.MODELS_FOLDER}/{name}", scratch))
+            for row, name in _stored_models(client, run)
+        ]
+        asked = _configuration(client, run, scratch) | {"data_root": data_root}
+        config = check(TrainConfig.resolve(asked))
+        training = prepare(config, progress_for(sys.stderr))
+        again = Retest(training, models, record.matrix.buckets)
+        name = f"{run.info.run_name or run_id}, models re-tested"
+        with (
+            explained(f"open a run below {run_id}"),
+            mlflow.start_run(
+                experiment_id=run.info.experiment_id,
+                run_name=name,
+                parent_run_id=run_id,
+                tags={names.RETESTED_TAG: run_id},
+            ),
+        ):
+            return train_in_process(client, again, asked)
+
+
+def _stored_models(client: MlflowClient, run: Run) -> list[tuple[int, str]]:
+    uri = f"{run.info.artifact_uri}/{names.MODELS_FOLDER}"
+    with explained(f"list the models of run {run.info.run_id}"):
+        listed = mlflow.artifacts.list_artifacts(artifact_uri=uri, tracking_uri=client.tracking_uri)
+    found = []
+    for file in listed or []:
+        name = file.path.rsplit("/", 1)[-1]
+        match = re.fullmatch(r"after_([0-9]{3,9})\.safetensors", name)
+        if not match or file.is_dir or names.model_file_name(int(match[1])) != name:
+            continue
+        if file.file_size is not None and file.file_size > _LARGEST_MODEL_BYTES:
+            raise RecordError(f"{name} has {file.file_size} bytes; a model has at most 8 GiB")
+        found.append((int(match[1]), name))
+    if not found:
+        raise RecordError(
+            f"run {run.info.run_id} holds no model; train with log_models=last or log_models=all "
+            "to keep them"
+        )
+    return sorted(found)
+
+
+def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, str]:
+    """What the models were trained with, as far as it says how to build and test them."""
+    path = _download(client, run, names.CONFIG_JSON, scratch)
+    try:
+        if path.stat().st_size > _LARGEST_CONFIG_BYTES:
+            raise ValueError("it is larger than 1 MiB")
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(told, dict) or not all(isinstance(v, str) for v in told.values()):
+            raise ValueError("it is no JSON object of texts")
+    except (OSError, ValueError, RecursionError) as error:
+        raise RecordError(
+            f"{names.CONFIG_JSON} of run {run.info.run_id} cannot be read ({error}), so nothing "
+            "says what its models are"
+        ) from error
+    if told.get("strategy", "naive") not in known_strategies():
+        # Its class would be imported to build the model: code that the store's writer had chosen.
+        raise RecordError(
+            f"run {run.info.run_id} was trained by strategy {shown(told['strategy'])}, a class of "
+            "somebody's own; what a store names is never imported: test its models with the "
+            "program that trained them"
+        )
+    # Where to compute is this machine's to say; the weights are in the stored file.
+    return {**told, "device": "auto", "weights": "none", "log_models": "none", "compile": "off"}
+
+
+def _download(client: MlflowClient, run: Run, artifact: str, scratch: str) -> Path:
+    with explained(f"read {artifact} of run {run.info.run_id}"):
+        return Path(
+            mlflow.artifacts.download_artifacts(
+                artifact_uri=f"{run.info.artifact_uri}/{artifact}",
+                dst_path=scratch,
+                tracking_uri=client.tracking_uri,
+            )
+        )

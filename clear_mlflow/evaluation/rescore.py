@@ -1,0 +1,294 @@
+"""Re-score runs from their stored rows: score each, say what became of each."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+
+from mlflow import MlflowClient
+from mlflow.entities import LifecycleStage, Run
+from mlflow.exceptions import MlflowException
+
+from clear_mlflow.core.errors import ClearError, RecordError
+from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.scoring.scores import Scores, read_scores, write_scores
+from clear_mlflow.store import names
+from clear_mlflow.store.client import explained, is_server
+from clear_mlflow.store.heartbeat import is_abandoned, trains_now
+from clear_mlflow.store.pool import mapped
+from clear_mlflow.store.rows import are_rows_local
+from clear_mlflow.store.search import MissingRun, Selection, select
+
+__all__ = ["Evaluation", "MissingRun", "Selection", "Verdict", "evaluate", "select"]
+
+# Runs under way at once. A server keeps each request waiting some 50 ms and answers many at a time;
+# an object store behind a database is slow in another way. Files on this machine are read faster
+# than threads take turns.
+_JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
+
+_BUILT_IN = frozenset(
+    [*(metric.name for metric in METRICS), *(metric.name for metric in predicted.METRICS)]
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of one run."""
+
+    run_id: str
+    run_name: str
+    action: str  # "scored", "unchanged", "skipped" or "failed"
+    detail: str  # what was written, or why nothing was
+    scores: Scores | None = None
+    is_problem: bool = False  # somebody should look at this run
+    is_partial: bool = False  # rows are missing, at the end or in between
+    undefined: tuple[str, ...] = ()  # a user's own metrics that have no value, and did not fail
+
+    def without_scores(self) -> Verdict:
+        """The same in a few hundred bytes, to be kept of many runs."""
+        return replace(self, scores=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How runs are scored.
+
+    Args:
+        named: the runs were asked for one by one: each is read from its row artifacts and looked at
+            in full, and one without rows is a problem. Found by a search, a run takes the short
+            look, and one that is none of ours is only passed over.
+        dry_run: write nothing.
+        verify: when a search reads row artifacts although a tag holds the rows; see
+            :func:`~clear_mlflow.store.matrices.stored_rows_of`.
+        metrics: to compute.
+        prediction_metrics: to compute of stored predictions, where a run kept any.
+        accept_new: overwrite values of other versions of a metric's definition.
+        pictures: ``yes``: draw them; ``no``: only where there is one; ``auto``: of runs that were
+            named, or trained by this program.
+        jobs: runs under way at once; None: as many as suits the store.
+        prepare: called with the client and each run before its rows are read; not in a dry run.
+        turn: what is entered to write into a store that takes one writer at a time, where other
+            processes score runs of it, too; None: a lock of this process.
+    """
+
+    named: bool = False
+    dry_run: bool = False
+    verify: str = "auto"
+    metrics: Sequence[Metric] = METRICS
+    prediction_metrics: Sequence[predicted.PredictionMetric] = predicted.METRICS
+    accept_new: bool = False
+    pictures: str = "auto"
+    jobs: int | None = None
+    prepare: Callable[[MlflowClient, Run], object] | None = None
+    turn: Callable[[], AbstractContextManager[object]] | None = None
+    _writing: threading.Lock = field(
+        default_factory=threading.Lock, init=False, repr=False, compare=False
+    )
+
+    def over(self, client: MlflowClient, runs: Iterable[Run | MissingRun]) -> Iterator[Verdict]:
+        """Score each run from its stored rows; a run that cannot be scored does not stop the rest.
+
+        Runs are taken as there is room, and verdicts come in the order of the runs.
+        """
+        waiting = iter(runs)
+        for first in waiting:
+            jobs = self.jobs or _suitable_jobs(client, first)
+            yield from mapped(partial(self._verdict, client), chain([first], waiting), jobs)
+
+    def _verdict(self, client: MlflowClient, run: Run | MissingRun) -> Verdict:
+        if isinstance(run, MissingRun):
+            return _failed(run.run_id, run.run_name, run.problem)
+        run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
+        if is_abandoned(run):
+            # The listing may be hours old. A process sets the status before it ends: a run that is
+            # RUNNING still, after its process was seen to be gone, stays so.
+            try:
+                with explained(f"read run {run_id}"):
+                    run = client.get_run(run_id)
+            except ClearError as error:
+                return _failed(run_id, name, str(error))
+        if trains_now(run):
+            return Verdict(run_id, name, "skipped", "is training now; it scores itself at its end")
+        abandoned = is_abandoned(run)
+        ours = run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
+        try:
+            scores = self._scored(client, run, ours)
+            if abandoned and not self.dry_run:
+                with self._turn(client):
+                    _close(client, run)
+        except ClearError as error:
+            if _is_deleted(client, run_id):
+                told = "was deleted while it was scored; restore it to score it"
+                return _failed(run_id, name, told)
+            detail = str(error)
+            if abandoned and not self.dry_run:
+                detail += f"; {_try_to_close(client, run)}"
+            # A row that is damaged is a row: it is looked for in no other program's run.
+            matters = self.named or ours or isinstance(error, RecordError)
+            if matters:
+                return _failed(run_id, name, detail)
+            return Verdict(run_id, name, "skipped", detail)
+        if scores.record is None and not abandoned:
+            told = "holds no rows of an accuracy matrix"
+            if self.named or ours:
+                return _failed(run_id, name, told)
+            return Verdict(run_id, name, "skipped", told, scores)
+        notes = list(_describe(scores, self.accept_new, self._versions))
+        if abandoned:
+            closed = "would be closed" if self.dry_run else "run closed"
+            notes.append(f"its process is gone: {closed} as KILLED")
+        changed = abandoned or not scores.is_stored
+        matters = bool(
+            _gaps(scores)
+            or (scores.outdated and not self.accept_new)
+            or scores.predicted.problem is not None
+            or scores.failed
+        )
+        action = "scored" if changed else "unchanged"
+        return Verdict(
+            run_id,
+            name,
+            action,
+            "; ".join(notes),
+            scores,
+            is_problem=matters,
+            is_partial=scores.rows_state != "complete",
+            undefined=tuple(
+                name
+                for name in _own_without_value(scores, self._versions)
+                if name not in scores.failed
+            ),
+        )
+
+    @property
+    def _versions(self) -> dict[str, int]:
+        of_rows = {metric.name: metric.version for metric in self.metrics}
+        return of_rows | {metric.name: metric.version for metric in self.prediction_metrics}
+
+    def _scored(self, client: MlflowClient, run: Run, ours: bool) -> Scores:
+        if self.prepare is not None and not self.dry_run:
+            self.prepare(client, run)
+        scores = read_scores(
+            client,
+            run,
+            thorough=self.named or self.verify == "all",
+            verify="all" if self.named else self.verify,
+            metrics=self.metrics,
+            prediction_metrics=self.prediction_metrics,
+            accept_new=self.accept_new,
+            pictures=self.pictures == "yes" or (self.pictures == "auto" and (self.named or ours)),
+        )
+        if not self.dry_run and not scores.is_stored:
+            with self._turn(client):
+                write_scores(client, run, scores)
+        return scores
+
+    def _turn(self, client: MlflowClient) -> AbstractContextManager[object]:
+        """Sqlite lets one writer in at a time, and makes the others wait by trying again."""
+        if not client.tracking_uri.startswith("sqlite:"):
+            return nullcontext()
+        return self._writing if self.turn is None else self.turn()
+
+
+def evaluate(
+    client: MlflowClient,
+    runs: Iterable[Run | MissingRun],
+    *,
+    named: bool,
+    dry_run: bool,
+    on_run: Callable[[Verdict], None] = lambda _: None,
+) -> list[Verdict]:
+    """Score runs, and keep all that became of them; see :meth:`Evaluation.over` for many runs.
+
+    Args:
+        client: the store.
+        runs: what :func:`select` gave.
+        named: the runs were asked for one by one.
+        dry_run: write nothing.
+        on_run: called with each verdict as it is reached.
+    """
+    verdicts = []
+    for verdict in Evaluation(named=named, dry_run=dry_run).over(client, runs):
+        verdicts.append(verdict)
+        on_run(verdict)
+    return verdicts
+
+
+def _failed(run_id: str, run_name: str, detail: str) -> Verdict:
+    return Verdict(run_id, run_name, "failed", detail, is_problem=True)
+
+
+def _suitable_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
+    if is_server(client.tracking_uri):
+        return _JOBS_SERVER
+    return _JOBS_LOCAL if isinstance(first, MissingRun) or are_rows_local(first) else _JOBS_REMOTE
+
+
+def _describe(scores: Scores, accept_new: bool, versions: Mapping[str, int]) -> Iterator[str]:
+    if scores.record is None:
+        yield "no rows"
+        return
+    matrix = scores.record.matrix
+    yield f"{matrix.num_rows} of {matrix.num_buckets} rows"
+    if gaps := _gaps(scores):
+        yield f"missing {', '.join(f'row {row}' for row in gaps)}"
+    if scores.lacking:
+        yield f"{len(scores.lacking)} metric values logged"
+    if scores.predicted.problem is not None:
+        yield f"its predictions were left out: {scores.predicted.problem}"
+    # A user's own metric was asked for: where it has no value, they want to know why.
+    for name in _own_without_value(scores, versions):
+        yield f"{name} left out: {scores.reasons[name]}"
+    for name, version in scores.outdated.items():
+        if accept_new:
+            yield f"{name} of definition {version} overwritten by {versions[name]}"
+        else:
+            yield (
+                f"holds {name} of definition {version}; this program computes {versions[name]}, "
+                "and overwrites with accept_new_definitions=yes alone"
+            )
+
+
+def _own_without_value(scores: Scores, versions: Mapping[str, int]) -> list[str]:
+    own = versions.keys() - _BUILT_IN - scores.outdated.keys()
+    return [name for name in scores.reasons if name in own]
+
+
+def _gaps(scores: Scores) -> tuple[int, ...]:
+    """Rows that are missing below one that is there; a run that just ended early has none."""
+    return scores.record.missing if scores.record else ()
+
+
+def _is_deleted(client: MlflowClient, run_id: str) -> bool:
+    """Whether a run that was there when it was listed is there no more."""
+    try:
+        return bool(client.get_run(run_id).info.lifecycle_stage == LifecycleStage.DELETED)
+    except MlflowException as error:
+        return bool(error.error_code == "RESOURCE_DOES_NOT_EXIST")
+    except Exception:  # the store does not answer, which has been told already
+        return False
+
+
+def _try_to_close(client: MlflowClient, run: Run) -> str:
+    """Close an abandoned run whose rows cannot be scored; gives what to say of it."""
+    try:
+        _close(client, run)
+    except ClearError as error:
+        return str(error)
+    return "its process is gone: run closed as KILLED"
+
+
+def _close(client: MlflowClient, run: Run) -> None:
+    with explained(f"close run {run.info.run_id}"):
+        client.set_tag(run.info.run_id, names.ERROR_TAG, "the process that trained it is gone")
+        client.set_terminated(run.info.run_id, "KILLED")
+        try:
+            client.delete_tag(run.info.run_id, names.PROCESS_TAG)
+        except MlflowException as error:  # another evaluate has closed it, too
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise

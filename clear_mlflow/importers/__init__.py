@@ -1,0 +1,129 @@
+"""Results of other programs, read as accuracy matrices; one module per format.
+
+A new format is a new module here with a ``FORMATS``; nothing else changes. Nothing that is read is
+ever executed, and whatever is wrong with a file ends in a ClearError of one line.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from clear_mlflow.core.errors import ConfigError, DataError, RecordError
+from clear_mlflow.core.matrix import shown
+from clear_mlflow.importers._base import (
+    LARGEST_FILE,
+    LARGEST_LOG,
+    MOST_CELLS,
+    Format,
+    Imported,
+    Reading,
+    Source,
+    as_rows,
+    finish,
+)
+from clear_mlflow.importers._row_files import RowPattern, matrix_of_rows
+
+__all__ = [
+    "FORMATS",
+    "LARGEST_FILE",
+    "Format",
+    "Imported",
+    "Reading",
+    "RowPattern",
+    "Source",
+    "as_rows",
+    "load",
+    "matrix_of_rows",
+    "passed_over",
+    "read_runs",
+    "recognise",
+]
+
+FORMATS: dict[str, Format] = {
+    kind.name: kind
+    for kind in sorted(
+        (
+            kind
+            for module in pkgutil.iter_modules(__path__)
+            if not module.name.startswith("_")
+            for kind in importlib.import_module(f"{__name__}.{module.name}").FORMATS
+        ),
+        key=lambda kind: (kind.is_general, kind.name),
+    )
+}
+
+
+def load(path: Path) -> Source:
+    """Read a file's bytes, once it is sure that they are not too many.
+
+    Raises:
+        DataError: there is no such file, it cannot be read, or it is too large.
+    """
+    try:
+        if not path.is_file():
+            raise DataError(f"{shown(path.name)} is no file; expected a file of results")
+        with path.open("rb") as file:
+            content = file.read(LARGEST_LOG + 1)
+    except OSError as error:
+        raise DataError(f"{shown(path.name)} cannot be read: {error.strerror}") from error
+    if len(content) > LARGEST_LOG:
+        raise DataError(f"{shown(path.name)} is larger than {LARGEST_LOG >> 20} MiB; no results")
+    return Source(path.name, content)
+
+
+def recognise(source: Source) -> Format | None:
+    """The format of a file, by its name and its first bytes; None where no format is like that."""
+    return next((kind for kind in FORMATS.values() if kind.recognises(source)), None)
+
+
+def read_runs(
+    source: Source, *, kind: str = "auto", reading: Reading | None = None
+) -> tuple[Imported, ...]:
+    """The runs that a file holds.
+
+    Args:
+        source: the file.
+        kind: a name of :data:`FORMATS`; ``auto`` looks at the file.
+        reading: what a person says of it.
+
+    Raises:
+        RecordError: the file holds no accuracy matrix, or what it holds is not known for sure.
+        ConfigError: the format is unknown, or contradicts what a person says.
+    """
+    if kind != "auto" and kind not in FORMATS:
+        raise ConfigError(f"format is {shown(kind)}; expected auto or {', '.join(FORMATS)}")
+    found = recognise(source) if kind == "auto" else FORMATS[kind]
+    name = shown(source.name, 120)
+    if found is None:
+        raise RecordError(
+            f"{name} is of no format that is read; choose one of {', '.join(FORMATS)}, or see "
+            "docs/import.md"
+        )
+    try:
+        return tuple(_runs(source, found, reading or Reading()))
+    except RecordError as error:
+        raise RecordError(f"{name} (read as {found.name}): {error}") from error
+    except ConfigError as error:
+        raise ConfigError(f"{name}: {error}") from error
+
+
+def _runs(source: Source, kind: Format, reading: Reading) -> Iterator[Imported]:
+    """One run after the other, so that no more of them are held than may be."""
+    cells = 0
+    for parsed in kind.parse(source):
+        run = finish(source, kind, parsed, reading)
+        cells += run.matrix.num_buckets**2
+        if cells > MOST_CELLS:
+            raise RecordError(f"holds matrices of more than {MOST_CELLS} cells in all")
+        yield run
+    if cells == 0:
+        raise RecordError("holds no run")
+
+
+def passed_over(name: str, siblings: Sequence[str]) -> str | None:
+    """Why a file in a folder is none to import; None where it may be one."""
+    reasons = (kind.passes_over(name, siblings) for kind in FORMATS.values())
+    return next((reason for reason in reasons if reason), None)

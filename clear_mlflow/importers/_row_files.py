@@ -1,0 +1,197 @@
+"""Rows that lie one by one in files of other names: which file is which row, and what it holds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.matrix import AccuracyMatrix, shown
+from clear_mlflow.importers import numpy_file, plain_text
+from clear_mlflow.importers._base import (
+    LARGEST_FILE,
+    MOST_BUCKETS,
+    NAN,
+    Format,
+    Parsed,
+    Reading,
+    Source,
+    finish,
+    numbers,
+    whole,
+)
+
+_LONGEST = 500
+_MOST_STARS = 3
+_SPECIAL = re.compile(r"\{row0?\}|\*|\?")
+_FIELDS = ("accuracy", "accuracies", "acc", "values")
+
+
+@dataclass(frozen=True)
+class RowPattern:
+    """Which artifacts of a run are rows: ``results/acc_after_{row}.json``, or a glob.
+
+    ``{row}`` is the number of buckets trained before the test, 0 for the untrained model;
+    ``{row0}`` counts them from 0, so that 0 is the test after the first bucket. ``*`` and ``?``
+    stand for any characters but a slash. Without a number, one matching file is the whole matrix;
+    the only number that differs between several files is ``{row}``.
+
+    Raises:
+        ConfigError: it leads out of the run, or names the row twice.
+    """
+
+    text: str
+
+    def __post_init__(self) -> None:
+        parts = self.text.split("/")
+        if (
+            not 1 <= len(self.text) <= _LONGEST
+            or not self.text.isprintable()
+            or any(part in ("", ".", "..") for part in parts)
+        ):
+            raise ConfigError(
+                f"rows is {shown(self.text)}; expected a path within a run, as "
+                "results/acc_after_{row}.json"
+            )
+        if self.text.count("{row") > 1 or any(c in _SPECIAL.sub("", self.text) for c in "{}"):
+            raise ConfigError(
+                f"rows is {shown(self.text)}; expected {{row}} or {{row0}} once, no other braces"
+            )
+        # Names come from a run: no pattern may take for ever on one that was made for it.
+        if any(part.count("*") > _MOST_STARS for part in parts):
+            raise ConfigError(
+                f"rows is {shown(self.text)}; expected at most {_MOST_STARS} stars in a name"
+            )
+
+    @property
+    def parts(self) -> list[str]:
+        """The pattern of each folder, and of the file at last."""
+        return self.text.split("/")
+
+    @cached_property
+    def _regex(self) -> re.Pattern[str]:
+        return _as_regex(self.text)
+
+    def fits(self, depth: int, name: str) -> bool:
+        """Whether a name may stand at a depth of the path; 0 is the run's own folder."""
+        return bool(_as_regex(self.parts[depth]).fullmatch(name))
+
+    def rows(self, paths: Iterable[str]) -> dict[int | None, str]:
+        """The path of each row; a whole matrix has None for its row.
+
+        Raises:
+            RecordError: which file is which row is not clear.
+        """
+        matches = {path: match for path in paths if (match := self._regex.fullmatch(path))}
+        if "{row" in self.text:
+            first = 1 if "{row0}" in self.text else 0
+            found = [
+                (whole(match["row"].lstrip("0") or "0", "a row") + first, path)
+                for path, match in matches.items()
+            ]
+        elif len(matches) <= 1:
+            return dict.fromkeys([None], *matches) if matches else {}
+        else:
+            found = _numbered(sorted(matches))
+        rows: dict[int | None, str] = {}
+        for row, path in sorted(found):
+            if row in rows:
+                raise RecordError(f"{shown(rows[row])} and {shown(path)} are both row {row}")
+            rows[row] = path
+        return rows
+
+
+def matrix_of_rows(files: Mapping[int, Source], reading: Reading) -> AccuracyMatrix:
+    """The matrix of rows that were found one by one; a row that is not there is not measured.
+
+    Args:
+        files: row to its file: a JSON list, a line or a column of text, or a .npy file.
+        reading: what a person says of them.
+
+    Raises:
+        RecordError: a file is no row, or the rows are no matrix.
+        ConfigError: what a person says contradicts itself.
+    """
+    rows: dict[int, list[float]] = {}
+    for row, source in files.items():
+        try:
+            rows[row] = _cells(source)
+        except RecordError as error:
+            raise RecordError(f"{shown(source.name, 120)}: {error}") from error
+    width = max(len(cells) for cells in rows.values())
+    parsed = Parsed(
+        rows=[rows.get(row, [NAN] * width) for row in range(1, max(rows) + 1)] or [[NAN] * width],
+        initial=rows.get(0),
+    )
+    return finish(Source("rows", b""), _ROWS, parsed, reading).matrix
+
+
+def _cells(source: Source) -> list[float]:
+    source.bounded(LARGEST_FILE)
+    if numpy_file.is_array(source.content):
+        return numpy_file.read_row(source.content)
+    if source.looks_like_json:
+        document = source.json
+        if isinstance(document, dict):
+            document = next((document[name] for name in _FIELDS if name in document), document)
+        return numbers(document, "the row")
+    table = plain_text.table_of(source)
+    if len(table) == 1:
+        cells = table[0]
+    elif table and all(len(line) == 1 for line in table):
+        cells = [line[0] for line in table]
+    else:
+        raise RecordError(f"holds {len(table)} lines; expected one row of numbers")
+    if len(cells) > MOST_BUCKETS:
+        raise RecordError(f"holds {len(cells)} numbers; at most {MOST_BUCKETS} are read")
+    return [plain_text.to_cell(cell) for cell in cells]
+
+
+def _numbered(paths: list[str]) -> list[tuple[int, str]]:
+    """Rows by the one number in which paths differ.
+
+    Raises:
+        RecordError: they differ in more, or in less, or count from 0 and do not say what that is.
+    """
+    pieces = [re.split(r"([0-9]+)", path) for path in paths]
+    differing = {
+        position
+        for piece in pieces
+        for position in range(max(len(piece), len(pieces[0])))
+        if piece[position : position + 1] != pieces[0][position : position + 1]
+    }
+    if len(differing) != 1 or not (position := differing.pop()) % 2:
+        raise RecordError(
+            f"{len(paths)} artifacts match, {shown(paths[0])} and others, which differ in more "
+            "than one number; write {row} where the row's number stands"
+        )
+    found = [
+        (whole(piece[position].lstrip("0") or "0", "a row"), path)
+        for piece, path in zip(pieces, paths, strict=True)
+    ]
+    if min(row for row, _ in found) == 0:
+        raise RecordError(
+            f"{shown(min(found)[1])} counts from 0: write {{row}} if 0 is the untrained model, or "
+            "{row0} if it is the test after the first bucket"
+        )
+    return found
+
+
+def _as_regex(pattern: str) -> re.Pattern[str]:
+    special = {"*": "[^/]*", "?": "[^/]", "{row}": "(?P<row>[0-9]+)", "{row0}": "(?P<row>[0-9]+)"}
+    found, end = [], 0
+    for match in _SPECIAL.finditer(pattern):
+        found += [re.escape(pattern[end : match.start()]), special[match[0]]]
+        end = match.end()
+    return re.compile("".join([*found, re.escape(pattern[end:])]), re.ASCII)
+
+
+_ROWS = Format(
+    name="rows",
+    title="rows of another program",
+    recognises=lambda _source: False,
+    parse=lambda _source: (),
+    is_general=True,
+)

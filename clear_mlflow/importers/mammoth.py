@@ -1,0 +1,135 @@
+"""Mammoth's logs.pyd: a line per run, each the text of a Python dictionary.
+
+Source: utils/loggers.py, ``Logger.write``. ``accuracy_<j>_task<i>`` is the accuracy in percent on
+task j after task i; future tasks are there only where they were tested (``--eval_future``). The
+lines are taken apart here and never executed or evaluated: a run's arguments may be anything.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import shown
+from clear_mlflow.importers._base import NAN, Format, Parsed, Source, grid, whole
+
+_LARGEST_LINE = 4 << 20  # characters; a run of a hundred tasks takes 300 kB
+_MOST_RUNS = 10_000
+_PART = re.compile(
+    r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<open>[\[({])|(?P<close>[\])}])"""
+    r"""|(?P<mark>[,:])|(?P<word>[^\s'"\[\](){},:]+))""",
+    re.DOTALL,
+)
+_CELL = re.compile(r"accuracy_([0-9]{1,9})_task([0-9]{1,9})")
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]*)?([eE][-+]?[0-9]{1,4})?")
+# What numpy 2 writes for its own numbers, and what it writes for none.
+_WRAPPERS = ("np.float64", "np.float32", "np.float16", "numpy.float64")
+_FACTS = {"model": "strategy", "dataset": "dataset", "backbone": "model", "seed": "seed"}
+
+
+def _recognises(source: Source) -> bool:
+    return source.name.lower().endswith(".pyd") or (
+        source.head.startswith("{'") and b"'accmean_task1'" in source.content
+    )
+
+
+def _parse(source: Source) -> Iterator[Parsed]:
+    is_one = sum(1 for _ in source.lines(_MOST_RUNS)) == 1
+    for position, line in enumerate(source.lines(_MOST_RUNS)):
+        try:
+            rows, facts = _run(line.strip())
+        except RecordError as error:
+            raise RecordError(f"line {position + 1} {error}") from error
+        label = "" if is_one else f"line {position + 1}"
+        yield Parsed(rows=rows, facts=facts, label=label, part=line.strip().encode())
+
+
+def _run(line: str) -> tuple[list[list[float]], dict[str, str]]:
+    entries = _entries(line)
+    cells: dict[tuple[int, int], float] = {}
+    for key, value in entries.items():
+        if match := _CELL.fullmatch(key):
+            column, row = (whole(digits, "a task") for digits in match.groups())
+            if column == 0 or row == 0:
+                raise RecordError(f"holds {shown(key)}; tasks are counted from 1")
+            cells[row - 1, column - 1] = _accuracy(key, value)
+    if not cells:
+        raise RecordError(
+            "holds no accuracy_<j>_task<i>: mammoth keeps accuracies per task for class-il and "
+            "task-il alone, and means otherwise"
+        )
+    facts = {
+        ours: fact
+        for theirs, ours in _FACTS.items()
+        if theirs in entries and (fact := _fact(entries[theirs]))
+    }
+    return grid(cells), facts
+
+
+def _entries(line: str) -> dict[str, list[str]]:
+    """The entries of a dictionary's text: each key with the parts of its value.
+
+    Values of any form are passed over by their brackets; nothing is nested here, so a line of any
+    depth is read.
+    """
+    if len(line) > _LARGEST_LINE:
+        raise RecordError(f"has {len(line)} characters; at most {_LARGEST_LINE} are read")
+    if not (line.startswith("{") and line.endswith("}")):
+        raise RecordError(f"is {shown(line)}; expected the text of a Python dictionary")
+    found: dict[str, list[str]] = {}
+    key: str | None = None
+    value: list[str] = []
+    depth, position = 0, 0
+    while position < len(line):
+        match = _PART.match(line, position)
+        if match is None:
+            raise RecordError(f"is no Python dictionary at {shown(line[position : position + 20])}")
+        position, part = match.end(), match[0].strip()
+        depth += bool(match["open"]) - bool(match["close"])
+        if depth < 0 or (depth == 0 and position < len(line)):
+            raise RecordError("is no single Python dictionary: its brackets do not match")
+        if depth == 1 and part == ":" and key is None and len(value) == 1:
+            key, value = _plain(value[0]), []
+        elif (depth == 1 and part == ",") or depth == 0:
+            if key is not None:
+                found[key] = value
+            key, value = None, []
+        elif not (depth == 1 and part == "{" and position == 1):
+            value.append(part)
+    if depth != 0:
+        raise RecordError("is cut off: a bracket is not closed")
+    return found
+
+
+def _accuracy(key: str, parts: list[str]) -> float:
+    if len(parts) == 4 and parts[0] in _WRAPPERS and parts[1::2] == ["(", ")"]:
+        parts = parts[2:3]
+    if parts in (["nan"], ["None"]):
+        return NAN
+    if len(parts) != 1 or not _NUMBER.fullmatch(parts[0]):
+        raise RecordError(f"holds {shown(' '.join(parts))} for {key}; expected a number")
+    return float(parts[0])
+
+
+def _fact(parts: list[str]) -> str:
+    """A text or a whole number among the run's arguments; empty where it is anything else."""
+    text = _plain(parts[0]) if len(parts) == 1 else "None"
+    return text if text != "None" and 1 <= len(text) <= 100 and text.isprintable() else ""
+
+
+def _plain(part: str) -> str:
+    """What a part stands for: a text without its quotes, anything else as it is."""
+    return part[1:-1] if part[0] in "'\"" else part
+
+
+FORMATS = [
+    Format(
+        name="mammoth",
+        title="mammoth's logs.pyd",
+        recognises=_recognises,
+        parse=_parse,
+        scale="percent",
+        has_initial=True,
+    )
+]

@@ -1,0 +1,132 @@
+"""A plain matrix as text: CSV, TSV, what numpy.savetxt writes, and our own matrix.csv."""
+
+from __future__ import annotations
+
+import csv
+import re
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import shown
+from clear_mlflow.importers._base import LARGEST_FILE, MOST_BUCKETS, NAN, Format, Parsed, Source
+
+_NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,5})?")
+_MOST_LINES = 100_000  # with remarks
+_MOST_CELLS = 4 * MOST_BUCKETS + 1  # in a line: some programs set several metrics side by side
+_NOT_MEASURED = frozenset(["", "nan", "na", "n/a", "none", "null", "-", "–"])
+
+
+def cells_of(line: str) -> list[str]:
+    """A line's cells: separated by commas, semicolons, tabs, or else by spaces."""
+    for separator in ("\t", ";", ","):
+        if separator in line:
+            if line.count(separator) > _MOST_CELLS:
+                raise RecordError(f"holds a line of more than {_MOST_CELLS} cells")
+            try:
+                cells = next(csv.reader([line], delimiter=separator, strict=True))
+            except (csv.Error, StopIteration) as error:
+                raise RecordError(f"holds a line that is no CSV: {shown(line)}") from error
+            return [cell.strip() for cell in cells]
+    return line.split(maxsplit=_MOST_CELLS)
+
+
+def table_of(source: Source) -> list[list[str]]:
+    """The cells of every line that is no remark.
+
+    Raises:
+        RecordError: there are more than a matrix has.
+    """
+    table = []
+    for line in source.lines(_MOST_LINES):
+        if not line.lstrip().startswith("#"):
+            table.append(cells_of(line))
+            # A row per bucket, one of the untrained model, and one of names.
+            if len(table) > MOST_BUCKETS + 2:
+                raise RecordError(f"holds more than {MOST_BUCKETS} rows")
+    return table
+
+
+def is_cell(text: str) -> bool:
+    """Whether a text is an accuracy, or says that there is none."""
+    return text.lower() in _NOT_MEASURED or bool(_NUMBER.fullmatch(text))
+
+
+def to_cell(text: str) -> float:
+    """An accuracy; NaN where the text says that nothing was measured.
+
+    Raises:
+        RecordError: it is neither.
+    """
+    if text.lower() in _NOT_MEASURED:
+        return NAN
+    if not _NUMBER.fullmatch(text):
+        raise RecordError(f"holds {shown(text)}; expected a number, or nothing")
+    return float(text)
+
+
+def _recognises(source: Source) -> bool:
+    if source.looks_like_json or "\x00" in source.head:
+        return False
+    lines = [line for line in source.head.splitlines() if line.strip() and line.lstrip()[0] != "#"]
+    # A header may come first; a row of names before the numbers, too. Prose has no such line.
+    return any(_is_row(line) for line in lines[:3])
+
+
+def _is_row(line: str) -> bool:
+    try:
+        cells = cells_of(line)
+    except RecordError:
+        return False
+    measured = [cell for cell in cells if _NUMBER.fullmatch(cell) or cell.lower() == "nan"]
+    return bool(measured) and all(map(is_cell, cells[1:]))
+
+
+def _parse(source: Source) -> list[Parsed]:
+    """Rows of numbers; a first line and a first column of other texts are names.
+
+    An empty cell, ``nan``, ``none`` and a dash are not measured. Lines that begin with ``#`` are
+    remarks, as numpy.savetxt writes its header.
+    """
+    source.bounded(LARGEST_FILE)
+    table = table_of(source)
+    if not table:
+        raise RecordError("holds no row of numbers")
+    names: list[str] | None = None
+    if not all(map(is_cell, table[0])) or _is_header(table):
+        names, table = table[0], table[1:]
+    labels: list[str] = []
+    # A column of names stands below a name of its own; without a header it is told by its texts.
+    named = names is not None and names[0].lower() in ("trained_through", "trained", "task", "")
+    if named or any(row and not is_cell(row[0]) for row in table):
+        labels = [row[0] for row in table]
+        table = [row[1:] for row in table]
+        names = names[1:] if names is not None and table and len(names) > len(table[0]) else names
+    rows = [[to_cell(cell) for cell in row] for row in table]
+    width = max((len(row) for row in rows), default=0)
+    if names is not None and len(names) != width:
+        raise RecordError(f"names {len(names)} buckets in its first line, but has {width} columns")
+    buckets = None if names is None else tuple(name.removeprefix("'") for name in names)
+    if labels and labels[0].lower() in ("initial", "init"):
+        return [Parsed(rows=rows[1:], initial=rows[0], buckets=buckets)]
+    return [Parsed(rows=rows, buckets=buckets)]
+
+
+def _is_header(table: list[list[str]]) -> bool:
+    """Whether a first line of numbers counts the buckets: 0, 1, 2 or 1, 2, 3 above a square."""
+    first = table[0]
+    width = len(first)
+    return (
+        len(table) == width + 1
+        and width >= 2
+        and first in ([str(j) for j in range(width)], [str(j + 1) for j in range(width)])
+    )
+
+
+FORMATS = [
+    Format(
+        name="text",
+        title="a plain text matrix",
+        recognises=_recognises,
+        parse=_parse,
+        is_general=True,
+    )
+]

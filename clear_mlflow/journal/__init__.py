@@ -1,0 +1,1 @@
+"""What was measured and is not stored yet, on local disk."""

@@ -1,0 +1,70 @@
+"""Send what a process that is gone left in its journal: by ``sync``, and before a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, assemble, row_index
+from clear_mlflow.journal.sender import send
+from clear_mlflow.journal.spool import Entry, Spool
+from clear_mlflow.store.rows import parse_rows, read_row_files
+
+_LARGEST_ROW_BYTES = 1 << 20
+
+
+def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry]:
+    """Send what waits, in order; what the store has is forgotten, and given.
+
+    Args:
+        client: the store.
+        run: that the journal is of.
+        spool: the journal, which nobody vouches for.
+
+    Raises:
+        RecordError: a row is damaged, or contradicts the one that is there.
+        TrackingError: an entry is none, or the store does not take it.
+    """
+    there = read_row_files(client, run)
+    for entry in spool.entries():
+        there |= _checked_row(entry, run.info.run_id, there)
+        send(client, run.info.run_id, entry)
+        entry.remove()
+        yield entry
+
+
+def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Make sure that an entry, if it is a row, is a whole one and says nothing new of an old one.
+
+    Args:
+        entry: of any kind.
+        run_id: of the run.
+        there: the rows that the run holds, by file name.
+
+    Returns:
+        File name to content of the row; empty where it is none.
+    """
+    folder, _, name = (entry.artifact or "").rpartition("/")
+    if folder != ROWS_FOLDER or row_index(name) is None:
+        return {}
+    size = entry.file.stat().st_size
+    if size > _LARGEST_ROW_BYTES:
+        raise RecordError(f"{entry.file} has {size} bytes; a row has at most 1 MiB")
+    row = {name: entry.file.read_bytes()}
+    records = parse_rows(row)
+    assemble(records)  # a file that was renamed is told
+    if name in there and not _is_same(records[name], there[name], name):
+        raise RecordError(
+            f"{entry.file} contradicts {name} of run {run_id}: it was measured twice; remove one "
+            "of them"
+        )
+    return row
+
+
+def _is_same(record: RowRecord, content: bytes, name: str) -> bool:
+    """Whether a stored row says the same, whenever it was written."""
+    (other,) = parse_rows({name: content}).values()
+    return other.row == record.row and other.dataset == record.dataset

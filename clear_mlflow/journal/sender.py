@@ -1,0 +1,399 @@
+"""What was measured, on its way to the store: on local disk first, then sent from one thread.
+
+While the store is well, whoever puts a file waits until the store has it. When it is away, training
+goes on: all that is measured waits on the disk, and is sent in order when the store is back.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException
+
+from clear_mlflow.core.errors import ClearError, DataError, TrackingError
+from clear_mlflow.core.record import ROWS_FOLDER
+from clear_mlflow.core.warning import warn
+from clear_mlflow.journal.spool import Entry, Spool, default_root, places
+from clear_mlflow.store.client import explained
+
+# A healthy store takes a row in a tenth of a second.
+ACKNOWLEDGEMENT_SECONDS = 5.0
+EXIT_VARIABLE = "CLEAR_MLFLOW_EXIT_WAIT"
+_EXIT_SECONDS, _LONGEST_EXIT_SECONDS = 60.0, 86_400.0
+_LONGEST_PAUSE_SECONDS = 15.0
+_LAST_PAUSE_SECONDS = 1.0
+_JOIN_SECONDS = 1.0
+# Answers that say "later", not "no".
+_LATER = (408, 425, 429)
+
+
+class UnsentError(TrackingError):
+    """The training is over, and what it measured waits on local disk.
+
+    Args:
+        message: the one line.
+        folders: run to a folder in which something of it waits.
+    """
+
+    def __init__(self, message: str, folders: Mapping[str, Path]) -> None:
+        super().__init__(message)
+        self.folders = folders
+
+
+@dataclass(frozen=True, eq=False)
+class _Item:
+    run_id: str = ""
+    entry: Entry | None = None
+    job: Callable[[], None] | None = None  # instead of an entry
+
+
+class Sender:
+    """One thread that sends what waits on the disk, in order, for one run or an ensemble's.
+
+    A store that is away is asked again after 1, 2, 4, ... 15 seconds. What it refuses for good (a
+    file that is too large, a missing permission) is set aside, and tried once more at the end: it
+    holds nothing else up.
+
+    Args:
+        client: the store.
+    """
+
+    def __init__(self, client: MlflowClient) -> None:
+        self._client = client
+        self._changed = threading.Condition()
+        self._queue: deque[_Item] = deque()
+        self._aside: list[_Item] = []
+        self._problem: TrackingError | None = None  # why the last try failed; None: it did not
+        self._told = False
+        self._finishing = False
+        self._stopped = False
+        self._progress = 0.0
+        # A call that hangs must not keep the process: what it sends is on the disk.
+        self._thread = threading.Thread(target=self._work, name="clear_mlflow sender", daemon=True)
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the store did not take what it was last asked to take."""
+        return self._problem is not None
+
+    @property
+    def problem(self) -> TrackingError | None:
+        """Why what waits is not stored yet, as far as known."""
+        return self._problem
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread.start()
+
+    def put(self, run_id: str, entry: Entry) -> None:
+        """Send an entry after all that were put before."""
+        with self._changed:
+            self._queue.append(_Item(run_id, entry))
+            self._changed.notify_all()
+
+    def do(self, job: Callable[[], None]) -> None:
+        """Do something with the store after all that was put before; once, whatever comes of it.
+
+        Args:
+            job: raises nothing. What it holds is not on the disk.
+        """
+        with self._changed:
+            self._queue.append(_Item(job=job))
+            self._changed.notify_all()
+
+    def settle(self, seconds: float = ACKNOWLEDGEMENT_SECONDS) -> TrackingError | None:
+        """Wait until the store has all; not at all while it is known to be away.
+
+        Returns:
+            Why it has not; None where it has.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue or self._problem is not None, seconds)
+            if self._queue and self._problem is None:
+                # From here on nobody waits, until it has taken something again.
+                late = next((item.entry for item in self._queue if item.entry), None)
+                what = "what it was sent" if late is None else _name(late)
+                self._failed(TrackingError(f"the tracking store has not taken {what} so far"), late)
+            return self._problem
+
+    def finish(self, patience: float) -> None:
+        """Send what waits, and stop.
+
+        Args:
+            patience: seconds after the last file that the store took, when the rest is left.
+        """
+        with self._changed:
+            self._finishing = True
+            self._queue.extend(self._aside)
+            self._aside.clear()
+            self._progress = time.monotonic()
+            self._changed.notify_all()
+            while self._queue:
+                left = self._progress + patience - time.monotonic()
+                if left <= 0 or not self._thread.is_alive():
+                    break
+                self._changed.wait(left)
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_SECONDS)
+
+    def waiting(self) -> dict[str, list[Entry]]:
+        """What the store does not have, by run."""
+        with self._changed:
+            found: dict[str, list[Entry]] = {}
+            for item in (*self._queue, *self._aside):
+                if item.entry is not None:
+                    found.setdefault(item.run_id, []).append(item.entry)
+            return found
+
+    def _work(self) -> None:
+        pause = 0.5
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._queue or self._stopped)
+                if self._stopped:
+                    return
+                item = self._queue[0]
+            if item.job is not None:
+                item.job()
+            try:
+                if item.entry is not None:
+                    send(self._client, item.run_id, item.entry)
+            except TrackingError as error:
+                with self._changed:
+                    if self._stopped:
+                        return
+                    if is_final(error):
+                        self._aside.append(self._queue.popleft())
+                        self._problem = error
+                        if item.entry is not None:
+                            warn(f"{error}; it is kept in {item.entry.folder.parent}")
+                        self._changed.notify_all()
+                        continue
+                    self._failed(error, item.entry)
+                    most = _LAST_PAUSE_SECONDS if self._finishing else _LONGEST_PAUSE_SECONDS
+                    pause = min(2 * pause, most)
+                    self._pause(pause)
+            else:
+                if item.entry is not None:
+                    item.entry.remove()
+                    pause = 0.5
+                with self._changed:
+                    self._queue.popleft()
+                    if item.entry is not None:
+                        self._problem = None
+                    self._progress = time.monotonic()
+                    if self._told and not self._queue:
+                        warn("the tracking store is back; what waited is stored")
+                        self._told = False
+                    self._changed.notify_all()
+
+    def _pause(self, seconds: float) -> None:
+        """Wait; less where the training ends meanwhile."""
+        finishing = self._finishing
+        self._changed.wait_for(lambda: self._stopped or self._finishing != finishing, seconds)
+
+    def _failed(self, error: TrackingError, entry: Entry | None) -> None:
+        self._problem = error
+        if not self._told:
+            where = "on local disk" if entry is None else f"in {entry.folder.parent}"
+            warn(
+                f"{error}; training goes on, what is measured waits {where} and is sent when the "
+                "store takes it"
+            )
+            self._told = True
+        self._changed.notify_all()
+
+
+class Outbox:
+    """What one run has to send: nothing that was measured is lost on the way.
+
+    Args:
+        client: the store.
+        run_id: of the run whose artifacts these are.
+        sender: of the run above, which sends for this one, too.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str, sender: Sender | None = None) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._spools: list[Spool] = []  # the last one is written to
+        self._places = places(run_id)
+        self.sender = sender or Sender(client)
+
+    @property
+    def folder(self) -> Path:
+        """Where what comes next is kept."""
+        return self._spools[-1].folder
+
+    def open(self) -> None:
+        """Find a place for the journal.
+
+        Raises:
+            TrackingError: no folder can be written, or an earlier process's journal waits there.
+        """
+        problems = []
+        for place in self._places:
+            try:
+                folder = place()
+                spool = Spool.create(folder, self._run_id, self._client.tracking_uri)
+            except OSError as error:
+                problems.append(f"{error.filename or default_root()}: {error.strerror}")
+                continue
+            except DataError as error:  # no cache folder
+                problems.append(str(error))
+                continue
+            self._spools.append(spool)
+            if problems:
+                told = "; ".join(problems)
+                warn(f"rows on their way to the store are kept in {folder} (not in {told})")
+            return
+        raise TrackingError(
+            f"there is no place to keep what is measured ({'; '.join(problems)}); make room, or "
+            "set CLEAR_MLFLOW_CACHE to a folder that can be written"
+        )
+
+    def send(self, artifact: str, content: bytes) -> TrackingError | None:
+        """Store one file, after all that wait.
+
+        It is on local disk at once; then the store is waited for, for some seconds at most.
+
+        Args:
+            artifact: its path in the run's artifacts.
+            content: what it holds.
+
+        Returns:
+            Why it is not stored yet; None where it is.
+
+        Raises:
+            TrackingError: no disk takes it. A row is then written to standard error.
+        """
+        self.put(artifact, content)
+        return self.sender.settle()
+
+    def put(self, artifact: str, content: bytes) -> None:
+        """As :meth:`send`, without waiting for the store.
+
+        Raises:
+            TrackingError: no disk takes it. A row is then written to standard error.
+        """
+        self.hand_over(self.keep(artifact, content))
+
+    def keep(self, artifact: str, content: bytes) -> Entry:
+        """Keep a file on local disk; :meth:`hand_over` it to be sent.
+
+        Raises:
+            TrackingError: no disk takes it. A row is then written to standard error.
+        """
+        while True:
+            try:
+                return self._spools[-1].put(artifact, content)
+            except OSError as error:
+                self._move_on(artifact, content, error)
+
+    def hand_over(self, entry: Entry) -> None:
+        """Send what is kept, after all that was handed over before."""
+        self.sender.put(self._run_id, entry)
+
+    def put_metrics(self, metrics: Sequence[Metric]) -> None:
+        """Store points of metrics, after all that wait. They follow from rows: none can be lost."""
+        with suppress(OSError):
+            self.sender.put(self._run_id, self._spools[-1].put_metrics(metrics))
+
+    def close(self) -> None:
+        """Let go of the journal; what the sender has sent of it is gone."""
+        unsent = self.sender.waiting().get(self._run_id, [])
+        left = {entry.folder.parent for entry in unsent}
+        for spool in self._spools:
+            spool.close(remove=spool.folder not in left)
+
+    def _move_on(self, artifact: str, content: bytes, error: OSError) -> None:
+        """Find another folder, on another disk perhaps."""
+        told = f"{self.folder} takes no more ({error.strerror})"
+        try:
+            self.open()
+        except TrackingError as none:
+            is_row = artifact.startswith(f"{ROWS_FOLDER}/")
+            if is_row:
+                # The last resort: whoever keeps this process's output has the row.
+                with suppress(OSError):
+                    print(content.decode(), file=sys.stderr, flush=True)
+            what = f"the row {artifact} is printed above" if is_row else f"{artifact} is lost"
+            raise TrackingError(f"{told}; {none}; {what}") from error
+        warn(f"{told}; what follows is kept in {self.folder}")
+
+
+def send(client: MlflowClient, run_id: str, entry: Entry) -> None:
+    """Store one entry; it may be there already.
+
+    A file takes the place of the one before; a point of a metric is the same entry of the store.
+
+    Raises:
+        TrackingError: the store did not take it.
+    """
+    with explained(f"store {_name(entry)} of run {run_id}"):
+        if entry.artifact is None:
+            client.log_batch(run_id, metrics=entry.metrics())
+        else:
+            folder, _, _ = entry.artifact.rpartition("/")
+            client.log_artifact(run_id, str(entry.file), folder or None)
+
+
+def is_final(error: ClearError) -> bool:
+    """Whether a store has answered that it will not take something, however often it is asked."""
+    cause = error.__cause__
+    if isinstance(cause, MlflowException):
+        code = cause.get_http_status_code()
+    else:
+        code = getattr(getattr(cause, "response", None), "status_code", None)
+    return isinstance(code, int) and 400 <= code < 500 and code not in _LATER
+
+
+def exit_patience() -> float:
+    """Seconds that the end of a training waits for a store that takes nothing.
+
+    Raises:
+        TrackingError: the environment's word on it is no number.
+    """
+    text = os.environ.get(EXIT_VARIABLE, "")
+    try:
+        seconds = float(text) if text else _EXIT_SECONDS
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= _LONGEST_EXIT_SECONDS:
+        raise TrackingError(
+            f"{EXIT_VARIABLE} is {text!r}; expected seconds, 0 to {_LONGEST_EXIT_SECONDS:.0f}"
+        )
+    return seconds
+
+
+def unsent_error(sender: Sender) -> UnsentError | None:
+    """What a training says at its end of what the store does not have; None where it has all."""
+    left: Mapping[str, Sequence[Entry]] = sender.waiting()
+    if not left:
+        return None
+    count = sum(map(len, left.values()))
+    folders = sorted({entry.folder.parent for entries in left.values() for entry in entries})
+    at = folders[0] if len(folders) == 1 else Path(os.path.commonpath(folders))
+    why = f" ({sender.problem})" if sender.problem else ""
+    return UnsentError(
+        f"the tracking store did not take {count} files of rows and metrics{why}; they are in "
+        f"{at}: send them with 'clear-mlflow sync {shlex.quote(str(at))}'",
+        {run_id: entries[-1].folder.parent for run_id, entries in left.items()},
+    )
+
+
+def _name(entry: Entry) -> str:
+    return entry.artifact or "metrics"

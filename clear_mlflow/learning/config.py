@@ -1,0 +1,486 @@
+"""The parameters of a training run: each one declared once, here.
+
+The command line, MLproject, the logged parameters and ``config.json`` all follow from the fields
+of :class:`TrainConfig`. A value arrives as text (MLflow hands over nothing else) and is parsed and
+checked by its field; ``auto`` takes the value that the dataset's recipe names.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import PROTOCOLS, shown
+from clear_mlflow.core.predictions import KEEP_PREDICTIONS
+from clear_mlflow.learning.registry import known_strategies, strategy_names
+
+AUTO = "auto"
+NONE = "none"
+FULL: Literal["full"] = "full"
+LINEAR = "linear"  # the only model on stored features, and a model on nothing else
+
+# The recipe of the CLEAR authors' own examples: ResNet-18 from scratch at 224 pixels.
+# Source: Avalanche's examples/clear.py and Renate's CLEAR benchmark.
+_CLEAR_RECIPE: Mapping[str, str] = {
+    "model": "resnet18",
+    "image_size": "224",
+    "epochs": "100",
+    "batch_size": "256",
+    "lr": "0.01",
+    "lr_step": "30",
+    "memory": "3300",
+    "precision": AUTO,
+    "device": AUTO,
+}
+
+# Chosen so that a run of the embedded dataset ends well within a minute on two cores, and a naive
+# learner shows what CLEAR shows: in-domain > next-domain > forward transfer, and forgetting.
+_DIGITS_RECIPE: Mapping[str, str] = {
+    "model": "small_cnn",
+    "image_size": "32",
+    "epochs": "6",
+    "batch_size": "32",
+    "lr": "0.02",
+    "lr_step": "30",
+    "memory": "300",
+    # So few numbers that making them half as wide costs more time than it saves.
+    "precision": "off",
+    "device": AUTO,
+}
+
+# On stored features, whatever the dataset: a linear head by the protocol of CLEAR's paper, which
+# gives batch, lr and momentum; 100 epochs are those of the image recipe, of which the lr is lowered
+# after 60, as in the CLEAR authors' own example. A head costs minutes, not hours.
+# Source: Lin et al., arXiv:2201.06289; Avalanche's examples/clear_linear.py.
+_FEATURES_RECIPE: Mapping[str, str] = {
+    "model": LINEAR,
+    "epochs": "100",
+    "batch_size": "512",
+    "lr": "1",
+    "lr_step": "60",
+    "precision": "off",  # a layer eleven numbers wide waits for memory, not for arithmetic
+}
+
+RECIPES: Mapping[str, Mapping[str, str]] = {
+    "digits": _DIGITS_RECIPE,
+    "clear10": _CLEAR_RECIPE,
+    "clear100": _CLEAR_RECIPE,
+}
+
+
+def _one_of(*known: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in known:
+            raise ValueError(f"expected one of {', '.join(known)}")
+        return text
+
+    return parse
+
+
+_LARGEST_CONFIG = 1 << 20  # bytes
+_LARGEST_WHOLE = 2**63 - 1  # what torch's seeds, MLflow's store and JSON's readers all hold
+
+
+def _whole(*, least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= _LARGEST_WHOLE:
+            raise ValueError(f"expected a whole number of at least {least}, below 2**63")
+        return value
+
+    return parse
+
+
+def _number(
+    *, above: float | None = None, least: float | None = None, below: float | None = None
+) -> Callable[[str], float]:
+    bound = f"above {above}" if above is not None else f"of at least {least}"
+    if below is not None:
+        bound += f" and below {below}"
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if (
+            not math.isfinite(value)
+            or (above is not None and value <= above)
+            or (least is not None and value < least)
+            or (below is not None and value >= below)
+        ):
+            raise ValueError(f"expected a finite number {bound}")
+        return value
+
+    return parse
+
+
+def _batch_size(text: str) -> int | Literal["full"]:
+    if text == FULL:
+        return FULL
+    try:
+        return _whole(least=1)(text)
+    except ValueError as error:
+        raise ValueError(f"{error}, or full: all images of an epoch in one step") from None
+
+
+def _memory(text: str) -> int | float:
+    try:
+        return _number(above=0, below=1)(text) if "." in text else _whole(least=0)(text)
+    except ValueError:
+        raise ValueError(
+            "expected a whole number of images, or a fraction of the stream's training images, "
+            "as 0.1"
+        ) from None
+
+
+def _strategy(text: str) -> str:
+    # Ours are looked at first: other packages' entry points are a file of each installed package.
+    if text in strategy_names() or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
+        return text
+    known = known_strategies()
+    if text in known:
+        return text
+    raise ValueError(
+        f"expected one of {', '.join(known)}, or a class of your own as package.module:Class"
+    )
+
+
+def _seeds(text: str) -> str:
+    if text == NONE:
+        return text
+    seeds = [_whole(least=0)(part.strip()) for part in text.split(",")]
+    if len(set(seeds)) < len(seeds):
+        raise ValueError("expected distinct seeds, as 0,1,2")
+    return ",".join(str(seed) for seed in seeds)
+
+
+def _split(text: str) -> str:
+    return text if text == AUTO else str(_whole(least=0)(text))
+
+
+def _text(text: str) -> str:
+    return text
+
+
+def _weights(text: str) -> str:
+    return text if text in (NONE, "DEFAULT") else _path(text)
+
+
+def feature_name(text: str) -> str:
+    """A name of stored features, which is the name of a folder and of nothing above it.
+
+    Raises:
+        ValueError: it is no such name.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", text):
+        raise ValueError(
+            "expected a name of up to 64 letters, digits, and _ . - , as moco_b0 or resnet50"
+        )
+    return text
+
+
+def _path(text: str) -> str:
+    if text == AUTO:
+        return text
+    if "\0" in text or not text.isprintable():
+        raise ValueError("expected a path of printable characters")
+    try:
+        return str(Path(text).expanduser().absolute())
+    except RuntimeError:
+        raise ValueError("expected a path; its ~ names no home folder") from None
+
+
+def _parameter(parse: Callable[[str], Any], *, help: str, default: str = AUTO) -> Any:  # noqa: A002
+    return field(metadata={"parse": parse, "help": help, "default": default})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides a training run's rows; all ``auto`` values but three are resolved.
+
+    ``data_root`` stays ``auto`` where the dataset is embedded, and ``device`` and ``precision``
+    until the training process has looked at the machine.
+    """
+
+    dataset: str = _parameter(
+        _one_of(*RECIPES),
+        default="digits",
+        help="digits (embedded; nothing to download), clear10 or clear100.",
+    )
+    data_root: str = _parameter(
+        _path, help="Folder of the dataset, in any of CLEAR's layouts; auto for the embedded one."
+    )
+    protocol: str = _parameter(
+        _one_of(*PROTOCOLS),
+        default="iid",
+        help="iid: held-out test images; streaming: a bucket's test set is its training data.",
+    )
+    split: str = _parameter(
+        _split,
+        help="Under iid, a number: that seeded 70/30 split of each bucket's training images; auto: "
+        "the released test set where there is one, else split 0.",
+    )
+    features: str = _parameter(
+        feature_name,
+        default=NONE,
+        help="Name of stored features to train a linear head on, as moco_b0.",
+    )
+    damaged: str = _parameter(
+        _one_of("stop", "leave_out"),
+        default="stop",
+        help="What to do about an image that cannot be decoded; leave_out is told in the record.",
+    )
+    strategy: str = _parameter(
+        _strategy,
+        default="naive",
+        help=f"How to learn from the stream: {', '.join(known_strategies())}, or a class of your "
+        "own as package.module:Class.",
+    )
+    strategy_args: str = _parameter(
+        _text,
+        default=NONE,
+        help="The strategy's own numbers, as name=value,name=value; docs/strategies.md lists them.",
+    )
+    memory: int | float = _parameter(
+        _memory,
+        help="What a strategy with a buffer may keep: images, or below 1 a fraction of the "
+        "stream's training images; other strategies ignore it.",
+    )
+    model: str = _parameter(
+        _text,
+        help="small_cnn, any torchvision classification model by name, as resnet18, or linear, "
+        "which goes with features.",
+    )
+    weights: str = _parameter(
+        _weights,
+        default=NONE,
+        help="What the model starts from: none, DEFAULT (torchvision's best pretrained weights), "
+        "or a file of weights, .safetensors or .pth.",
+    )
+    freeze: str = _parameter(
+        _one_of(NONE, "backbone"),
+        default=NONE,
+        help="backbone: train the head alone and leave all other weights as they are.",
+    )
+    image_size: int = _parameter(_whole(least=8), help="Side of the model's square input, pixels.")
+    epochs: int = _parameter(_whole(least=1), help="Passes over each bucket's training data.")
+    batch_size: int | Literal["full"] = _parameter(
+        _batch_size, help="Images in one optimiser step; full: all of an epoch."
+    )
+    optimizer: str = _parameter(
+        _one_of("sgd", "adam", "adamw"), default="sgd", help="sgd, adam or adamw."
+    )
+    optimizer_state: str = _parameter(
+        _one_of("reset", "keep"),
+        default="reset",
+        help="What becomes of momentum and the like at a new bucket: reset or keep.",
+    )
+    lr: float = _parameter(_number(above=0), help="The learning rate at the start of a bucket.")
+    momentum: float = _parameter(
+        _number(least=0, below=1), default="0.9", help="SGD's momentum; nothing to the others."
+    )
+    weight_decay: float = _parameter(
+        _number(least=0), default="0.00001", help="The optimiser's weight decay."
+    )
+    schedule: str = _parameter(
+        _one_of("step", "cosine", "constant"),
+        default="step",
+        help="How the learning rate falls within a bucket: step, cosine (to 0) or constant.",
+    )
+    lr_step: int = _parameter(
+        _whole(least=1),
+        help="Under schedule step, epochs after which the learning rate is multiplied by lr_gamma.",
+    )
+    lr_gamma: float = _parameter(
+        _number(above=0), default="0.1", help="Factor on the learning rate every lr_step epochs."
+    )
+    warmup_epochs: int = _parameter(
+        _whole(least=0),
+        default="0",
+        help="First epochs of each bucket over which the learning rate rises to lr.",
+    )
+    label_smoothing: float = _parameter(
+        _number(least=0, below=1), default="0", help="Share of the target spread over all classes."
+    )
+    clip_norm: float = _parameter(
+        _number(least=0), default="0", help="Largest norm of a step's gradient; 0: not clipped."
+    )
+    precision: str = _parameter(
+        _one_of(AUTO, "off", "bf16"),
+        help="Mixed precision: bf16, off (float32), or auto: bf16 where the device computes in it.",
+    )
+    channels_last: str = _parameter(
+        _one_of("on", "off"), default="on", help="Memory layout in which convolutions are fastest."
+    )
+    allocator: str = _parameter(
+        _one_of("on", "off"),
+        default="on",
+        help="Let the training process keep freed memory for reuse; changes no result.",
+    )
+    compile: str = _parameter(
+        _one_of("off", "on"), default="off", help="Compile the model with torch.compile."
+    )
+    predictions: str = _parameter(
+        _one_of(*KEEP_PREDICTIONS),
+        default="labels",
+        help="What to keep of each row's answers per test image: labels, probs or none.",
+    )
+    log_models: str = _parameter(
+        _one_of(NONE, "last", "all"),
+        default=NONE,
+        help="Which buckets' models to store as artifacts: none, last or all.",
+    )
+    resumable: str = _parameter(
+        _one_of("on", "off"),
+        default="on",
+        help="Store after each bucket what training goes on from (docs/resume.md); it is removed "
+        "when the last row is stored.",
+    )
+    seed: int = _parameter(_whole(least=0), default="0", help="Seed of all that is random.")
+    seeds: str = _parameter(
+        _seeds,
+        default=NONE,
+        help="Seeds of an ensemble whose members train together, as 0,1,2; each is a run of its "
+        "own under one parent.",
+    )
+    device: str = _parameter(
+        _one_of(AUTO, "cpu", "cuda"), help="cpu, cuda, or auto: cuda where there is one."
+    )
+
+    @classmethod
+    def resolve(cls, asked: Mapping[str, str]) -> TrainConfig:
+        """Check and complete the parameters that a user asked for.
+
+        Args:
+            asked: parameter name to text; a missing name means its default.
+
+        Raises:
+            ConfigError: a name is unknown, or a text is not a value of its parameter.
+        """
+        unknown = sorted(set(asked) - set(parameter_defaults()))
+        if unknown:
+            raise ConfigError(
+                f"unknown parameter {shown(unknown[0])}; known are "
+                f"{', '.join(parameter_defaults())}"
+            )
+        texts = {**parameter_defaults(), **asked}
+        dataset = _parse("dataset", texts["dataset"])
+        recipe = RECIPES[dataset]
+        if texts["features"] != NONE:
+            recipe = {**recipe, **_FEATURES_RECIPE}
+        values = {
+            name: _parse(name, recipe.get(name, text) if text == AUTO else text)
+            for name, text in texts.items()
+        }
+        config = cls(**values)
+        if config.data_root == AUTO and dataset != "digits":
+            raise ConfigError(
+                f"dataset {dataset} needs its folder; pass data_root=DIR, the folder that it was "
+                f"unpacked to (clear-mlflow data download {dataset} DIR fetches it)"
+            )
+        if config.data_root != AUTO and dataset == "digits":
+            raise ConfigError(
+                f"data_root is {config.data_root}, but dataset digits is embedded and reads no "
+                "folder; pass dataset=clear10 or dataset=clear100 with it"
+            )
+        if config.protocol == "streaming" and config.split != AUTO:
+            raise ConfigError(
+                f"protocol is streaming and split is {config.split}; under streaming a bucket's "
+                "test set is its training data, so leave split at auto"
+            )
+        if (config.features == NONE) == (config.model == LINEAR):
+            raise ConfigError(
+                f"model is {config.model} and features is {config.features}; stored features are "
+                "for the model linear, images for every other: pass model=linear with "
+                "features=NAME, or leave both out"
+            )
+        if config.features != NONE and (config.weights != NONE or config.freeze != NONE):
+            raise ConfigError(
+                f"features is {config.features}, weights is {config.weights} and freeze is "
+                f"{config.freeze}; a head on stored features starts at zero and has no backbone: "
+                "leave weights and freeze at none"
+            )
+        if config.warmup_epochs >= config.epochs:
+            raise ConfigError(
+                f"warmup_epochs is {config.warmup_epochs} and epochs is {config.epochs}; a warm-up "
+                "ends before training does: pass fewer warmup_epochs"
+            )
+        if config.features != NONE and config.damaged != "stop":
+            raise ConfigError(
+                f"damaged is {config.damaged} and features is {config.features}; a training on "
+                "stored features decodes no image: leave damaged at stop"
+            )
+        return config
+
+    def as_text(self) -> dict[str, str]:
+        """Every parameter as the text that :meth:`resolve` reads back to the same value."""
+        return {name: str(value) for name, value in asdict(self).items()}
+
+    def is_said_by(self, name: str, text: str | None) -> bool:
+        """Whether a text, as it was asked for, tells the value in force: ``auto`` does not."""
+        try:
+            return text is not None and bool(_parse(name, text) == getattr(self, name))
+        except ConfigError:
+            return False
+
+    def to_json(self) -> str:
+        """The configuration as ``config.json``, which ``--config`` reads back."""
+        return json.dumps(self.as_text(), indent=2) + "\n"
+
+
+_FIELDS = {f.name: f for f in fields(TrainConfig)}
+
+
+def parameter_defaults() -> dict[str, str]:
+    """Every parameter's name and the text it has when a user says nothing."""
+    return {name: f.metadata["default"] for name, f in _FIELDS.items()}
+
+
+def parameter_help(name: str) -> str:
+    """One line that says what a parameter is."""
+    return str(_FIELDS[name].metadata["help"])
+
+
+def read_config_file(path: Path) -> dict[str, str]:
+    """Read the parameters in a ``config.json`` that an earlier run logged.
+
+    Raises:
+        ConfigError: the file cannot be read, or is not a JSON object of texts.
+    """
+    try:
+        with path.open("rb") as file:
+            told = file.read(_LARGEST_CONFIG + 1)
+        if len(told) > _LARGEST_CONFIG:
+            raise ValueError(f"it is larger than {_LARGEST_CONFIG >> 20} MiB")
+        content = json.loads(told.decode("utf-8"), object_pairs_hook=_each_once)
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(v, str) for v in content.values()):
+        raise ConfigError(
+            f"the configuration {path} is not a JSON object of texts, as config.json of a run is"
+        )
+    return content
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it says a parameter twice")
+    return found
+
+
+def _parse(name: str, text: str) -> Any:
+    try:
+        return _FIELDS[name].metadata["parse"](text)
+    except ValueError as error:
+        raise ConfigError(f"{name} is {shown(text, 200)}; {error}") from None

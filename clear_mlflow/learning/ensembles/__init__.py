@@ -1,0 +1,1 @@
+"""Several models that train together."""

@@ -1,0 +1,1 @@
+"""One pass through a model that is not trained: extraction and testing."""

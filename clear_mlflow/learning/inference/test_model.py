@@ -1,0 +1,90 @@
+"""Stored models tested again, on test sets that need not have existed when they were trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+
+from clear_mlflow.core.errors import DataError, RecordError
+from clear_mlflow.core.training import MeasuredRow, StreamFacts
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.device import memory_told
+from clear_mlflow.learning.loop import fresh_model, measured_row
+from clear_mlflow.learning.session import StreamTraining
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """The weights that gave a row."""
+
+    row: int  # buckets trained on
+    path: Path  # safetensors
+
+
+@dataclass(frozen=True, eq=False)
+class Retest:
+    """A :class:`~clear_mlflow.core.training.Training` whose rows come from stored models.
+
+    Args:
+        training: the stream to test on, under the configuration that the models were trained with.
+        models: in the order of their rows.
+        trained_on: keys of the buckets that the models were trained through, in their order.
+
+    Raises:
+        DataError: the stream's buckets do not begin with those that the models were trained on.
+    """
+
+    training: StreamTraining
+    models: Sequence[StoredModel]
+    trained_on: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        keys = self.training.facts.buckets
+        needed = self.trained_on[: max((model.row for model in self.models), default=0)]
+        if keys[: len(needed)] != needed:
+            raise DataError(
+                f"the models were trained through buckets {', '.join(needed)}, but those of the "
+                f"dataset are {', '.join(keys)}; pass a data_root whose buckets begin with them"
+            )
+
+    @property
+    def config(self) -> TrainConfig:
+        """What the models were trained with, and where they are tested."""
+        return self.training.config
+
+    @property
+    def facts(self) -> StreamFacts:
+        """The dataset that is tested on."""
+        return self.training.facts
+
+    def rows(self) -> Iterator[MeasuredRow]:
+        """Test each model on all buckets.
+
+        Raises:
+            RecordError: a model's file is damaged, or of another model or class count.
+            DivergedError: a model's output is not a finite number.
+        """
+        config = self.config
+        with memory_told("pass a smaller batch"), self.training.progress as progress:
+            stream = self.training.on_device(progress)
+            model = fresh_model(stream, config)
+            for stored in self.models:
+                _load(model, stored.path)
+                trained = measured_row(model, stream, config, trained=stored.row, progress=progress)
+                yield self.training.measured(trained)
+
+
+def _load(model: nn.Module, path: Path) -> None:
+    try:
+        model.load_state_dict(load_file(path))
+    except (OSError, SafetensorError, RuntimeError) as error:
+        problem = " ".join(str(error).split())[:200]
+        raise RecordError(
+            f"{path.name} does not hold the weights of this model for this dataset's classes "
+            f"({problem})"
+        ) from error

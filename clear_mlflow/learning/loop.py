@@ -1,0 +1,227 @@
+"""The training loop: one bucket after another, and a row of the accuracy matrix after each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from clear_mlflow.core.errors import DivergedError
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.device import Draw, autocast, seed_everything
+from clear_mlflow.learning.ensembles.heads import descent_for
+from clear_mlflow.learning.models import build_model, linear_head
+from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.samples.decoded import (
+    HeldOutImages,
+    Normaliser,
+    batch_bounds,
+    is_features,
+)
+from clear_mlflow.learning.samples.feature_stream import FeatureStream, TrainingStream
+from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
+
+# Images in one testing step. On a CPU the activations of more no longer fit its cache.
+_TEST_BATCH = {"cpu": 64, "cuda": 512}
+# Features have no activations: on a CPU a step fits its cache, elsewhere its fixed cost counts.
+_TEST_BATCH_OF_FEATURES = {"cpu": 1024, "cuda": 8192}
+
+
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """One test of all buckets, in one pass."""
+
+    correct: tuple[int, ...]  # per bucket
+    labels: NDArray[np.uint8] | NDArray[np.uint16]  # (N,), predicted classes
+    probabilities: NDArray[np.float16] | None  # (N, classes); None where they were not asked for
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A row, with what it was counted from and the model that gave it."""
+
+    row: AccuracyRow
+    tested: Tested
+    model: nn.Module  # the one that goes on training: read it before the next row is asked for
+    # Takes down what training goes on from; to be called before the next row is asked for.
+    snapshot: Callable[[], Snapshot] | None = None
+
+
+def train(
+    stream: TrainingStream,
+    config: TrainConfig,
+    *,
+    progress: TrainingProgress,
+    group: Group = ALONE,
+    saved: SavedTraining | None = None,
+) -> Iterator[Trained]:
+    """Train through the stream and test on all buckets before the first and after each.
+
+    On a CPU, the same configuration on the same machine gives the same rows, to the bit.
+
+    Args:
+        stream: the dataset.
+        config: the parameters; ``device`` and ``precision`` are resolved.
+        progress: who is told.
+        group: the processes that do this together; each gets all rows.
+        saved: what to go on from, of a training with the same parameters and data.
+
+    Yields:
+        Row 0, of the untrained model, then one row per bucket; or those after the row that was
+        saved. The next bucket begins only when the next row is asked for.
+
+    Raises:
+        ConfigError: the strategy or the weights do not fit the stream.
+        DataError: an image cannot be decoded.
+        DivergedError: the loss or the model's output is no longer a finite number.
+        StateError: what was saved is damaged, or of another training.
+    """
+    model = group.synchronize(fresh_model(stream, config))
+    arguments = check_strategy(config)
+    strategy = load_strategy(config.strategy)(config, stream, model, arguments)
+    strategy.group = group
+    descent = descent_for(strategy, model, config, keys=stream.keys, progress=progress, group=group)
+
+    def tested(trained: int) -> Trained:
+        row = measured_row(model, stream, config, trained=trained, progress=progress, group=group)
+        return replace(row, snapshot=lambda: capture(model, strategy, descent))
+
+    if saved is None:
+        yield tested(0)
+    else:
+        restore(saved.snapshot, model, strategy, descent)
+    first = 0 if saved is None else saved.row.row
+    for position, key in list(enumerate(stream.keys))[first:]:
+        progress.bucket_started(key, position=position, num_buckets=len(stream.keys))
+        strategy.learn(position, descent)
+        strategy.after_bucket(position)
+        yield tested(position + 1)
+
+
+def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.Module:
+    """The untrained model that a configuration names, on its device.
+
+    Args:
+        stream: what it is to be trained on.
+        config: the parameters.
+        where: nothing for the model that a run starts from, else the position of the bucket at
+            which a strategy starts anew.
+    """
+    seed_everything(config.seed, Draw.WEIGHTS, *where)
+    model = load_strategy(config.strategy).build_model(config, stream)
+    if model is None and isinstance(stream, FeatureStream):
+        model = linear_head(stream.width, num_classes=stream.num_classes)
+    if model is None:
+        model = build_model(
+            config.model,
+            num_classes=stream.num_classes,
+            image_size=config.image_size,
+            weights=config.weights,
+            freeze=config.freeze,
+        )
+    model = model.to(stream.device)
+    return model.to(memory_format=torch.channels_last) if config.channels_last == "on" else model
+
+
+def measured_row(
+    model: nn.Module,
+    stream: TrainingStream,
+    config: TrainConfig,
+    *,
+    trained: int,
+    progress: TrainingProgress,
+    group: Group = ALONE,
+) -> Trained:
+    """Test a model on all buckets, as a row.
+
+    Raises:
+        DivergedError: an output is infinite or no number.
+    """
+    held_out = stream.test()
+    tested = measure(
+        model,
+        held_out,
+        device=stream.device,
+        precision=config.precision,
+        probabilities=config.predictions == "probs",
+        group=group,
+    )
+    if tested is None:
+        raise DivergedError(
+            f"after training on {trained} buckets the model's output is not a finite number; "
+            "pass a lower lr"
+        )
+    row = AccuracyRow(
+        row=trained, buckets=stream.keys, correct=tested.correct, num_instances=held_out.counts
+    )
+    progress.row_measured(row)
+    return Trained(row, tested, model)
+
+
+def measure(
+    model: nn.Module,
+    held_out: HeldOutImages,
+    *,
+    device: torch.device,
+    precision: str = "off",
+    probabilities: bool = False,
+    group: Group = ALONE,
+) -> Tested | None:
+    """Test a model on all buckets in one pass.
+
+    Args:
+        model: on *device*; it is left in evaluation mode.
+        held_out: the test sets of all buckets.
+        device: where to compute.
+        precision: ``off`` or ``bf16``.
+        probabilities: whether to keep them, too.
+        group: the processes that share the test images; each gets the whole answer.
+
+    Returns:
+        What the model answered; None where an output is infinite or no number, since the class that
+        it would be counted for means nothing.
+    """
+    images, truth = held_out.images, held_out.labels
+    start, stop = group.share(0, len(truth))
+    features = is_features(images)
+    normalise = None if features else Normaliser(images.shape[2], device)
+    step = _TEST_BATCH_OF_FEATURES[device.type] if features else _TEST_BATCH[device.type]
+    answers, likelihoods = [], []
+    not_finite = torch.zeros((), dtype=torch.int64, device=device)
+    model.eval()
+    with torch.inference_mode():
+        for begin, end in batch_bounds(stop - start, step) if stop > start else [(0, 0)]:
+            chosen = images[start + begin : start + end]
+            inputs = chosen.to(device) if normalise is None else normalise(chosen)
+            with autocast(device, precision):
+                logits: Tensor = model(inputs)
+            answers.append(logits.argmax(dim=1))
+            not_finite += (~torch.isfinite(logits)).sum()
+            if probabilities:
+                likelihoods.append(logits.float().softmax(dim=1).half())
+        labels = torch.cat(answers)
+        correct = torch.zeros(len(held_out.counts) + 1, dtype=torch.int64, device=device)
+        right = labels == truth[start:stop].to(device)
+        correct[:-1].index_add_(0, held_out.bucket[start:stop].to(device), right.long())
+        correct[-1] = not_finite
+        group.add_up(correct)
+        labels = group.put_together(labels, start, len(truth))
+        if probabilities:
+            likelihood = group.put_together(torch.cat(likelihoods), start, len(truth))
+    *counts, wrong = correct.tolist()
+    if wrong:
+        return None
+    num_classes = logits.shape[1]
+    kind = np.uint8 if num_classes <= 256 else np.uint16
+    return Tested(
+        tuple(counts),
+        labels.cpu().numpy().astype(kind),
+        likelihood.cpu().numpy() if probabilities else None,
+    )

@@ -1,0 +1,212 @@
+"""The processes that train one model together, and what they say to each other.
+
+Each goes through the same stream in the same order and takes its share of every batch and of the
+test sets. What they exchange: gradients (averaged), statistics of batch normalisation, the loss of
+an epoch, the counts and predictions of a row. All of it is as if one process had done all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from clear_mlflow.core.distributed import Place
+from clear_mlflow.core.errors import ConfigError, PeerLostError
+from clear_mlflow.learning.parallel.batch_norm import SynchronizedBatchNorm
+
+# How long a process waits for another that lives and says nothing. It covers what the first may
+# rightly do meanwhile: read the dataset on a slower disk, store a row on a slow server. One that
+# dies is noticed at once.
+WAIT = timedelta(minutes=10)
+
+# How gloo tells that it no longer hears another process, where torch raises a plain RuntimeError.
+_PEER_GONE = (
+    "gloo/transport",
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Broken pipe",
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process is number *rank* of *size*; of one alone, every method does nothing."""
+
+    rank: int = 0
+    size: int = 1
+
+    def share(self, start: int, stop: int) -> tuple[int, int]:
+        """This process's part of a range; the parts differ by at most one, and some may be empty.
+
+        >>> [Group(rank, 3).share(10, 17) for rank in range(3)]
+        [(10, 12), (12, 14), (14, 17)]
+        """
+        count = stop - start
+        return start + count * self.rank // self.size, start + count * (self.rank + 1) // self.size
+
+    def add_up(self, numbers: Tensor) -> Tensor:
+        """Replace *numbers* by their sum over all processes; gives them back."""
+        if self.size > 1:
+            dist.all_reduce(numbers)
+        return numbers
+
+    def average(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """The means of tensors over all processes, exchanged at once.
+
+        Args:
+            parts: this process's, of one type and on one device; all have as many of these shapes.
+        """
+        if self.size == 1:
+            return list(parts)
+        joined = self.add_up(torch.cat([part.flatten() for part in parts])).div_(self.size)
+        pieces = torch.split(joined, [part.numel() for part in parts])
+        return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
+
+    def put_together(self, part: Tensor, start: int, total: int) -> Tensor:
+        """The whole of which each process has a part.
+
+        Args:
+            part: (n, ...), this process's part.
+            start: where it starts in the whole.
+            total: length of the whole.
+
+        Returns:
+            (total, ...), on all processes.
+        """
+        if self.size == 1:
+            return part
+        whole = part.new_zeros((total, *part.shape[1:]))
+        whole[start : start + len(part)] = part
+        return self.add_up(whole)  # each place has one term that may not be 0: exact
+
+    def from_first(self, content: bytes | None) -> bytes | None:
+        """What the first process has, in all of them.
+
+        Args:
+            content: of the first process; of the others nothing is looked at.
+        """
+        if self.size == 1:
+            return content
+        where = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
+        own = content if self.rank == 0 else None
+        length = torch.tensor(-1 if own is None else len(own), device=where)
+        dist.broadcast(length, 0)
+        if length.item() < 0:
+            return None
+        whole = torch.empty(int(length.item()), dtype=torch.uint8, device=where)
+        if own is not None:
+            whole.copy_(torch.frombuffer(bytearray(own), dtype=torch.uint8))
+        dist.broadcast(whole, 0)
+        return whole.cpu().numpy().tobytes()
+
+    def weight(self, part: int, whole: int) -> float:
+        """What this process's mean loss counts, so that the mean over processes is the batch's.
+
+        Args:
+            part: images in this process's share of the batch.
+            whole: images in the batch.
+        """
+        return part * self.size / whole
+
+    def spread(self, model: nn.Module) -> nn.Module:
+        """The model as a step has to call it: the gradients that follow are averages over all."""
+        if self.size == 1:
+            return model
+        with warnings.catch_warnings():
+            # Under its new name older torch does not know it.
+            warnings.filterwarnings("ignore", "`broadcast_buffers`", FutureWarning)
+            # Buffers are the same everywhere already: all follow from the same batches.
+            return DistributedDataParallel(model, broadcast_buffers=False)
+
+    def synchronize(self, model: nn.Module) -> nn.Module:
+        """Have batch normalisation see the whole batch instead of this process's share."""
+        if self.size == 1:
+            return model
+        if next(model.parameters()).device.type == "cuda":
+            convert: Callable[[nn.Module], nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
+            return convert(model)
+        return SynchronizedBatchNorm.convert(model)
+
+
+ALONE = Group()
+
+
+def check_devices(place: Place, device: str) -> None:
+    """Check that each process on this machine has a GPU of its own, where they train on GPUs.
+
+    Raises:
+        ConfigError: there are too few.
+    """
+    if device == "cuda" and place.local_size > torch.cuda.device_count():
+        raise ConfigError(
+            f"{place.local_size} processes on this machine share {torch.cuda.device_count()} GPUs, "
+            f"and each needs one; pass processes={torch.cuda.device_count()} (with torchrun: "
+            "--nproc-per-node), or device=cpu"
+        )
+
+
+@contextlib.contextmanager
+def joined(place: Place, device: str) -> Iterator[Group]:
+    """Meet the other processes, over gloo on CPUs and NCCL on GPUs.
+
+    Args:
+        place: of this process.
+        device: ``cpu`` or ``cuda``.
+
+    Raises:
+        PeerLostError: another process did not come.
+    """
+    if place.size == 1:
+        yield ALONE
+        return
+    if place.local_size == place.size:
+        # All on one machine: no port is opened to others, and its name need not be known to any.
+        loopback = "lo0" if sys.platform == "darwin" else "lo"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+    with losses_told():
+        if device == "cuda":
+            torch.cuda.set_device(place.local_rank)
+            mine = torch.device("cuda", place.local_rank)
+            dist.init_process_group("nccl", timeout=WAIT, device_id=mine)
+        else:
+            dist.init_process_group("gloo", timeout=WAIT)
+        yield Group(place.rank, place.size)
+    # Not where something failed: what is left of a group may never end.
+    dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def losses_told() -> Iterator[None]:
+    """Turn the many ways in which another process's end shows into one line.
+
+    Raises:
+        PeerLostError: another process has ended, or says nothing.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        known = isinstance(error, dist.DistError)
+        if not known and not any(mark in str(error) for mark in _PEER_GONE):
+            raise
+        # "[file:line] Connection closed by peer [address]:port. This is typically ..."
+        reason = re.sub(r"^\[\S*\]\s*", "", str(error).strip()).split(". ")[0].splitlines()
+        happened = (
+            f"has said nothing for {WAIT.seconds // 60} minutes"
+            if "timed out" in str(error).lower()
+            else "has ended"
+        )
+        raise PeerLostError(
+            f"another process of this training {happened}, so this one cannot go on; look for that "
+            f"one's own error ({(reason or [type(error).__name__])[0]})"
+        ) from error

@@ -1,0 +1,1 @@
+"""What a model is trained on: decoded images or stored features, by index."""

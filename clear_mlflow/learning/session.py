@@ -1,0 +1,251 @@
+"""A training in two steps, so that what is wrong shows in seconds: check it, then prepare it."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from clear_mlflow.core.distributed import ALONE_HERE, Place
+from clear_mlflow.core.errors import ConfigError, StateError
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.core.training import MeasuredRow, StreamFacts
+from clear_mlflow.data.decoding.decoded_cache import DecodedCache
+from clear_mlflow.data.evaluation_set import evaluation_set
+from clear_mlflow.data.features.stored import StoredFeatures
+from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.learning.checkpoint import SavedTraining, read_state, to_bytes
+from clear_mlflow.learning.config import FULL, NONE, TrainConfig
+from clear_mlflow.learning.device import memory_told, resolve_device, resolve_precision
+from clear_mlflow.learning.ensembles.members import train_ensemble
+from clear_mlflow.learning.loop import Trained, train
+from clear_mlflow.learning.models import check_model
+from clear_mlflow.learning.parallel.group import ALONE, Group, check_devices
+from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.registry import strategy_names
+from clear_mlflow.learning.samples.decoded import DecodedStream
+from clear_mlflow.learning.samples.feature_stream import FeatureStream, TrainingStream
+from clear_mlflow.learning.strategies._arguments import arguments_as_text
+from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
+
+_LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
+
+
+def check(config: TrainConfig, place: Place = ALONE_HERE) -> TrainConfig:
+    """Check all that can be known without data: strategy, device, and model on made-up images.
+
+    Args:
+        config: the parameters.
+        place: of this process among those that train together.
+
+    Returns:
+        The configuration with its device, precision and strategy's arguments resolved.
+
+    Raises:
+        ConfigError: one of them is unknown, absent, or does not fit the others.
+    """
+    arguments = arguments_as_text(check_strategy(config))
+    device = resolve_device(config.device)
+    precision = resolve_precision(config.precision, device)
+    if place.size > 1:
+        _check_processes(config, place, device)
+    if config.features == NONE:  # a linear head takes whatever width the features have
+        check_model(
+            config.model,
+            image_size=config.image_size,
+            batch_size=_smallest_batch(config.batch_size),
+        )
+    return dataclasses.replace(
+        config,
+        device=device,
+        precision=precision,
+        strategy_args=",".join(f"{k}={v}" for k, v in arguments.items()) or NONE,
+    )
+
+
+def _check_processes(config: TrainConfig, place: Place, device: str) -> None:
+    """Raise ConfigError where a configuration is for one process alone, or GPUs are too few."""
+    check_devices(place, device)
+    if not load_strategy(config.strategy).several_processes:
+        able = [name for name in strategy_names() if load_strategy(name).several_processes]
+        raise ConfigError(
+            f"strategy {config.strategy} trains in one process and this is one of {place.size}; "
+            f"expected one of {', '.join(able)}, or a class that sets several_processes = True"
+        )
+    if config.seeds != NONE:
+        raise ConfigError(
+            f"seeds is {config.seeds} and this is one of {place.size} processes; an ensemble "
+            "trains in one process: pass seed=N, or leave out processes"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class StreamTraining:
+    """A training on a stream, in this process; ready to begin.
+
+    Args:
+        config: as :func:`check` returned it.
+        stream: the dataset; its images are decoded when they are needed.
+        source: where the dataset was read from, for people.
+        progress: who is told how far it is.
+        features: of the stream's images, which a linear head is trained on instead of them.
+        cache: where the stream's decoded images are; without one they are decoded into memory.
+        left_out: paths of damaged images that the stream no longer holds; the first 100.
+        num_left_out: how many they are in all.
+        group: the processes that train together; of those but the first, rows have no files.
+        saved: the file of a state to go on from; of several processes, the first one reads it.
+    """
+
+    config: TrainConfig
+    stream: BucketStream
+    source: str
+    progress: TrainingProgress
+    features: StoredFeatures | None = None
+    cache: DecodedCache | None = None
+    left_out: tuple[str, ...] = ()
+    num_left_out: int = 0
+    group: Group = ALONE
+    saved: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.features is not None:
+            return
+        fewest = min(len(bucket.train) for bucket in self.stream.buckets)
+        check_model(
+            self.config.model,
+            image_size=self.config.image_size,
+            batch_size=min(_smallest_batch(self.config.batch_size), fewest),
+        )
+
+    @property
+    def facts(self) -> StreamFacts:
+        """The dataset that is trained on."""
+        images = self._evaluation_set
+        return StreamFacts(
+            name=self.stream.name,
+            digest=self.stream.digest,
+            source=self.source,
+            num_classes=len(self.stream.class_names),
+            buckets=tuple(bucket.key for bucket in self.stream.buckets),
+            num_train=tuple(len(bucket.train) for bucket in self.stream.buckets),
+            num_test=tuple(len(bucket.test) for bucket in self.stream.buckets),
+            protocol=self.stream.protocol,
+            split=self.stream.split,
+            warnings=self.stream.warnings,
+            features=None if self.features is None else self.features.name,
+            features_digest=None if self.features is None else self.features.digest,
+            left_out=self.left_out,
+            num_left_out=self.num_left_out,
+            evaluation_set=None if images is None else images.to_bytes(),
+        )
+
+    @cached_property
+    def _evaluation_set(self) -> EvaluationSet | None:
+        if self.config.predictions == NONE or self.group.rank > 0:
+            return None
+        return evaluation_set(self.stream)
+
+    def rows(self) -> Iterator[MeasuredRow]:
+        """Train, and give each row as soon as it is measured; see :func:`train`.
+
+        Raises:
+            TrainingError: as :func:`train` does, or there is not enough memory.
+        """
+        with memory_told(_LESS_MEMORY), self.progress as progress:
+            stream = self.on_device(progress)
+            if self.config.seeds != NONE:
+                for seed, member in train_ensemble(stream, self.config, progress=progress):
+                    yield dataclasses.replace(self.measured(member), seed=seed)
+                return
+            saved = self._saved()
+            if saved is not None:
+                yield self._again(saved)
+            for trained in train(
+                stream, self.config, progress=progress, group=self.group, saved=saved
+            ):
+                yield self.measured(trained)
+
+    def measured(self, trained: Trained) -> MeasuredRow:
+        """A row, with those files of it that the configuration keeps."""
+        predictions = None
+        if self._evaluation_set is not None:
+            predictions = RowPredictions(
+                row=trained.row.row,
+                labels=trained.tested.labels,
+                probabilities=trained.tested.probabilities,
+                evaluation_set=self._evaluation_set.digest,
+            ).to_bytes()
+        model = state = no_state = None
+        if self.group.rank == 0:
+            if self._keeps_model(trained.row):
+                model = _model_file(trained.model.state_dict())
+            if self.config.resumable == "on" and trained.snapshot is not None:
+                try:
+                    state = to_bytes(trained.snapshot(), trained.row, predictions)
+                except StateError as error:  # a run that cannot be resumed is better than none
+                    no_state = str(error)
+        return MeasuredRow(trained.row, predictions, model, state=state, no_state=no_state)
+
+    def _keeps_model(self, row: AccuracyRow) -> bool:
+        kept = {"none": (), "last": (len(row.buckets),)}.get(self.config.log_models)
+        return kept is None or row.row in kept
+
+    def _saved(self) -> SavedTraining | None:
+        """What to go on from, the same in all processes."""
+        if self.group.size == 1:
+            return None if self.saved is None else self._checked(read_state(self.saved))
+        content = self.group.from_first(None if self.saved is None else self.saved.read_bytes())
+        if content is None:
+            return None
+        with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+            file = Path(folder, "state.safetensors")
+            file.write_bytes(content)
+            return self._checked(read_state(file))
+
+    def _checked(self, saved: SavedTraining) -> SavedTraining:
+        row = saved.row
+        tested = tuple(len(bucket.test) for bucket in self.stream.buckets)
+        if row.buckets != tuple(b.key for b in self.stream.buckets) or row.num_instances != tested:
+            raise StateError(
+                f"the training state is of buckets {', '.join(row.buckets)[:200]}, which are not "
+                "those of the dataset; start a new run"
+            )
+        return saved
+
+    def _again(self, saved: SavedTraining) -> MeasuredRow:
+        """The row that training goes on from, and its files, as they were measured."""
+        if self.group.rank > 0:
+            return MeasuredRow(saved.row)
+        model = _model_file(saved.model) if self._keeps_model(saved.row) else None
+        return MeasuredRow(saved.row, saved.predictions, model)
+
+    def on_device(self, progress: TrainingProgress) -> TrainingStream:
+        """The stream as tensors, decoded when they are first asked for."""
+        device = torch.device(self.config.device)
+        if self.features is not None:
+            return FeatureStream(self.stream, self.features, device=device)
+        return DecodedStream(
+            self.stream,
+            image_size=self.config.image_size,
+            device=device,
+            cache=self.cache,
+            on_image=progress.images_decoded,
+        )
+
+
+def _model_file(state: Mapping[str, Tensor]) -> bytes:
+    return save({name: tensor.contiguous() for name, tensor in state.items()})
+
+
+def _smallest_batch(batch_size: int | Literal["full"]) -> int:
+    """Images in the smallest batch of an epoch: a rest of one joins the batch before it."""
+    return 2 if batch_size == FULL else min(batch_size, 2)

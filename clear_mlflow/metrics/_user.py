@@ -1,0 +1,201 @@
+"""A user's own metrics: a function of the matrix or of the predictions, named on the command line.
+
+``--metric mypkg.module:function``, or an entry point of the group ``clear_mlflow.metrics``. What
+such a function does wrong is told with its name, and the other metrics are computed all the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from clear_mlflow import metrics
+from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
+from clear_mlflow.core.matrix import shown
+from clear_mlflow.metrics import Metric, gather
+from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.metrics.from_predictions import PredictionMetric
+
+ENTRY_POINT_GROUP = "clear_mlflow.metrics"
+
+# Families that other programs or later versions of this one write.
+_RESERVED = ("accuracy", "predictions", "system")
+
+
+@dataclass(frozen=True)
+class OwnMetrics:
+    """What a user brought, ready to be computed beside the built-in metrics.
+
+    Their functions raise nothing but UndefinedMetricError, of which FailedMetricError is one, and
+    give finite numbers.
+    """
+
+    matrix: tuple[Metric, ...] = ()
+    predictions: tuple[PredictionMetric, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names under which they are logged."""
+        return (*(m.name for m in self.matrix), *(m.name for m in self.predictions))
+
+
+def load_own_metrics(references: Sequence[str] = (), *, installed: bool = True) -> OwnMetrics:
+    """The metrics that a user named, and those that installed packages offer.
+
+    A reference is ``package.module:function``; the working folder is looked in first. The function
+    takes one argument, called ``matrix`` (an AccuracyMatrix) or ``predictions`` (a Predictions),
+    and returns a number. It is logged as ``package/function``, or as the name of its entry point
+    where that has a family, as ``mylab/worst_bucket``. In place of a function a ``Metric`` or a
+    ``PredictionMetric`` may stand, which says its own name, direction and version.
+
+    Args:
+        references: of ``--metric``, in any order; the same one twice counts once.
+        installed: also those of the entry point group ``clear_mlflow.metrics``.
+
+    Raises:
+        ConfigError: one cannot be imported, takes something else, or has a name that is taken.
+    """
+    found: dict[str, tuple[str, Metric | PredictionMetric]] = {}
+    offers: list[tuple[str, str, str | None]] = [(name, name, None) for name in references]
+    if installed:
+        offers += [_offer(point) for point in entry_points(group=ENTRY_POINT_GROUP)]
+    for told, reference, given in offers:
+        metric = _as_metric(told, reference, given)
+        if metric.name in found and found[metric.name][0] != reference:
+            raise ConfigError(
+                f"metrics {found[metric.name][0]} and {reference} are both named "
+                f"{metric.name!r}; give one of them another name"
+            )
+        found[metric.name] = (reference, metric)
+    own = [metric for _, metric in found.values()]
+    return OwnMetrics(
+        matrix=tuple(metric for metric in own if isinstance(metric, Metric)),
+        predictions=tuple(metric for metric in own if isinstance(metric, PredictionMetric)),
+    )
+
+
+def _offer(point: EntryPoint) -> tuple[str, str, str | None]:
+    package = f" of {point.dist.name}" if point.dist else ""
+    return (
+        f"entry point {point.name!r}{package} ({point.value})",
+        point.value,
+        point.name if "/" in point.name else None,
+    )
+
+
+def _as_metric(told: str, reference: str, name: str | None) -> Metric | PredictionMetric:
+    thing = _imported(told, reference)
+    if not isinstance(thing, (Metric, PredictionMetric)):
+        kind = _kind(told, thing)
+        family, function = reference.split(":")[0].split(".")[0], reference.rsplit(".", 1)[-1]
+        thing = kind(
+            name=name or f"{family}/{function.rsplit(':', 1)[-1]}",
+            function=thing,
+        )
+    _check_name(told, thing.name)
+    return replace(thing, function=_guarded(told, thing.function))
+
+
+def _imported(told: str, reference: str) -> Any:
+    module, _, attribute = reference.partition(":")
+    parts = [*module.split("."), *attribute.split(".")]
+    if not attribute or not all(part.isidentifier() for part in parts):
+        raise ConfigError(f"metric {shown(reference)} is none; expected package.module:function")
+    try:
+        # What an installed package offers is its own, whatever lies in the working folder.
+        with _working_folder_first() if told == reference else nullcontext():
+            return attrgetter(attribute)(import_module(module))
+    # Importing runs somebody's code: whatever it does wrong is one line.
+    except (Exception, SystemExit) as error:
+        raise ConfigError(
+            f"metric {told} cannot be loaded: {_first_line(error)}; expected "
+            "package.module:function, importable from here"
+        ) from error
+
+
+@contextmanager
+def _working_folder_first() -> Iterator[None]:
+    """Import as ``python -m`` would: what a user names in the folder at hand is what is meant.
+
+    Other packages bring top-level names like ``examples`` and ``tests``, and would hide it.
+    """
+    folder = str(Path.cwd())
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        sys.path.remove(folder)
+
+
+def _kind(told: str, thing: object) -> type[Metric] | type[PredictionMetric]:
+    expected = (
+        "expected a function of one argument, called matrix or predictions, or a Metric or "
+        "PredictionMetric"
+    )
+    if not callable(thing) or isinstance(thing, type):
+        raise ConfigError(f"metric {told} is {shown(thing)}; {expected}")
+    try:
+        parameters = inspect.signature(thing).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"metric {told} does not say what it takes; {expected}") from error
+    needed = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    if needed == ["matrix"]:
+        return Metric
+    if needed == ["predictions"]:
+        return PredictionMetric
+    raise ConfigError(f"metric {told} takes {', '.join(needed) or 'nothing'}; {expected}")
+
+
+def _check_name(told: str, name: str) -> None:
+    built_in = [*(m.name for m in metrics.METRICS), *(m.name for m in predicted.METRICS)]
+    family = name.split("/")[0]
+    if family in {*_RESERVED, *(taken.split("/")[0] for taken in built_in)}:
+        raise ConfigError(
+            f"metric {told} is named {name!r}, but the family {family!r} is taken; give it "
+            "another one: Metric(name='mylab/...', function=...)"
+        )
+    try:
+        gather([Metric(name=name, function=metrics.clear.accuracy)])
+    except ValueError as error:
+        raise ConfigError(f"metric {told}: {error}") from error
+
+
+def _guarded(told: str, function: Callable[[Any], Any]) -> Callable[[Any], float]:
+    """The function, made to keep what every metric promises."""
+
+    def value(argument: Any) -> float:
+        try:
+            found = function(argument)
+            number = float(found)
+        except UndefinedMetricError:
+            raise
+        except Exception as error:
+            raise FailedMetricError(f"{told} raised {_first_line(error)}") from error
+        if not isinstance(found, numbers.Real) and getattr(found, "shape", None) != ():
+            raise FailedMetricError(f"{told} gave {shown(found)}; expected a number")
+        if not math.isfinite(number):
+            raise FailedMetricError(f"{told} gave {number}; expected a finite number")
+        return number
+
+    return value
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    told = "".join(c if c.isprintable() else "?" for c in lines[0][:200]) if lines else ""
+    return f"{type(error).__name__}: {told}" if told else type(error).__name__

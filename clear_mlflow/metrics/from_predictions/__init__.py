@@ -1,0 +1,80 @@
+"""Numbers that are computed from a run's stored predictions; one module per family.
+
+As :mod:`clear_mlflow.metrics`, one level finer: a new metric is a function and a line in its
+family's ``METRICS``; a new family is a new module here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Sequence
+
+from clear_mlflow.core.errors import UndefinedMetricError
+from clear_mlflow.metrics import gather
+from clear_mlflow.metrics.from_predictions._base import PredictionMetric, Predictions
+from clear_mlflow.metrics.from_predictions._classes import class_accuracies, confusion, macro_matrix
+
+__all__ = [
+    "METRICS",
+    "PredictionMetric",
+    "Predictions",
+    "class_accuracies",
+    "confusion",
+    "explain",
+    "macro_matrix",
+    "series",
+    "summarize",
+    "undefined",
+]
+
+METRICS: tuple[PredictionMetric, ...] = gather(
+    metric
+    for module in pkgutil.iter_modules(__path__)
+    if not module.name.startswith("_")
+    for metric in importlib.import_module(f"{__name__}.{module.name}").METRICS
+)
+
+
+def summarize(
+    predictions: Predictions, metrics: Sequence[PredictionMetric] = METRICS
+) -> dict[str, float]:
+    """Every metric that is defined on a run's predictions: name to value."""
+    found = {}
+    for metric in metrics:
+        try:
+            found[metric.name] = metric.function(predictions)
+        except UndefinedMetricError:
+            continue
+    return found
+
+
+def explain(
+    predictions: Predictions, metrics: Sequence[PredictionMetric] = METRICS
+) -> dict[str, str]:
+    """Why each metric that :func:`summarize` leaves out has no value: name to reason."""
+    return {name: str(error) for name, error in undefined(predictions, metrics).items()}
+
+
+def undefined(
+    predictions: Predictions, metrics: Sequence[PredictionMetric] = METRICS
+) -> dict[str, UndefinedMetricError]:
+    """As :func:`explain`, as errors: a FailedMetricError is a mistake of the metric itself."""
+    errors: dict[str, UndefinedMetricError] = {}
+    for metric in metrics:
+        try:
+            metric.function(predictions)
+        except UndefinedMetricError as error:
+            errors[metric.name] = error
+    return errors
+
+
+def series(
+    predictions: Predictions, metrics: Sequence[PredictionMetric] = METRICS
+) -> dict[str, dict[int, float]]:
+    """Every metric over the course of a run: name to {buckets trained: value}, where defined."""
+    found: dict[str, dict[int, float]] = {}
+    for k in range(1, predictions.k + 1):
+        for name, value in summarize(predictions.after(k), metrics).items():
+            found.setdefault(name, {})[k] = value
+    return found

@@ -1,0 +1,140 @@
+"""What metrics over predictions are made of: the answers of all rows, and their declaration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
+from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, shown
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What one run answered, in every row that kept predictions, for every test image.
+
+    Args:
+        images: what was tested on.
+        answers: row to its predictions; 0 is the initialisation. Rows may be missing.
+        protocol: ``iid``, or ``streaming``, where buckets trained on are no evidence.
+        num_rows: k, the buckets trained on; the highest row with answers when not given.
+
+    Raises:
+        RecordError: there are no answers, or they are not to these images.
+        ConfigError: the protocol is unknown.
+    """
+
+    images: EvaluationSet
+    answers: Mapping[int, RowPredictions]
+    protocol: str = "iid"
+    num_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.protocol not in PROTOCOLS:
+            raise ConfigError(
+                f"protocol is {shown(self.protocol)}; expected one of {', '.join(PROTOCOLS)}"
+            )
+        for row, answer in self.answers.items():
+            if answer.row != row:
+                raise RecordError(f"predictions of row {answer.row} stand under row {row}")
+            answer.check(self.images)
+        if self.num_rows is None:
+            if not self.answers:
+                raise RecordError("no predictions arrived; expected those of a row at least")
+            object.__setattr__(self, "num_rows", max(self.answers))
+        ordered = {row: self.answers[row] for row in sorted(self.answers)}
+        object.__setattr__(self, "answers", MappingProxyType(ordered))
+
+    @property
+    def k(self) -> int:
+        """Buckets trained on; the last row."""
+        return 0 if self.num_rows is None else self.num_rows
+
+    def check(self, matrix: AccuracyMatrix) -> None:
+        """Make sure that the predictions count up to a run's accuracy matrix.
+
+        Raises:
+            RecordError: they do not, or the matrix has no such row.
+        """
+        images = self.images
+        if images.buckets != matrix.buckets:
+            raise RecordError(
+                f"predictions are of buckets {shown(images.buckets)}, but the rows say "
+                f"{shown(matrix.buckets)}"
+            )
+        counts = np.array(images.num_instances)
+        if matrix.num_instances is not None and not np.array_equal(counts, matrix.num_instances):
+            raise RecordError(
+                f"predictions are of {shown(counts.tolist())} images per bucket, but the rows say "
+                f"{shown(matrix.num_instances.tolist())}"
+            )
+        for row, answer in self.answers.items():
+            stored = matrix.initial if row == 0 else None
+            if 0 < row <= matrix.num_rows:
+                stored = matrix.values[row - 1]
+            # A row without counts was written with some number of digits.
+            apart = 0.0 if matrix.num_instances is not None else 1e-4
+            counted = np.array(answer.correct(images)) / counts
+            if stored is None or not bool((np.abs(counted - stored) <= apart).all()):
+                raise RecordError(
+                    f"predictions of row {row} count {shown(answer.correct(images))} right images "
+                    "per bucket, but the stored row says otherwise"
+                )
+
+    def after(self, k: int) -> Predictions:
+        """The predictions of the run cut off after k buckets."""
+        kept = {row: answer for row, answer in self.answers.items() if row <= k}
+        return Predictions(self.images, kept, self.protocol, k)
+
+    def of_row(self, row: int) -> RowPredictions:
+        """The answers of one row.
+
+        Raises:
+            UndefinedMetricError: none were stored.
+        """
+        if row not in self.answers:
+            raise UndefinedMetricError(f"the predictions of row {row} were not stored")
+        return self.answers[row]
+
+    def evidence(self, row: int) -> NDArray[np.bool_]:
+        """(N,): images whose answer in a row is evidence; under ``streaming``, unseen ones."""
+        if self.protocol == "streaming":
+            return np.greater_equal(self.images.bucket, row)
+        return np.ones(len(self.images), dtype=np.bool_)
+
+    def learned(self) -> NDArray[np.bool_]:
+        """(N,): images of the buckets trained on by the end, where their answers are evidence.
+
+        Raises:
+            UndefinedMetricError: there are none.
+        """
+        if self.k < 1:
+            raise UndefinedMetricError("needs a trained bucket: k >= 1 (trained on 0)")
+        found: NDArray[np.bool_] = (self.images.bucket < self.k) & self.evidence(self.k)
+        if not found.any():
+            raise UndefinedMetricError(
+                f"under the {self.protocol} protocol cells with j <= i score training images"
+            )
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class PredictionMetric:
+    """One number of a run's predictions, under the name that it is logged as.
+
+    Args:
+        name: family and metric, as ``calibration/brier_score``.
+        function: raises UndefinedMetricError where the metric has no value.
+        higher_is_better: which of two values a researcher wants.
+        version: raised when the definition changes, so that stored values are known as old.
+    """
+
+    name: str
+    function: Callable[[Predictions], float]
+    higher_is_better: bool = True
+    version: int = 1

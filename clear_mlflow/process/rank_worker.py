@@ -1,0 +1,71 @@
+"""A process that takes part in a training of several and keeps no record: every rank but 0.
+
+It supervises a training process as rank 0 does, since only a process that is not deep in
+arithmetic can be told to stop; what it hears of rows it lets go. It knows no MLflow.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+from clear_mlflow.core.distributed import Place
+from clear_mlflow.core.errors import (
+    ClearError,
+    ConfigError,
+    DataError,
+    DivergedError,
+    PeerLostError,
+)
+from clear_mlflow.core.text import one_line
+from clear_mlflow.process.parent import TrainingDied, TrainingProcess
+from clear_mlflow.process.signals import StoppingSignals
+
+# How long to outlive a training process that failed. The end of this process has torchrun end rank
+# 0, too; that one has noticed by itself by then, and can tell a failure from an order to stop.
+_LINGER_SECONDS = 5.0
+# The same where rank 0 must meet with the same error: it loads MLflow first, and then tells.
+_LONG_LINGER_SECONDS = 60.0
+
+
+def take_part(place: Place, asked: Mapping[str, str], signals: StoppingSignals) -> int:
+    """Train along.
+
+    Args:
+        place: of this process.
+        asked: parameters as text, the same as rank 0 has.
+        signals: entered already.
+
+    Returns:
+        The exit code.
+    """
+    with TrainingProcess(asked) as process:
+        signals.hand_to(process.stop)
+        try:
+            _ = process.facts if process.config else None
+            for _ in process.rows():
+                pass
+            return 0
+        except (ClearError, TrainingDied) as error:
+            process.stop()
+            if not signals.received:
+                common = _rank_0_meets(place, error)
+                seconds = _LONG_LINGER_SECONDS if common else _LINGER_SECONDS
+                until = time.monotonic() + seconds
+                while time.monotonic() < until and not signals.received:
+                    time.sleep(0.05)
+                told = common or isinstance(error, PeerLostError)
+                if not (signals.received and told):
+                    message = one_line(f"rank {place.rank}: {error}")
+                    print(f"error: {message}", file=sys.stderr, flush=True)
+            if signals.received:
+                return 128 + signals.received[0]
+            return 2 if isinstance(error, ClearError) else 1
+
+
+def _rank_0_meets(place: Place, error: Exception) -> bool:
+    """Whether rank 0 must meet with the same error."""
+    if isinstance(error, (ConfigError, DataError)):
+        return place.local_size == place.size  # the same files and devices
+    return isinstance(error, DivergedError)

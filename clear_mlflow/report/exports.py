@@ -1,0 +1,74 @@
+"""The assembled matrix as files for other programs: JSON, and CSV for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable
+
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.text import named_rows
+
+SCHEMA = {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
+
+
+def matrix_json(matrix: AccuracyMatrix) -> str:
+    """The matrix as JSON: fractions in full precision, null where nothing was measured.
+
+    >>> print(matrix_json(AccuracyMatrix([[0.9, float("nan")]])), end="")
+    {
+      "schema": {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"},
+      "buckets": ["1", "2"],
+      "num_instances": null,
+      "initial": null,
+      "values": [
+        [0.9, null]
+      ]
+    }
+    """
+    counts = None if matrix.num_instances is None else matrix.num_instances.tolist()
+    initial = None if matrix.initial is None else _cells(matrix.initial.tolist())
+    rows = ",\n".join(f"    {json.dumps(_cells(row))}" for row in matrix.values.tolist())
+    # A row of the matrix a line, so that two files can be compared by eye.
+    return (
+        "{\n"
+        f'  "schema": {json.dumps(SCHEMA)},\n'
+        f'  "buckets": {json.dumps(list(matrix.buckets))},\n'
+        f'  "num_instances": {json.dumps(counts)},\n'
+        f'  "initial": {json.dumps(initial)},\n'
+        f'  "values": [{chr(10) + rows + chr(10) + "  " if rows else ""}]\n'
+        "}\n"
+    )
+
+
+def matrix_csv(matrix: AccuracyMatrix) -> str:
+    """The matrix as CSV: fractions in full precision, an empty cell where nothing was measured.
+
+    The header holds the keys of the buckets tested on; the first column says what was trained
+    through, ``initial`` for the untrained model. A key that a spreadsheet would take for a formula
+    has an apostrophe put before it.
+
+    >>> print(matrix_csv(AccuracyMatrix([[0.9, float("nan")]], initial=[0.1, 0.2])), end="")
+    trained_through,1,2
+    initial,0.1,0.2
+    1,0.9,
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["trained_through", *map(inert, matrix.buckets)])
+    for _, name, values in named_rows(matrix):
+        cells = ["" if math.isnan(value) else repr(value) for value in values.tolist()]
+        writer.writerow([inert(name), *cells])
+    return text.getvalue()
+
+
+def _cells(row: Iterable[float]) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in row]
+
+
+def inert(key: str) -> str:
+    """A text for a cell of a spreadsheet, with an apostrophe before what it would calculate."""
+    # Full-width forms count: some spreadsheets read them as the plain ones.
+    return f"'{key}" if key.lstrip().startswith(tuple("=+-@＝＋－＠")) else key

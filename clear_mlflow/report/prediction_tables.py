@@ -1,0 +1,95 @@
+"""What stored predictions say, as CSV: per class, which class is taken for which, calibration."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
+
+from clear_mlflow.core.errors import UndefinedMetricError
+from clear_mlflow.core.text import one_line
+from clear_mlflow.metrics.from_predictions import Predictions, class_accuracies, confusion
+from clear_mlflow.metrics.from_predictions.calibration import reliability
+from clear_mlflow.report.exports import inert
+
+_LONGEST_NAME = 200
+
+
+def per_class_csv(predictions: Predictions) -> str:
+    """Accuracy per class, a line for each cell of the accuracy matrix, a column for each class.
+
+    Fractions in full precision; empty where the bucket has no test image of the class. Cells whose
+    predictions were not stored, or that are no evidence under the protocol, have no line.
+    """
+    images = predictions.images
+    cells = class_accuracies(predictions)
+    header = ["trained_through", "tested_on", *map(_class_label, images.class_names)]
+    return _csv(
+        header,
+        (
+            [_trained_through(predictions, row), inert(key), *map(_number, cells[row, j].tolist())]
+            for row in predictions.answers
+            for j, key in enumerate(images.buckets)
+            if not all(map(math.isnan, cells[row, j].tolist()))
+        ),
+    )
+
+
+def confusion_csv(predictions: Predictions, row: int) -> str:
+    """How many test images of each true class, a line each, got each predicted class.
+
+    Images of all buckets count, those whose answers are evidence under the protocol.
+
+    Raises:
+        UndefinedMetricError: the row's predictions were not stored.
+    """
+    names = [_class_label(name) for name in predictions.images.class_names]
+    counts = confusion(predictions, row).tolist()
+    return _csv(
+        ["true_class", *names],
+        ([name, *map(str, line)] for name, line in zip(names, counts, strict=True)),
+    )
+
+
+def calibration_csv(predictions: Predictions) -> str | None:
+    """What a reliability diagram shows after each row: confidence and accuracy, bin by bin.
+
+    Over the test images of the buckets trained on by then.
+
+    Returns:
+        None where no row kept probabilities, or none of them is evidence.
+    """
+    lines: list[list[str]] = []
+    for row in predictions.answers:
+        try:
+            found = reliability(predictions.after(row))
+        except UndefinedMetricError:
+            continue
+        for i, (count, accuracy, confidence) in enumerate(found):
+            ends = [f"{i / len(found):.4f}", f"{(i + 1) / len(found):.4f}"]
+            values = [str(count), _number(accuracy), _number(confidence)]
+            lines.append([_trained_through(predictions, row), *ends, *values])
+    header = ["trained_through", "above", "up_to", "images", "accuracy", "mean_confidence"]
+    return _csv(header, lines) if lines else None
+
+
+def _trained_through(predictions: Predictions, row: int) -> str:
+    return "initial" if row == 0 else inert(predictions.images.buckets[row - 1])
+
+
+def _class_label(name: str) -> str:
+    """A class's name as a cell: names come from folders and files of other people."""
+    return inert(one_line(name, _LONGEST_NAME))
+
+
+def _number(value: float) -> str:
+    return "" if math.isnan(value) else repr(value)
+
+
+def _csv(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(header)
+    writer.writerows(lines)
+    return text.getvalue()

@@ -1,0 +1,84 @@
+"""The matrix and its metrics for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich import box
+from rich.cells import cell_len
+from rich.table import Table
+from rich.text import Text
+
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.text import NOT_MEASURED, ending, named_rows, percent, printable
+from clear_mlflow.metrics import METRICS
+from clear_mlflow.metrics import from_predictions as predicted
+
+_WIDTH = 80  # what a terminal has at least, and what is assumed where there is none
+_LABEL = 14  # columns for what was trained through
+_CELL = 5  # columns of "100.0"
+
+
+def matrix_table(matrix: AccuracyMatrix) -> Table:
+    """The matrix in percent: a row per bucket trained through, a column per bucket tested on.
+
+    It fits into 80 columns: of more than eleven buckets the middle columns are left out, behind an
+    ellipsis. The diagonal is bold; a cell that was not measured is a dash.
+    """
+    fitting = (_WIDTH - _LABEL) // (_CELL + 1)
+    columns = list(range(matrix.num_buckets))
+    elided = len(columns) > fitting
+    if elided:
+        half = (fitting - 1) // 2
+        columns = columns[:half] + columns[-half:]
+    key_width = max(_CELL, (_WIDTH - _LABEL) // (len(columns) + elided) - 1)
+
+    # The box's own column divider is the one space between columns.
+    table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    table.add_column("% tested on →", no_wrap=True)
+    for position, j in enumerate(columns):
+        if elided and position == len(columns) // 2:
+            table.add_column("…", no_wrap=True)
+        key = _fitted(matrix.buckets[j], key_width)
+        table.add_column(key, justify="right", no_wrap=True, min_width=_CELL)
+
+    for i, name, values in named_rows(matrix):
+        label = Text("initial", style="dim")
+        if i >= 0:
+            label = Text.assemble("after ", _fitted(name, _LABEL - 7))
+        cells = [Text(percent(values[j]), style="bold" if i == j else "") for j in columns]
+        if elided:
+            cells.insert(len(columns) // 2, Text("…", style="dim"))
+        table.add_row(label, *cells)
+    return table
+
+
+def metrics_table(summary: Mapping[str, float], reasons: Mapping[str, str]) -> Table:
+    """Every metric with its value, or with the reason why it has none.
+
+    Args:
+        summary: metric name to value, as from ``summarize``.
+        reasons: metric name to reason, as from ``explain``.
+    """
+    known = {m.name: m.higher_is_better for m in METRICS}
+    known |= {m.name: m.higher_is_better for m in predicted.METRICS}
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
+    table.add_column("metric", no_wrap=True)
+    table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("")
+    for name in dict.fromkeys([*known, *summary, *reasons]):
+        shown = Text(printable(name))
+        if name in summary:
+            better = "" if known.get(name, True) else "lower is better"
+            table.add_row(shown, f"{summary[name]:.4f}", Text(better, style="dim"))
+        elif name in reasons:
+            table.add_row(shown, NOT_MEASURED, Text(printable(reasons[name]), style="dim"))
+    return table
+
+
+def _fitted(key: str, width: int) -> Text:
+    """A bucket key in at most so many terminal columns, of which wide characters take two."""
+    text = ending(key, width)
+    while cell_len(text) > width:
+        text = ending(key, len(text) - 1)
+    return Text(text)

@@ -1,0 +1,1 @@
+"""A tracked run from its opening to its end."""

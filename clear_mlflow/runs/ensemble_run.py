@@ -1,0 +1,129 @@
+"""The runs of an ensemble: one for each member, below one that stands for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+from collections.abc import Mapping
+from contextlib import ExitStack
+from types import TracebackType
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, RunTag
+from mlflow.tracking.context.registry import resolve_tags
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+from mlflow.utils.time import get_current_time_millis
+
+from clear_mlflow.core.training import Training
+from clear_mlflow.learning.config import NONE, TrainConfig
+from clear_mlflow.runs.training_run import TrainingRun, run_name
+from clear_mlflow.scoring.scores import Scores
+from clear_mlflow.store import names
+from clear_mlflow.store.client import explained
+from clear_mlflow.store.heartbeat import heartbeat
+
+
+class TrackedEnsemble:
+    """Keeps the record of members that train together.
+
+    Each member's run is what it would be alone: its name, its seed, its parameters, tags, rows,
+    predictions and scores; only the picture after each row is left out, which would take longer
+    than the training. The parent holds the parameters, the dataset and no row; its metrics are
+    ``mean/NAME`` and ``std/NAME`` over the members (:meth:`summarize`).
+
+    Args:
+        client: the store.
+        run_id: of the parent, which is open.
+        config: of the ensemble; ``seeds`` names its members.
+        asked: parameters as text, as the user gave them.
+    """
+
+    def __init__(
+        self, client: MlflowClient, run_id: str, config: TrainConfig, asked: Mapping[str, str]
+    ) -> None:
+        self._client = client
+        self._run_id = run_id
+        self._config = config
+        self._asked = asked
+        self._parent = TrainingRun(client, run_id, config, asked, kind=names.KIND_ENSEMBLE)
+        self._members: dict[int, TrainingRun] = {}
+        self._open = ExitStack()
+        self.run_ids: dict[int, str] = {}  # seed to run, of the members that are there
+
+    def __enter__(self) -> TrackedEnsemble:
+        with ExitStack() as stack:
+            stack.enter_context(self._parent)
+            with explained(f"open the members of run {self._run_id}"):
+                parent = self._client.get_run(self._run_id)
+                for seed in map(int, self._config.seeds.split(",")):
+                    config = dataclasses.replace(self._config, seed=seed, seeds=NONE)
+                    tags = {
+                        MLFLOW_PARENT_RUN_ID: self._run_id,
+                        names.PROCESS_TAG: heartbeat(),
+                    }
+                    member = self._client.create_run(
+                        parent.info.experiment_id,
+                        run_name=run_name(config),
+                        tags=resolve_tags(tags),
+                    )
+                    self.run_ids[seed] = member.info.run_id
+                    asked = {**self._asked, "seed": str(seed), "seeds": NONE}
+                    self._members[seed] = stack.enter_context(
+                        TrainingRun(
+                            self._client, member.info.run_id, config, asked, leader=self._parent
+                        )
+                    )
+            self._open = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open.__exit__(kind, error, traceback)
+
+    def track(self, training: Training) -> None:
+        """Train, and store the rows of all members before the next bucket starts."""
+        facts = training.facts
+        self._parent.log_facts(dataclasses.replace(facts, evaluation_set=None))
+        # What is odd about the dataset is told once.
+        quiet = dataclasses.replace(facts, warnings=())
+        for member in self._members.values():
+            member.log_facts(quiet)
+        for measured in training.rows():
+            if measured.seed is None:
+                raise RuntimeError("a row of an ensemble arrived without its member's seed")
+            self._members[measured.seed].log_row(measured)
+
+    def summarize(self, scores: Mapping[int, Scores]) -> None:
+        """Log the mean and the standard deviation of every metric of all members."""
+        summarize_members(self._client, self._run_id, scores)
+
+
+def summarize_members(client: MlflowClient, run_id: str, scores: Mapping[int, Scores]) -> None:
+    """Log the mean and the standard deviation (of a sample) of every metric of all members.
+
+    A metric that is not defined for one of them is left out: a mean over some would not say so.
+
+    Args:
+        client: the store.
+        run_id: of the run above the members.
+        scores: of each member.
+    """
+    if not scores or any(of_member.record is None for of_member in scores.values()):
+        return
+    now = get_current_time_millis()
+    metrics = []
+    for name in next(iter(scores.values())).summary:
+        values = [of_member.summary.get(name, math.nan) for of_member in scores.values()]
+        if any(math.isnan(value) for value in values):
+            continue
+        metrics.append(Metric(f"mean/{name}", statistics.fmean(values), now, 0))
+        if len(values) > 1:
+            metrics.append(Metric(f"std/{name}", statistics.stdev(values), now, 0))
+    tags = [RunTag(names.MEMBERS_TAG, str(len(scores)))]
+    with explained(f"log the summary of run {run_id}"):
+        client.log_batch(run_id, metrics=metrics, tags=tags)

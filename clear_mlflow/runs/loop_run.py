@@ -1,0 +1,398 @@
+"""A loop of somebody's own as a tracked run: it hands its rows over, and the rest is done here."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import Param, Run, RunTag
+from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, MLFLOW_RUN_ID
+
+import clear_mlflow
+from clear_mlflow.core.distributed import place_of_environment
+from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
+from clear_mlflow.core.loop_metadata import LoopFacts, measured_row
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, shown
+from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER, EvaluationSet
+from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.core.training import MeasuredRow
+from clear_mlflow.core.warning import warn
+from clear_mlflow.metrics import explain, summarize
+from clear_mlflow.runs.tracked_run import RunFacts, TrackedRun
+from clear_mlflow.scoring.scores import Scores, score
+from clear_mlflow.store import names
+from clear_mlflow.store.client import bound_retries, explained, preflight
+from clear_mlflow.store.compat import is_generated
+from clear_mlflow.store.conflicts import despite_others
+from clear_mlflow.store.heartbeat import heartbeat, trains_now
+from clear_mlflow.store.rows import read_rows
+
+LOOP_JSON = "own_loop.json"
+_LONGEST_NAME = 150
+
+
+class OwnRun:
+    """The run of a loop that is not ours; made by :func:`clear_mlflow.track`.
+
+    A row is stored before :meth:`log_row` returns. When the block ends, however it ends, the rows
+    are read back and scored. A run that this opened is closed with the status that is true; one
+    that was active is left open.
+
+    Args:
+        facts: what is known of the loop.
+        run_name: of a run that is opened; made of the facts when not given.
+    """
+
+    def __init__(self, facts: LoopFacts, run_name: str | None = None) -> None:
+        self._facts = facts
+        self._run_name = run_name
+        self._client: MlflowClient | None = None
+        self._run: _LoopRun | None = None
+        self._joined = False
+        self._scores: Scores | None = None
+
+    def __enter__(self) -> OwnRun:
+        if self._run is not None:
+            raise TrackingError("this run was entered before; call clear_mlflow.track again")
+        place = place_of_environment()
+        if not place.keeps_record:
+            raise ConfigError(
+                f"this is process {place.rank} of {place.size}; track in the process of rank 0 "
+                "alone, or each of them would open a run"
+            )
+        bound_retries()
+        client = self._client = preflight()
+        active = mlflow.active_run()
+        self._joined = active is not None
+        run_id = active.info.run_id if active else _open_run(client, self._facts, self._run_name)
+        try:
+            _refuse_another_process(client, run_id, self._joined)
+            self._run = _LoopRun(client, run_id, self._facts)
+            self._run.__enter__()
+            try:
+                self._run.log_loop()
+            except BaseException as error:
+                self._run.__exit__(type(error), error, error.__traceback__)
+                raise
+        except BaseException:
+            if not self._joined:
+                mlflow.end_run("FAILED")
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._run is None or self._client is None:
+            return
+        self._run.is_over = True
+        status = _status(error)
+        told = [] if status == "FINISHED" else [f"{type(error).__name__}: {error}"]
+        problem: Exception | None = None
+        try:
+            # What the store did not take is told first: the scores below are of what it has.
+            try:
+                self._run.__exit__(kind, error, traceback)
+            except ClearError as refusal:
+                problem = refusal
+            try:
+                self._scores = score(self._client, self.run_id)
+            except ClearError as refusal:
+                problem = problem or refusal
+            if problem is not None:
+                status = "FAILED" if status == "FINISHED" else status
+                told.append(str(problem))
+            if told:
+                with suppress(ClearError), explained(f"say why run {self.run_id} ended"):
+                    self._client.set_tag(self.run_id, names.ERROR_TAG, "; ".join(told)[:8000])
+        finally:
+            if not self._joined:
+                mlflow.end_run(status)
+            with suppress(ClearError), explained(f"close run {self.run_id}"):
+                self._client.delete_tag(self.run_id, names.PROCESS_TAG)
+        if problem is not None and error is None:
+            raise problem
+        if problem is not None:  # the caller's own error must not lose its place
+            warn(str(problem))
+
+    def log_row(
+        self,
+        row: int,
+        correct: object = None,
+        *,
+        accuracy: object = None,
+        labels: object = None,
+        probabilities: object = None,
+    ) -> None:
+        """Store what a test of all buckets gave, now; metrics and pictures follow by themselves.
+
+        Rows may come in any order. One that comes twice with the same numbers is stored once.
+
+        Args:
+            row: buckets trained so far; 0 is the model before any training.
+            correct: test images classified correctly, per bucket: integers, or bucket key to
+                integer. Not needed where predictions are given.
+            accuracy: in place of *correct*, fractions from 0 to 1; NaN, None or an absent key =
+                not measured.
+            labels: predicted class of each test image, in the order of the evaluation set: one
+                array, or one for each bucket.
+            probabilities: (images, classes), after the softmax, likewise.
+
+        Raises:
+            ConfigError: too much or too little arrived, or it has a value that it cannot have.
+            RecordError: the numbers do not fit the loop, or the row is stored with others.
+            TrackingError: the block has ended.
+        """
+        if self._run is None or self._run.is_over:
+            raise TrackingError(
+                f"row {shown(row)} arrived outside of the block; log rows inside of 'with "
+                "clear_mlflow.track(...) as run:'"
+            )
+        found, answers = measured_row(self._facts, row, correct, accuracy, labels, probabilities)
+        has_probabilities = answers is not None and answers.probabilities is not None
+        self._run.log_once(
+            MeasuredRow(found, None if answers is None else answers.to_bytes()),
+            kept="probs" if has_probabilities else "labels",
+        )
+
+    @property
+    def run_id(self) -> str:
+        """The MLflow run's."""
+        if self._run is None:
+            raise TrackingError("there is no run yet; it is opened by 'with'")
+        return self._run.run_id
+
+    @property
+    def matrix(self) -> AccuracyMatrix:
+        """The rows so far; after the block, as they were read back from the store.
+
+        Raises:
+            TrackingError: there is no row.
+        """
+        if self._scores is not None and self._scores.record is not None:
+            return self._scores.record.matrix
+        rows = {} if self._run is None else self._run.known
+        if not rows:
+            raise TrackingError("there is no row yet; log one with log_row")
+        return AccuracyMatrix.from_rows(rows.values())
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """Metric name to value, of the rows so far; what is not defined is not there."""
+        if self._scores is not None:
+            return dict(self._scores.summary)
+        if self._run is None or not self._run.known:
+            return {}
+        return summarize(self.matrix, self._facts.protocol)
+
+    @property
+    def reasons(self) -> dict[str, str]:
+        """Metric name to why it is not among the scores."""
+        if self._scores is not None:
+            return dict(self._scores.reasons)
+        if self._run is None or not self._run.known:
+            return {}
+        return explain(self.matrix, self._facts.protocol)
+
+
+class _LoopRun(TrackedRun):
+    """Stores a loop's rows as a training's are; describes the run by what the loop says of itself.
+
+    Args:
+        client: the store.
+        run_id: of the run, which is there.
+        facts: what is known of the loop.
+    """
+
+    def __init__(self, client: MlflowClient, run_id: str, facts: LoopFacts) -> None:
+        super().__init__(client, run_id)
+        self._loop = facts
+        self._keeps: str | None = None
+        self.known: dict[int, AccuracyRow] = {}  # rows that the run holds
+        self.is_over = False
+
+    def log_once(self, measured: MeasuredRow, *, kept: str) -> None:
+        """Store a row, unless it is stored.
+
+        Args:
+            measured: the row.
+            kept: what its predictions are, where it has some.
+
+        Raises:
+            RecordError: it is stored with other numbers.
+        """
+        row = measured.row
+        there = self.known.get(row.row)
+        if there is not None:
+            if there != row:
+                raise RecordError(
+                    f"row {row.row} is stored already with other numbers "
+                    f"({shown(_numbers(there))}, and now {shown(_numbers(row))}); a row is what "
+                    "was measured once: start a new run"
+                )
+            return
+        self.log_row(measured)
+        self.known[row.row] = row
+        if measured.predictions is not None and self._keeps != kept:
+            self._keeps = kept
+            with explained(f"say that run {self.run_id} keeps predictions"):
+                self.client.set_tag(self.run_id, names.PREDICTIONS_TAG, kept)
+
+    def log_loop(self) -> None:
+        """Log the dataset as an MLflow input, and the images that predictions will be of."""
+        loop = self._loop
+        profile: dict[str, Any] = {"digest": loop.dataset.digest, "protocol": loop.protocol}
+        if loop.num_instances is not None:
+            profile["num_test"] = dict(zip(loop.buckets, loop.num_instances, strict=True))
+        if loop.class_names:
+            profile["num_classes"] = len(loop.class_names)
+        about = RunFacts(dataset=loop.dataset, protocol=loop.protocol, seed=loop.seed)
+        self._log_dataset(about, source="own loop", profile=profile)
+        if loop.evaluation_set is not None and self._keeps is None:
+            self._send_evaluation_set(loop.evaluation_set.to_bytes())
+
+    def _describe(self, run: Run) -> None:
+        """Say what the loop is; rows that the run holds already have to be of the same loop."""
+        self._take_up(run)
+        params = {**self._loop.facts, **self._loop.params}
+        missing = [
+            Param(name, text) for name, text in params.items() if name not in run.data.params
+        ]
+        # In a run of the user's own, what is there is theirs.
+        tags = {k: v for k, v in self._loop.facts.items() if k not in run.data.tags}
+        tags |= {
+            **self._loop.tags,
+            "dataset_digest": self._loop.dataset.digest,
+            names.KIND_TAG: names.KIND_TRAIN,
+            "clear_mlflow.core.version": clear_mlflow.__version__,
+            names.PROCESS_TAG: heartbeat(),
+        }
+        if names.ERROR_TAG in run.data.tags:  # of an earlier try
+            self.client.delete_tag(self.run_id, names.ERROR_TAG)
+        told = [RunTag(key, text) for key, text in tags.items()]
+        self.client.log_batch(self.run_id, params=missing, tags=told)
+        # The first artifact: a store that takes no artifacts is found before any training.
+        self.client.log_text(self.run_id, _as_json(self._loop), LOOP_JSON)
+
+    def _take_up(self, run: Run) -> None:
+        """Know the rows that are there."""
+        self.known = _rows_of(self.client, run, self._loop)
+        self._rows.extend(self.known.values())
+        if self.known and names.PREDICTIONS_TAG in run.data.tags:
+            self._keeps = run.data.tags[names.PREDICTIONS_TAG]
+            if self._loop.evaluation_set is not None:
+                _check_images(run, self._loop.evaluation_set)
+
+
+def _rows_of(client: MlflowClient, run: Run, loop: LoopFacts) -> dict[int, AccuracyRow]:
+    """The rows that a run holds.
+
+    Raises:
+        TrackingError: they are not of this loop.
+    """
+    found = {}
+    for name, record in read_rows(client, run).items():
+        row = record.row
+        told: Mapping[str, tuple[object, object]] = {
+            "buckets": (row.buckets, loop.buckets),
+            "num_instances": (row.num_instances, loop.num_instances),
+            "protocol": (record.protocol, loop.protocol),
+            "dataset": (record.dataset.name, loop.dataset.name),
+            "dataset_digest": (record.dataset.digest, loop.dataset.digest),
+            "seed": (record.seed, loop.seed),
+        }
+        for what, (there, here) in told.items():
+            if there != here:
+                raise TrackingError(
+                    f"run {run.info.run_id} holds {name} with {what} {shown(there)}, but this loop "
+                    f"has {shown(here)}; start a new run"
+                )
+        found[row.row] = row
+    return found
+
+
+def _open_run(client: MlflowClient, facts: LoopFacts, run_name: str | None) -> str:
+    """Start an MLflow run, or take up the one that the environment names."""
+    named = MLFLOW_RUN_ID.get()
+    monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+    name = run_name or _run_name(facts)
+    with explained("open a run"):
+        if named:
+            _refuse_another_process(client, named, False)
+            run = client.get_run(named)
+            _rows_of(client, run, facts)  # a run of another loop is left as it is
+            known = run.info.run_name
+            name = name if run_name or is_generated(known) else str(known)
+        opened = despite_others(
+            lambda: mlflow.start_run(
+                run_name=name, log_system_metrics=monitor.get() if monitor.is_set() else None
+            )
+        )
+    return str(opened.info.run_id)
+
+
+def _refuse_another_process(client: MlflowClient, run_id: str, joined: bool) -> None:
+    with explained(f"read run {run_id}"):
+        run = client.get_run(run_id)
+    if trains_now(run):
+        advice = "end that block first" if joined else "unset MLFLOW_RUN_ID for a run of its own"
+        raise TrackingError(f"run {run_id} is being trained into already; {advice}")
+
+
+def _check_images(run: Run, images: EvaluationSet) -> None:
+    """Make sure that the images that a run's predictions are of are these.
+
+    Raises:
+        TrackingError: they are others.
+    """
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+        with explained(f"read the evaluation set of run {run.info.run_id}"):
+            local = mlflow.artifacts.download_artifacts(
+                artifact_uri=f"{run.info.artifact_uri}/{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}",
+                dst_path=scratch,
+            )
+        stored = EvaluationSet.load(Path(local))
+    if stored.digest != images.digest:
+        raise TrackingError(
+            f"the predictions in run {run.info.run_id} are of other test images; start a new run"
+        )
+
+
+def _status(error: BaseException | None) -> str:
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return "FINISHED"
+    return "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+
+
+def _run_name(facts: LoopFacts) -> str:
+    """What a run is called where nobody named it."""
+    parts = [facts.facts.get("strategy", "own loop"), facts.dataset.name]
+    if facts.seed is not None:
+        parts.append(f"seed {facts.seed}")
+    return shortened(printable(" ".join(parts)), _LONGEST_NAME)
+
+
+def _numbers(row: AccuracyRow) -> object:
+    return row.accuracy if row.correct is None else row.correct
+
+
+def _as_json(facts: LoopFacts) -> str:
+    told = {
+        "buckets": facts.buckets,
+        "num_instances": facts.num_instances,
+        "class_names": facts.class_names or None,
+        "dataset": {"name": facts.dataset.name, "digest": facts.dataset.digest},
+        **{key: value for key, value in facts.facts.items() if key != "dataset"},
+        "params": dict(facts.params),
+    }
+    return json.dumps(told, indent=2) + "\n"

@@ -1,0 +1,464 @@
+"""Going on with a run that holds rows: what it was, whether it may be gone on with, and by whom."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import LifecycleStage, Run
+from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+from mlflow.exceptions import MlflowException
+
+import clear_mlflow
+from clear_mlflow.core.errors import ConfigError, DataError, RecordError, TrackingError
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER
+from clear_mlflow.core.record import RowRecord, assemble
+from clear_mlflow.core.training import StreamFacts
+from clear_mlflow.core.warning import warn
+from clear_mlflow.journal.replay import send_waiting
+from clear_mlflow.journal.spool import HeldError, Spool, left_spools, read_origin
+from clear_mlflow.learning.config import AUTO, TrainConfig, parameter_defaults
+from clear_mlflow.learning.registry import known_strategies
+from clear_mlflow.store import names
+from clear_mlflow.store.client import check_artifact_root, explained, shown
+from clear_mlflow.store.heartbeat import begins_now, heartbeat, time_ahead, trains_now
+from clear_mlflow.store.rows import read_rows, stored_rows
+from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
+
+# Parameters that may be others in a run that is resumed: where it computes. Whether the folder
+# holds the same dataset its digest tells.
+WHERE = ("device", "data_root", "allocator")
+
+_CLAIM = "resumed/"  # a parameter's name, followed by the number of the claim
+_LARGEST_CONFIG_BYTES = 1 << 20
+# How long after its claim a process may take to show that it trains.
+_CLAIM_SECONDS = 20.0
+
+
+@dataclass(frozen=True, eq=False)
+class ResumePoint:
+    """What a run holds that is to be gone on with.
+
+    Args:
+        run: as it was when it was read.
+        config: its parameters, all resolved, as text.
+        records: its rows.
+        states: the rows that states are stored of, whole or not.
+        state: the newest whole one; None where nothing was measured yet.
+        files: paths of the predictions and models that it holds.
+    """
+
+    run: Run
+    config: Mapping[str, str]
+    records: Mapping[int, RowRecord]
+    states: tuple[int, ...]
+    state: StoredState | None
+    files: frozenset[str]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether there is nothing left to train or to store."""
+        rows = set(self.records)
+        if not rows or rows != set(range(len(self._any.row.buckets) + 1)):
+            return False
+        return not self.states or str(self.run.info.status) == "FINISHED"
+
+    @property
+    def _any(self) -> RowRecord:
+        return next(iter(self.records.values()))
+
+    def is_described(self, facts: StreamFacts) -> bool:
+        """Whether the run holds all that is told of a dataset."""
+        wanted = {f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"} if facts.evaluation_set else set()
+        inputs = self.run.inputs
+        return bool(inputs and inputs.dataset_inputs) and wanted <= self.files
+
+    def time_of(self, row: AccuracyRow) -> str | None:
+        """When a row was measured that is gone on from, and of which only the state is stored."""
+        if self.state is None or self.state.manifest.row != row.row:
+            return None
+        return self.state.manifest.written_at
+
+    @property
+    def number(self) -> int:
+        """How often the run has been gone on with, this time included."""
+        return _resumes(self.run) + 1
+
+    def stored(self, row: AccuracyRow) -> AccuracyRow | None:
+        """The row that is stored in the place of one that was measured (again); it stays.
+
+        Its counts may be others: a device that does not repeat its arithmetic to the last digit
+        trains another model of the same worth from the same state.
+
+        Raises:
+            TrackingError: it is of other test images, which no arithmetic explains.
+        """
+        record = self.records.get(row.row)
+        if record is None:
+            return None
+        there = record.row
+        same_images = (there.buckets, there.num_instances) == (row.buckets, row.num_instances)
+        if there.correct is None or not same_images:
+            raise TrackingError(
+                f"row {row.row} of run {self.run.info.run_id} was measured again on "
+                f"{row.num_instances} images, and is stored as on {there.num_instances}: these are "
+                "not the same test images; the stored row stays, start a new run"
+            )
+        return there
+
+
+def rows_before(point: ResumePoint) -> list[AccuracyRow]:
+    """The stored rows before the one that training begins with."""
+    first = 0 if point.state is None else point.state.manifest.row
+    return [record.row for row, record in sorted(point.records.items()) if row < first]
+
+
+def holds_rows(client: MlflowClient, run_id: str) -> bool:
+    """Whether a run that is named to be trained into holds rows of an earlier training.
+
+    Raises:
+        TrackingError: another process trains into it now.
+    """
+    run = client.get_run(run_id)
+    if trains_now(run):
+        raise TrackingError(
+            f"another process trains into run {run_id} now; unset MLFLOW_RUN_ID for a run of its "
+            "own"
+        )
+    return bool(stored_rows(client, run)) or bool(left_spools(run_id))
+
+
+def read_resume_point(client: MlflowClient, run_id: str, folder: Path) -> ResumePoint:
+    """Read what there is to go on from; the run is left as it is.
+
+    Args:
+        client: the store.
+        run_id: of the run.
+        folder: where files may be written that are needed until training goes on.
+
+    Raises:
+        TrackingError: it cannot be resumed, and why.
+    """
+    run = _run(client, run_id)
+    config = _config_of(client, run)
+    _send_what_waits(client, run)
+    records = {record.row.row: record for record in read_rows(client, run).values()}
+    states = stored_states(client, run)
+    state, problems = read_newest_state(client, run, folder)
+    for problem in problems:
+        instead = "the one before is used" if state else "there is no other"
+        warn(f"run {run_id}: {problem}; {instead}")
+    point = ResumePoint(run, config, records, states, state, _files(client, run))
+    if point.is_complete:
+        return point
+    if records:
+        assemble(read_rows(client, run))  # rows that contradict each other are told
+    if state is None and (records or problems):
+        rows = f"rows {min(records)} to {max(records)}" if records else "no row"
+        why = (
+            "none of its training states is whole"
+            if problems
+            else "no training state: it was trained with resumable=off, by an earlier version, "
+            "or as a member of an ensemble"
+        )
+        raise TrackingError(
+            f"run {run_id} cannot be resumed: it holds {rows} and {why}; start a new run "
+            "(config.json of this one repeats it: clear-mlflow train --config FILE)"
+        )
+    if state is not None:
+        _check_version(run_id, state.manifest.package_version)
+        _check_torch(state.manifest.torch_version)
+        if dict(state.manifest.config) != dict(config):
+            raise TrackingError(
+                f"run {run_id} cannot be resumed: its training state was taken with other "
+                f"parameters than its config.json tells "
+                f"({_differences(state.manifest.config, config)})"
+            )
+    return point
+
+
+def parameters_to_resume(point: ResumePoint, given: Mapping[str, str]) -> dict[str, str]:
+    """The parameters that a run goes on with.
+
+    Args:
+        point: the run.
+        given: those that a user names now, as text; ``auto`` says nothing.
+
+    Raises:
+        ConfigError: one of them differs from the run's.
+    """
+    told = {name: text for name, text in given.items() if text != AUTO}
+    config = TrainConfig.resolve(point.config)
+    if config.strategy not in known_strategies() and told.get("strategy") != config.strategy:
+        raise ConfigError(
+            f"run {point.run.info.run_id} was trained by strategy {config.strategy}, a class of "
+            "somebody's own; what a store names is not imported unless you name it, too: pass "
+            f"strategy={config.strategy} if you know it"
+        )
+    differing = {
+        name: text
+        for name, text in told.items()
+        # The strategy's own numbers are compared when those that are left out are known.
+        if name not in (*WHERE, "strategy_args") and not config.is_said_by(name, text)
+    }
+    if differing:
+        raise _other_parameters(point, _differences(differing, point.config))
+    return {**point.config, **told}
+
+
+def check_parameters(point: ResumePoint, config: TrainConfig) -> None:
+    """Check the parameters in force, all resolved, against the run's.
+
+    Raises:
+        ConfigError: one of them differs.
+    """
+    texts = {name: text for name, text in config.as_text().items() if name not in WHERE}
+    if told := _differences(texts, point.config):
+        raise _other_parameters(point, told)
+
+
+def check_data(point: ResumePoint, facts: StreamFacts) -> None:
+    """Check the dataset against the one that the run trained on.
+
+    Raises:
+        DataError: it is another.
+    """
+    if point.state is None:
+        return
+    if told := _differences(data_of(facts), point.state.manifest.data):
+        raise DataError(
+            f"run {point.run.info.run_id} cannot be resumed with this dataset: {told}; pass the "
+            "data_root that it was trained on, or start a new run"
+        )
+
+
+def data_of(facts: StreamFacts) -> dict[str, Any]:
+    """What has to be the same of a dataset; values as JSON gives them back."""
+    return {
+        "dataset": facts.name,
+        "digest": facts.digest,
+        "protocol": facts.protocol,
+        "split": facts.split,
+        "features": facts.features,
+        "features_digest": facts.features_digest,
+        "buckets": list(facts.buckets),
+        "num_train": list(facts.num_train),
+        "num_test": list(facts.num_test),
+        "left_out": facts.num_left_out,
+    }
+
+
+def open_again(client: MlflowClient, point: ResumePoint) -> None:
+    """Take a run over, and make it MLflow's active one; of several processes, one can.
+
+    Whoever comes first writes a parameter that MLflow lets nobody write again.
+
+    Raises:
+        TrackingError: another process has it, or has changed it since it was read.
+    """
+    run_id = point.run.info.run_id
+    until = time.monotonic() + 2 * _CLAIM_SECONDS
+    with explained(f"take over run {run_id}"):
+        while True:
+            run = client.get_run(run_id)
+            if trains_now(run):
+                raise _taken(run_id)
+            claims = _claims(run)
+            claim = claims[-1] if claims else None
+            shown_up = _resumes(run) >= len(claims)
+            if shown_up or not begins_now(claim, _CLAIM_SECONDS):
+                _tell_of_time_ahead(run_id, None if shown_up else claim)
+                break
+            if time.monotonic() > until:
+                raise _taken(run_id)
+            time.sleep(0.2)
+        try:
+            client.log_param(run_id, f"{_CLAIM}{len(claims) + 1}", heartbeat())
+        except MlflowException as error:
+            if error.error_code == "INVALID_PARAMETER_VALUE":
+                raise _taken(run_id) from error
+            raise
+        now = client.get_run(run_id)
+    rows = {int(name[4:-5]) for name in stored_rows(client, now)}
+    if rows != set(point.records) or stored_states(client, now) != point.states:
+        raise TrackingError(
+            f"run {run_id} was gone on with by another process just now; resume it again"
+        )
+    monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
+    with explained(f"open run {run_id} again"):
+        mlflow.start_run(
+            run_id=run_id,
+            tags={names.PROCESS_TAG: heartbeat(), names.RESUMES_TAG: str(len(claims) + 1)},
+            log_system_metrics=monitor.get() if monitor.is_set() else True,
+        )
+
+
+def _taken(run_id: str) -> TrackingError:
+    return TrackingError(
+        f"another process trains into run {run_id} now; wait until it has ended, or start a new run"
+    )
+
+
+def _tell_of_time_ahead(run_id: str, told: str | None) -> None:
+    """Say that a heartbeat counts for nothing that would otherwise hold this process up."""
+    if ahead := time_ahead(told):
+        warn(
+            f"run {run_id} holds a heartbeat from {ahead.total_seconds() / 60:.0f} minutes ahead "
+            "of this machine's clock; it is no sign of life: a clock is wrong, or it was made up"
+        )
+
+
+def _resumes(run: Run) -> int:
+    """How often the run was gone on with, as it says itself; anyone may write tags."""
+    told = run.data.tags.get(names.RESUMES_TAG, "0")
+    return int(told) if re.fullmatch("[0-9]{1,9}", told) else 0
+
+
+def _claims(run: Run) -> list[str]:
+    """What the claims say, the first one first; one that was made up of a later number is none."""
+    claims: list[str] = []
+    while (claim := run.data.params.get(f"{_CLAIM}{len(claims) + 1}")) is not None:
+        claims.append(claim)
+    return claims
+
+
+def _run(client: MlflowClient, run_id: str) -> Run:
+    try:
+        with explained(f"read run {run_id}"):
+            run = client.get_run(run_id)
+    except TrackingError as error:
+        cause = error.__cause__
+        if isinstance(cause, MlflowException) and cause.error_code in (
+            "RESOURCE_DOES_NOT_EXIST",
+            "INVALID_PARAMETER_VALUE",
+        ):
+            raise TrackingError(
+                f"run {run_id[:80]} cannot be resumed: there is no such run in the tracking store "
+                f"{shown(client.tracking_uri)}; pass a run's id"
+            ) from error
+        raise
+    run_id = run.info.run_id
+    if run.info.lifecycle_stage == LifecycleStage.DELETED:
+        raise TrackingError(f"run {run_id} cannot be resumed: it is deleted; restore it first")
+    kind = run.data.tags.get(names.KIND_TAG)
+    if kind == names.KIND_ENSEMBLE:
+        raise TrackingError(
+            f"run {run_id} cannot be resumed: it stands above an ensemble, whose members train "
+            "together and keep no training state; start a new one"
+        )
+    if kind != names.KIND_TRAIN:
+        raise TrackingError(
+            f"run {run_id} cannot be resumed: it is {kind or 'no run of clear_mlflow'}, not a "
+            "training; pass the id of one"
+        )
+    if trains_now(run):
+        raise _taken(run_id)
+    if str(run.info.status) == "RUNNING":
+        _tell_of_time_ahead(run_id, run.data.tags.get(names.PROCESS_TAG))
+    _check_version(run_id, run.data.tags.get("clear_mlflow.core.version", "unknown"))
+    check_artifact_root(client.tracking_uri, f"run {run_id}", str(run.info.artifact_uri))
+    return run
+
+
+def _check_version(run_id: str, version: str) -> None:
+    if version != clear_mlflow.__version__:
+        raise TrackingError(
+            f"run {run_id} cannot be resumed: it was trained with clear_mlflow {version} and this "
+            f"is {clear_mlflow.__version__}, which may compute otherwise; go on with that version, "
+            "or start a new run"
+        )
+
+
+def _check_torch(version: str) -> None:
+    from importlib.metadata import version as installed
+
+    if version != installed("torch"):
+        warn(
+            f"the run was trained with torch {version} and this is {installed('torch')}: rows to "
+            "come may differ in their last digits from what they would have been"
+        )
+
+
+def _config_of(client: MlflowClient, run: Run) -> dict[str, str]:
+    run_id = run.info.run_id
+    with explained(f"list the artifacts of run {run_id}"):
+        listed = {file.path: file.file_size for file in client.list_artifacts(run_id)}
+    if names.CONFIG_JSON not in listed:
+        raise TrackingError(
+            f"run {run_id} cannot be resumed: it lacks {names.CONFIG_JSON}, which tells its "
+            "parameters; start a new run"
+        )
+    size = listed[names.CONFIG_JSON]
+    if size is not None and size > _LARGEST_CONFIG_BYTES:
+        raise RecordError(f"{names.CONFIG_JSON} of run {run_id} has {size} bytes; expected 1 MiB")
+    with explained(f"read {names.CONFIG_JSON} of run {run_id}"):
+        text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{names.CONFIG_JSON}")
+    try:
+        config = json.loads(text)
+        if not isinstance(config, dict) or not all(isinstance(v, str) for v in config.values()):
+            raise ValueError("expected a JSON object of texts")
+        lacking = [name for name in parameter_defaults() if name not in config]
+        if lacking:
+            raise ValueError(f"it lacks {lacking[0]}")
+        TrainConfig.resolve(config)
+    except (ValueError, RecursionError, ConfigError) as error:
+        raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
+    return config
+
+
+def _send_what_waits(client: MlflowClient, run: Run) -> None:
+    """Store what an earlier process on this machine measured and could not store."""
+    for folder in left_spools(run.info.run_id):
+        named = read_origin(folder).run_id
+        if named != run.info.run_id:
+            raise TrackingError(
+                f"{folder} holds what was measured for run {named}; move it to a folder of that "
+                "name, or send it: clear-mlflow sync FOLDER"
+            )
+        try:
+            spool = Spool.take(folder)
+        except HeldError as error:  # it had not said so yet when the run was looked at
+            raise _taken(run.info.run_id) from error
+        done = False
+        try:
+            for _ in send_waiting(client, run, spool):
+                pass
+            done = True
+        finally:
+            spool.close(remove=done)
+
+
+def _files(client: MlflowClient, run: Run) -> frozenset[str]:
+    found = []
+    with explained(f"list the artifacts of run {run.info.run_id}"):
+        for folder in (PREDICTIONS_FOLDER, names.MODELS_FOLDER):
+            for file in client.list_artifacts(run.info.run_id, folder):
+                found.append(f"{folder}/{file.path.rsplit('/', 1)[-1]}")
+    return frozenset(found)
+
+
+def _other_parameters(point: ResumePoint, told: str) -> ConfigError:
+    return ConfigError(
+        f"run {point.run.info.run_id} cannot be resumed with other parameters: {told}; leave them "
+        "out, or start a new run"
+    )
+
+
+def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """``epochs is 5 and the run has 3``, for each that differs."""
+    return "; ".join(_each_difference(ours, theirs))
+
+
+def _each_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in ours.items():
+        if value != theirs.get(name):
+            there = " ".join(str(theirs.get(name, "nothing")).split())[:200]
+            yield f"{name} is {str(value)[:200]} and the run has {there}"

@@ -1,0 +1,216 @@
+"""A training in a child process, from the first check to the closed run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import RunTag
+from mlflow.environment_variables import MLFLOW_RUN_ID
+from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT, MLFLOW_RUN_NOTE
+
+from clear_mlflow.core.distributed import ALONE_HERE, Place
+from clear_mlflow.core.errors import ClearError
+from clear_mlflow.learning.config import NONE, TrainConfig
+from clear_mlflow.process.parent import TrainingDied, TrainingProcess
+from clear_mlflow.process.peers import Siblings
+from clear_mlflow.process.signals import StoppingSignals
+from clear_mlflow.runs.closing import close, close_beside, close_run, close_unopened
+from clear_mlflow.runs.ensemble_run import TrackedEnsemble
+from clear_mlflow.runs.opening import open_run
+from clear_mlflow.runs.outcome import Outcome, outcome_of
+from clear_mlflow.runs.resume import (
+    ResumePoint,
+    check_data,
+    check_parameters,
+    holds_rows,
+    open_again,
+    parameters_to_resume,
+    read_resume_point,
+)
+from clear_mlflow.runs.training_run import TrainingRun, track
+from clear_mlflow.scoring.scores import score
+from clear_mlflow.store import names
+from clear_mlflow.store.client import explained, preflight
+from clear_mlflow.store.compat import is_generated
+
+
+def train_supervised(
+    process: TrainingProcess,
+    asked: Mapping[str, str],
+    signals: StoppingSignals,
+    place: Place = ALONE_HERE,
+) -> Outcome:
+    """Have a child process train, and close the record however that ends.
+
+    This is the post-run hook, too: when the child is done, has failed, was stopped by a signal to
+    this process or its group, or was killed, the rows are read back from the artifact store and
+    scored, and the run is given the status that is true. MLflow has no plugin point for that.
+
+    Args:
+        process: the child, started with these parameters; it is ended here.
+        asked: parameters as text; see :class:`~clear_mlflow.learning.config.TrainConfig`.
+        signals: entered already, so that none is missed while this starts.
+        place: among the processes that train together; the record is kept by the first.
+    """
+    siblings = Siblings(place)
+    with process:
+
+        def stop() -> None:
+            siblings.look()
+            process.stop()
+
+        signals.hand_to(stop)
+        try:
+            client = preflight()
+            named = _interrupted_run(client)
+            if named is None:
+                config = process.config
+                run_id = open_run(client, config)
+        except (ClearError, TrainingDied) as error:
+            process.stop()
+            return close_unopened(outcome_of(error, signals.received))
+        if named is None:
+            siblings.find()
+            return _train(client, process, run_id, config, asked, signals, place, siblings)
+        # It has checked its parameters and no more: those of the run are what counts.
+        process.stop()
+    return resume_supervised(named, asked, signals, place)
+
+
+def resume_supervised(
+    run_id: str, given: Mapping[str, str], signals: StoppingSignals, place: Place = ALONE_HERE
+) -> Outcome:
+    """Go on with a run that was interrupted, as :func:`train_supervised` would have.
+
+    What is wrong is told before the run is changed.
+
+    Args:
+        run_id: of the run.
+        given: parameters that a user names beside it, as text; see
+            :func:`~clear_mlflow.runs.resume.parameters_to_resume`.
+        signals: entered already.
+        place: among the processes that train together.
+    """
+    siblings = Siblings(place)
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+        try:
+            client = preflight(opens_run=False)
+            beside = _tell_of_resume(client, run_id)
+        except ClearError as error:
+            return close_unopened(outcome_of(error, signals.received))
+        try:
+            point = read_resume_point(client, run_id, Path(folder))
+            asked = parameters_to_resume(point, given)
+        except ClearError as error:
+            return close_beside(client, beside, outcome_of(error, signals.received))
+        if point.is_complete:
+            return close_beside(client, beside, _close_complete(client, point))
+        with TrainingProcess(asked) as process:
+
+            def stop() -> None:
+                siblings.look()
+                process.stop()
+
+            signals.hand_to(stop)
+            try:
+                config = process.config
+                check_parameters(point, config)
+                siblings.find()
+                check_data(point, process.facts)
+                open_again(client, point)
+            except (ClearError, TrainingDied) as error:
+                process.stop()
+                outcome = outcome_of(error, signals.received, None, siblings.died)
+                return close_beside(client, beside, outcome)
+            if point.state is not None:
+                process.resume_from(point.state.file)
+            outcome = _train(
+                client, process, run_id, config, asked, signals, place, siblings, point
+            )
+        return close_beside(client, beside, outcome)
+
+
+def _train(
+    client: MlflowClient,
+    process: TrainingProcess,
+    run_id: str,
+    config: TrainConfig,
+    asked: Mapping[str, str],
+    signals: StoppingSignals,
+    place: Place,
+    siblings: Siblings,
+    resumed: ResumePoint | None = None,
+) -> Outcome:
+    """Train into a run that is open, and close it."""
+    if place.size > 1:
+        with suppress(ClearError), explained(f"tag run {run_id}"):
+            client.set_tag(run_id, names.PROCESSES_TAG, str(place.size))
+    ensemble = None if config.seeds == NONE else TrackedEnsemble(client, run_id, config, asked)
+    try:
+        if ensemble is not None:
+            with ensemble:
+                ensemble.track(process)
+        else:
+            with TrainingRun(client, run_id, config, asked, resumed=resumed) as run:
+                track(process, run)
+    except (ClearError, TrainingDied) as error:
+        process.stop()
+        outcome = outcome_of(error, signals.received, run_id, siblings.died)
+        return close(client, run_id, outcome, ensemble)
+    except BaseException as error:
+        bug = f"{type(error).__name__}: {error}"
+        close(client, run_id, Outcome(1, "FAILED", run_id, None, bug), ensemble)
+        raise
+    return close(client, run_id, Outcome(0, "FINISHED", run_id, None, None), ensemble)
+
+
+def _interrupted_run(client: MlflowClient) -> str | None:
+    """The run that the environment names, where an earlier training into it left rows."""
+    named = MLFLOW_RUN_ID.get()
+    if not named or mlflow.active_run() is not None:
+        return None
+    with explained(f"read run {named}"):
+        return named if holds_rows(client, named) else None
+
+
+def _tell_of_resume(client: MlflowClient, run_id: str) -> str | None:
+    """Make the run that ``mlflow run -P resume=RUN`` opened say what it is; gives its id."""
+    beside = MLFLOW_RUN_ID.get()
+    if not beside or beside == run_id:
+        return None
+    with explained(f"read run {beside}"):
+        run = client.get_run(beside)
+        if MLFLOW_PROJECT_ENTRY_POINT not in run.data.tags:
+            return None
+        tags = {
+            names.KIND_TAG: names.KIND_RESUME,
+            names.RESUMED_TAG: run_id,
+            MLFLOW_RUN_NOTE: f"Goes on with run {run_id}, which holds all that was measured.",
+        }
+        client.log_batch(beside, tags=[RunTag(key, text) for key, text in tags.items()])
+        if is_generated(run.info.run_name):
+            client.update_run(beside, name=f"resume of {run_id}")
+    return str(beside)
+
+
+def _close_complete(client: MlflowClient, point: ResumePoint) -> Outcome:
+    """Nothing is left to train: score the run if it is not, and close it if it was left open."""
+    run_id = point.run.info.run_id
+    told = f"run {run_id} holds all of its rows; there is nothing to resume"
+    if str(point.run.info.status) == "FINISHED":
+        with suppress(ClearError):
+            return Outcome(0, "FINISHED", run_id, score(client, run_id), None, note=told)
+    closed = close_run(
+        client,
+        run_id,
+        Outcome(0, "FINISHED", run_id, None, None),
+        functools.partial(client.set_terminated, run_id),
+    )
+    return dataclasses.replace(closed, note=told)

@@ -1,0 +1,224 @@
+"""Send what training processes left on local disk, and close the runs that wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import LifecycleStage, Run
+from mlflow.environment_variables import (
+    MLFLOW_TRACKING_PASSWORD,
+    MLFLOW_TRACKING_TOKEN,
+    MLFLOW_TRACKING_URI,
+    MLFLOW_TRACKING_USERNAME,
+)
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.journal.replay import send_waiting
+from clear_mlflow.journal.spool import (
+    SPOOL_JSON,
+    STATUSES,
+    End,
+    Origin,
+    Spool,
+    left_spools,
+    read_origin,
+)
+from clear_mlflow.runs.ensemble_run import summarize_members
+from clear_mlflow.scoring.scores import Scores, read_scores, write_scores
+from clear_mlflow.store import names
+from clear_mlflow.store.client import explained
+from clear_mlflow.store.heartbeat import is_abandoned
+
+_CREDENTIALS = (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN)
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+_MOST_SPOOLS = 10_000
+_MEMBERS_WAIT = "its members are not all stored yet"
+_KILLED = End("KILLED", "its process was killed while the tracking store was away")
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What became of one spool.
+
+    Args:
+        folder: the spool.
+        run_id: of its run, as far as it could be read.
+        sent: entries that the store took.
+        detail: what was done, or why not, in one line.
+        done: whether the store now has all of it; the folder is gone then.
+        scores: of the rows that are stored.
+    """
+
+    folder: Path
+    run_id: str | None
+    sent: int
+    detail: str
+    done: bool
+    scores: Scores | None = None
+
+
+def find_spools(folder: Path | None) -> list[Path]:
+    """Spools to send: a folder that is one, those in it, or those in the places by default.
+
+    Raises:
+        TrackingError: the folder holds none.
+    """
+    if folder is None:
+        return left_spools()
+    if (folder / SPOOL_JSON).is_file():
+        return [folder]
+    try:
+        found = sorted(path for path in folder.iterdir() if (path / SPOOL_JSON).is_file())
+    except OSError as error:
+        raise TrackingError(f"{folder} cannot be read: {error.strerror}") from error
+    if not found:
+        raise TrackingError(
+            f"{folder} holds nothing that waits for a store; expected {SPOOL_JSON} in it, or in "
+            "folders in it"
+        )
+    if len(found) > _MOST_SPOOLS:
+        raise TrackingError(f"{folder} holds {len(found)} runs; name one of them")
+    return found
+
+
+def sync_each(folders: Sequence[Path]) -> Iterator[Synced]:
+    """Send what waits, run by run, and close each run as its training ended.
+
+    What was sent already is sent again to no effect. A store that stops answering leaves the rest
+    where it is, for the next time.
+
+    Args:
+        folders: spools, which may come from anywhere.
+    """
+    named = MLFLOW_TRACKING_URI.get()
+    early = []
+    for folder in folders:
+        synced = _sync_one(folder, named)
+        # The run above an ensemble's members sums them up: it is closed when all of them are.
+        if synced.detail == _MEMBERS_WAIT:
+            early.append(folder)
+        else:
+            yield synced
+    for folder in early:
+        yield _sync_one(folder, named)
+
+
+def _sync_one(folder: Path, named: str | None) -> Synced:
+    run_id, sent = None, 0
+    try:
+        origin = read_origin(folder)
+        run_id = origin.run_id
+        client = _client_of(origin, named)
+        run = _run_of(client, origin)
+        spool = Spool.take(folder)
+        done = False
+        try:
+            end = spool.end()
+            for _ in send_waiting(client, run, spool):
+                sent += 1
+            scores, told = _close(client, client.get_run(run_id), end)
+            done = told != _MEMBERS_WAIT
+        finally:
+            spool.close(remove=done)
+    except ClearError as error:
+        return Synced(folder, run_id, sent, str(error), done=False)
+    return Synced(folder, run_id, sent, told, done, scores)
+
+
+def _close(client: MlflowClient, run: Run, end: End | None) -> tuple[Scores | None, str]:
+    """Score a run whose rows are all there, and give it the status that is true."""
+    run_id = run.info.run_id
+    if run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE:
+        members = _members(client, run)
+        if members is None:
+            return None, _MEMBERS_WAIT
+        if names.MEMBERS_TAG not in run.data.tags:
+            summarize_members(client, run_id, members)
+        scores = None
+    else:
+        scores = read_scores(client, run)
+        if not scores.is_stored:
+            write_scores(client, run, scores)
+    status = str(run.info.status)
+    if end is None:
+        if not is_abandoned(run):
+            return scores, f"scored; its status stays {status}"
+        end = _KILLED
+    if end.status not in STATUSES:
+        return scores, f"scored; its status stays {status}"
+    with explained(f"close run {run_id}"):
+        if end.error:
+            client.set_tag(run_id, names.ERROR_TAG, end.error)
+        if end.diverged:
+            client.set_tag(run_id, names.DIVERGED_TAG, "true")
+        # KILLED is what evaluate makes of a run whose process is gone and told nobody how it ended.
+        if status in ("RUNNING", "KILLED") and status != end.status:
+            client.set_terminated(run_id, end.status)
+            status = end.status
+        if names.PROCESS_TAG in run.data.tags:
+            client.delete_tag(run_id, names.PROCESS_TAG)
+    return scores, f"scored, {status}"
+
+
+def _members(client: MlflowClient, run: Run) -> dict[int, Scores] | None:
+    """Scores of an ensemble's members by seed; None while one of them is open."""
+    with explained(f"read the members of run {run.info.run_id}"):
+        runs = client.search_runs(
+            [run.info.experiment_id],
+            f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run.info.run_id}' "
+            f"AND tags.`{names.KIND_TAG}` = '{names.KIND_TRAIN}'",
+            max_results=1000,
+        )
+    if any(str(member.info.status) == "RUNNING" for member in runs):
+        return None
+    return {number: read_scores(client, member) for number, member in enumerate(runs)}
+
+
+def _client_of(origin: Origin, named: str | None) -> MlflowClient:
+    """The store that a spool is sent to: what the environment names, else what the spool does.
+
+    A run's id is its own in every store: it is nowhere found by accident. What a spool names is
+    asked only where that gives nothing away.
+
+    Raises:
+        TrackingError: the environment has to name it.
+    """
+    if named:
+        return MlflowClient(named)
+    uri = origin.tracking_uri
+    ask = f"set MLFLOW_TRACKING_URI to it ({uri}, as its process wrote down)"
+    if origin.password:
+        raise TrackingError(f"the store of run {origin.run_id} needs a password; {ask}")
+    scheme = urlsplit(uri).scheme.split("+")[0]
+    if scheme in ("http", "https"):
+        # Whoever made the spool would be sent them.
+        if any(variable.get() for variable in _CREDENTIALS):
+            raise TrackingError(
+                f"there are credentials in the environment, and no word on the store of run "
+                f"{origin.run_id} that they are for; {ask}"
+            )
+    elif scheme == "sqlite":
+        path = Path("/" + uri.partition(":///")[2].lstrip("/"))
+        if not path.is_file():
+            raise TrackingError(f"the store of run {origin.run_id} is not there: {path}")
+    elif scheme not in _DATABASES:
+        raise TrackingError(f"the store of run {origin.run_id} is of an unknown kind; {ask}")
+    mlflow.set_tracking_uri(uri)  # for what is said of it
+    return MlflowClient(uri)
+
+
+def _run_of(client: MlflowClient, origin: Origin) -> Run:
+    with explained(f"read run {origin.run_id} (its process wrote to {origin.tracking_uri})"):
+        run = client.get_run(origin.run_id)
+    if run.info.lifecycle_stage == LifecycleStage.DELETED:
+        raise TrackingError(
+            f"run {origin.run_id} is deleted: restore it (mlflow runs restore --run-id "
+            f"{origin.run_id}), or remove the folder"
+        )
+    return run

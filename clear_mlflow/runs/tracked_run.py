@@ -1,0 +1,228 @@
+"""An MLflow run while its rows arrive: each is stored the moment it is measured."""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from types import TracebackType
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Run
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+
+import clear_mlflow
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.predictions import (
+    EVALUATION_SET_FILE,
+    PREDICTIONS_FOLDER,
+    predictions_file_name,
+)
+from clear_mlflow.core.record import JSON, ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.training import MeasuredRow
+from clear_mlflow.journal.sender import Outbox, exit_patience, unsent_error
+from clear_mlflow.report.heatmap import heatmap_array
+from clear_mlflow.runs.background import Behind
+from clear_mlflow.scoring.series import all_series, as_metrics, milliseconds
+from clear_mlflow.store import names
+from clear_mlflow.store.client import explained
+from clear_mlflow.store.conflicts import despite_others
+from clear_mlflow.store.heartbeat import heartbeat
+
+_STOPPED_SECONDS = 10.0
+_JOIN_SECONDS = 1.0
+_LONGEST_DIGEST = 36  # characters that MLflow keeps of a dataset's digest
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """What the record of every row says of its run."""
+
+    dataset: DatasetIdentity
+    protocol: str
+    seed: int | None
+    extra: Mapping[str, JSON] = field(default_factory=dict)
+
+
+class TrackedRun(ABC):
+    """Keeps the record of rows in one MLflow run, whoever measures them.
+
+    A row is on local disk before :meth:`log_row` returns, so before the next bucket starts; and in
+    the store, too, unless the store is away. Its metrics go the same way, behind it. Pictures are
+    drawn and sent from a thread that training does not wait for, and not at all to a store that is
+    away; the post-run hook draws the last one in any case.
+
+    Args:
+        client: the store.
+        run_id: of the run, which is there.
+        leader: the run above this one, of an ensemble; its thread does this run's work, too, and
+            no picture is drawn per row.
+    """
+
+    def __init__(
+        self, client: MlflowClient, run_id: str, *, leader: TrackedRun | None = None
+    ) -> None:
+        self.client = client
+        self.run_id = run_id
+        self._run_name = run_id
+        self._about: RunFacts | None = None
+        self._rows: list[AccuracyRow] = []
+        sender = None if leader is None else leader._outbox.sender
+        self._outbox: Outbox = Outbox(client, run_id, sender)
+        self._patience = 0.0
+        self._outboxes = [self._outbox]  # of an ensemble: its members', too
+        self._leader = leader
+        self._alive = [run_id]  # runs that the heartbeat is of
+        self._behind = Behind(self._beat)
+        if leader is not None:
+            self._behind = leader._behind
+            leader._alive.append(run_id)
+            leader._outboxes.append(self._outbox)
+
+    def __enter__(self) -> TrackedRun:
+        self._patience = exit_patience()
+        with explained(f"log the configuration of run {self.run_id}"):
+            run = self.client.get_run(self.run_id)
+            self._run_name = run.info.run_name or self.run_id
+            self._describe(run)
+        self._outbox.open()
+        if self._leader is None:
+            self._outbox.sender.start()
+            self._behind.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._leader is not None:
+            return
+        sender = self._outbox.sender
+        try:
+            # Whoever stops a training does not wait for long.
+            sender.finish(min(self._patience, _STOPPED_SECONDS if error else math.inf))
+        finally:
+            self._behind.finish(
+                _JOIN_SECONDS if sender.is_away else None, leave_rest=error is not None
+            )
+            for outbox in self._outboxes:
+                outbox.close()
+        if unsent := unsent_error(sender):
+            raise unsent from error
+
+    def log_row(self, measured: MeasuredRow) -> None:
+        """Store a row as an artifact, now; its metrics and its picture follow by themselves.
+
+        What the store does not take within seconds waits on local disk, and training goes on.
+
+        Raises:
+            TrackingError: no disk takes it, either; the row is written to standard error.
+        """
+        row = measured.row
+        record = self._record_of(row, self._written_at(row))
+        # On the disk before all else; in the store behind what it has to follow.
+        name = f"{ROWS_FOLDER}/{row_file_name(row.row)}"
+        entry = self._outbox.keep(name, record.to_json().encode())
+        self._send_first(measured, record)
+        self._outbox.hand_over(entry)
+        self._send_files(measured)
+        self._rows.append(row)
+        matrix = AccuracyMatrix.from_rows(self._rows)
+        protocol = record.protocol
+        time = milliseconds(record.written_at)
+        self._outbox.sender.settle()
+        self._outbox.put_metrics(_metrics_of(matrix, protocol, row.row, time))
+        if self._leader is None:
+            self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
+
+    @abstractmethod
+    def _describe(self, run: Run) -> None:
+        """Say what is being run, once it is sure that rows may be stored in the run."""
+
+    def _written_at(self, row: AccuracyRow) -> str:
+        """The time that a row's record carries."""
+        return now()
+
+    def _send_first(  # noqa: B027 (a kind of run may have nothing of the sort)
+        self, measured: MeasuredRow, record: RowRecord
+    ) -> None:
+        """Send what has to be in the store before a row is."""
+
+    def _log_dataset(self, about: RunFacts, *, source: str, profile: Mapping[str, object]) -> None:
+        """Log the dataset as an MLflow input; from then on rows can be stored.
+
+        Args:
+            about: what rows will say.
+            source: where the data is from, for people.
+            profile: further facts, as MLflow shows them.
+        """
+        self._about = about
+        dataset = Dataset(
+            name=about.dataset.name,
+            digest=about.dataset.digest.removeprefix("sha256:")[:_LONGEST_DIGEST],
+            source_type="local",
+            source=json.dumps({"uri": source}),
+            profile=json.dumps(profile),
+        )
+        inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, "training")])]
+        with explained(f"log the dataset of run {self.run_id}"):
+            despite_others(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
+
+    def _send_evaluation_set(self, content: bytes) -> None:
+        """Store the images that the rows' predictions are of."""
+        self._outbox.put(f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}", content)
+
+    def _record_of(self, row: AccuracyRow, written_at: str) -> RowRecord:
+        about = self._about
+        if about is None:
+            raise RuntimeError("the dataset is logged before the first row")
+        return RowRecord(
+            row=row,
+            protocol=about.protocol,
+            dataset=about.dataset,
+            seed=about.seed,
+            package_version=clear_mlflow.__version__,
+            written_at=written_at,
+            extra=dict(about.extra),
+        )
+
+    def _send_files(self, measured: MeasuredRow, there: frozenset[str] = frozenset()) -> None:
+        """Send what a row was counted from, but for what is there; :meth:`log_row` waits for it."""
+        row = measured.row.row
+        predictions = f"{PREDICTIONS_FOLDER}/{predictions_file_name(row)}"
+        model = f"{names.MODELS_FOLDER}/{names.model_file_name(row)}"
+        for name, content in ((predictions, measured.predictions), (model, measured.model)):
+            if content is not None and name not in there:
+                self._outbox.put(name, content)
+
+    def _log_picture(self, matrix: AccuracyMatrix, step: int) -> None:
+        if self._outbox.sender.is_away:
+            return
+        picture = heatmap_array(matrix, f"{self._run_name}, after {step} buckets")
+        self.client.log_image(self.run_id, picture, key=names.IMAGE_PER_ROW, step=step)
+
+    def _beat(self) -> None:
+        if self._outbox.sender.is_away:
+            return
+        for run_id in self._alive:
+            self.client.set_tag(run_id, names.PROCESS_TAG, heartbeat())
+
+
+def now() -> str:
+    """The time as records carry it."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def _metrics_of(matrix: AccuracyMatrix, protocol: str, step: int, time: int) -> list[Metric]:
+    """What a row adds to every series."""
+    points = {
+        name: {step: steps[step]}
+        for name, steps in all_series(matrix, protocol).items()
+        if step in steps
+    }
+    return as_metrics(points, {step: time})

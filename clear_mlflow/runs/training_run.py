@@ -1,0 +1,317 @@
+"""An MLflow run into which this program trains: its parameters, its states, its resumes."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from types import TracebackType
+
+from mlflow import MlflowClient
+from mlflow.entities import Param, Run, RunTag
+
+import clear_mlflow
+from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.record import JSON, DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.training import MeasuredRow, StreamFacts, Training
+from clear_mlflow.core.warning import warn
+from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, parameter_defaults
+from clear_mlflow.runs.resume import ResumePoint, data_of, rows_before
+from clear_mlflow.runs.tracked_run import RunFacts, TrackedRun, now
+from clear_mlflow.store import names
+from clear_mlflow.store.client import explained
+from clear_mlflow.store.heartbeat import heartbeat
+from clear_mlflow.store.rows import refuse_foreign_rows
+from clear_mlflow.store.states import Manifest, remove_states, store_state
+
+
+class TrainingRun(TrackedRun):
+    """Keeps the record of one training, and what it can be resumed from.
+
+    Args:
+        client: the store.
+        run_id: of the run, which is there.
+        config: the parameters in force.
+        asked: parameters as text, as the user gave them.
+        kind: what the run is tagged as.
+        leader: the run above this one, of an ensemble.
+        resumed: what the run holds that is gone on with; None of a run that begins.
+    """
+
+    def __init__(
+        self,
+        client: MlflowClient,
+        run_id: str,
+        config: TrainConfig,
+        asked: Mapping[str, str],
+        *,
+        kind: str = names.KIND_TRAIN,
+        leader: TrackedRun | None = None,
+        resumed: ResumePoint | None = None,
+    ) -> None:
+        super().__init__(client, run_id, leader=leader)
+        self.config = config
+        self.asked = asked
+        self._facts: StreamFacts | None = None
+        self._kind = kind
+        self._resumed = resumed
+        self._holds_states = resumed is not None
+        self._told_no_state = False
+
+    def __enter__(self) -> TrainingRun:
+        super().__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        super().__exit__(kind, error, traceback)
+        if self._leader is None and error is None:
+            self._let_go_of_states()
+
+    def log_facts(self, facts: StreamFacts) -> None:
+        """Log the dataset as an MLflow input, with its digest and its counts per bucket."""
+        self._facts = facts
+        about = RunFacts(
+            dataset=DatasetIdentity(facts.name, facts.digest),
+            protocol=facts.protocol,
+            seed=self.config.seed,
+            extra={**_features_of(facts), **_left_out_of(facts)},
+        )
+        if self._resumed is not None and self._resumed.is_described(facts):
+            self._about = about
+            return
+        for warning in facts.warnings:
+            warn(f"dataset {facts.name}: {warning}")
+        profile = {
+            "num_classes": facts.num_classes,
+            "num_train": dict(zip(facts.buckets, facts.num_train, strict=True)),
+            "num_test": dict(zip(facts.buckets, facts.num_test, strict=True)),
+            "digest": facts.digest,
+            "protocol": facts.protocol,
+            "split": facts.split,
+            "warnings": facts.warnings,
+            **about.extra,
+        }
+        self._log_dataset(about, source=facts.source, profile=profile)
+        found = {"dataset_digest": facts.digest}
+        if facts.features is not None and facts.features_digest is not None:
+            found |= {"features": facts.features, "features_digest": facts.features_digest}
+        if facts.evaluation_set is not None:
+            found[names.PREDICTIONS_TAG] = self.config.predictions
+        with explained(f"log the dataset of run {self.run_id}"):
+            self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in found.items()])
+        if facts.evaluation_set is not None:
+            self._send_evaluation_set(facts.evaluation_set)
+
+    def log_row(self, measured: MeasuredRow) -> None:
+        """Store a row as every run does; one that a resumed run holds already stays as it is."""
+        if self._resumed is not None:
+            stored = self._resumed.stored(measured.row)
+            if stored is not None:
+                self._complete_row(measured, stored, self._resumed)
+                return
+        super().log_row(measured)
+
+    def _describe(self, run: Run) -> None:
+        if self._resumed is None:
+            refuse_foreign_rows(self.client, run)
+        self._log_params(run)
+        self._set_tags(run)
+        if self._resumed is None:
+            # The first artifact: a store that takes no artifacts is found before any training.
+            self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
+        else:
+            self._rows = rows_before(self._resumed)
+
+    def _written_at(self, row: AccuracyRow) -> str:
+        """Of a row whose metrics were stored and that itself was not: the time that they carry."""
+        known = None if self._resumed is None else self._resumed.time_of(row)
+        return known or super()._written_at(row)
+
+    def _complete_row(
+        self, measured: MeasuredRow, stored: AccuracyRow, resumed: ResumePoint
+    ) -> None:
+        """A stored row was measured again: it stays; send of it what is lacking.
+
+        Where it came out otherwise, what was counted now belongs to no row of the record: it is
+        kept beside them, and predictions and models, which would contradict the row, are not sent.
+        """
+        row = measured.row
+        # What is scored, now and later, is what is stored.
+        self._rows.append(stored)
+        again = self._record_of(row, now())
+        beside = None
+        if stored != row:
+            folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{resumed.number}"
+            content = again.to_json().encode()
+            beside = self._outbox.keep(f"{folder}/{row_file_name(row.row)}", content)
+            warn(
+                f"row {row.row} of run {self.run_id} was measured again and differs "
+                f"({_difference(stored, row)}): the device does not repeat what it computes to the "
+                f"last digit; the stored row stays, the other is kept in {folder}, and training "
+                "goes on"
+            )
+        if measured.state is not None:
+            # It was trained on again from the state before, which goes when this one is stored.
+            self._send_first(measured, again)
+        if beside is None:
+            self._send_files(measured, resumed.files)
+        else:
+            self._outbox.hand_over(beside)
+        self._outbox.sender.settle()
+
+    def _send_first(self, measured: MeasuredRow, record: RowRecord) -> None:
+        """Store what training goes on from, before its row: then no row is ever trained twice.
+
+        A state that the store does not take is let go: the one before it stays, from which the same
+        rows follow. None is kept on local disk, which a large model would fill.
+        """
+        if measured.no_state is not None and not self._told_no_state:
+            self._told_no_state = True
+            warn(f"run {self.run_id} could not be resumed from here: {measured.no_state}")
+        state = measured.state
+        if state is None or self._facts is None or self._outbox.sender.is_away:
+            return
+        manifest = Manifest(
+            row=measured.row.row,
+            written_at=record.written_at,
+            size=len(state),
+            sha256=hashlib.sha256(state).hexdigest(),
+            config=self.config.as_text(),
+            data=data_of(self._facts),
+            package_version=clear_mlflow.__version__,
+            torch_version=version("torch"),
+        )
+        self._outbox.sender.do(lambda: self._store_state(manifest, state))
+
+    def _store_state(self, manifest: Manifest, state: bytes) -> None:
+        try:
+            store_state(self.client, self.run_id, manifest, state)
+        except (TrackingError, OSError) as error:
+            if not self._told_no_state:
+                warn(f"{error}; a resumed run will go on from an earlier row")
+            self._told_no_state = True
+            return
+        self._holds_states = True
+        self._told_no_state = False
+        # Not behind the pictures: each takes longer than a small model's training.
+        self._let_go_of_states(before=manifest.row)
+
+    def _let_go_of_states(self, *, before: int | None = None) -> None:
+        """Remove states: of a run that goes on, those that a newer one has taken the place of."""
+        num_buckets = 0 if self._facts is None else len(self._facts.buckets)
+        if before is None and not (self._rows and self._rows[-1].row == num_buckets):
+            return
+        if self._holds_states and not self._outbox.sender.is_away:
+            with suppress(Exception):
+                remove_states(self.client, self.client.get_run(self.run_id), before=before)
+
+    def _log_params(self, run: Run) -> None:
+        """Log what was asked for and what it resolved to, leaving alone what is there.
+
+        ``mlflow run`` has logged the entry point's parameters already, as it got them (``auto``
+        among them); MLflow refuses any other text for those. What a run really used has names of
+        its own: always where a parameter may be ``auto``, so that runs can be compared by it, and
+        where a configuration file said otherwise than the parameter.
+        """
+        there = run.data.params
+        told = {**self.asked, **there}
+        used = {
+            f"used/{name}": text
+            for name, text in self.config.as_text().items()
+            if parameter_defaults()[name] == AUTO
+            or not self.config.is_said_by(name, told.get(name))
+        }
+        # One name per argument: a column of its own to sort and compare runs by.
+        if self.config.strategy_args != NONE:
+            for argument in self.config.strategy_args.split(","):
+                key, _, value = argument.partition("=")
+                used[f"strategy/{key}"] = value
+        params = {**self.asked, **used}
+        missing = [Param(name, text) for name, text in params.items() if name not in there]
+        self.client.log_batch(self.run_id, params=missing)
+
+    def _set_tags(self, run: Run) -> None:
+        config = self.config
+        tags = {
+            "strategy": config.strategy,
+            "dataset": config.dataset,
+            "protocol": config.protocol,
+            **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
+            "model": config.model,
+        }
+        if commit := _git_commit():
+            tags["git_commit"] = commit
+        # In a run of the user's own, tags of these plain names are theirs.
+        tags = {key: value for key, value in tags.items() if key not in run.data.tags}
+        tags |= {
+            names.KIND_TAG: self._kind,
+            "clear_mlflow.core.version": clear_mlflow.__version__,
+            names.PROCESS_TAG: heartbeat(),
+        }
+        for tag in (names.ERROR_TAG, names.DIVERGED_TAG):  # of an earlier try
+            if tag in run.data.tags:
+                self.client.delete_tag(self.run_id, tag)
+        self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+
+
+def track(training: Training, run: TrainingRun) -> None:
+    """Train, and store each row before the next bucket starts."""
+    run.log_facts(training.facts)
+    for measured in training.rows():
+        run.log_row(measured)
+
+
+def _difference(stored: AccuracyRow, again: AccuracyRow) -> str:
+    """``3 of 10 counts, by at most 2 images``; of two rows on the same test images."""
+    counts = list(zip(stored.correct or (), again.correct or (), strict=True))
+    steps = [abs(before - now) for before, now in counts if before != now]
+    return f"{len(steps)} of {len(counts)} counts, by at most {max(steps, default=0)} images"
+
+
+def run_name(config: TrainConfig) -> str:
+    """What a run is called where nobody named it: "replay digits seed 3" tells more than a bird."""
+    seeds = len(config.seeds.split(","))
+    which = f"seed {config.seed}" if config.seeds == NONE else f"{seeds} seeds"
+    return f"{config.strategy} {config.dataset} {which}"
+
+
+def _features_of(facts: StreamFacts) -> dict[str, JSON]:
+    """What a record says of the features that a run trained on; nothing of a run on images."""
+    if facts.features is None:
+        return {}
+    return {"features": {"name": facts.features, "digest": facts.features_digest}}
+
+
+def _left_out_of(facts: StreamFacts) -> dict[str, JSON]:
+    """How many damaged images were left out; nothing of a run on all images."""
+    return {"left_out": facts.num_left_out} if facts.num_left_out else {}
+
+
+def _git_commit() -> str | None:
+    """The commit of the code that runs, where it runs from a checkout; ``-dirty`` if changed."""
+    package = Path(__file__).resolve().parent.parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(  # noqa: S603
+            ["git", "-C", str(package), *arguments],  # noqa: S607
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=10,
+        ).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # an installed copy is in no checkout
+        dirty = git("status", "--porcelain", "--untracked-files=no", ".")
+        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

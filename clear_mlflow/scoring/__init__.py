@@ -1,0 +1,1 @@
+"""Scores of one run from its stored rows."""

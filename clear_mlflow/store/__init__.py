@@ -1,0 +1,1 @@
+"""MLflow in and out: rows, states, names, heartbeats. Knows no use case."""

@@ -1,0 +1,180 @@
+"""Find out in seconds whether MLflow can keep a run, before anything is trained."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.entities import LifecycleStage
+from mlflow.environment_variables import (
+    MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR,
+    MLFLOW_EXPERIMENT_ID,
+    MLFLOW_EXPERIMENT_NAME,
+    MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR,
+    MLFLOW_HTTP_REQUEST_MAX_RETRIES,
+    MLFLOW_HTTP_REQUEST_TIMEOUT,
+    MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER,
+    MLFLOW_RUN_ID,
+)
+from mlflow.exceptions import MlflowException
+
+from clear_mlflow.core.errors import ClearError, TrackingError
+
+_DEFAULT_EXPERIMENT_ID = "0"
+
+
+def bound_retries() -> None:
+    """Let a call to a dead server fail within seconds, unless the user's environment says else.
+
+    MLflow's own defaults (7 retries, doubling pauses, 120 s each) block every call for four
+    minutes or more.
+    """
+    os.environ.setdefault(MLFLOW_HTTP_REQUEST_MAX_RETRIES.name, "3")
+    os.environ.setdefault(MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR.name, "1")
+    os.environ.setdefault(MLFLOW_HTTP_REQUEST_TIMEOUT.name, "30")
+    # A server may ask for an hour's patience with a 429 or a 503.
+    os.environ.setdefault(MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER.name, "false")
+
+
+def quiet_mlflow() -> None:
+    """Keep MLflow's remarks on its own business (migrations, monitors, bars) off the terminal."""
+    os.environ.setdefault(MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.name, "false")
+    for name in ("mlflow", "alembic"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+@contextmanager
+def explained(action: str) -> Iterator[None]:
+    """Turn MLflow's refusal of ``action`` into one line that names the store."""
+    try:
+        yield
+    except ClearError:
+        raise
+    except Exception as error:  # what MLflow's stores and their plugins raise has no common base
+        reason = shown(str(error) or type(error).__name__)
+        if not isinstance(error, MlflowException):
+            reason = f"{type(error).__name__}: {reason}"
+        raise TrackingError(
+            f"cannot {action} in the tracking store {shown(mlflow.get_tracking_uri())}: {reason}"
+        ) from error
+
+
+def shown(text: str) -> str:
+    """A text that may hold a URI, as it may be shown: on one line, and without a password.
+
+    >>> shown("postgresql://me:secret@host/db")
+    'postgresql://me:***@host/db'
+    """
+    return re.sub(r"(://[^:/@\s]*):[^@/\s]*@", r"\1:***@", " ".join(text.split())[:500])
+
+
+def is_server(tracking_uri: str) -> bool:
+    """Whether a tracking URI names a server, which can hand artifacts on, or a store itself."""
+    return urlsplit(tracking_uri).scheme in ("http", "https")
+
+
+def absolute_store(tracking_uri: str) -> str:
+    """A tracking URI that means the same store in every folder.
+
+    >>> absolute_store("http://127.0.0.1:5000")
+    'http://127.0.0.1:5000'
+    """
+    prefix = "sqlite:///"
+    if not tracking_uri.startswith(prefix) or tracking_uri.startswith(f"{prefix}/"):
+        return tracking_uri
+    return prefix + str(Path(tracking_uri.removeprefix(prefix)).absolute())
+
+
+def use_store(tracking_uri: str) -> None:
+    """Have MLflow use a store in this process, and in those that it starts."""
+    bound_retries()
+    quiet_mlflow()
+    os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
+    mlflow.set_tracking_uri(tracking_uri)
+
+
+def preflight(*, opens_run: bool = True, experiment: str | None = None) -> MlflowClient:
+    """Connect to the tracking store and check that a run with artifacts can be kept there.
+
+    Args:
+        opens_run: whether a run will be opened; reading and scoring old ones asks for less.
+        experiment: where runs will be opened, by its name, whatever the environment says.
+
+    Raises:
+        TrackingError: the store cannot be reached or is refused by MLflow, the run or experiment
+            that the environment names is not there, or its artifacts need a server that the
+            tracking URI does not name.
+    """
+    with explained("read experiments"):
+        client = MlflowClient()
+        client.search_experiments(max_results=1)
+    if not opens_run:
+        return client
+    if experiment is not None:
+        _check_experiment(client, experiment)
+        return client
+    active = mlflow.active_run()
+    run_id = active.info.run_id if active else MLFLOW_RUN_ID.get()
+    if run_id:
+        check_artifact_root(client.tracking_uri, f"run {run_id}", _artifact_uri_of(client, run_id))
+    else:
+        _check_experiment(client)
+    return client
+
+
+def _artifact_uri_of(client: MlflowClient, run_id: str) -> str:
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        raise TrackingError(
+            f"run {run_id} (MLFLOW_RUN_ID) is not in the tracking store "
+            f"{shown(client.tracking_uri)} as seen from {Path.cwd()}: {shown(str(error))}; a "
+            "relative sqlite path names another file in each folder, so set MLFLOW_TRACKING_URI "
+            "to an absolute one (sqlite:////absolute/path/mlflow.db)"
+        ) from error
+    if run.info.lifecycle_stage == LifecycleStage.DELETED:
+        raise TrackingError(f"run {run_id} is deleted; restore it, or unset MLFLOW_RUN_ID")
+    return str(run.info.artifact_uri)
+
+
+def _check_experiment(client: MlflowClient, wanted: str | None = None) -> None:
+    name, experiment_id = wanted or MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
+    with explained(f"read the experiment {name or experiment_id or 'Default'}"):
+        if name:
+            experiment = client.get_experiment_by_name(name)  # absent: MLflow will create it
+        else:
+            experiment = client.get_experiment(experiment_id or _DEFAULT_EXPERIMENT_ID)
+    if experiment is None:
+        return
+    if experiment.lifecycle_stage == LifecycleStage.DELETED:
+        raise TrackingError(
+            f"experiment {experiment.name!r} is deleted; restore it, or name another with "
+            "MLFLOW_EXPERIMENT_NAME"
+        )
+    check_artifact_root(
+        client.tracking_uri, f"experiment {experiment.name!r}", str(experiment.artifact_location)
+    )
+
+
+def check_artifact_root(tracking_uri: str, whose: str, artifact_root: str) -> None:
+    """Check that artifacts below a root can be reached from here.
+
+    Raises:
+        TrackingError: they are kept behind a server, and the tracking URI names none.
+    """
+    # A server that was started on the same database writes its proxied root into the Default
+    # experiment; without the server, uploads there fail (mlflow #7819).
+    if urlsplit(artifact_root).scheme == "mlflow-artifacts" and not is_server(tracking_uri):
+        raise TrackingError(
+            f"{whose} keeps its artifacts behind a tracking server ({artifact_root}), but the "
+            f"tracking URI is {shown(tracking_uri)}; set MLFLOW_TRACKING_URI to the server's "
+            "address (http://127.0.0.1:5000 for a plain mlflow ui), or use an experiment of its "
+            "own (mlflow run --experiment-name NAME, or MLFLOW_EXPERIMENT_NAME=NAME)"
+        )

@@ -1,0 +1,140 @@
+"""The matrices of many runs, the quick way: from a listing alone, where that can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from clear_mlflow.core.errors import ClearError, ConfigError
+from clear_mlflow.core.record import Record, RowRecord, assemble
+from clear_mlflow.metrics import summarize
+from clear_mlflow.store import names
+from clear_mlflow.store.matrix_tag import matrix_tag, read_matrix_tag, rows_digest
+from clear_mlflow.store.pool import mapped
+from clear_mlflow.store.rows import are_rows_local, parse_rows, read_row_files, row_sizes
+
+# When the row artifacts are looked at although a tag of the run holds the matrix.
+VERIFY = ("auto", "all", "none")
+
+# Requests under way at once where rows have to be fetched: a server answers no faster to more.
+_JOBS = 8
+
+
+@dataclass(frozen=True, eq=False)
+class StoredRows:
+    """The rows of a run, and where they were read."""
+
+    records: Mapping[str, RowRecord]  # file name to row, in row order; empty: the run holds none
+    digest: str  # of the files that they were read from
+    tag: str | None  # the rows as the run's matrix tag should have them; None: they do not fit
+    from_tag: bool  # the contents of the artifacts were not read
+
+
+@dataclass(frozen=True, eq=False)
+class StoredMatrix:
+    """What a run holds, as far as it can be read."""
+
+    run_id: str
+    run_name: str
+    experiment_id: str
+    status: str  # RUNNING, FINISHED, FAILED or KILLED, as MLflow calls it
+    params: Mapping[str, str]
+    tags: Mapping[str, str]
+    record: Record | None  # None: the run holds no row, or there is a problem
+    summary: Mapping[str, float]  # every metric that the record defines
+    problem: str | None  # one line: why there is no record though there should be
+    from_tag: bool  # read from the run's tag, not from its row artifacts
+
+
+def read_matrices(
+    client: MlflowClient,
+    runs: Iterable[Run],
+    *,
+    verify: str = "auto",
+    jobs: int | None = None,
+    on_run: Callable[[StoredMatrix], None] = lambda _: None,
+) -> Iterator[StoredMatrix]:
+    """Read the matrix of each run, in the order of the runs; one that cannot be read says why.
+
+    Args:
+        client: the store.
+        runs: as a listing gave them; taken as they are needed.
+        verify: when the artifacts are looked at: see :func:`stored_rows_of`.
+        jobs: runs that are read at once; None: as many as suits the store.
+        on_run: called with each result, in the caller's thread.
+
+    Raises:
+        ConfigError: *verify* is unknown.
+    """
+    for matrix in mapped(partial(_read_matrix, client, verify), runs, jobs or _JOBS):
+        on_run(matrix)
+        yield matrix
+
+
+def stored_rows_of(client: MlflowClient, run: Run, verify: str = "auto") -> StoredRows:
+    """The rows of a run: from its tag where that can be trusted, else from its artifacts.
+
+    A tag is trusted only where no row can have come since: all rows are in it. It has to be whole
+    and this run's own. Beyond that, *verify* decides:
+
+    ``auto``: artifacts on this machine's disk are read in any case. Elsewhere the names and sizes
+    of the row files have to be those that the tag was made of, which is one request.
+    ``all``: the artifacts are read in any case.
+    ``none``: the tag is taken as it is; nothing is asked of the artifact store.
+
+    Raises:
+        ConfigError: *verify* is unknown.
+        RecordError: a row is damaged.
+        TrackingError: the artifact store does not answer.
+    """
+    if verify not in VERIFY:
+        raise ConfigError(f"verify is {verify!r}; expected one of {', '.join(VERIFY)}")
+    run_id = run.info.run_id
+    tag = run.data.tags.get(names.MATRIX_TAG)
+    if verify == "none" or (verify == "auto" and not are_rows_local(run)):
+        cached = read_matrix_tag(run_id, tag)
+        if (
+            cached is not None
+            and assemble(cached.records).is_complete
+            and (verify == "none" or row_sizes(client, run) == cached.sizes)
+        ):
+            return StoredRows(cached.records, cached.digest, tag, True)
+    files = read_row_files(client, run)
+    records = parse_rows(files)
+    return StoredRows(
+        records, rows_digest(run_id, files), matrix_tag(run_id, files, records), False
+    )
+
+
+def _read_matrix(client: MlflowClient, verify: str, run: Run) -> StoredMatrix:
+    record: Record | None = None
+    summary: Mapping[str, float] = {}
+    problem: str | None = None
+    from_tag = False
+    try:
+        rows = stored_rows_of(client, run, verify)
+        from_tag = rows.from_tag
+        if rows.records:
+            assembled = assemble(rows.records)
+            summary = summarize(assembled.matrix, assembled.protocol)
+            record = assembled
+    except ConfigError:
+        raise
+    except ClearError as error:
+        problem = str(error)
+    return StoredMatrix(
+        run_id=run.info.run_id,
+        run_name=run.info.run_name or run.info.run_id,
+        experiment_id=run.info.experiment_id,
+        status=str(run.info.status),
+        params=run.data.params,
+        tags=run.data.tags,
+        record=record,
+        summary=summary,
+        problem=problem,
+        from_tag=from_tag,
+    )

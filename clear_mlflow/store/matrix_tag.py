@@ -1,0 +1,100 @@
+"""The accuracy matrix in a tag of its run, so that a listing of runs brings the matrices.
+
+The row artifacts are the truth; the tag is a copy of what they said when the run was scored. It
+holds every field of every row, and the names, sizes and content digest of the files it was made of.
+It is bound to its run, so one that was copied into another run is no tag of that run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.record import RowRecord, row_file_name
+
+# Raised when the form of the tag changes; a tag of another form is not read, and written anew.
+_FORM = 1
+# MLflow cuts longer tags off without a word; such a matrix is in the artifacts alone.
+_LONGEST_TAG = 8_000
+
+
+@dataclass(frozen=True)
+class CachedRows:
+    """Rows as a run's tag has them."""
+
+    records: Mapping[str, RowRecord]  # file name to row, in row order
+    sizes: Mapping[str, int]  # file name to bytes
+    digest: str  # of the files' names and contents
+
+
+def rows_digest(run_id: str, files: Mapping[str, bytes]) -> str:
+    """What changes with any byte of any row file of a run, and from run to run."""
+    hasher = hashlib.sha256(run_id.encode())
+    for name, content in sorted(files.items()):
+        hasher.update(f"\0{name}\0{len(content)}\0".encode() + content)
+    return hasher.hexdigest()[:32]
+
+
+def matrix_tag(
+    run_id: str, files: Mapping[str, bytes], records: Mapping[str, RowRecord]
+) -> str | None:
+    """Rows as the text of a tag; None where they do not fit into one.
+
+    Args:
+        run_id: of the run that holds them.
+        files: file name to content.
+        records: file name to what the content says.
+    """
+    documents = [json.loads(records[name].to_json()) for name in files]
+    fields = list(documents[0]) if documents else []
+    if not documents or any(set(document) != set(fields) for document in documents):
+        return None
+    shared, columns = {}, {}
+    for field in fields:
+        column = [document[field] for document in documents]
+        if all(value == column[0] and type(value) is type(column[0]) for value in column):
+            shared[field] = column[0]
+        else:
+            columns[field] = column
+    body = {
+        "files": {name: len(content) for name, content in files.items()},
+        "digest": rows_digest(run_id, files),
+        "shared": shared,
+        "columns": columns,
+    }
+    text = _compact({"form": _FORM, "check": _checksum(run_id, body), **body})
+    return text if len(text) <= _LONGEST_TAG else None
+
+
+def read_matrix_tag(run_id: str, text: str | None) -> CachedRows | None:
+    """What a run's tag says; None where it is not there, damaged, or of another run or form."""
+    if text is None:
+        return None
+    try:
+        body = json.loads(text)
+        form, check = body.pop("form"), body.pop("check")
+        if form != _FORM or check != _checksum(run_id, body):
+            return None
+        records = {}
+        for position, name in enumerate(body["files"]):
+            row = {field: column[position] for field, column in body["columns"].items()}
+            record = RowRecord.from_json(_compact({**body["shared"], **row}), source=name)
+            if name != row_file_name(record.row.row):
+                return None
+            records[name] = record
+        return CachedRows(records, body["files"], body["digest"])
+    # Whatever else stands there is no tag of ours, and the artifacts are read.
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, RecordError):
+        return None
+
+
+def _checksum(run_id: str, body: Mapping[str, Any]) -> str:
+    return hashlib.sha256(f"{run_id}\0{_compact(body)}".encode()).hexdigest()[:16]
+
+
+def _compact(value: object) -> str:
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,101 @@
+"""Names of the tags and artifacts that clear_mlflow writes into an MLflow run."""
+
+# What kind of run it is: "train" holds rows; "evaluate" re-scored other runs; "ensemble" stands
+# above runs that trained together, and holds no rows.
+KIND_TAG = "clear_mlflow.kind"
+KIND_TRAIN = "train"
+KIND_EVALUATE = "evaluate"
+KIND_COMPARE = "compare"
+KIND_ENSEMBLE = "ensemble"
+# The run that "mlflow run -P resume=RUN" opens beside the one that is resumed.
+KIND_RESUME = "resume"
+# Stands above the runs of a sweep.
+KIND_SWEEP = "sweep"
+# Kinds that tell of other runs and hold no rows: no search for rows looks at them.
+WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE, KIND_ENSEMBLE, KIND_RESUME, KIND_SWEEP)
+
+# How much of the accuracy matrix is stored: "complete", "partial" or "none".
+ROWS_TAG = "clear_mlflow.rows"
+# Digest of the rows that the stored scores are of, and whether heat maps are among the reports.
+SCORED_TAG = "clear_mlflow.scored"
+# The rows themselves, in a form that a listing of runs brings: see matrix_tag.py.
+MATRIX_TAG = "clear_mlflow.core.matrix"
+# Which definition of each metric the logged values are of, as JSON: name to version.
+VERSIONS_TAG = "clear_mlflow.metric_versions"
+# Versions whose values were overwritten on request, as JSON: name to the versions before.
+REPLACED_TAG = "clear_mlflow.replaced_definitions"
+# Fingerprint of the description that was written last, so that a person's own is left alone.
+NOTE_TAG = "clear_mlflow.note"
+# Why training ended early.
+ERROR_TAG = "clear_mlflow.error"
+# "true" on a run whose loss or output was no longer a finite number.
+DIVERGED_TAG = "diverged"
+# What the run kept of each row's answers per test image: "labels" or "probs"; none without it.
+PREDICTIONS_TAG = "clear_mlflow.core.predictions"
+# How many processes trained together, where it was more than one.
+PROCESSES_TAG = "clear_mlflow.processes"
+# The run that a run of kind "resume" went on with.
+RESUMED_TAG = "clear_mlflow.resumed_run"
+# How many times a run was gone on with.
+RESUMES_TAG = "clear_mlflow.resumed"
+# Who trains and when that process last said that it lives, as JSON; gone when the run is closed.
+PROCESS_TAG = "clear_mlflow.process"
+# The run whose stored models this one tested again.
+RETESTED_TAG = "clear_mlflow.retested_from"
+# Runs that an evaluate run scored, as a count; the list is an artifact.
+EVALUATED_TAG = "clear_mlflow.evaluated_runs"
+# Runs that an ensemble's summary is over, as a count.
+MEMBERS_TAG = "clear_mlflow.members"
+
+# On the run above a sweep: a digest of the runs that it asks for, and the run of its comparison.
+SWEEP_TAG = "clear_mlflow.sweep"
+SWEEP_COMPARISON_TAG = "clear_mlflow.sweep_comparison"
+# On each run of a sweep: a fingerprint of the parameters that it was started with.
+SWEEP_RUN_TAG = "clear_mlflow.sweep_run"
+# On a run that "mlflow run -e sweep" opened for a sweep that has a run above it already.
+SWEEP_GOES_ON_TAG = "clear_mlflow.sweep_goes_on"
+
+# Runs that a comparison is of: their ids, as many as a tag holds, and how many there are.
+COMPARED_TAG = "clear_mlflow.compared_runs"
+COMPARED_COUNT_TAG = "clear_mlflow.compared_count"
+
+# Where an imported run comes from: the name of the file, its format, and a digest of what was read.
+IMPORTED_FROM_TAG = "clear_mlflow.imported_from"
+IMPORT_FORMAT_TAG = "clear_mlflow.import_format"
+IMPORTED_DIGEST_TAG = "clear_mlflow.imported_sha256"
+
+MATRIX_FOLDER = "accuracy_matrix"
+MATRIX_JSON = f"{MATRIX_FOLDER}/matrix.json"
+MATRIX_CSV = f"{MATRIX_FOLDER}/matrix.csv"
+MATRIX_TABLE = f"{MATRIX_FOLDER}/table.json"
+HEATMAP_PNG = f"{MATRIX_FOLDER}/heatmap.png"
+# Rows that a resumed run measured once more and that came out otherwise than the stored ones.
+MEASURED_AGAIN_FOLDER = f"{MATRIX_FOLDER}/measured_again"
+CONFIG_JSON = "config.json"
+EVALUATED_JSON = "evaluated_runs.json"
+MODELS_FOLDER = "models"
+STATE_FOLDER = "training_state"
+
+# What the run above a sweep holds.
+SWEEP_GRID = "sweep.yaml"
+SWEEP_RUNS_JSON = "sweep_runs.json"
+
+# What a comparison run holds.
+COMPARISON_PAGE = "comparison.html"
+LEADERBOARD_TABLE = "leaderboard.json"
+LEADERBOARD_CSV = "leaderboard.csv"
+COMPARED_JSON = "compared_runs.json"
+FIGURES_FOLDER = "figures"
+
+# Keys of the images that MLflow's chart view shows side by side, runs beside runs.
+IMAGE_PER_ROW = "accuracy_matrix_by_row"
+IMAGE_FINAL = "accuracy_matrix"
+
+
+def model_file_name(row: int) -> str:
+    """The name of the file of the weights that gave a row.
+
+    >>> model_file_name(4)
+    'after_004.safetensors'
+    """
+    return f"after_{row:03d}.safetensors"

@@ -1,0 +1,172 @@
+"""Rows of the accuracy matrix as artifacts of an MLflow run: write one, read all."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from mlflow.utils.file_utils import local_file_uri_to_path
+
+from clear_mlflow.core.errors import RecordError, TrackingError
+from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name, row_index
+from clear_mlflow.store.client import explained
+
+# A row of a hundred buckets takes 3 kB. What is larger is no row, and is not downloaded.
+_LARGEST_ROW_BYTES = 1 << 20
+
+
+def write_row(client: MlflowClient, run_id: str, record: RowRecord) -> None:
+    """Store one row as an artifact; it is whole and there when this returns."""
+    name = row_file_name(record.row.row)
+    with explained(f"store {name} of run {run_id}"):
+        client.log_text(run_id, record.to_json(), f"{ROWS_FOLDER}/{name}")
+
+
+def are_rows_local(run: Run) -> bool:
+    """Whether the artifacts of a run are files that this machine opens, with nothing between."""
+    return urlsplit(str(run.info.artifact_uri)).scheme in ("", "file")
+
+
+def row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
+    """Names of the row files that a run holds, in row order, and their bytes where known.
+
+    Other files are not looked at.
+
+    Raises:
+        RecordError: a row file is too large to be one.
+        TrackingError: the artifact store does not answer.
+    """
+    with explained(f"list the rows of run {run.info.run_id}"):
+        if are_rows_local(run):
+            return _checked({path.name: path.stat().st_size for path in _local_files(run)})
+        return _checked(_listed(_repository(client, run)))
+
+
+def stored_rows(client: MlflowClient, run: Run) -> list[str]:
+    """Names of the row files that a run holds, in row order; other files are not looked at.
+
+    Raises:
+        RecordError: a row file is too large to be one.
+        TrackingError: the artifact store does not answer.
+    """
+    return list(row_sizes(client, run))
+
+
+def refuse_foreign_rows(client: MlflowClient, run: Run) -> None:
+    """Make sure that a run to be trained into holds no row yet.
+
+    Raises:
+        TrackingError: it does; training into it again would contradict them.
+    """
+    if rows := stored_rows(client, run):
+        raise TrackingError(
+            f"run {run.info.run_id} already holds {len(rows)} rows ({rows[0]} to {rows[-1]}); "
+            "training into it again would contradict them: start a new run"
+        )
+
+
+def read_row_files(client: MlflowClient, run: Run) -> dict[str, bytes]:
+    """The content of every row file of a run, in row order; empty where it holds none.
+
+    Files on this machine are opened where they lie. Elsewhere this is one request for the names
+    and one for each file: MLflow's own download of a folder, or of a file, asks for more.
+
+    Raises:
+        RecordError: a file is too large to be a row.
+        TrackingError: the artifact store does not answer.
+    """
+    if are_rows_local(run):
+        with explained(f"read the rows of run {run.info.run_id}"):
+            paths = {path.name: path for path in _local_files(run)}
+            names = _checked({name: path.stat().st_size for name, path in paths.items()})
+            return {name: _content(paths[name]) for name in names}
+    files = {}
+    with explained(f"list the rows of run {run.info.run_id}"):
+        repository = _repository(client, run)
+        names = _checked(_listed(repository))
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+        for name in names:
+            with explained(f"read {name} of run {run.info.run_id}"):
+                local = Path(folder, name)
+                repository._download_file(name, str(local))
+                files[name] = _content(local)
+    return files
+
+
+def parse_rows(files: Mapping[str, bytes]) -> dict[str, RowRecord]:
+    """What row files say.
+
+    Args:
+        files: file name to content; nothing about it is trusted.
+
+    Raises:
+        RecordError: a file is damaged, or of a newer format.
+    """
+    records = {}
+    for name, content in files.items():
+        try:
+            text = content.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise RecordError(f"{name} is not UTF-8 text: {error}") from error
+        records[name] = RowRecord.from_json(text, source=name)
+    return records
+
+
+def read_rows(client: MlflowClient, run: Run) -> dict[str, RowRecord]:
+    """Read all rows of a run from its artifact store.
+
+    Returns:
+        File name to row, in row order; empty where the run holds none.
+
+    Raises:
+        RecordError: a file is damaged, or of a newer format.
+        TrackingError: the artifact store does not answer.
+    """
+    return parse_rows(read_row_files(client, run))
+
+
+def _repository(client: MlflowClient, run: Run) -> ArtifactRepository:
+    uri = f"{run.info.artifact_uri}/{ROWS_FOLDER}"
+    return get_artifact_repository(uri, tracking_uri=client.tracking_uri)
+
+
+def _listed(repository: ArtifactRepository) -> dict[str, int | None]:
+    listed = repository.list_artifacts() or []
+    # The name alone: what a store calls a file is no path to follow.
+    return {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed if not file.is_dir}
+
+
+def _local_files(run: Run) -> list[Path]:
+    folder = Path(local_file_uri_to_path(str(run.info.artifact_uri)), ROWS_FOLDER)
+    if not folder.is_dir():
+        return []
+    # A link may lead to any file of this machine, whose content a message would then quote.
+    return [path for path in folder.iterdir() if path.is_file() and not path.is_symlink()]
+
+
+def _content(path: Path) -> bytes:
+    """A file's bytes, no more than a row has, whatever a store said of its size."""
+    with path.open("rb") as file:
+        content = file.read(_LARGEST_ROW_BYTES + 1)
+    if len(content) > _LARGEST_ROW_BYTES:
+        raise RecordError(f"{path.name} has more than 1 MiB; expected a row")
+    return content
+
+
+def _checked(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
+    """The row files among files, in row order, once it is sure that each may be read."""
+    rows = {}
+    for name, size in sizes.items():
+        index = row_index(name)
+        if index is None:
+            continue
+        if size is not None and size > _LARGEST_ROW_BYTES:
+            raise RecordError(f"{name} has {size} bytes; a row has at most 1 MiB")
+        rows[name] = index
+    return {name: sizes[name] for name in sorted(rows, key=rows.__getitem__)}

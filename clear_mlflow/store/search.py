@@ -1,0 +1,131 @@
+"""Which runs are meant: by id, or by a search that is read page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mlflow import MlflowClient
+from mlflow.entities import LifecycleStage, Run, ViewType
+from mlflow.exceptions import MlflowException
+
+from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.store import names
+from clear_mlflow.store.client import explained
+
+# Runs that one request lists. A listed run takes 50 kB of memory, so a page of them 10 MB.
+_PAGE = 200
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which runs are meant. Conditions add up; ``run_ids`` stand alone."""
+
+    run_ids: tuple[str, ...] = ()
+    experiment: str | None = None  # name or id; None: all experiments
+    filter: str | None = None  # in MLflow's search syntax
+    unscored_only: bool = False
+
+
+@dataclass(frozen=True)
+class MissingRun:
+    """A run that was asked for by its id, and is not there to be read."""
+
+    run_id: str
+    run_name: str
+    problem: str
+
+
+def select(client: MlflowClient, selection: Selection) -> Iterator[Run | MissingRun]:
+    """The selected runs, in the order asked for or newest first; taken as they are needed.
+
+    Runs that are started or deleted meanwhile neither hide others nor bring them twice.
+
+    Raises:
+        TrackingError: the experiment does not exist, MLflow refuses the filter, or the store does
+            not answer.
+    """
+    if selection.run_ids:
+        for run_id in dict.fromkeys(selection.run_ids):
+            yield _get(client, run_id)
+        return
+    for run in _search(client, _experiments(client, selection.experiment), selection.filter or ""):
+        if _is_wanted(run, selection):
+            yield run
+
+
+def _search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterator[Run]:
+    """Pages by time of start: MLflow's own count from the newest run, and shift with each change.
+
+    A page goes on at the start of the last run of the page before. Only where more runs than a page
+    holds were started in one millisecond, MLflow's count is what is left.
+    """
+    since: int | None = None
+    token: str | None = None
+    at_since: set[str] = set()  # runs that were given already and that a next page may hold
+    while True:
+        condition = "" if since is None else f"attributes.start_time <= {since}"
+        with explained("list the runs"):
+            page = client.search_runs(
+                experiments,
+                filter_string=" and ".join(part for part in (wanted, condition) if part),
+                run_view_type=ViewType.ACTIVE_ONLY,
+                max_results=_PAGE,
+                order_by=["attributes.start_time DESC"],
+                page_token=token,
+            )
+        for run in page:
+            if run.info.run_id not in at_since:
+                yield run
+        if not page.token:
+            return
+        last = page[-1].info.start_time
+        if last is None or last == since:
+            token = page.token
+        else:
+            since, token, at_since = last, None, set()
+        at_since |= {run.info.run_id for run in page if run.info.start_time == last}
+
+
+def _get(client: MlflowClient, run_id: str) -> Run | MissingRun:
+    try:
+        run = client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            raise TrackingError(f"cannot read run {run_id}: {error}") from error
+        return MissingRun(
+            run_id, run_id, f"no such run in the tracking store {client.tracking_uri}"
+        )
+    if run.info.lifecycle_stage == LifecycleStage.DELETED:
+        name = run.info.run_name or run_id
+        return MissingRun(run_id, name, "is deleted; restore it to score it")
+    return run
+
+
+def _experiments(client: MlflowClient, wanted: str | None) -> list[str]:
+    with explained("list the experiments"):
+        listed = []
+        token = None
+        while True:
+            page = client.search_experiments(max_results=1000, page_token=token)
+            listed += list(page)
+            token = page.token
+            if not token:
+                break
+    if wanted is None:
+        return [e.experiment_id for e in listed]
+    # A name goes before an id: an experiment may be called "3".
+    found = [e.experiment_id for e in listed if e.name == wanted]
+    found = found or [e.experiment_id for e in listed if e.experiment_id == wanted]
+    if found:
+        return found
+    known = ", ".join(repr(e.name) for e in listed[:20])
+    raise TrackingError(
+        f"no experiment has the name or id {wanted!r} in {client.tracking_uri}; there are {known}"
+    )
+
+
+def _is_wanted(run: Run, selection: Selection) -> bool:
+    if run.data.tags.get(names.KIND_TAG) in names.WITHOUT_ROWS:
+        return False
+    return not (selection.unscored_only and names.SCORED_TAG in run.data.tags)

@@ -1,0 +1,272 @@
+"""What a training goes on from, as artifacts of its run: two files after each row.
+
+First the state itself, then a manifest that tells its size and hash. A state whose manifest is not
+there, or says otherwise, was cut off and is none. The state of the row before stays until both
+files of the next one are stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+from mlflow.utils.file_utils import local_file_uri_to_path
+
+from clear_mlflow.core.errors import StateError, TrackingError
+from clear_mlflow.store import names
+from clear_mlflow.store.client import explained
+from clear_mlflow.store.rows import are_rows_local
+
+FORMAT = 1
+_LARGEST_MANIFEST_BYTES = 1 << 20
+# A vision transformer of 600 million weights, with Adam's two moments and EWC's two, takes 13 GB.
+_LARGEST_STATE_BYTES = 64 << 30
+_MOST_STATES = 1000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What is known of a state without reading it.
+
+    Args:
+        row: the last row that was measured.
+        written_at: the time that is written into that row's file.
+        size: of the state's file, bytes.
+        sha256: of the state's file, hexadecimal.
+        config: the parameters in force, as in ``config.json``.
+        data: what tells the dataset; see :func:`.resume.data_of`.
+        package_version: of clear_mlflow.
+        torch_version: of torch; another one may round otherwise.
+    """
+
+    row: int
+    written_at: str
+    size: int
+    sha256: str
+    config: Mapping[str, str]
+    data: Mapping[str, Any]
+    package_version: str
+    torch_version: str
+
+    def to_json(self) -> str:
+        """The text of the manifest's file."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, source: str) -> Manifest:
+        """Read what :meth:`to_json` wrote; nothing about it is trusted.
+
+        Raises:
+            StateError: it is no manifest.
+        """
+        try:
+            told = json.loads(text)
+            if not isinstance(told, dict) or told.pop("format", None) != FORMAT:
+                raise ValueError(f"expected format {FORMAT}")
+            kinds = {
+                "row": int,
+                "written_at": str,
+                "size": int,
+                "sha256": str,
+                "config": dict,
+                "data": dict,
+                "package_version": str,
+                "torch_version": str,
+            }
+            if told.keys() != kinds.keys():
+                raise ValueError(f"expected the fields {', '.join(kinds)}")
+            for name, kind in kinds.items():
+                if type(told[name]) is not kind:
+                    raise ValueError(f"{name} is not of type {kind.__name__}")
+            if not all(type(value) is str for value in told["config"].values()):
+                raise ValueError("config is not all texts")
+        except (ValueError, RecursionError) as error:
+            raise StateError(f"{source} is no manifest of a training state: {error}") from error
+        return cls(**told)
+
+
+@dataclass(frozen=True, eq=False)
+class StoredState:
+    """A whole state, and where this machine can read it."""
+
+    manifest: Manifest
+    file: Path
+
+
+def state_names(row: int) -> tuple[str, str]:
+    """Names of the files of the state after a row, the manifest last.
+
+    >>> state_names(3)
+    ('after_003.safetensors', 'after_003.json')
+    """
+    return f"after_{row:03d}.safetensors", f"after_{row:03d}.json"
+
+
+def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: bytes) -> None:
+    """Store a state; when this returns, it is whole.
+
+    Raises:
+        TrackingError: the store does not take it.
+    """
+    file, manifest_file = state_names(manifest.row)
+    with (
+        explained(f"store the training state of run {run_id}"),
+        tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder,
+    ):
+        for name, what in ((file, content), (manifest_file, manifest.to_json().encode())):
+            path = Path(folder, name)
+            path.write_bytes(what)
+            client.log_artifact(run_id, str(path), names.STATE_FOLDER)
+
+
+def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) -> None:
+    """Remove states that are no longer needed; where the store cannot delete, they stay.
+
+    Args:
+        client: the store.
+        run: whose states they are.
+        before: the row whose state, and all after it, stay; None removes all.
+    """
+    # The first reason not to is also the last: nothing depends on it, and some stores cannot.
+    with suppress(Exception):
+        repository = _repository(client, run)
+        # Each manifest before its state: what is half removed is then no state.
+        for name in sorted(_listed(client, run)):
+            row = _row_of(name)
+            if row is not None and (before is None or row < before):
+                repository.delete_artifacts(name)
+        if before is None and are_rows_local(run):
+            _local_folder(run).rmdir()  # MLflow would show it, with nothing in it
+
+
+def stored_states(client: MlflowClient, run: Run) -> tuple[int, ...]:
+    """The rows that states with a manifest are stored of, ascending; whether whole is not known.
+
+    Raises:
+        TrackingError: the artifact store does not answer.
+    """
+    with explained(f"list the training states of run {run.info.run_id}"):
+        listed = _listed(client, run)
+    rows = {row for name in listed if (row := _row_of(name)) is not None}
+    return tuple(sorted(row for row in rows if set(state_names(row)) <= listed.keys()))
+
+
+def read_newest_state(
+    client: MlflowClient, run: Run, folder: Path
+) -> tuple[StoredState | None, list[str]]:
+    """Find the newest state that is whole, and bring it to this machine.
+
+    Args:
+        client: the store.
+        run: whose states they are.
+        folder: where files may be written that are needed for as long as the state is.
+
+    Returns:
+        The state, None where there is no whole one; and what is wrong with each newer one.
+
+    Raises:
+        TrackingError: the artifact store does not answer, or there is no room for the state.
+    """
+    with explained(f"list the training states of run {run.info.run_id}"):
+        sizes = _listed(client, run)
+    problems: list[str] = []
+    for row in reversed(stored_states(client, run)):
+        try:
+            return _read_state(client, run, row, sizes, folder), problems
+        except StateError as error:
+            problems.append(str(error))
+    return None, problems
+
+
+def _read_state(
+    client: MlflowClient, run: Run, row: int, sizes: Mapping[str, int | None], folder: Path
+) -> StoredState:
+    name, manifest_name = state_names(row)
+    size = sizes[manifest_name]
+    if size is not None and size > _LARGEST_MANIFEST_BYTES:
+        raise StateError(f"{manifest_name} has {size} bytes; a manifest has at most 1 MiB")
+    try:
+        text = _fetched(client, run, manifest_name, folder).read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise StateError(f"{manifest_name} is not UTF-8 text: {error}") from error
+    manifest = Manifest.from_json(text, source=manifest_name)
+    listed = sizes[name]
+    if manifest.row != row or not 0 < manifest.size <= _LARGEST_STATE_BYTES:
+        raise StateError(
+            f"{manifest_name} is of row {manifest.row} and {manifest.size} bytes; expected row "
+            f"{row} and at most {_LARGEST_STATE_BYTES >> 30} GiB"
+        )
+    if listed is not None and listed != manifest.size:
+        raise StateError(f"{name} has {listed} bytes; its manifest says {manifest.size}")
+    free = shutil.disk_usage(folder).free
+    if not are_rows_local(run) and free < manifest.size:
+        raise TrackingError(
+            f"{name} of run {run.info.run_id} has {manifest.size} bytes and {folder} has room for "
+            f"{free}; make room, or set TMPDIR to a folder that has"
+        )
+    file = _fetched(client, run, name, folder)
+    with file.open("rb") as stream:
+        found = hashlib.sha256()
+        while block := stream.read(1 << 20):
+            found.update(block)
+    if found.hexdigest() != manifest.sha256 or file.stat().st_size != manifest.size:
+        raise StateError(
+            f"{name} is damaged: its hash is {found.hexdigest()}, its manifest says "
+            f"{manifest.sha256[:64]!r}"
+        )
+    return StoredState(manifest, file)
+
+
+def _fetched(client: MlflowClient, run: Run, name: str, folder: Path) -> Path:
+    """A file of the state folder, on this machine."""
+    with explained(f"read {name} of run {run.info.run_id}"):
+        if are_rows_local(run):
+            return _local_folder(run) / name
+        local = folder / name
+        _repository(client, run)._download_file(name, str(local))
+        return local
+
+
+def _local_folder(run: Run) -> Path:
+    return Path(local_file_uri_to_path(str(run.info.artifact_uri)), names.STATE_FOLDER)
+
+
+def _repository(client: MlflowClient, run: Run) -> ArtifactRepository:
+    uri = f"{run.info.artifact_uri}/{names.STATE_FOLDER}"
+    return get_artifact_repository(uri, tracking_uri=client.tracking_uri)
+
+
+def _listed(client: MlflowClient, run: Run) -> dict[str, int | None]:
+    """Names of the files in the state folder that are of a state, and their bytes where known."""
+    if are_rows_local(run):
+        folder = _local_folder(run)
+        found: dict[str, int | None] = (
+            {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
+            if folder.is_dir()
+            else {}
+        )
+    else:
+        listed = _repository(client, run).list_artifacts() or []
+        # The name alone: what a store calls a file is no path to follow.
+        found = {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed if not file.is_dir}
+    states = {name: size for name, size in found.items() if _row_of(name) is not None}
+    if len(states) > _MOST_STATES:
+        raise TrackingError(f"run {run.info.run_id} holds {len(states)} files of training states")
+    return states
+
+
+def _row_of(name: str) -> int | None:
+    match = re.fullmatch(r"after_([0-9]{3,9})\.(safetensors|json)", name)
+    return int(match[1]) if match and name in state_names(int(match[1])) else None

@@ -1,0 +1,28 @@
+"""Where a person looks at a run: links that open MLflow's runs view."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from clear_mlflow.store.client import is_server, shown
+
+# Without it an experiment opens in the UI's view for language-model traces.
+_RUNS_VIEW = "workflowType=machine_learning"
+_LOCAL_UI = "http://127.0.0.1:5000"
+
+
+def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
+    """Lines that tell how to see a run, and all runs of its experiment."""
+    uri = shown(client.tracking_uri)
+    base = uri.rstrip("/") if is_server(uri) else _LOCAL_UI
+    experiment = f"{base}/#/experiments/{run.info.experiment_id}"
+    lines = [
+        f"run      {experiment}/runs/{run.info.run_id}?{_RUNS_VIEW}",
+        f"compare  {experiment}/runs?{_RUNS_VIEW}&compareRunsMode=CHART",
+    ]
+    if not is_server(uri):
+        lines.insert(0, f"start    mlflow ui --backend-store-uri {uri}")
+    return lines

@@ -1,0 +1,593 @@
+"""A sweep in MLflow: its runs below one run, those that are done left alone, the rest trained."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Run, RunTag
+from mlflow.environment_variables import (
+    MLFLOW_EXPERIMENT_ID,
+    MLFLOW_EXPERIMENT_NAME,
+    MLFLOW_RUN_ID,
+)
+from mlflow.tracking.context.registry import resolve_tags
+from mlflow.utils.mlflow_tags import (
+    MLFLOW_PARENT_RUN_ID,
+    MLFLOW_PROJECT_ENTRY_POINT,
+    MLFLOW_RUN_NAME,
+    MLFLOW_RUN_NOTE,
+)
+
+import clear_mlflow
+from clear_mlflow.comparison import Comparison
+from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
+from clear_mlflow.engines import Ended, Engine, Task
+from clear_mlflow.evaluation.compare import read_comparison, write_comparison
+from clear_mlflow.evaluation.rescore import Evaluation
+from clear_mlflow.journal.sender import is_final
+from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, parameter_defaults
+from clear_mlflow.report.markdown import escaped
+from clear_mlflow.runs.resume import read_resume_point
+from clear_mlflow.store import names
+from clear_mlflow.store.client import absolute_store, explained
+from clear_mlflow.store.conflicts import despite_others
+from clear_mlflow.store.heartbeat import heartbeat, is_abandoned, trains_now
+from clear_mlflow.store.search import Selection, select
+from clear_mlflow.sweep import Grid, PlannedRun, digest_of, fingerprint
+
+_DEFAULT_EXPERIMENT_ID = "0"
+_PAGE = 200
+_HEARTBEAT_SECONDS = 30.0
+_LOOK_SECONDS = 0.5
+# A sweep takes days, and its trainings outlast a server that is started anew: so does the sweep.
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 600.0, 10.0
+# Known to the training process alone: what was asked for is what tells two runs apart.
+_OF_THE_MACHINE = ("device", "precision")
+_MOST_TOLD = 200  # failures with a line of their own in the description
+
+# What became of a planned run.
+DONE_BEFORE, DONE, FAILED, ELSEWHERE, NOT_DONE = (
+    "done before",
+    "done",
+    "failed",
+    "trains elsewhere",
+    "not done",
+)
+
+
+@dataclass(frozen=True)
+class SweptRun:
+    """One run that a sweep asks for, and what became of it."""
+
+    planned: PlannedRun
+    state: str = NOT_DONE
+    run_id: str | None = None
+    error: str | None = None
+    seconds: float | None = None  # from its start in this call to its end
+    tries: int = 0  # in this call
+    note: str | None = None  # of its start: whether it goes on, or why it does not
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """What became of all runs of a sweep."""
+
+    run_id: str  # of the run above them
+    runs: tuple[SweptRun, ...]
+    comparison_run: Run | None = None
+    comparison: Comparison | None = None  # if it was made by this call
+    problems: tuple[str, ...] = ()  # what beside the runs went wrong, one line each
+
+    @property
+    def counts(self) -> Counter[str]:
+        """State to number of runs."""
+        return Counter(run.state for run in self.runs)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether every run is done, and compared."""
+        return not self.problems and all(run.state in (DONE, DONE_BEFORE) for run in self.runs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """How a sweep is worked through.
+
+    Args:
+        grid: the runs that are asked for.
+        retries: how often a run is taken up again whose worker was killed.
+        group_by: of the comparison at the end; None: what varies, but for the seeds.
+        rank_by: of the comparison; None: a usual metric.
+        stopping: whether to stop; asked again and again.
+        on_run: called with each run as it starts (``not done``) and ends.
+    """
+
+    grid: Grid
+    retries: int = 2
+    group_by: tuple[str, ...] | None = None
+    rank_by: str | None = None
+    stopping: Callable[[], bool] = lambda: False
+    on_run: Callable[[SweptRun], None] = lambda _: None
+
+    def over(self, client: MlflowClient, experiment_id: str, engine: Engine) -> SweepResult:
+        """Do all runs that are not done, and compare them all.
+
+        Args:
+            client: the store.
+            experiment_id: that the runs are in.
+            engine: entered already.
+
+        Raises:
+            ConfigError: the engine's workers cannot reach the store.
+            TrackingError: the store does not answer, or another process works on this sweep.
+        """
+        uri = absolute_store(client.tracking_uri)
+        engine.check_store(uri)
+        found = find_runs(client, experiment_id, self.grid)
+        above = _open(client, experiment_id, self.grid)
+        worked = _Work(self, client, experiment_id, above, engine, uri, found)
+        try:
+            worked.work()
+            result = SweepResult(above, tuple(worked.runs))
+            if not self.stopping():
+                result = self._compared(client, result, experiment_id)
+            _close(client, result, stopped=self.stopping())
+            return result
+        except BaseException:
+            with suppress(ClearError), explained(f"close run {above}"):
+                client.set_terminated(above, "FAILED")
+                client.delete_tag(above, names.PROCESS_TAG)
+            raise
+
+    def _compared(
+        self, client: MlflowClient, result: SweepResult, experiment_id: str
+    ) -> SweepResult:
+        """Compare all runs that are done, unless that was done for the very same ones."""
+        ids = [
+            member
+            for run in result.runs
+            if run.state in (DONE, DONE_BEFORE) and run.run_id is not None
+            for member in _members(client, run, experiment_id)
+        ]
+        if not ids:
+            return result
+        by = self.grid.group_by if self.group_by is None else self.group_by
+        asked = {"group_by": ",".join(by) or NONE, "rank_by": self.rank_by or AUTO}
+        key = json.dumps([sorted(ids), asked], sort_keys=True)
+        try:
+            before = _comparison_before(client, result.run_id, key)
+            if before is not None:
+                return replace(result, comparison_run=before)
+            comparison, left_out, _ = read_comparison(
+                client,
+                select(client, Selection(run_ids=tuple(ids))),
+                group_by=by,
+                rank_by=self.rank_by,
+                named=True,
+            )
+            run = write_comparison(
+                client, comparison, left_out, experiment_id=experiment_id, params=asked
+            )
+            run_id = str(run.info.run_id)
+            with explained(f"tag run {run_id}"):
+                client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
+                told = {"run_id": run_id, "of": digest_of(key)}
+                client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, json.dumps(told))
+            return replace(result, comparison_run=run, comparison=comparison)
+        except ClearError as error:
+            return replace(result, problems=(f"the runs were not compared: {error}",))
+
+
+@dataclass
+class _Work:
+    """The runs of a sweep while they are worked through."""
+
+    sweep: Sweep
+    client: MlflowClient
+    experiment_id: str
+    above: str
+    engine: Engine
+    tracking_uri: str
+    runs: list[SweptRun]
+    waiting: deque[int] = field(default_factory=deque)
+    under_way: dict[str, tuple[int, float]] = field(default_factory=dict)  # run id to place, start
+    # Runs that are gone on with, and how often they had been when that began.
+    going_on: dict[str, str] = field(default_factory=dict)
+    # Runs whose own worker found that they cannot be gone on with, and why.
+    refused: dict[str, str] = field(default_factory=dict)
+    beaten: float = field(default_factory=time.monotonic)
+
+    def work(self) -> None:
+        """Until all runs have ended, or the sweep is stopped and those under way have ended."""
+        self.waiting.extend(i for i, run in enumerate(self.runs) if run.state == NOT_DONE)
+        told_to_stop = False
+        while self.under_way or (self.waiting and not self.sweep.stopping()):
+            while self.waiting and not self.sweep.stopping() and self.engine.room() > 0:
+                self._patiently(partial(self._start, self.waiting[0]))
+                self.waiting.popleft()
+            if self.sweep.stopping() and not told_to_stop:
+                told_to_stop = True
+                self.engine.stop()
+            for ended in self.engine.ended(_LOOK_SECONDS):
+                self._patiently(partial(self._end, ended))
+            self._beat()
+        for place, run in enumerate(self.runs):
+            if run.state == ELSEWHERE and run.run_id is not None:
+                with explained(f"read run {run.run_id}"):
+                    if is_done(self.client.get_run(run.run_id)):
+                        self.runs[place] = replace(run, state=DONE_BEFORE)
+
+    def _patiently(self, step: Callable[[], None]) -> None:
+        """Do a step, and do it again while the store does not answer."""
+        until = time.monotonic() + _PATIENCE_SECONDS
+        while True:
+            try:
+                return step()
+            except TrackingError:
+                if self.sweep.stopping() or time.monotonic() > until:
+                    raise
+            time.sleep(_PAUSE_SECONDS)
+
+    def _start(self, place: int) -> None:
+        run = self.runs[place]
+        run_id, note = self._take_up(run)
+        self.runs[place] = replace(run, run_id=run_id, tries=run.tries + 1, error=None, note=note)
+        self.under_way[run_id] = place, time.monotonic()
+        task = Task(run.planned.asked, run_id, self.experiment_id, self.tracking_uri)
+        self.engine.start(task)
+        self.sweep.on_run(self.runs[place])
+
+    def _take_up(self, run: SweptRun) -> tuple[str, str | None]:
+        """A run to train into, and what there is to say of that.
+
+        A try that was interrupted is gone on with: its worker finds rows in the run that it is to
+        train into, and resumes it. All other tries go to MLflow's trash as soon as there is a run
+        for the same: every run of a sweep is there once.
+        """
+        planned = run.planned
+        tags = {
+            MLFLOW_PARENT_RUN_ID: self.above,
+            names.SWEEP_RUN_TAG: planned.fingerprint,
+        }
+        tries = _tries(self.client, self.experiment_id, planned.fingerprint)
+        interrupted, note = self._find_interrupted(tries)
+        with explained("open a run of the sweep"):
+            if interrupted is None:
+                opened = self.client.create_run(
+                    self.experiment_id, run_name=planned.name, tags=resolve_tags(tags)
+                )
+                run_id = str(opened.info.run_id)
+                # Nobody trains into it yet; the one who does makes it RUNNING.
+                self.client.update_run(run_id, status="SCHEDULED")
+            else:
+                run_id = str(interrupted.info.run_id)
+                # It may have been begun by a sweep of another grid.
+                self.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self.above)
+                self.client.update_run(run_id, name=planned.name)
+                self.going_on[run_id] = interrupted.data.tags.get(names.RESUMES_TAG, "0")
+            for former in tries:
+                if former.info.run_id != run_id:
+                    _put_away(self.client, former, run_id)
+        return run_id, note
+
+    def _find_interrupted(self, tries: list[Run]) -> tuple[Run | None, str | None]:
+        """The try to go on with, or why that one is not which measured something.
+
+        What failed by itself is not gone on with: what it failed of may have been mended since, and
+        its rows may be of what was wrong.
+        """
+        note = None
+        for run in sorted(tries, key=lambda run: run.info.start_time, reverse=True):
+            run_id = str(run.info.run_id)
+            if run.info.status != "KILLED" and not is_abandoned(run):
+                continue
+            if (why := self.refused.get(run_id)) is None:
+                try:
+                    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+                        point = read_resume_point(self.client, run_id, Path(folder))
+                except ClearError as error:
+                    if isinstance(error, TrackingError) and error.__cause__ and not is_final(error):
+                        raise  # the store is away, which says nothing of the run
+                    why = str(error)
+                else:
+                    if point.records:
+                        return run, f"goes on after row {max(point.records)}"
+                    continue
+            note = note or f"from its beginning: {why}"
+        return None, note
+
+    def _end(self, ended: Ended) -> None:
+        place, since = self.under_way[ended.run_id]
+        run = replace(self.runs[place], seconds=time.monotonic() - since)
+        with explained(f"read run {ended.run_id}"):
+            stored = self.client.get_run(ended.run_id)
+        error = (
+            stored.data.tags.get(names.ERROR_TAG)
+            or ended.error
+            or f"its training ended with exit code {ended.exit_code}"
+        )
+        if is_done(stored):
+            self.runs[place] = replace(run, state=DONE)
+        elif ended.lost and run.tries <= self.sweep.retries and not self.sweep.stopping():
+            # Only the engine knows yet that nobody trains into it any more.
+            self._close_run(stored, error, "KILLED")
+            self.runs[place] = replace(run, error=ended.error)
+            self.waiting.append(place)
+        elif self.sweep.stopping():
+            self._close_run(stored, "the sweep was stopped", "KILLED")
+            self.runs[place] = replace(run, state=NOT_DONE, error="stopped")
+        elif self._was_refused(stored) and not ended.lost:
+            self.refused[ended.run_id] = ended.error or error
+            self.runs[place] = replace(run, error=ended.error, tries=run.tries - 1)
+            self.waiting.append(place)
+        else:
+            if ended.lost:
+                error += f" ({run.tries} tries)"
+            self._close_run(stored, error, "KILLED" if ended.lost else "FAILED")
+            self.runs[place] = replace(run, state=FAILED, error=" ".join(error.split()))
+        del self.under_way[ended.run_id]
+        self.sweep.on_run(self.runs[place])
+
+    def _was_refused(self, stored: Run) -> bool:
+        """Whether a run that was to be gone on with is as it was before."""
+        before = self.going_on.pop(str(stored.info.run_id), None)
+        return before is not None and before == stored.data.tags.get(names.RESUMES_TAG, "0")
+
+    def _close_run(self, run: Run, error: str, status: str) -> None:
+        """Close a run whose own supervisor could not: it was killed, or had not begun."""
+        if run.info.status not in ("RUNNING", "SCHEDULED"):
+            return
+        run_id = run.info.run_id
+        with explained(f"close run {run_id}"):
+            self.client.set_tag(run_id, names.ERROR_TAG, error)
+            self.client.set_terminated(run_id, status)
+            if names.PROCESS_TAG in run.data.tags:
+                self.client.delete_tag(run_id, names.PROCESS_TAG)
+        # What its rows define is logged, as evaluate would.
+        for _ in Evaluation().over(self.client, [self.client.get_run(run_id)]):
+            pass
+
+    def _beat(self) -> None:
+        if time.monotonic() - self.beaten > _HEARTBEAT_SECONDS:
+            self.beaten = time.monotonic()
+            with suppress(ClearError), explained("say that the sweep lives"):
+                self.client.set_tag(self.above, names.PROCESS_TAG, heartbeat())
+
+
+def find_runs(client: MlflowClient, experiment_id: str, grid: Grid) -> list[SweptRun]:
+    """What is there of a sweep's runs; nothing is written."""
+    known: dict[str, list[Run]] = {}
+    for run in _children(client, experiment_id):
+        known.setdefault(_fingerprint_of_run(run), []).append(run)
+    found = []
+    for planned in grid.runs:
+        tries = known.get(planned.fingerprint, [])
+        done = [run for run in tries if is_done(run)]
+        elsewhere = [run for run in tries if trains_now(run)]
+        if done:
+            first = min(done, key=lambda run: run.info.start_time)
+            found.append(SweptRun(planned, DONE_BEFORE, str(first.info.run_id)))
+        elif elsewhere:
+            found.append(SweptRun(planned, ELSEWHERE, str(elsewhere[0].info.run_id)))
+        else:
+            found.append(SweptRun(planned))
+    return found
+
+
+def is_done(run: Run) -> bool:
+    """Whether a run has ended well with all its rows; an ensemble, with all its members."""
+    if run.info.status != "FINISHED":
+        return False
+    if run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE:
+        return names.MEMBERS_TAG in run.data.tags
+    return run.data.tags.get(names.ROWS_TAG) == "complete"
+
+
+def experiment_of_environment(client: MlflowClient) -> str:
+    """The experiment that the environment names, which is made where it is absent."""
+    own = _run_of_project(client)
+    if own is not None:
+        return str(own.info.experiment_id)
+    with explained("find the experiment"):
+        name = MLFLOW_EXPERIMENT_NAME.get()
+        if not name:
+            return str(MLFLOW_EXPERIMENT_ID.get() or _DEFAULT_EXPERIMENT_ID)
+
+        def find_or_make() -> str:
+            experiment = client.get_experiment_by_name(name)
+            return str(experiment.experiment_id if experiment else client.create_experiment(name))
+
+        return despite_others(find_or_make)
+
+
+def _fingerprint_of_run(run: Run) -> str:
+    """Of the parameters that a run was trained with; of one that had not begun, of those planned.
+
+    The run's own parameters are read rather than the tag: they stay true where a later version of
+    this program has more parameters, or other defaults.
+    """
+    params = run.data.params
+    told = {}
+    for name, default in parameter_defaults().items():
+        used = f"used/{name}"
+        if default == AUTO and name not in _OF_THE_MACHINE and used in params:
+            told[name] = params[used]
+        elif name in params:
+            told[name] = params[name]
+    if told:
+        with suppress(ConfigError):
+            return fingerprint(TrainConfig.resolve(told))
+    return str(run.data.tags[names.SWEEP_RUN_TAG])
+
+
+def _children(client: MlflowClient, experiment_id: str, only: str | None = None) -> list[Run]:
+    """All runs of sweeps in an experiment, or those that were begun for one planned run."""
+    tag = f"tags.`{names.SWEEP_RUN_TAG}`"
+    found: list[Run] = []
+    token = None
+    while True:
+        with explained("list the runs of sweeps"):
+            page = client.search_runs(
+                [experiment_id],
+                filter_string=f"{tag} != ''" if only is None else f"{tag} = '{only}'",
+                max_results=_PAGE,
+                page_token=token,
+            )
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def _tries(client: MlflowClient, experiment_id: str, planned: str) -> list[Run]:
+    return [run for run in _children(client, experiment_id, planned) if not is_done(run)]
+
+
+def _put_away(client: MlflowClient, run: Run, successor: str) -> None:
+    """Into the trash, from where MLflow can restore it."""
+    run_id = run.info.run_id
+    if run.info.status in ("RUNNING", "SCHEDULED"):
+        client.set_terminated(run_id, "KILLED")
+    client.set_tag(run_id, names.ERROR_TAG, _why(run) + f"; done again as run {successor}")
+    for member in client.search_runs(
+        [run.info.experiment_id], f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
+    ):
+        client.delete_run(member.info.run_id)
+    client.delete_run(run_id)
+
+
+def _why(run: Run) -> str:
+    if is_abandoned(run) or run.info.status in ("RUNNING", "SCHEDULED"):
+        return "the process that trained it is gone"
+    return str(run.data.tags.get(names.ERROR_TAG, "it ended early"))
+
+
+def _members(client: MlflowClient, run: SweptRun, experiment_id: str) -> list[str]:
+    """The runs that hold the rows: this one, or the members of an ensemble."""
+    if run.run_id is None:
+        return []
+    if run.planned.config.seeds == NONE:
+        return [run.run_id]
+    with explained(f"list the members of run {run.run_id}"):
+        found = client.search_runs(
+            [experiment_id], f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run.run_id}'", max_results=1000
+        )
+    return [str(member.info.run_id) for member in found]
+
+
+def _run_of_project(client: MlflowClient) -> Run | None:
+    """The run that ``mlflow run -e sweep`` opened for this process, if it did."""
+    run_id = MLFLOW_RUN_ID.get()
+    if not run_id:
+        return None
+    with explained(f"read run {run_id}"):
+        run = client.get_run(run_id)
+    return run if run.data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) == "sweep" else None
+
+
+def _open(client: MlflowClient, experiment_id: str, grid: Grid) -> str:
+    """The run above the runs of this sweep: one for the same grid, whenever it is worked on."""
+    own = _run_of_project(client)
+    with explained("open the run of the sweep"):
+        before = client.search_runs(
+            [experiment_id],
+            f"tags.`{names.SWEEP_TAG}` = '{grid.digest}'",
+            order_by=["attributes.start_time ASC"],
+            max_results=1,
+        )
+        if before:
+            above = before[0]
+            if trains_now(above):
+                raise TrackingError(
+                    f"another process works on this sweep now (run {above.info.run_id}); wait for "
+                    "its end, or stop it"
+                )
+            if own is not None:
+                tags = {
+                    names.KIND_TAG: names.KIND_SWEEP,
+                    names.SWEEP_GOES_ON_TAG: above.info.run_id,
+                    MLFLOW_RUN_NOTE: f"Went on with the sweep of run {above.info.run_id}.",
+                }
+                client.log_batch(own.info.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+        elif own is not None:
+            above = own
+        else:
+            above = client.create_run(experiment_id, tags=resolve_tags({}))
+        run_id = str(above.info.run_id)
+        tags = {
+            names.KIND_TAG: names.KIND_SWEEP,
+            names.SWEEP_TAG: grid.digest,
+            names.PROCESS_TAG: heartbeat(),
+            "clear_mlflow.core.version": clear_mlflow.__version__,
+        }
+        if not before:
+            tags[MLFLOW_RUN_NAME] = _name(grid)
+        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+        client.update_run(run_id, status="RUNNING")
+        client.log_text(run_id, grid.text, names.SWEEP_GRID)
+    return run_id
+
+
+def _name(grid: Grid) -> str:
+    strategies = list(dict.fromkeys(run.config.strategy for run in grid.runs))
+    told = ", ".join(strategies[:4]) + (", …" if strategies[4:] else "")
+    return f"sweep {told}: {len(grid.runs)} run{'s' if len(grid.runs) > 1 else ''}"
+
+
+def _close(client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
+    """Say what became of all runs, and set the status that is true."""
+    content = [
+        {
+            "run_id": run.run_id,
+            "name": run.planned.name,
+            "state": run.state,
+            "error": run.error,
+            "parameters": dict(run.planned.asked),
+            "fingerprint": run.planned.fingerprint,
+        }
+        for run in result.runs
+    ]
+    status = "KILLED" if stopped else "FINISHED" if result.is_well else "FAILED"
+    with explained(f"close run {result.run_id}"):
+        text = json.dumps(content, indent=2) + "\n"
+        client.log_text(result.run_id, text, names.SWEEP_RUNS_JSON)
+        client.set_tag(result.run_id, MLFLOW_RUN_NOTE, _note(result))
+        client.set_terminated(result.run_id, status)
+        client.delete_tag(result.run_id, names.PROCESS_TAG)
+
+
+def _note(result: SweepResult) -> str:
+    counts = Counter("done" if run.state == DONE_BEFORE else run.state for run in result.runs)
+    told = ", ".join(f"{count} {state}" for state, count in counts.items())
+    lines = [f"{len(result.runs)} runs: {told}. All of them: `{names.SWEEP_RUNS_JSON}`."]
+    if result.comparison_run is not None:
+        lines.append(f"\nCompared in run `{result.comparison_run.info.run_id}`.")
+    failed = [run for run in result.runs if run.state == FAILED]
+    if failed:
+        lines.append("\n| failed | why |\n|---|---|")
+        for run in failed[:_MOST_TOLD]:
+            lines.append(f"| {escaped(run.planned.name, 200)} | {escaped(str(run.error), 300)} |")
+    note = "\n".join(lines)
+    return note if len(note) < 7_900 else note[:7_800] + "\n…"
+
+
+def _comparison_before(client: MlflowClient, run_id: str, key: str) -> Run | None:
+    """The comparison of the very same runs, if it is there."""
+    with explained(f"read run {run_id}"):
+        told = client.get_run(run_id).data.tags.get(names.SWEEP_COMPARISON_TAG)
+        with suppress(ValueError, KeyError, TypeError):
+            before = json.loads(told or "null")
+            if before is not None and before["of"] == digest_of(key):
+                run = client.get_run(before["run_id"])
+                if run.info.lifecycle_stage == "active":
+                    return run
+    return None
