@@ -35,8 +35,8 @@ from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DivergedError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
-from clear_mlflow.core.training import MeasuredRow
 from clear_mlflow.journal.sender import UnsentError
+from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.runs.in_process import train_ensemble_in_process, train_in_process
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import names

@@ -25,9 +25,9 @@ from clear_mlflow import AccuracyMatrix, AccuracyRow, summarize
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.predictions import predictions_file_name
 from clear_mlflow.core.record import RowRecord, row_index
-from clear_mlflow.core.training import StreamFacts
 from clear_mlflow.journal.spool import Spool, default_root
 from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.measured import StreamFacts
 from clear_mlflow.runs.resume import (
     check_data,
     check_parameters,
@@ -374,7 +374,7 @@ def test_another_version_is_refused(interrupted, tmp_path):
     rewrite(manifest, lambda told: told.update(package_version="0.0.7"))
     with pytest.raises(TrackingError, match=r"trained with clear_mlflow 0\.0\.7"):
         read_resume_point(client, run_id, tmp_path)
-    client.set_tag(run_id, "clear_mlflow.core.version", "99.1")
+    client.set_tag(run_id, "clear_mlflow.version", "99.1")
     with pytest.raises(TrackingError, match=r"trained with clear_mlflow 99\.1"):
         read_resume_point(client, run_id, tmp_path)
 

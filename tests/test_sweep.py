@@ -224,7 +224,7 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
         ({}, lambda store, run: damage_states(run), "none of its training states is whole"),
         (
             {},
-            lambda store, run: store.set_tag(run.info.run_id, "clear_mlflow.core.version", "0.0.1"),
+            lambda store, run: store.set_tag(run.info.run_id, "clear_mlflow.version", "0.0.1"),
             "was trained with clear_mlflow 0.0.1",
         ),
     ],

@@ -18,9 +18,9 @@ from feature_streams import Silent, config, rows_of, training
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, DivergedError, TrainingError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.core.training import MeasuredRow
 from clear_mlflow.evaluation.rescore import Selection, evaluate, select
 from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.session import check
 from clear_mlflow.process import messages

@@ -4,8 +4,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.training import MeasuredRow, StreamFacts
 from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.measured import MeasuredRow, StreamFacts
 
 NUM_TEST = 100
 

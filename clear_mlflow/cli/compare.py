@@ -54,10 +54,11 @@ def compare(
     check_engine(engine, address)
     num_jobs = number_of_jobs(jobs)
 
-    from clear_mlflow.cli.output import print_comparison, print_comparison_links
+    from clear_mlflow.cli.output import print_comparison, print_links
     from clear_mlflow.evaluation.compare import mark_compare_run, read_comparison, write_comparison
     from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
     from clear_mlflow.store.search import Selection, select
+    from clear_mlflow.store.ui_urls import comparison_links
 
     bound_retries()
     quiet_mlflow()
@@ -91,4 +92,4 @@ def compare(
     out = console()
     print_comparison(comparison, out)
     out.print()
-    print_comparison_links(client, run, out)
+    print_links(comparison_links(client, run), out)

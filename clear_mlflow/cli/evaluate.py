@@ -189,11 +189,13 @@ def evaluate(
         unscored_only=only == "unscored",
     )
     if from_models == "yes":
-        from clear_mlflow.cli.evaluate_models import retest_runs
+        from clear_mlflow.cli.evaluate_models import show_reevaluated
+        from clear_mlflow.evaluation.reevaluate_models import retest_each
 
         client = preflight(opens_run=False)
         own_run = mark_evaluate_run(client)
-        sys.exit(retest_runs(client, select(client, selection), data_root=data_root))
+        tested = retest_each(client, select(client, selection), data_root=data_root)
+        sys.exit(show_reevaluated(tested))
     summary = Summary()
     # Entered first: Ray takes signals for itself when it starts.
     cluster = RayCluster(address) if engine == "ray" else None

@@ -6,13 +6,8 @@ import statistics
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
-from mlflow import MlflowClient
-from mlflow.entities import Run
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -22,8 +17,6 @@ from clear_mlflow.core.text import one_line, printable
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
 from clear_mlflow.runs.outcome import Outcome
 from clear_mlflow.scoring.scores import Scores
-from clear_mlflow.store.names import COMPARISON_PAGE
-from clear_mlflow.store.ui_urls import run_links
 
 if TYPE_CHECKING:
     from clear_mlflow.comparison import Comparison
@@ -58,12 +51,8 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
         out.print(part)
 
 
-def print_comparison_links(client: MlflowClient, run: Run, out: Console) -> None:
-    """Where to look at a comparison: in MLflow, and the page itself where it is on this machine."""
-    lines = list(run_links(client, run))
-    root = urlsplit(str(run.info.artifact_uri))
-    if root.scheme in ("", "file"):
-        lines.append(f"page     {Path(url2pathname(root.path), COMPARISON_PAGE)}")
+def print_links(lines: Iterable[str], out: Console) -> None:
+    """Where to look at what was stored; see :mod:`clear_mlflow.store.ui_urls`."""
     _print_lines(lines, out)
 
 

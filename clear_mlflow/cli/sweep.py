@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,8 +34,6 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.sweep import Grid, read_grid
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
     from clear_mlflow.sweep.run import SweepResult, SweptRun
 
 _ALL_SHOWN = 50
@@ -103,6 +102,7 @@ def sweep(
     from clear_mlflow.learning.strategies._base import check_strategy
     from clear_mlflow.runs.cluster_worker import train_into
     from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
+    from clear_mlflow.store.ui_urls import comparison_links
     from clear_mlflow.sweep.run import NOT_DONE, Sweep, experiment_of_environment, find_runs
 
     for run in planned.runs:
@@ -135,7 +135,9 @@ def sweep(
             stopping=lambda: bool(signals.received),
             on_run=_Told(planned),
         ).over(client, experiment_id, engine_of)
-    _show(out, client, result, stopped=bool(signals.received))
+    made = result.comparison_run
+    links = () if made is None else comparison_links(client, made)
+    _show(out, result, links, stopped=bool(signals.received))
     if signals.received:
         sys.exit(128 + signals.received[0])
     if not result.is_well:
@@ -182,8 +184,8 @@ def _show_plan(out: Console, runs: list[SweptRun]) -> None:
     )
 
 
-def _show(out: Console, client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
-    from clear_mlflow.cli.output import print_comparison, print_comparison_links
+def _show(out: Console, result: SweepResult, links: Sequence[str], *, stopped: bool) -> None:
+    from clear_mlflow.cli.output import print_comparison, print_links
     from clear_mlflow.sweep.run import DONE, DONE_BEFORE, FAILED
 
     with suppress(OSError):  # whoever reads this may have gone
@@ -204,7 +206,7 @@ def _show(out: Console, client: MlflowClient, result: SweepResult, *, stopped: b
             print_comparison(result.comparison, out)
         if result.comparison_run is not None:
             out.print(f"\ncompared in run {result.comparison_run.info.run_id}", highlight=False)
-            print_comparison_links(client, result.comparison_run, out)
+            print_links(links, out)
         if stopped:
             out.print("stopped: the same command does the rest")
     for run in result.runs:

@@ -23,7 +23,6 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_RUN_NOTE,
 )
 
-import clear_mlflow
 from clear_mlflow.comparison import Comparison, Subject, arrange, compare
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.groups import cut
@@ -31,6 +30,7 @@ from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_tab
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.core.errors import ConfigError, TrackingError
+from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.evaluation.read_correctness import read_hits
 from clear_mlflow.store import names
@@ -285,7 +285,7 @@ def write_files(comparison: Comparison, left_out: Sequence[LeftOut], folder: Pat
     page = comparison_page(
         comparison,
         title=run_name(comparison),
-        footer=f"clear_mlflow {clear_mlflow.__version__}, {now.replace('T', ' ')}",
+        footer=f"clear_mlflow {__version__}, {now.replace('T', ' ')}",
     )
     texts = {
         names.COMPARISON_PAGE: page,
@@ -324,7 +324,7 @@ def _tags(comparison: Comparison) -> dict[str, str]:
         names.KIND_TAG: names.KIND_COMPARE,
         names.COMPARED_TAG: listed,
         names.COMPARED_COUNT_TAG: str(len(comparison.subjects)),
-        "clear_mlflow.core.version": clear_mlflow.__version__,
+        names.VERSION_TAG: __version__,
         MLFLOW_RUN_NOTE: comparison_note(comparison, page=names.COMPARISON_PAGE),
         MLFLOW_LOGGED_ARTIFACTS: json.dumps([table]),
     }

@@ -13,11 +13,11 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-import clear_mlflow
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, shown
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.core.version import __version__
 from clear_mlflow.evaluation.import_run import UNKNOWN, seed_of
 from clear_mlflow.importers import (
     LARGEST_FILE,
@@ -65,7 +65,7 @@ def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Rea
             protocol=protocol if protocol in PROTOCOLS else "iid",
             dataset=DatasetIdentity(dataset, UNKNOWN),
             seed=seed_of(tags.get("seed")),
-            package_version=clear_mlflow.__version__,
+            package_version=__version__,
             written_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             extra={"imported": {"format": "rows", "pattern": pattern.text}},
         )

@@ -12,11 +12,11 @@ from mlflow.entities import Param, RunTag
 from mlflow.environment_variables import MLFLOW_EXPERIMENT_ID, MLFLOW_EXPERIMENT_NAME
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 
-import clear_mlflow
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import JSON, DatasetIdentity, RowRecord
 from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import Imported, as_rows
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
@@ -99,7 +99,7 @@ class Importer:
             names.KIND_TAG: names.KIND_TRAIN,
             names.IMPORTED_FROM_TAG: shown_file,
             names.IMPORT_FORMAT_TAG: kind,
-            "clear_mlflow.core.version": clear_mlflow.__version__,
+            names.VERSION_TAG: __version__,
             **facts,
         }
         with explained(f"open a run for {shown_file}"):
@@ -163,7 +163,7 @@ def _records(
             protocol=protocol,
             dataset=DatasetIdentity(facts.get("dataset", UNKNOWN), UNKNOWN),
             seed=seed_of(facts.get("seed")),
-            package_version=clear_mlflow.__version__,
+            package_version=__version__,
             written_at=written_at,
             extra=origin,
         )

@@ -6,13 +6,14 @@ import json
 import re
 import sys
 import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.matrix import shown
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.registry import known_strategies
@@ -20,9 +21,28 @@ from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.scoring.scores import Scores, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import explained
+from clear_mlflow.store.search import MissingRun
 
 _LARGEST_MODEL_BYTES = 8 << 30  # the largest of torchvision's takes 2.6 GB
 _LARGEST_CONFIG_BYTES = 1 << 20
+
+
+def retest_each(
+    client: MlflowClient, runs: Iterable[Run | MissingRun], *, data_root: str
+) -> Iterator[tuple[str, Scores | ClearError]]:
+    """Re-test each run's models; one that cannot be tested does not stop the others.
+
+    Yields:
+        The run's id, and the scores of the new run or why there are none.
+    """
+    for run in runs:
+        if isinstance(run, MissingRun):
+            yield run.run_id, ClearError(run.problem)
+            continue
+        try:
+            yield run.info.run_id, retest(client, run, data_root=data_root)
+        except ClearError as error:
+            yield run.info.run_id, error
 
 
 def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:

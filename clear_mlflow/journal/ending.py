@@ -17,11 +17,11 @@ from mlflow.environment_variables import (
     MLFLOW_HTTP_REQUEST_MAX_RETRIES,
     MLFLOW_HTTP_REQUEST_TIMEOUT,
 )
-from mlflow.tracking.fluent import run_id_to_system_metrics_monitor
 
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.spool import SPOOL_JSON, End, Spool, left_spools, places
+from clear_mlflow.store.compat import forget_system_metrics
 
 _HURRIED = {MLFLOW_HTTP_REQUEST_MAX_RETRIES.name: "0", MLFLOW_HTTP_REQUEST_TIMEOUT.name: "5"}
 
@@ -68,7 +68,7 @@ def release(run_id: str, end: Callable[[str], object]) -> None:
     if _is_active(run_id):
         with hurried(), suppress(Exception):
             end("RUNNING")
-    if not _is_active(run_id) and (monitor := run_id_to_system_metrics_monitor.pop(run_id, None)):
+    if not _is_active(run_id) and (monitor := forget_system_metrics(run_id)):
         # It may hang in a call to the store.
         threading.Thread(target=monitor.finish, daemon=True).start()
 

@@ -18,7 +18,6 @@ from clear_mlflow.core.distributed import ALONE_HERE, Place
 from clear_mlflow.core.errors import ConfigError, StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.core.training import MeasuredRow, StreamFacts
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.evaluation_set import evaluation_set
 from clear_mlflow.data.features.stored import StoredFeatures
@@ -28,6 +27,7 @@ from clear_mlflow.learning.config import FULL, NONE, TrainConfig
 from clear_mlflow.learning.device import memory_told, resolve_device, resolve_precision
 from clear_mlflow.learning.ensembles.members import train_ensemble
 from clear_mlflow.learning.loop import Trained, train
+from clear_mlflow.learning.measured import MeasuredRow, StreamFacts
 from clear_mlflow.learning.models import check_model
 from clear_mlflow.learning.parallel.group import ALONE, Group, check_devices
 from clear_mlflow.learning.progress import TrainingProgress

@@ -19,7 +19,7 @@ from typing import Any
 
 from clear_mlflow.core import errors
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.training import MeasuredRow, StreamFacts
+from clear_mlflow.learning.measured import MeasuredRow, StreamFacts
 
 NEXT = b"next\n"
 

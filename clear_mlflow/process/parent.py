@@ -1,4 +1,7 @@
-"""The supervisor's side of a training process: a :class:`~clear_mlflow.core.training.Training`."""
+"""The supervisor's side of a process that trains.
+
+It is a :class:`~clear_mlflow.learning.measured.Training`.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from clear_mlflow.core.training import MeasuredRow, StreamFacts
 from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.measured import MeasuredRow, StreamFacts
 from clear_mlflow.process import messages
 
 # How long a training process may take to end once it was told to.

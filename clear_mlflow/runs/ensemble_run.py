@@ -15,8 +15,8 @@ from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from mlflow.utils.time import get_current_time_millis
 
-from clear_mlflow.core.training import Training
 from clear_mlflow.learning.config import NONE, TrainConfig
+from clear_mlflow.learning.measured import Training
 from clear_mlflow.runs.training_run import TrainingRun, run_name
 from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.store import names

@@ -9,11 +9,11 @@ import mlflow
 from mlflow import MlflowClient
 
 from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
-from clear_mlflow.core.training import Training
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.ending import leave, release
 from clear_mlflow.journal.sender import UnsentError, is_final
 from clear_mlflow.journal.spool import End
+from clear_mlflow.learning.measured import Training
 from clear_mlflow.runs.closing import close, forget_process, leave_unsent
 from clear_mlflow.runs.ensemble_run import TrackedEnsemble
 from clear_mlflow.runs.opening import open_run

@@ -15,15 +15,15 @@ from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunTag
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, MLFLOW_RUN_ID
 
-import clear_mlflow
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import LoopFacts, measured_row
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, shown
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER, EvaluationSet
 from clear_mlflow.core.text import printable, shortened
-from clear_mlflow.core.training import MeasuredRow
+from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
+from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.metrics import explain, summarize
 from clear_mlflow.runs.tracked_run import RunFacts, TrackedRun
 from clear_mlflow.scoring.scores import Scores, score
@@ -274,7 +274,7 @@ class _LoopRun(TrackedRun):
             **self._loop.tags,
             "dataset_digest": self._loop.dataset.digest,
             names.KIND_TAG: names.KIND_TRAIN,
-            "clear_mlflow.core.version": clear_mlflow.__version__,
+            names.VERSION_TAG: __version__,
             names.PROCESS_TAG: heartbeat(),
         }
         if names.ERROR_TAG in run.data.tags:  # of an earlier try

@@ -16,16 +16,16 @@ from mlflow.entities import LifecycleStage, Run
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
 from mlflow.exceptions import MlflowException
 
-import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER
 from clear_mlflow.core.record import RowRecord, assemble
-from clear_mlflow.core.training import StreamFacts
+from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
-from clear_mlflow.journal.replay import send_waiting
+from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.journal.spool import HeldError, Spool, left_spools, read_origin
 from clear_mlflow.learning.config import AUTO, TrainConfig, parameter_defaults
+from clear_mlflow.learning.measured import StreamFacts
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.store import names
 from clear_mlflow.store.client import check_artifact_root, explained, shown
@@ -363,16 +363,16 @@ def _run(client: MlflowClient, run_id: str) -> Run:
         raise _taken(run_id)
     if str(run.info.status) == "RUNNING":
         _tell_of_time_ahead(run_id, run.data.tags.get(names.PROCESS_TAG))
-    _check_version(run_id, run.data.tags.get("clear_mlflow.core.version", "unknown"))
+    _check_version(run_id, run.data.tags.get(names.VERSION_TAG, "unknown"))
     check_artifact_root(client.tracking_uri, f"run {run_id}", str(run.info.artifact_uri))
     return run
 
 
 def _check_version(run_id: str, version: str) -> None:
-    if version != clear_mlflow.__version__:
+    if version != __version__:
         raise TrackingError(
             f"run {run_id} cannot be resumed: it was trained with clear_mlflow {version} and this "
-            f"is {clear_mlflow.__version__}, which may compute otherwise; go on with that version, "
+            f"is {__version__}, which may compute otherwise; go on with that version, "
             "or start a new run"
         )
 

@@ -19,7 +19,7 @@ from mlflow.environment_variables import (
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from clear_mlflow.core.errors import ClearError, TrackingError
-from clear_mlflow.journal.replay import send_waiting
+from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.journal.spool import (
     SPOOL_JSON,
     STATUSES,

@@ -14,7 +14,6 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Run
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
-import clear_mlflow
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
@@ -22,8 +21,9 @@ from clear_mlflow.core.predictions import (
     predictions_file_name,
 )
 from clear_mlflow.core.record import JSON, ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
-from clear_mlflow.core.training import MeasuredRow
+from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.sender import Outbox, exit_patience, unsent_error
+from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.runs.background import Behind
 from clear_mlflow.scoring.series import all_series, as_metrics, milliseconds
@@ -186,7 +186,7 @@ class TrackedRun(ABC):
             protocol=about.protocol,
             dataset=about.dataset,
             seed=about.seed,
-            package_version=clear_mlflow.__version__,
+            package_version=__version__,
             written_at=written_at,
             extra=dict(about.extra),
         )

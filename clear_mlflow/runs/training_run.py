@@ -13,13 +13,13 @@ from types import TracebackType
 from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunTag
 
-import clear_mlflow
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import JSON, DatasetIdentity, RowRecord, row_file_name
-from clear_mlflow.core.training import MeasuredRow, StreamFacts, Training
+from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, parameter_defaults
+from clear_mlflow.learning.measured import MeasuredRow, StreamFacts, Training
 from clear_mlflow.runs.resume import ResumePoint, data_of, rows_before
 from clear_mlflow.runs.tracked_run import RunFacts, TrackedRun, now
 from clear_mlflow.store import names
@@ -187,7 +187,7 @@ class TrainingRun(TrackedRun):
             sha256=hashlib.sha256(state).hexdigest(),
             config=self.config.as_text(),
             data=data_of(self._facts),
-            package_version=clear_mlflow.__version__,
+            package_version=__version__,
             torch_version=version("torch"),
         )
         self._outbox.sender.do(lambda: self._store_state(manifest, state))
@@ -254,7 +254,7 @@ class TrainingRun(TrackedRun):
         tags = {key: value for key, value in tags.items() if key not in run.data.tags}
         tags |= {
             names.KIND_TAG: self._kind,
-            "clear_mlflow.core.version": clear_mlflow.__version__,
+            names.VERSION_TAG: __version__,
             names.PROCESS_TAG: heartbeat(),
         }
         for tag in (names.ERROR_TAG, names.DIVERGED_TAG):  # of an earlier try

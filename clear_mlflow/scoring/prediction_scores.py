@@ -44,6 +44,7 @@ from clear_mlflow.scoring.series import Series
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_bytes
 from clear_mlflow.store.client import explained
+from clear_mlflow.store.compat import download_file
 
 # Fingerprint of what was computed from predictions last.
 PREDICTIONS_SCORED_TAG = "clear_mlflow.predictions_scored"
@@ -132,7 +133,7 @@ def read_predictions(client: MlflowClient, run: Run, record: Record) -> Predicti
             with explained(f"read {name} of run {run_id}"):
                 local = Path(scratch, name)
                 # One request; MLflow's own download of a file lists it first.
-                repository._download_file(name, str(local))
+                download_file(repository, name, local)
                 return local
 
         images = EvaluationSet.load(fetched(EVALUATION_SET_FILE))

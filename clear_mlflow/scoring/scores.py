@@ -17,11 +17,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NOTE
 
-from clear_mlflow import metrics as definitions
 from clear_mlflow.core.errors import FailedMetricError
 from clear_mlflow.core.record import Record, RowRecord, assemble
 from clear_mlflow.core.text import named_rows, percent
 from clear_mlflow.metrics import METRICS, summarize, undefined
+from clear_mlflow.metrics import Metric as Definition
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.report.canvas import png_array
 from clear_mlflow.report.exports import matrix_csv, matrix_json
@@ -78,7 +78,7 @@ def read_scores(
     *,
     thorough: bool = False,
     verify: str = "all",
-    metrics: Sequence[definitions.Metric] = METRICS,
+    metrics: Sequence[Definition] = METRICS,
     prediction_metrics: Sequence[predicted.PredictionMetric] = predicted.METRICS,
     accept_new: bool = False,
     pictures: bool = True,

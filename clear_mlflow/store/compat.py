@@ -1,8 +1,13 @@
-"""Names that MLflow makes up for runs that nobody named."""
+"""What MLflow keeps to itself and this program needs; seen in mlflow 3.17, and here alone."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
+
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+from mlflow.tracking.fluent import run_id_to_system_metrics_monitor
 
 # MLflow has no public way to tell; without these lists nothing here imports, and tests say so.
 from mlflow.utils.name_utils import _GENERATOR_NOUNS, _GENERATOR_PREDICATES
@@ -18,3 +23,20 @@ def is_generated(name: str | None) -> bool:
         return True
     match = re.fullmatch(r"([a-z]+)-([a-z]+)-[0-9]+", name)
     return bool(match and match[1] in _GENERATOR_PREDICATES and match[2] in _GENERATOR_NOUNS)
+
+
+def download_file(repository: ArtifactRepository, name: str, to: Path) -> None:
+    """Write one artifact to a file of this machine: one request, where the public ways ask more.
+
+    Args:
+        repository: of the folder that it lies in.
+        name: of the artifact in that folder.
+        to: the file, whose folder is there.
+    """
+    repository._download_file(name, str(to))
+
+
+def forget_system_metrics(run_id: str) -> SystemMetricsMonitor | None:
+    """Take a run's monitor of the machine away from MLflow, which would wait for its last call."""
+    monitor: SystemMetricsMonitor | None = run_id_to_system_metrics_monitor.pop(run_id, None)
+    return monitor

@@ -19,7 +19,7 @@ ROWS_TAG = "clear_mlflow.rows"
 # Digest of the rows that the stored scores are of, and whether heat maps are among the reports.
 SCORED_TAG = "clear_mlflow.scored"
 # The rows themselves, in a form that a listing of runs brings: see matrix_tag.py.
-MATRIX_TAG = "clear_mlflow.core.matrix"
+MATRIX_TAG = "clear_mlflow.matrix"
 # Which definition of each metric the logged values are of, as JSON: name to version.
 VERSIONS_TAG = "clear_mlflow.metric_versions"
 # Versions whose values were overwritten on request, as JSON: name to the versions before.
@@ -31,7 +31,7 @@ ERROR_TAG = "clear_mlflow.error"
 # "true" on a run whose loss or output was no longer a finite number.
 DIVERGED_TAG = "diverged"
 # What the run kept of each row's answers per test image: "labels" or "probs"; none without it.
-PREDICTIONS_TAG = "clear_mlflow.core.predictions"
+PREDICTIONS_TAG = "clear_mlflow.predictions"
 # How many processes trained together, where it was more than one.
 PROCESSES_TAG = "clear_mlflow.processes"
 # The run that a run of kind "resume" went on with.
@@ -40,6 +40,8 @@ RESUMED_TAG = "clear_mlflow.resumed_run"
 RESUMES_TAG = "clear_mlflow.resumed"
 # Who trains and when that process last said that it lives, as JSON; gone when the run is closed.
 PROCESS_TAG = "clear_mlflow.process"
+# The version of this package that wrote the run.
+VERSION_TAG = "clear_mlflow.version"
 # The run whose stored models this one tested again.
 RETESTED_TAG = "clear_mlflow.retested_from"
 # Runs that an evaluate run scored, as a count; the list is an artifact.

@@ -16,6 +16,7 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name, row_index
 from clear_mlflow.store.client import explained
+from clear_mlflow.store.compat import download_file
 
 # A row of a hundred buckets takes 3 kB. What is larger is no row, and is not downloaded.
 _LARGEST_ROW_BYTES = 1 << 20
@@ -94,7 +95,7 @@ def read_row_files(client: MlflowClient, run: Run) -> dict[str, bytes]:
         for name in names:
             with explained(f"read {name} of run {run.info.run_id}"):
                 local = Path(folder, name)
-                repository._download_file(name, str(local))
+                download_file(repository, name, local)
                 files[name] = _content(local)
     return files
 

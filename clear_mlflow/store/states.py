@@ -27,6 +27,7 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 from clear_mlflow.core.errors import StateError, TrackingError
 from clear_mlflow.store import names
 from clear_mlflow.store.client import explained
+from clear_mlflow.store.compat import download_file
 from clear_mlflow.store.rows import are_rows_local
 
 FORMAT = 1
@@ -235,7 +236,7 @@ def _fetched(client: MlflowClient, run: Run, name: str, folder: Path) -> Path:
         if are_rows_local(run):
             return _local_folder(run) / name
         local = folder / name
-        _repository(client, run)._download_file(name, str(local))
+        download_file(_repository(client, run), name, local)
         return local
 
 

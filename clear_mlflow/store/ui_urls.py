@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.store.client import is_server, shown
+from clear_mlflow.store.names import COMPARISON_PAGE
 
 # Without it an experiment opens in the UI's view for language-model traces.
 _RUNS_VIEW = "workflowType=machine_learning"
@@ -25,4 +29,13 @@ def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
     ]
     if not is_server(uri):
         lines.insert(0, f"start    mlflow ui --backend-store-uri {uri}")
+    return lines
+
+
+def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
+    """Lines that tell how to see a comparison; the page itself, too, if it is on this machine."""
+    lines = list(run_links(client, run))
+    root = urlsplit(str(run.info.artifact_uri))
+    if root.scheme in ("", "file"):
+        lines.append(f"page     {Path(url2pathname(root.path), COMPARISON_PAGE)}")
     return lines

@@ -27,9 +27,9 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_RUN_NOTE,
 )
 
-import clear_mlflow
 from clear_mlflow.comparison import Comparison
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
+from clear_mlflow.core.version import __version__
 from clear_mlflow.engines import Ended, Engine, Task
 from clear_mlflow.evaluation.compare import read_comparison, write_comparison
 from clear_mlflow.evaluation.rescore import Evaluation
@@ -527,7 +527,7 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid) -> str:
             names.KIND_TAG: names.KIND_SWEEP,
             names.SWEEP_TAG: grid.digest,
             names.PROCESS_TAG: heartbeat(),
-            "clear_mlflow.core.version": clear_mlflow.__version__,
+            names.VERSION_TAG: __version__,
         }
         if not before:
             tags[MLFLOW_RUN_NAME] = _name(grid)

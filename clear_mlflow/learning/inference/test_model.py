@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from clear_mlflow.core.errors import DataError, RecordError
-from clear_mlflow.core.training import MeasuredRow, StreamFacts
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import memory_told
 from clear_mlflow.learning.loop import fresh_model, measured_row
+from clear_mlflow.learning.measured import MeasuredRow, StreamFacts
 from clear_mlflow.learning.session import StreamTraining
 
 
@@ -28,7 +28,7 @@ class StoredModel:
 
 @dataclass(frozen=True, eq=False)
 class Retest:
-    """A :class:`~clear_mlflow.core.training.Training` whose rows come from stored models.
+    """A :class:`~clear_mlflow.learning.measured.Training` whose rows come from stored models.
 
     Args:
         training: the stream to test on, under the configuration that the models were trained with.

@@ -1,0 +1,199 @@
+"""The rooms of the package, which may use which, and what each may load: held on the code's AST."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "clear_mlflow"
+
+# From the ground up: a room imports rooms above it in this list, and of those only the ones named.
+ROOMS: dict[str, set[str]] = {
+    "core": set(),
+    "metrics": {"core"},
+    "statistics": {"core", "metrics"},
+    "report": {"core", "metrics"},
+    "comparison": {"core", "metrics", "report", "statistics"},
+    "importers": {"core"},
+    "engines": {"core"},
+    "data": {"core"},
+    "learning": {"core", "data"},
+    "process": {"core", "learning"},
+    "store": {"core", "metrics"},
+    "scoring": {"core", "metrics", "report", "store"},
+    "journal": {"core", "store"},
+    "runs": {
+        *("core", "metrics", "report", "learning", "process"),
+        *("store", "scoring", "journal"),
+    },
+    "evaluation": {
+        *("core", "metrics", "statistics", "comparison", "importers", "engines", "learning"),
+        *("store", "scoring", "runs"),
+    },
+    "sweep": {
+        *("core", "comparison", "report", "engines", "learning"),
+        *("store", "journal", "runs", "evaluation"),
+    },
+    "api": {"core", "learning", "store", "scoring", "runs"},
+    "adapters": {"core", "metrics", "runs", "api"},
+    "cli": {
+        *("core", "metrics", "report", "comparison", "importers", "engines", "data"),
+        *("learning", "process", "store", "scoring", "runs", "evaluation", "sweep"),
+    },
+}
+# What each framework may be named by.
+FRAMEWORKS = {
+    "mlflow": {"store", "scoring", "journal", "runs", "evaluation", "sweep"},
+    "torch": {"data", "learning", "process", "adapters", "cli"},
+    "torchvision": {"learning"},
+    "ray": {"engines"},
+    "click": {"cli"},
+}
+# Folders that hold one module for each thing that is plugged in, and what those have in common.
+PLUGINS = {"adapters", "cli", "importers", "learning/strategies"}
+MOST_MODULES = 14
+
+
+def modules() -> dict[str, Path]:
+    """Dotted name to file, of every module of the package."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(path: Path, known: frozenset[str]) -> set[str]:
+    """Every module that a file imports, wherever in it; of ours, the module and not the name."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            assert node.module is not None
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in known else node.module)
+    return found
+
+
+MODULES = modules()
+KNOWN = frozenset(MODULES)
+IMPORTS = {name: imported(path, KNOWN) for name, path in MODULES.items()}
+
+
+def room_of(module: str) -> str:
+    """``store`` of ``clear_mlflow.store.rows``; empty for the package's own face."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] != "__main__" else ""
+
+
+def test_the_rooms_are_those_of_the_contract():
+    """A new room has to say what it may use."""
+    assert {room_of(name) for name in MODULES} - {""} == set(ROOMS)
+
+
+def test_the_contract_itself_runs_downwards():
+    """A room is named after all that it may use, so there is no circle among rooms."""
+    order = list(ROOMS)
+    for room, uses in ROOMS.items():
+        assert all(order.index(used) < order.index(room) for used in uses), room
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_what_it_may(room):
+    """Counting imports inside of functions and of type checkers."""
+    wrong = {
+        f"{name} imports {other}"
+        for name, others in IMPORTS.items()
+        if room_of(name) == room
+        for other in others
+        if other.split(".")[0] == "clear_mlflow"
+        and room_of(other) != room
+        and room_of(other) not in ROOMS[room]
+    }
+    assert wrong == set()
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_names_no_module_in_vain(room):
+    """What the contract allows is used: it does not grow beyond the code."""
+    used = {
+        room_of(other)
+        for name, others in IMPORTS.items()
+        if room_of(name) == room
+        for other in others
+        if other.startswith("clear_mlflow.")
+    }
+    assert ROOMS[room] - used == set()
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_framework_is_named_only_where_it_belongs(framework):
+    """Learning never sees MLflow, and metrics see neither MLflow nor torch."""
+    naming = {
+        room_of(name)
+        for name, others in IMPORTS.items()
+        if any(other.split(".")[0] == framework for other in others)
+    }
+    assert naming == FRAMEWORKS[framework]
+
+
+def test_no_two_modules_import_each_other_in_a_circle():
+    """Over modules, not rooms; a package's face that only hands names on is looked through."""
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path[path.index(name) :], name))
+        if name in done:
+            return
+        for other in sorted(IMPORTS[name] & KNOWN):
+            if MODULES[other].name != "__init__.py":
+                visit(other, (*path, name))
+        done.add(name)
+
+    for name, path in MODULES.items():
+        if path.name != "__init__.py":
+            visit(name, ())
+
+
+def test_what_mlflow_keeps_to_itself_is_named_in_one_module():
+    """When MLflow changes, one file has to follow."""
+    private = {
+        name
+        for name, path in MODULES.items()
+        if any(
+            word in path.read_text(encoding="utf-8")
+            for word in ("._download_file", "_GENERATOR_", "run_id_to_system_metrics_monitor")
+        )
+    }
+    assert private == {"clear_mlflow.store.compat"}
+
+
+def test_a_folder_can_be_taken_in_at_a_glance():
+    """About a dozen modules; more only where each is one thing of a kind."""
+    for folder in {path.parent for path in MODULES.values()}:
+        named = folder.relative_to(PACKAGE).as_posix()
+        if named not in PLUGINS:
+            assert len(list(folder.glob("*.py"))) <= MOST_MODULES, named
+
+
+def test_a_module_name_means_one_thing():
+    """Except for a command and what it calls, and for one name in two kinds of plug-in."""
+    seen: dict[str, set[str]] = {}
+    for path in MODULES.values():
+        if path.stem not in ("__init__", "_base"):
+            seen.setdefault(path.stem, set()).add(path.relative_to(PACKAGE).parts[0])
+    repeated = {stem: rooms for stem, rooms in seen.items() if len(rooms - {"cli"}) > 1}
+    assert repeated == {"renate": {"metrics", "importers"}}
+
+
+def test_contributing_names_every_room():
+    """The table of rooms is the package's."""
+    page = (PACKAGE.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `clear_mlflow/")]
+    told = [row.split("`")[1].removeprefix("clear_mlflow/").removesuffix(".py") for row in rows]
+    assert told == list(ROOMS)

@@ -1,0 +1,51 @@
+"""Names that lie in stored runs: whoever holds an old run finds them under these, for good."""
+
+from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
+from clear_mlflow.store import names
+
+# Spelled in two parts each, so that renaming a module with search and replace leaves them alone.
+PREFIX = "clear_" + "mlflow."
+
+
+def test_the_tags_of_stored_runs_stay():
+    """A constant may be renamed; what it says may not."""
+    found = {key: text for key, text in vars(names).items() if key.endswith("_TAG")}
+    assert {key: text.removeprefix(PREFIX) for key, text in found.items()} == {
+        "KIND_TAG": "kind",
+        "ROWS_TAG": "rows",
+        "SCORED_TAG": "scored",
+        "MATRIX_TAG": "matrix",
+        "VERSIONS_TAG": "metric_versions",
+        "REPLACED_TAG": "replaced_definitions",
+        "NOTE_TAG": "note",
+        "ERROR_TAG": "error",
+        "DIVERGED_TAG": "diverged",
+        "PREDICTIONS_TAG": "predictions",
+        "PROCESSES_TAG": "processes",
+        "RESUMED_TAG": "resumed_run",
+        "RESUMES_TAG": "resumed",
+        "PROCESS_TAG": "process",
+        "VERSION_TAG": "version",
+        "RETESTED_TAG": "retested_from",
+        "EVALUATED_TAG": "evaluated_runs",
+        "MEMBERS_TAG": "members",
+        "SWEEP_TAG": "sweep",
+        "SWEEP_COMPARISON_TAG": "sweep_comparison",
+        "SWEEP_RUN_TAG": "sweep_run",
+        "SWEEP_GOES_ON_TAG": "sweep_goes_on",
+        "COMPARED_TAG": "compared_runs",
+        "COMPARED_COUNT_TAG": "compared_count",
+        "IMPORTED_FROM_TAG": "imported_from",
+        "IMPORT_FORMAT_TAG": "import_format",
+        "IMPORTED_DIGEST_TAG": "imported_sha256",
+    }
+    assert {key for key, text in found.items() if not text.startswith(PREFIX)} == {"DIVERGED_TAG"}
+
+
+def test_the_artifacts_of_stored_runs_stay():
+    """Row files first of all."""
+    assert f"{ROWS_FOLDER}/{row_file_name(3)}" == "accuracy_matrix/rows/row_003.json"
+    assert names.CONFIG_JSON == "config.json"
+    assert names.MATRIX_JSON == "accuracy_matrix/matrix.json"
+    assert names.STATE_FOLDER == "training_state"
+    assert f"{names.MODELS_FOLDER}/{names.model_file_name(4)}" == "models/after_004.safetensors"
