@@ -4,93 +4,264 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.learning.config import NONE, TrainConfig
+from clear_mlflow.learning.config import NONE, TrainConfig, parameter_defaults
 
 if TYPE_CHECKING:
     from clear_mlflow.core.predictions import EvaluationSet
+    from clear_mlflow.learning.session import StreamTraining
     from clear_mlflow.runs.loop_run import OwnRun
     from clear_mlflow.scoring.scores import Scores
+    from clear_mlflow.store.client import MlflowClient
 
 
-def train(**parameters: object) -> AccuracyMatrix:
+_SWITCHES = ("channels_last", "allocator", "compile", "resumable")
+
+
+def train(
+    *,
+    dataset: Literal["digits", "clear10", "clear100"] = "digits",
+    data_root: str | Path = "auto",
+    protocol: Literal["iid", "streaming"] = "iid",
+    split: int | str = "auto",
+    features: str = "none",
+    damaged: Literal["stop", "leave_out"] = "stop",
+    strategy: str = "naive",
+    strategy_args: str | Mapping[str, object] = "none",
+    memory: float | str = "auto",
+    model: str = "auto",
+    weights: str | Path = "none",
+    freeze: Literal["none", "backbone"] = "none",
+    image_size: int | str = "auto",
+    epochs: int | str = "auto",
+    batch_size: int | str = "auto",
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
+    optimizer_state: Literal["reset", "keep"] = "reset",
+    lr: float | str = "auto",
+    momentum: float = 0.9,
+    weight_decay: float = 0.00001,
+    schedule: Literal["step", "cosine", "constant"] = "step",
+    lr_step: int | str = "auto",
+    lr_gamma: float = 0.1,
+    warmup_epochs: int = 0,
+    label_smoothing: float = 0,
+    clip_norm: float = 0,
+    precision: Literal["auto", "off", "bf16"] = "auto",
+    channels_last: bool | Literal["on", "off"] = True,
+    allocator: bool | Literal["on", "off"] = True,
+    compile: bool | Literal["on", "off"] = False,  # noqa: A002
+    predictions: Literal["labels", "probs", "none"] = "labels",
+    log_models: Literal["none", "last", "all"] = "none",
+    resumable: bool | Literal["on", "off"] = True,
+    seed: int = 0,
+    seeds: str | Sequence[int] = "none",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> AccuracyMatrix:
     """Train on a stream of buckets, tracked in MLflow, and give the matrix as it was stored.
 
     An active MLflow run is joined and left open; without one, a run is opened and closed. The
-    parameters are those of ``clear-mlflow train``; what is not given has its default.
+    parameters are those of ``clear-mlflow train``; ``auto`` is what the dataset's recipe names.
 
     Args:
-        **parameters: numbers or texts, as ``strategy="replay", epochs=5``.
+        dataset: digits (embedded; nothing to download), clear10 or clear100.
+        data_root: Folder of the dataset, in any of CLEAR's layouts; auto for the
+            embedded one.
+        protocol: iid: held-out test images; streaming: a bucket's test set is its
+            training data.
+        split: Under iid, a number: that seeded 70/30 split of each bucket's training
+            images; auto: the released test set where there is one, else split 0.
+        features: Name of stored features to train a linear head on, as moco_b0.
+        damaged: What to do about an image that cannot be decoded; leave_out is told in
+            the record.
+        strategy: How to learn from the stream, as replay (docs/strategies.md), or a
+            class of your own as package.module:Class.
+        strategy_args: The strategy's own numbers: {"name": value}, or
+            name=value,name=value; docs/strategies.md lists them.
+        memory: What a strategy with a buffer may keep: images, or below 1 a fraction of
+            the stream's training images; other strategies ignore it.
+        model: small_cnn, any torchvision classification model by name, as resnet18, or
+            linear, which goes with features.
+        weights: What the model starts from: none, DEFAULT (torchvision's best
+            pretrained weights), or a file of weights, .safetensors or .pth.
+        freeze: backbone: train the head alone and leave all other weights as they are.
+        image_size: Side of the model's square input, pixels.
+        epochs: Passes over each bucket's training data.
+        batch_size: Images in one optimiser step; full: all of an epoch.
+        optimizer: sgd, adam or adamw.
+        optimizer_state: What becomes of momentum and the like at a new bucket: reset or
+            keep.
+        lr: The learning rate at the start of a bucket.
+        momentum: SGD's momentum; nothing to the others.
+        weight_decay: The optimiser's weight decay.
+        schedule: How the learning rate falls within a bucket: step, cosine (to 0) or
+            constant.
+        lr_step: Under schedule step, epochs after which the learning rate is multiplied
+            by lr_gamma.
+        lr_gamma: Factor on the learning rate every lr_step epochs.
+        warmup_epochs: First epochs of each bucket over which the learning rate rises to
+            lr.
+        label_smoothing: Share of the target spread over all classes.
+        clip_norm: Largest norm of a step's gradient; 0: not clipped.
+        precision: Mixed precision: bf16, off (float32), or auto: bf16 where the device
+            computes in it.
+        channels_last: Memory layout in which convolutions are fastest.
+        allocator: Let the training process keep freed memory for reuse; changes no
+            result.
+        compile: Compile the model with torch.compile.
+        predictions: What to keep of each row's answers per test image: labels, probs or
+            none.
+        log_models: Which buckets' models to store as artifacts: none, last or all.
+        resumable: Store after each bucket what training goes on from (docs/resume.md);
+            it is removed when the last row is stored.
+        seed: Seed of all that is random.
+        seeds: Seeds of an ensemble, as [0, 1, 2]; for train_ensemble.
+        device: cpu, cuda, or auto: cuda where there is one.
 
     Returns:
         The matrix, rebuilt from the rows that the run's artifact store holds.
 
     Raises:
-        ConfigError: a parameter is unknown, or has a value that it cannot have.
+        ConfigError: a parameter has a value that it cannot have.
         DataError: the dataset is missing or damaged.
         TrackingError: MLflow cannot keep the run.
         TrainingError: training cannot go on; the rows so far are stored and scored.
     """
-    # Imported here: the pure core loads neither torch nor mlflow.
-    from clear_mlflow.learning.prepare import prepare
-    from clear_mlflow.learning.progress import progress_for
-    from clear_mlflow.learning.session import check
-    from clear_mlflow.runs.in_process import train_in_process
-    from clear_mlflow.store.client import bound_retries, preflight
-
-    _refuse_several_processes()
-    asked = {name: str(value) for name, value in parameters.items()}
+    asked = _asked(locals())
     config = TrainConfig.resolve(asked)
     if config.seeds != NONE:
         raise ConfigError(
             f"seeds is {config.seeds}, which trains an ensemble and gives a matrix for each seed; "
             "call train_ensemble, or pass seed=N"
         )
-    config = check(config)
-    bound_retries()
-    client = preflight()  # before the data, which may take minutes to read
-    training = prepare(config, progress_for(sys.stderr))
+    client, training = _prepared(config)
+    # Imported here, as in _prepared: the pure core loads neither torch nor mlflow.
+    from clear_mlflow.runs.in_process import train_in_process
+
     return _matrix_of(train_in_process(client, training, asked))
 
 
-def train_ensemble(**parameters: object) -> dict[int, AccuracyMatrix]:
+def train_ensemble(
+    *,
+    dataset: Literal["digits", "clear10", "clear100"] = "digits",
+    data_root: str | Path = "auto",
+    protocol: Literal["iid", "streaming"] = "iid",
+    split: int | str = "auto",
+    features: str = "none",
+    damaged: Literal["stop", "leave_out"] = "stop",
+    strategy: str = "naive",
+    strategy_args: str | Mapping[str, object] = "none",
+    memory: float | str = "auto",
+    model: str = "auto",
+    weights: str | Path = "none",
+    freeze: Literal["none", "backbone"] = "none",
+    image_size: int | str = "auto",
+    epochs: int | str = "auto",
+    batch_size: int | str = "auto",
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
+    optimizer_state: Literal["reset", "keep"] = "reset",
+    lr: float | str = "auto",
+    momentum: float = 0.9,
+    weight_decay: float = 0.00001,
+    schedule: Literal["step", "cosine", "constant"] = "step",
+    lr_step: int | str = "auto",
+    lr_gamma: float = 0.1,
+    warmup_epochs: int = 0,
+    label_smoothing: float = 0,
+    clip_norm: float = 0,
+    precision: Literal["auto", "off", "bf16"] = "auto",
+    channels_last: bool | Literal["on", "off"] = True,
+    allocator: bool | Literal["on", "off"] = True,
+    compile: bool | Literal["on", "off"] = False,  # noqa: A002
+    predictions: Literal["labels", "probs", "none"] = "labels",
+    log_models: Literal["none", "last", "all"] = "none",
+    resumable: bool | Literal["on", "off"] = True,
+    seed: int = 0,
+    seeds: str | Sequence[int] = "none",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> dict[int, AccuracyMatrix]:
     """Train runs that differ in their seed alone together, each tracked as a run of its own.
 
     They stand below one run in MLflow, which holds the means of their metrics: the active run,
-    which is left open, or one that is opened and closed.
+    which is left open, or one that is opened and closed. The parameters are those of
+    :func:`train`, and ``seeds=[0, 1, 2]``.
 
     Args:
-        **parameters: as of :func:`train`, and ``seeds="0,1,2"``.
+        dataset: digits (embedded; nothing to download), clear10 or clear100.
+        data_root: Folder of the dataset, in any of CLEAR's layouts; auto for the
+            embedded one.
+        protocol: iid: held-out test images; streaming: a bucket's test set is its
+            training data.
+        split: Under iid, a number: that seeded 70/30 split of each bucket's training
+            images; auto: the released test set where there is one, else split 0.
+        features: Name of stored features to train a linear head on, as moco_b0.
+        damaged: What to do about an image that cannot be decoded; leave_out is told in
+            the record.
+        strategy: How to learn from the stream, as replay (docs/strategies.md), or a
+            class of your own as package.module:Class.
+        strategy_args: The strategy's own numbers: {"name": value}, or
+            name=value,name=value; docs/strategies.md lists them.
+        memory: What a strategy with a buffer may keep: images, or below 1 a fraction of
+            the stream's training images; other strategies ignore it.
+        model: small_cnn, any torchvision classification model by name, as resnet18, or
+            linear, which goes with features.
+        weights: What the model starts from: none, DEFAULT (torchvision's best
+            pretrained weights), or a file of weights, .safetensors or .pth.
+        freeze: backbone: train the head alone and leave all other weights as they are.
+        image_size: Side of the model's square input, pixels.
+        epochs: Passes over each bucket's training data.
+        batch_size: Images in one optimiser step; full: all of an epoch.
+        optimizer: sgd, adam or adamw.
+        optimizer_state: What becomes of momentum and the like at a new bucket: reset or
+            keep.
+        lr: The learning rate at the start of a bucket.
+        momentum: SGD's momentum; nothing to the others.
+        weight_decay: The optimiser's weight decay.
+        schedule: How the learning rate falls within a bucket: step, cosine (to 0) or
+            constant.
+        lr_step: Under schedule step, epochs after which the learning rate is multiplied
+            by lr_gamma.
+        lr_gamma: Factor on the learning rate every lr_step epochs.
+        warmup_epochs: First epochs of each bucket over which the learning rate rises to
+            lr.
+        label_smoothing: Share of the target spread over all classes.
+        clip_norm: Largest norm of a step's gradient; 0: not clipped.
+        precision: Mixed precision: bf16, off (float32), or auto: bf16 where the device
+            computes in it.
+        channels_last: Memory layout in which convolutions are fastest.
+        allocator: Let the training process keep freed memory for reuse; changes no
+            result.
+        compile: Compile the model with torch.compile.
+        predictions: What to keep of each row's answers per test image: labels, probs or
+            none.
+        log_models: Which buckets' models to store as artifacts: none, last or all.
+        resumable: Store after each bucket what training goes on from (docs/resume.md);
+            it is removed when the last row is stored.
+        seed: Seed of all that is random.
+        seeds: Seeds of an ensemble, as [0, 1, 2]; for train_ensemble.
+        device: cpu, cuda, or auto: cuda where there is one.
 
     Returns:
         Seed to matrix, rebuilt from the rows that each run's artifact store holds.
 
     Raises:
-        ConfigError: a parameter is unknown or has a value that it cannot have, or there are
-            no ``seeds``.
+        ConfigError: a parameter has a value that it cannot have, or there are no ``seeds``.
         DataError: the dataset or its features are missing or damaged.
         TrackingError: MLflow cannot keep the runs.
         TrainingError: training cannot go on; the rows so far are stored and scored.
     """
-    from clear_mlflow.learning.prepare import prepare
-    from clear_mlflow.learning.progress import progress_for
-    from clear_mlflow.learning.session import check
-    from clear_mlflow.runs.in_process import train_ensemble_in_process
-    from clear_mlflow.store.client import bound_retries, preflight
-
-    _refuse_several_processes()
-    asked = {name: str(value) for name, value in parameters.items()}
+    asked = _asked(locals())
     config = TrainConfig.resolve(asked)
     if config.seeds == NONE:
         raise ConfigError("seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train")
-    config = check(config)
-    bound_retries()
-    client = preflight()
-    training = prepare(config, progress_for(sys.stderr))
+    client, training = _prepared(config)
+    from clear_mlflow.runs.in_process import train_ensemble_in_process
+
     scores = train_ensemble_in_process(client, training, asked)
     return {seed: _matrix_of(of_member) for seed, of_member in scores.items()}
 
@@ -185,3 +356,43 @@ def _refuse_several_processes() -> None:
             f"this is one of {place.size} processes, each of which would train alone and open a "
             "run; start 'torchrun ... -m clear_mlflow train', or call this in one process"
         )
+
+
+def _asked(given: Mapping[str, object]) -> dict[str, str]:
+    """What a caller said, as texts: the parameters whose values are not their defaults."""
+    texts = {name: _text_of(name, value) for name, value in given.items()}
+    defaults = parameter_defaults()
+    return {name: text for name, text in texts.items() if text != defaults[name]}
+
+
+def _text_of(name: str, value: object) -> str:
+    """A parameter's value, as a Python user writes it, as the text that the command line takes."""
+    if isinstance(value, bool) and name in _SWITCHES:
+        return "on" if value else "off"
+    if isinstance(value, Mapping):
+        return ",".join(
+            f"{key}={('yes' if item else 'no') if isinstance(item, bool) else item}"
+            for key, item in value.items()
+        )
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(str, value))
+    # The text of a number's default, which is what it is compared with: 0.00001 is 1e-05 elsewhere.
+    default = parameter_defaults()[name]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        with suppress(ValueError):
+            return default if float(default) == value else str(value)
+    return str(value)
+
+
+def _prepared(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
+    """A store that can keep the run, and a training that is ready to begin."""
+    _refuse_several_processes()
+    from clear_mlflow.learning.prepare import prepare
+    from clear_mlflow.learning.progress import progress_for
+    from clear_mlflow.learning.session import check
+    from clear_mlflow.store.client import bound_retries, preflight
+
+    config = check(config)
+    bound_retries()
+    client = preflight()  # before the data, which may take minutes to read
+    return client, prepare(config, progress_for(sys.stderr))

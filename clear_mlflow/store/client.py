@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import mlflow
-from mlflow import MlflowClient
+from mlflow import MlflowClient as MlflowClient  # handed on, to those that name no mlflow
 from mlflow.entities import LifecycleStage
 from mlflow.environment_variables import (
     MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR,

@@ -1,0 +1,123 @@
+"""The front door for Python: real parameters, held together with the configuration's."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from typing import Literal, get_args, get_origin, get_type_hints
+
+import pytest
+
+import clear_mlflow
+from clear_mlflow import api
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import TrainConfig, parameter_defaults
+
+FUNCTIONS = (clear_mlflow.train, clear_mlflow.train_ensemble)
+# What an editor offers and a program may rely on; a name that goes breaks somebody's.
+PUBLIC = [
+    *("AccuracyMatrix", "AccuracyRow", "__version__", "clear", "explain", "metrics", "renate"),
+    *("series", "summarize", "track", "train", "train_ensemble"),
+]
+
+
+def test_the_public_names_are_these():
+    """Each of them is there, too."""
+    assert sorted(clear_mlflow.__all__) == PUBLIC
+    assert all(getattr(clear_mlflow, name) is not None for name in PUBLIC)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_the_signature_is_the_configuration(function):
+    """Every parameter by keyword, in the configuration's order, with its very default."""
+    parameters = inspect.signature(function).parameters
+    assert list(parameters) == list(parameter_defaults())
+    assert {p.kind for p in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    given = {name: p.default for name, p in parameters.items()}
+    assert api._asked(given) == {}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_every_choice_of_a_signature_is_one(function):
+    """What a type says may be passed is accepted, and the docstring names each parameter."""
+    hints = get_type_hints(function, {**vars(api), "AccuracyMatrix": clear_mlflow.AccuracyMatrix})
+    told = set(re.findall(r"^        (\w+): ", inspect.getdoc(function) and function.__doc__, re.M))
+    assert told >= set(parameter_defaults())
+    for name in parameter_defaults():
+        hint = hints[name]
+        for kind in (hint, *get_args(hint)):
+            choices = get_args(kind) if get_origin(kind) is Literal else ()
+            for choice in (True, False) if kind is bool else choices:
+                needed = {"data_root": "/d"} if choice in ("clear10", "clear100") else {}
+                TrainConfig.resolve(api._asked({name: choice}) | needed)
+
+
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [
+        ({"compile": True, "resumable": False}, {"compile": "on", "resumable": "off"}),
+        ({"seeds": [0, 1]}, {"seeds": "0,1"}),
+        ({"epochs": 5, "memory": 0.1, "lr": 1}, {"epochs": "5", "memory": "0.1", "lr": "1"}),
+        ({"weight_decay": 1e-5, "seed": 0, "channels_last": True}, {}),
+        ({"strategy_args": {"alpha": 0.5, "on": True}}, {"strategy_args": "alpha=0.5,on=yes"}),
+        ({"compile": "on", "split": 0}, {"compile": "on", "split": "0"}),
+    ],
+)
+def test_values_are_written_as_in_python(given, texts):
+    """What arrives is the text that the command line would have had."""
+    assert api._asked(given) == texts
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"epochs": True}, "epochs is 'True'; expected a whole number"),
+        ({"compile": 1}, "compile is '1'; expected one of off, on"),
+        ({"memory": None}, "memory is 'None'; expected a whole number of images, or a fraction"),
+        ({"seeds": [0, 0]}, "expected distinct seeds"),
+        ({"lr": float("nan")}, "lr is 'nan'; expected a finite number above 0"),
+    ],
+)
+def test_a_wrong_value_is_one_clear_error(given, told):
+    """Before anything is read, and before MLflow is asked."""
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        clear_mlflow.train(**given)
+
+
+def test_an_unknown_parameter_is_python_s_own_error():
+    """As of every function."""
+    with pytest.raises(TypeError, match="epoch"):
+        clear_mlflow.train(epoch=3)
+
+
+def test_a_caller_is_checked(tmp_path):
+    """Mypy accepts what works, and names what does not."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import clear_mlflow\n"
+        "clear_mlflow.train(strategy='replay', epochs=5, memory=0.1, compile=True)\n"
+        "clear_mlflow.train_ensemble(seeds=[0, 1], features='pixels')\n"
+        "clear_mlflow.train(epoch=5)\n"
+        "clear_mlflow.train(optimizer='sdg')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--follow-imports=silent", str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    found = [line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line]
+    assert found == ["4", "5"], done.stdout
+
+
+def test_the_parameters_are_written_once_each():
+    """The two functions differ in nothing that a caller passes."""
+    tree = ast.parse(inspect.getsource(api))
+    one, other = (
+        ast.dump(node.args)
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name in ("train", "train_ensemble")
+    )
+    assert one == other
