@@ -21,7 +21,7 @@ import time
 import numpy as np
 
 from clear_mlflow import AccuracyMatrix, summarize
-from clear_mlflow.statistics import Hits, paired_bootstrap
+from clear_mlflow.statistics import CorrectMatrix, paired_bootstrap
 
 BUCKETS = 10
 SIZES = {"CLEAR-10": 550, "CLEAR-100": 4980}
@@ -80,10 +80,10 @@ def one(way: str, per_bucket: int, resamples: int) -> None:
     print(json.dumps({"seconds": seconds, "memory": (after - before) / 1024}))
 
 
-def made_up(per_bucket: int, seed: int) -> Hits:
+def made_up(per_bucket: int, seed: int) -> CorrectMatrix:
     """A run that is right on some 80 % of the images."""
     draws = np.random.default_rng(seed)
-    return Hits(
+    return CorrectMatrix(
         evaluation_set="made up",
         buckets=tuple(str(j + 1) for j in range(BUCKETS)),
         bucket=np.repeat(np.arange(BUCKETS), per_bucket).astype(np.uint16),
@@ -92,7 +92,7 @@ def made_up(per_bucket: int, seed: int) -> Hits:
     )
 
 
-def plain(a: Hits, b: Hits, resamples: int) -> dict[str, tuple[float, float]]:
+def plain(a: CorrectMatrix, b: CorrectMatrix, resamples: int) -> dict[str, tuple[float, float]]:
     """The same intervals, one resample after the other."""
     draws = np.random.default_rng(0)
     places = [np.flatnonzero(a.bucket == j) for j in range(BUCKETS)]

@@ -16,7 +16,7 @@ from clear_mlflow.learning.config import NONE, TrainConfig, parameter_defaults
 if TYPE_CHECKING:
     from clear_mlflow.core.predictions import EvaluationSet
     from clear_mlflow.learning.session import StreamTraining
-    from clear_mlflow.runs.loop_run import OwnRun
+    from clear_mlflow.runs.loop_run import LoopRun
     from clear_mlflow.scoring.scores import Scores
     from clear_mlflow.store.client import MlflowClient
 
@@ -283,7 +283,7 @@ def track(
     test_ids: Sequence[Sequence[object]] | None = None,
     evaluation_set: EvaluationSet | None = None,
     run_name: str | None = None,
-) -> OwnRun:
+) -> LoopRun:
     """Track a training loop of your own, which hands over its rows: ``run.log_row(i, correct)``.
 
     Used as ``with clear_mlflow.track(...) as run:``. An active MLflow run is joined and left open;
@@ -321,10 +321,10 @@ def track(
         RecordError: a key, a count or a name is not one that the record holds.
         TrackingError: on entering, when MLflow cannot keep the run or it holds another loop's rows.
     """
-    from clear_mlflow.core.loop_metadata import loop_facts
-    from clear_mlflow.runs.loop_run import OwnRun
+    from clear_mlflow.core.loop_metadata import describe_loop
+    from clear_mlflow.runs.loop_run import LoopRun
 
-    facts = loop_facts(
+    facts = describe_loop(
         buckets=buckets,
         num_instances=num_instances,
         dataset=dataset,
@@ -340,7 +340,7 @@ def track(
         test_ids=test_ids,
         evaluation_set=evaluation_set,
     )
-    return OwnRun(facts, run_name)
+    return LoopRun(facts, run_name)
 
 
 def _matrix_of(scores: Scores) -> AccuracyMatrix:

@@ -15,7 +15,7 @@ from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_table
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.statistics import Hits
+from clear_mlflow.statistics import CorrectMatrix
 
 BY = ("strategy", "dataset")
 SCORE = "clear/challenge_score"
@@ -32,7 +32,7 @@ def hits_of(correct, *, offset=0, digest="one"):
     for i, row in enumerate(correct):
         for j, count in enumerate(row):
             right[i, j, (offset + np.arange(count)) % NUM_TEST] = True
-    return Hits(
+    return CorrectMatrix(
         evaluation_set=digest,
         buckets=tuple(str(j + 1) for j in range(width)),
         bucket=np.repeat(np.arange(width), NUM_TEST).astype(np.uint16),

@@ -18,7 +18,7 @@ from test_end_to_end import LONG, environment, only_run, rows_folder, scores_of,
 
 from clear_mlflow import summarize
 from clear_mlflow.cli import main
-from clear_mlflow.core.distributed import ALONE_HERE, Place, place_of_environment
+from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv, place_of_environment
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
@@ -256,7 +256,7 @@ def test_what_cannot_work_is_refused_before_any_process_starts(arguments, told):
 
 def test_strategies_and_ensembles_that_need_one_process_are_refused():
     """By those that would train, whoever started them."""
-    two = Place(rank=0, size=2, local_rank=0, local_size=2)
+    two = DistributedEnv(rank=0, size=2, local_rank=0, local_size=2)
     check(TrainConfig.resolve({"device": "cpu"}), two)
     with pytest.raises(ConfigError, match="ForOne trains in one process and this is one of 2"):
         check(TrainConfig.resolve({"device": "cpu", "strategy": f"{__name__}:ForOne"}), two)
@@ -270,9 +270,9 @@ def test_more_processes_than_gpus_are_refused():
     code = (
         "from clear_mlflow.learning.parallel.group import check_devices\n"
         "from clear_mlflow.core.errors import ConfigError\n"
-        "from clear_mlflow.core.distributed import Place\n"
-        "check_devices(Place(size=2, local_size=2), 'cpu')\n"
-        "try:\n    check_devices(Place(size=2, local_size=2), 'cuda')\n"
+        "from clear_mlflow.core.distributed import DistributedEnv\n"
+        "check_devices(DistributedEnv(size=2, local_size=2), 'cpu')\n"
+        "try:\n    check_devices(DistributedEnv(size=2, local_size=2), 'cuda')\n"
         "except ConfigError as error:\n    assert 'share 0 GPUs' in str(error), error\n"
         "else:\n    raise SystemExit('accepted')\n"
     )
@@ -290,7 +290,7 @@ def test_place_is_what_torchrun_says():
         "MASTER_ADDR": "a",
         "MASTER_PORT": "1",
     }
-    assert place_of_environment(said) == Place(rank=3, size=4, local_rank=1, local_size=2)
+    assert place_of_environment(said) == DistributedEnv(rank=3, size=4, local_rank=1, local_size=2)
     assert place_of_environment({}) is ALONE_HERE
     assert place_of_environment({"WORLD_SIZE": "8"}) is ALONE_HERE
     assert place_of_environment({**said, "RANK": "0", "WORLD_SIZE": "1"}).size == 1

@@ -14,7 +14,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
-from clear_mlflow.learning.samples.indices import Picks
+from clear_mlflow.learning.samples.indices import SampleIndices
 from clear_mlflow.learning.session import StreamTraining
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.runs.in_process import train_in_process
@@ -100,7 +100,7 @@ def test_a_stream_of_features_keeps_every_row_with_its_label():
     np.testing.assert_array_equal(held_out.images.numpy(), np.concatenate(features.test))
     np.testing.assert_array_equal(held_out.bucket.numpy(), np.repeat([0, 1, 2], [20, 9, 13]))
     assert held_out.counts == (20, 9, 13)
-    picks = Picks(np.array([2, 0, 2]), np.array([5, 1, 0]))
+    picks = SampleIndices(np.array([2, 0, 2]), np.array([5, 1, 0]))
     samples = placed.select(picks)
     expected = [features.train[2][5], features.train[0][1], features.train[2][0]]
     np.testing.assert_array_equal(samples.images.numpy(), expected)

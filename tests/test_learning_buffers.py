@@ -16,7 +16,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import buffer_names
 from clear_mlflow.learning.buffers._base import load_buffer
 from clear_mlflow.learning.buffers.biased_reservoir import parse_alpha
-from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.strategies._base import check_strategy
 
 CLASSES = 4
@@ -72,7 +72,7 @@ def test_what_is_held_follows_from_the_seed(name):
 
 def arrivals(seed, position, count):
     """What a biased reservoir draws for a bucket: the order, luck, and places."""
-    draws = generator(seed, Draw.BUFFER, position)
+    draws = generator(seed, RngPurpose.BUFFER, position)
     order = torch.randperm(count, generator=draws).tolist()
     luck = torch.rand(count, generator=draws, dtype=torch.float64).tolist()
     return order, luck, draws

@@ -16,7 +16,7 @@ from learning_streams import CPU, random_stream, write_stream
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import Bucket
-from clear_mlflow.learning.device import Draw, derive_seed, generator
+from clear_mlflow.learning.device import RngPurpose, derive_seed, generator
 from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
     Normaliser,
@@ -153,10 +153,10 @@ def test_order_and_crops_follow_from_seed_bucket_and_epoch_alone():
 
 def test_seeds_differ_by_purpose_and_take_any_whole_number():
     """Seeds are stable in [0, 2**63), for seeds of any size, and differ by purpose."""
-    seeds = {derive_seed(0, purpose, 1) for purpose in Draw}
-    assert len(seeds) == len(Draw)
-    assert 0 <= derive_seed(10**40, Draw.ORDER, 3, 2) < 2**63
-    assert generator(3, Draw.ORDER, 1).initial_seed() == derive_seed(3, Draw.ORDER, 1)
+    seeds = {derive_seed(0, purpose, 1) for purpose in RngPurpose}
+    assert len(seeds) == len(RngPurpose)
+    assert 0 <= derive_seed(10**40, RngPurpose.ORDER, 3, 2) < 2**63
+    assert generator(3, RngPurpose.ORDER, 1).initial_seed() == derive_seed(3, RngPurpose.ORDER, 1)
 
 
 @pytest.mark.parametrize(("side", "margin"), [(8, 0), (32, 0), (63, 0), (64, 9), (224, 32)])

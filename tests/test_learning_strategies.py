@@ -176,9 +176,9 @@ def test_buffer_is_what_the_whole_past_would_have_given(labels_of_buckets, memor
 
 def drawn(position, labels):
     """The priorities of a bucket's images: the lowest are kept."""
-    from clear_mlflow.learning.device import Draw, generator
+    from clear_mlflow.learning.device import RngPurpose, generator
 
-    draws = generator(0, Draw.BUFFER, position)
+    draws = generator(0, RngPurpose.BUFFER, position)
     return torch.rand(len(labels), generator=draws, dtype=torch.float64).tolist()
 
 

@@ -16,7 +16,13 @@ from torch.nn.functional import cross_entropy
 from clear_mlflow.core.errors import ConfigError, TrainingError
 from clear_mlflow.learning import loop
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.device import Draw, home_of, memory_told, resolve_device, seed_everything
+from clear_mlflow.learning.device import (
+    RngPurpose,
+    resolve_device,
+    seed_everything,
+    storage_device,
+    translate_oom,
+)
 from clear_mlflow.learning.loop import measure, train
 from clear_mlflow.learning.models import build_model
 from clear_mlflow.learning.samples.decoded import (
@@ -171,7 +177,7 @@ def test_row_0_is_of_the_untrained_model_and_later_rows_are_not(tmp_path):
     stream = type(stream)(stream.name, stream.class_names, (same,), stream.digest)
     untrained, trained = rows_of(stream, epochs=60)
     assert trained.correct == (12,)
-    seed_everything(0, Draw.WEIGHTS)
+    seed_everything(0, RngPurpose.WEIGHTS)
     model = build_model("small_cnn", num_classes=3, image_size=8)
     held_out = DecodedStream(stream, image_size=8, device=CPU).test()
     assert untrained.correct == measure(model, held_out, device=CPU).correct
@@ -295,14 +301,14 @@ def test_a_device_that_is_full_is_told_in_one_line(tmp_path):
 def test_every_way_of_cuda_to_be_full_is_known(error):
     """As torch words them."""
     told = pytest.raises(TrainingError, match=r"^the device has no room for this; wait$")
-    with told, memory_told("wait"):
+    with told, translate_oom("wait"):
         raise error
 
 
 def test_samples_of_any_size_stay_in_main_memory_without_an_accelerator():
     """Only a device with memory of its own is asked for it."""
-    assert home_of(0, CPU) == CPU
-    assert home_of(2**62, CPU) == CPU
+    assert storage_device(0, CPU) == CPU
+    assert storage_device(2**62, CPU) == CPU
 
 
 def test_no_bucket_is_held_while_the_strategy_or_the_next_bucket_needs_room(tmp_path, monkeypatch):

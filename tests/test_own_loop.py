@@ -16,7 +16,7 @@ from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.adapters._run import AdapterRun
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
-from clear_mlflow.core.loop_metadata import evaluation_set_of, loop_facts, measured_row
+from clear_mlflow.core.loop_metadata import describe_loop, evaluation_set_of, measured_row
 from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
@@ -280,13 +280,13 @@ def test_what_is_no_row_is_refused_in_one_line(row, message):
     """Before anything of it is stored."""
     positional, named = row
     with pytest.raises((ConfigError, RecordError), match=message) as told:
-        measured_row(loop_facts(**LOOP), *positional, **named)
+        measured_row(describe_loop(**LOOP), *positional, **named)
     assert "\n" not in str(told.value)
 
 
 def test_answers_have_to_give_the_accuracies_that_arrive_beside_them():
     """As closely as an image counts; a bucket that the accuracies leave out may have any."""
-    facts = loop_facts(buckets=3, test_labels=LABELS)
+    facts = describe_loop(buckets=3, test_labels=LABELS)
     answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     row, _ = measured_row(facts, 1, accuracy=[0.67, None, 0.75], labels=answers)
     assert row.accuracy[0] == 0.67

@@ -8,12 +8,12 @@ import time
 import psutil
 import pytest
 
-from clear_mlflow.core.distributed import Place
-from clear_mlflow.process.rank_worker import take_part
+from clear_mlflow.core.distributed import DistributedEnv
+from clear_mlflow.process.rank_worker import run_rank
 from clear_mlflow.process.signals import StoppingSignals
 
-SECOND_HERE = Place(rank=1, size=2, local_rank=1, local_size=2)
-ALONE_ON_ITS_MACHINE = Place(rank=1, size=2, local_rank=0, local_size=1)
+SECOND_HERE = DistributedEnv(rank=1, size=2, local_rank=1, local_size=2)
+ALONE_ON_ITS_MACHINE = DistributedEnv(rank=1, size=2, local_rank=0, local_size=1)
 SHORT = {"features": "pixels", "strategy": "linear", "epochs": "1", "device": "cpu"}
 LONG = {**SHORT, "epochs": "100000"}
 WRONG = {**SHORT, "strategy": "no-such-strategy"}
@@ -21,7 +21,7 @@ WRONG = {**SHORT, "strategy": "no-such-strategy"}
 
 def part(place, asked):
     with StoppingSignals() as signals:
-        return take_part(place, asked, signals)
+        return run_rank(place, asked, signals)
 
 
 def trainings():

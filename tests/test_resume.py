@@ -27,7 +27,7 @@ from clear_mlflow.core.predictions import predictions_file_name
 from clear_mlflow.core.record import RowRecord, row_index
 from clear_mlflow.journal.spool import Spool, default_root
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.measured import StreamFacts
+from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.runs.resume import (
     check_data,
     check_parameters,
@@ -350,7 +350,7 @@ def facts_like(point, **changes):
     counts = {name: tuple(data[name]) for name in ("buckets", "num_train", "num_test")}
     same = {name: data[name] for name in ("digest", "protocol", "split", "features")}
     facts = {"features_digest": data["features_digest"], "name": data["dataset"], **same, **counts}
-    return StreamFacts(**{"source": "elsewhere", "num_classes": 10, **facts, **changes})
+    return StreamMetadata(**{"source": "elsewhere", "num_classes": 10, **facts, **changes})
 
 
 def test_other_data_is_refused(interrupted, tmp_path):

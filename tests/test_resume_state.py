@@ -25,7 +25,7 @@ from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_by
 from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.progress import SilentProgress
 from clear_mlflow.learning.registry import strategy_names
-from clear_mlflow.learning.samples.indices import Picks
+from clear_mlflow.learning.samples.indices import SampleIndices
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
 PREDICTIONS = b"what the model answered"
@@ -122,7 +122,7 @@ class Own(Strategy):
         self._same = self._head
         self._draws = torch.Generator().manual_seed(3)
         self._kept = {"weights": (), 3: [None, True, 1.5, np.float64(2)]}
-        self._picks = Picks(np.arange(2), np.arange(2))
+        self._picks = SampleIndices(np.arange(2), np.arange(2))
         self._scale = nn.Parameter(torch.ones(()))
         self._own_steps = torch.optim.Adam([self._scale])
         self._strided = torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last)

@@ -15,7 +15,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.statistics import (
-    Hits,
+    CorrectMatrix,
     bootstrap_intervals,
     mcnemar_cells,
     mcnemar_exact,
@@ -28,8 +28,10 @@ FORGETTING = "renate/forgetting"
 BACKWARD = "clear/backward_transfer"
 
 
-def hits(right: np.ndarray, counts: tuple[int, ...], first_row: int = 0, digest: str = "d") -> Hits:
-    return Hits(
+def hits(
+    right: np.ndarray, counts: tuple[int, ...], first_row: int = 0, digest: str = "d"
+) -> CorrectMatrix:
+    return CorrectMatrix(
         evaluation_set=digest,
         buckets=tuple(str(j + 1) for j in range(len(counts))),
         bucket=np.repeat(np.arange(len(counts)), counts).astype(np.uint16),
@@ -38,7 +40,9 @@ def hits(right: np.ndarray, counts: tuple[int, ...], first_row: int = 0, digest:
     )
 
 
-def random_hits(seed: int, counts: tuple[int, ...] = (7, 5, 6), share: float = 0.6) -> Hits:
+def random_hits(
+    seed: int, counts: tuple[int, ...] = (7, 5, 6), share: float = 0.6
+) -> CorrectMatrix:
     draws = np.random.default_rng(seed)
     return hits(draws.random((len(counts) + 1, sum(counts))) < share, counts)
 
@@ -57,7 +61,7 @@ def test_hits_of_stored_predictions_count_up_to_the_matrix() -> None:
         RowPredictions(row=row, labels=np.array(labels, np.uint8), evaluation_set=images.digest)
         for row, labels in [(2, [0, 1, 1]), (0, [0, 0, 0])]
     ]
-    found = Hits.of(images, answers)
+    found = CorrectMatrix.of(images, answers)
     assert found.rows == (0, 2)
     assert found.evaluation_set == images.digest
     expected = AccuracyMatrix([[np.nan] * 2, [1, 1]], [0.5, 0], [2, 1])
@@ -65,10 +69,10 @@ def test_hits_of_stored_predictions_count_up_to_the_matrix() -> None:
     assert found.after(1).rows == (0,)
     for wrong, message in [([], "no predictions"), ([answers[0]] * 2, "arrived twice")]:
         with pytest.raises(RecordError, match=message):
-            Hits.of(images, wrong)
+            CorrectMatrix.of(images, wrong)
     foreign = RowPredictions(row=1, labels=np.zeros(3, np.uint8), evaluation_set="other")
     with pytest.raises(RecordError, match="another evaluation set"):
-        Hits.of(images, [foreign])
+        CorrectMatrix.of(images, [foreign])
 
 
 @settings(max_examples=60, deadline=None)
@@ -89,7 +93,7 @@ def test_mcnemar_is_the_sign_test(pairs: list[tuple[bool, bool]]) -> None:
 def test_mcnemar_in_every_cell_is_mcnemar_of_that_cell() -> None:
     """The matrix form agrees with one call a cell; a row that one run lacks is NaN."""
     a, b = random_hits(1), random_hits(2)
-    short = Hits(b.evaluation_set, b.buckets, b.bucket, b.rows[1:3], b.right[1:3])
+    short = CorrectMatrix(b.evaluation_set, b.buckets, b.bucket, b.rows[1:3], b.right[1:3])
     cells = mcnemar_cells(a, short)
     assert cells.p_values.shape == (3, 3)
     assert np.isnan([cells.p_values[0], cells.differences[0]]).all()
@@ -101,7 +105,9 @@ def test_mcnemar_in_every_cell_is_mcnemar_of_that_cell() -> None:
         assert (cells.only_a[row, j], cells.only_b[row, j]) == (one.only_a, one.only_b)
 
 
-def by_loops(a: Hits, b: Hits, metric: Metric, resamples: int, seed: int) -> list[float]:
+def by_loops(
+    a: CorrectMatrix, b: CorrectMatrix, metric: Metric, resamples: int, seed: int
+) -> list[float]:
     """The bootstrap's differences, image by image; draws in the same order as the quick one."""
     draws, drawn = np.random.default_rng(seed), {}
     for j in range(len(a.buckets)):
@@ -188,7 +194,9 @@ def test_a_run_does_not_differ_from_itself() -> None:
     assert (mcnemar_cells(a, a).p_values == 1).all()
 
 
-def two_models(draws: np.random.Generator, ahead: float, n: int = 80) -> tuple[Hits, Hits]:
+def two_models(
+    draws: np.random.Generator, ahead: float, n: int = 80
+) -> tuple[CorrectMatrix, CorrectMatrix]:
     """Models that find the same images hard; the first is better by *ahead*."""
     counts = (n, n, n)
     hard = draws.random(3 * n)
@@ -287,4 +295,4 @@ def test_input_that_cannot_be_is_one_line() -> None:
     with pytest.raises(RecordError, match="truth value for each of 1 rows and 2 images"):
         hits(np.ones((1, 3), bool), (1, 1))
     with pytest.raises(RecordError, match="rows, ascending"):
-        Hits("d", ("1",), np.zeros(1, np.uint16), (2, 1), np.ones((2, 1), bool))
+        CorrectMatrix("d", ("1",), np.zeros(1, np.uint16), (2, 1), np.ones((2, 1), bool))

@@ -18,9 +18,7 @@ from clear_mlflow.statistics import (
     pairs_needed,
     seed_summary,
     unpaired_permutation,
-)
-from clear_mlflow.statistics import (
-    conclusion as verdict,
+    verdict,
 )
 
 some_values = st.lists(st.integers(0, 20).map(lambda n: n / 20), min_size=2, max_size=6)

@@ -17,7 +17,7 @@ from strategy_runs import (
     strategy_on,
 )
 
-from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.samples.decoded import Batch
 from clear_mlflow.learning.strategies.agem import project
 
@@ -83,7 +83,7 @@ def test_three_buckets_equal_the_written_out_ones(batch):
                 return ours
             num_steps = len(samples) // 4 + (len(samples) % 4 > 1)
             if epoch not in orders:
-                draws = generator(3, Draw.MEMORY, position, epoch)
+                draws = generator(3, RngPurpose.MEMORY, position, epoch)
                 orders[epoch] = []
                 while len(orders[epoch]) < num_steps * size:
                     orders[epoch] += torch.randperm(len(held), generator=draws).tolist()

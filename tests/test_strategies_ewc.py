@@ -17,7 +17,7 @@ from strategy_runs import (
 )
 from torch import nn
 
-from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.samples.decoded import Normaliser
 from clear_mlflow.learning.strategies import ewc
 
@@ -69,8 +69,8 @@ def test_fisher_is_the_mean_of_each_images_squared_gradient(tmp_path, monkeypatc
     model = small_network()
     strategy, _ = strategy_on(stream, settings, model)
     samples = stream.train(1)
-    order = torch.randperm(11, generator=generator(5, Draw.FISHER, 1, 0))[:8].tolist()
-    chances = torch.rand(8, generator=generator(5, Draw.FISHER, 1, 1)).tolist()
+    order = torch.randperm(11, generator=generator(5, RngPurpose.FISHER, 1, 0))[:8].tolist()
+    chances = torch.rand(8, generator=generator(5, RngPurpose.FISHER, 1, 1)).tolist()
     images = Normaliser(8, CPU)(samples.images)
     expected = literal_fisher(model, images, samples.labels, order, kind, chances)
     assert_close(strategy._fisher(1), expected)
@@ -86,8 +86,8 @@ def test_all_images_are_used_where_none_are_left_out():
     model, _ = random_head()
     strategy, _ = strategy_on(stream, settings, model)
     samples = stream.train(0)
-    order = torch.randperm(9, generator=generator(0, Draw.FISHER, 0, 0)).tolist()
-    chances = torch.rand(9, generator=generator(0, Draw.FISHER, 0, 1)).tolist()
+    order = torch.randperm(9, generator=generator(0, RngPurpose.FISHER, 0, 0)).tolist()
+    chances = torch.rand(9, generator=generator(0, RngPurpose.FISHER, 0, 1)).tolist()
     expected = literal_fisher(model, samples.images, samples.labels, order, "sampled", chances)
     assert_close(strategy._fisher(0), expected)
 

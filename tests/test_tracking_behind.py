@@ -2,7 +2,7 @@
 
 import time
 
-from clear_mlflow.runs.background import Behind
+from clear_mlflow.runs.background import BackgroundWorker
 
 LONG = 60  # seconds: a bound against hangs
 
@@ -16,7 +16,7 @@ def spin(seconds):
 def test_what_is_left_is_done_at_the_end_in_order():
     """All of it, in the order in which it was sent."""
     done = []
-    behind = Behind(lambda: None)
+    behind = BackgroundWorker(lambda: None)
     behind.start()
     for number in range(5):
         behind.send(lambda n=number: done.append(n))
@@ -27,7 +27,7 @@ def test_what_is_left_is_done_at_the_end_in_order():
 def test_while_training_goes_on_it_takes_a_small_share_of_a_core(capfd):
     """Jobs that would take the whole second take a tenth of it; then all are done."""
     done = []
-    behind = Behind(lambda: None, share=0.1)
+    behind = BackgroundWorker(lambda: None, share=0.1)
     behind.start()
 
     def job():
@@ -48,7 +48,7 @@ def test_while_training_goes_on_it_takes_a_small_share_of_a_core(capfd):
 def test_the_heart_beats_however_much_there_is_to_do():
     """Rows that follow each other quickly must not make a run look abandoned."""
     beats = []
-    behind = Behind(lambda: beats.append(0), every=0.05, share=1.0)
+    behind = BackgroundWorker(lambda: beats.append(0), every=0.05, share=1.0)
     behind.start()
     until = time.monotonic() + LONG
     while len(beats) < 3 and time.monotonic() < until:
@@ -62,7 +62,7 @@ def test_the_heart_beats_however_much_there_is_to_do():
 def test_who_stops_a_training_waits_for_no_picture_that_is_not_begun():
     """Rows that came quickly leave many pictures, and a scheduler gives a run seconds to close."""
     done = []
-    behind = Behind(lambda: None, share=0.01)
+    behind = BackgroundWorker(lambda: None, share=0.01)
     behind.start()
     for number in range(50):
         behind.send(lambda n=number: (spin(0.05), done.append(n)))

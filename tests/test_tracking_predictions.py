@@ -23,7 +23,7 @@ from clear_mlflow.evaluation.rescore import evaluate
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.report.confusion import confusion_png
 from clear_mlflow.scoring import prediction_scores as tracked
-from clear_mlflow.statistics import Hits
+from clear_mlflow.statistics import CorrectMatrix
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 
@@ -94,7 +94,7 @@ def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
     assert [step for step, *_ in logged["macro_accuracy/average"]] == [1, 2]
     record = assemble(read_rows(store, run))
     found = tracked.read_predictions(store, run, record)
-    assert Hits.of(found.images, found.answers.values()).matrix().equals(record.matrix)
+    assert CorrectMatrix.of(found.images, found.answers.values()).matrix().equals(record.matrix)
     values = store.get_run(run.info.run_id).data.metrics
     for name, value in predicted.summarize(found).items():
         assert values[name] == value

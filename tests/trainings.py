@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.measured import MeasuredRow, StreamFacts
+from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
 
 NUM_TEST = 100
 
@@ -23,9 +23,9 @@ class KnownTraining:
         return TrainConfig.resolve({"seed": "7"})
 
     @property
-    def facts(self) -> StreamFacts:
+    def facts(self) -> StreamMetadata:
         buckets = tuple(str(j + 1) for j in range(len(self.correct[0])))
-        return StreamFacts(
+        return StreamMetadata(
             name="digits",
             digest=self.digest,
             source="somewhere",

@@ -11,9 +11,9 @@ from typing import Any
 
 from clear_mlflow.api import track
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.loop_metadata import loop_facts
+from clear_mlflow.core.loop_metadata import describe_loop
 from clear_mlflow.core.matrix import AccuracyMatrix, shown
-from clear_mlflow.runs.loop_run import OwnRun
+from clear_mlflow.runs.loop_run import LoopRun
 
 _WHOLE = 0.01  # how far correct = accuracy x images may be from an integer, in images
 
@@ -31,11 +31,11 @@ class AdapterRun:
 
     def __init__(self, told: Mapping[str, Any], flush: Callable[[], None]) -> None:
         try:
-            loop_facts(buckets=1, **{k: v for k, v in told.items() if k != "run_name"})
+            describe_loop(buckets=1, **{k: v for k, v in told.items() if k != "run_name"})
         except TypeError as error:
             raise ConfigError(f"{error}; an adapter takes what clear_mlflow.track takes") from error
         self._told = dict(told)
-        self._run: OwnRun | None = None
+        self._run: LoopRun | None = None
         self._rows: dict[int, tuple[float, ...]] = {}
         self._is_open = False
         self._has_counts = False
@@ -102,7 +102,7 @@ class AdapterRun:
         self._run.__exit__(None if error is None else type(error), error, traceback)
 
     @property
-    def run(self) -> OwnRun:
+    def run(self) -> LoopRun:
         """The run, once there is a row.
 
         Raises:

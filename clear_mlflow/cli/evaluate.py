@@ -163,7 +163,7 @@ def evaluate(
     own = load_own_metrics(list(listed(metric)))
 
     from clear_mlflow.cli.scoring_output import RunProgress, Summary
-    from clear_mlflow.evaluation.evaluate_run import VerdictFile, mark_evaluate_run
+    from clear_mlflow.evaluation.evaluate_run import ResultFile, mark_evaluate_run
     from clear_mlflow.evaluation.foreign_rows import adopt_rows
     from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
     from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
@@ -190,11 +190,11 @@ def evaluate(
     )
     if from_models == "yes":
         from clear_mlflow.cli.evaluate_models import show_reevaluated
-        from clear_mlflow.evaluation.reevaluate_models import retest_each
+        from clear_mlflow.evaluation.reevaluate_models import reevaluate_each
 
         client = preflight(opens_run=False)
         own_run = mark_evaluate_run(client)
-        tested = retest_each(client, select(client, selection), data_root=data_root)
+        tested = reevaluate_each(client, select(client, selection), data_root=data_root)
         sys.exit(show_reevaluated(tested))
     summary = Summary()
     # Entered first: Ray takes signals for itself when it starts.
@@ -202,7 +202,7 @@ def evaluate(
     with cluster or nullcontext(), stoppable() as received, scratch_folder():
         client = preflight(opens_run=False)
         own_run = mark_evaluate_run(client)
-        with VerdictFile() as told:
+        with ResultFile() as told:
             runs = select(client, selection)
             if cluster is None:
                 verdicts = evaluation.over(client, runs)

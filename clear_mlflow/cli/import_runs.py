@@ -159,13 +159,13 @@ def import_runs(
     )
     number = _seed(seed)
 
-    from clear_mlflow.evaluation.import_run import Importer, ImportFacts
+    from clear_mlflow.evaluation.import_run import Importer, ImportMetadata
     from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
 
     bound_retries()
     quiet_mlflow()
     wanted = None if experiment == NONE else experiment
-    facts = ImportFacts(
+    facts = ImportMetadata(
         dataset=_said(dataset), strategy=_said(strategy), seed=number, protocol=protocol
     )
     lines: list[Line] = []

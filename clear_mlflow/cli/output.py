@@ -15,14 +15,14 @@ from rich.text import Text
 from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.text import one_line, printable
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
-from clear_mlflow.runs.outcome import Outcome
+from clear_mlflow.runs.outcome import RunResult
 from clear_mlflow.scoring.scores import Scores
 
 if TYPE_CHECKING:
     from clear_mlflow.comparison import Comparison
 
 
-def print_outcome(outcome: Outcome) -> None:
+def print_outcome(outcome: RunResult) -> None:
     """The matrix and the metrics of a run that has ended, and where to look at it."""
     out = console()
     # Whoever reads this may have gone (a pipe into head); how the run ended stays true.

@@ -17,7 +17,7 @@ from rich.text import Text
 from clear_mlflow.cli.output import print_scores
 from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.text import one_line
-from clear_mlflow.evaluation.rescore import Verdict
+from clear_mlflow.evaluation.rescore import ScoringResult
 
 # Up to so many runs each has its line; of more, those with problems and those that lack rows.
 _ALL_SHOWN = 50
@@ -30,17 +30,17 @@ class Summary:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.problems: list[Verdict] = []
-        self._first: list[Verdict] = []
-        self._only: Verdict | None = None  # with its scores, while it is the only one
+        self.problems: list[ScoringResult] = []
+        self._first: list[ScoringResult] = []
+        self._only: ScoringResult | None = None  # with its scores, while it is the only one
         self._values = 0
-        self._notable: list[Verdict] = []
+        self._notable: list[ScoringResult] = []
         self._num_partial = 0
         self._num_problems = 0
         self._from_tags = 0
         self._undefined: Counter[str] = Counter()  # a user's own metric to runs without its value
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: ScoringResult) -> None:
         """Count a run."""
         self.counts[verdict.action] += 1
         self._only = verdict if self.counts.total() == 1 else None
@@ -123,7 +123,7 @@ class RunProgress:
                 redirect_stderr=False,
             )
 
-    def watch(self, verdicts: Iterable[Verdict], summary: Summary) -> Iterator[Verdict]:
+    def watch(self, verdicts: Iterable[ScoringResult], summary: Summary) -> Iterator[ScoringResult]:
         """Give the verdicts on, and show how many there were."""
         if self._bars is None:
             yield from verdicts

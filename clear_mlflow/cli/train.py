@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from clear_mlflow.core.distributed import Place, place_of_environment
+from clear_mlflow.core.distributed import DistributedEnv, place_of_environment
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.config import (
     NONE,
@@ -20,7 +20,7 @@ from clear_mlflow.learning.config import (
     read_config_file,
 )
 from clear_mlflow.process.parent import TrainingProcess
-from clear_mlflow.process.rank_worker import take_part
+from clear_mlflow.process.rank_worker import run_rank
 from clear_mlflow.process.signals import StoppingSignals
 
 
@@ -87,7 +87,7 @@ def train(context: click.Context, /, resume: str, config_file: str, **asked: str
         given = _given_to_resume(context, resume, config_file, asked, place)
         asked = asked_parameters(context, config_file, asked)
         if not place.keeps_record:
-            sys.exit(take_part(place, asked, signals))
+            sys.exit(run_rank(place, asked, signals))
 
         # Its torch is loaded while MLflow is loaded here.
         process = TrainingProcess(asked) if resume == NONE else None
@@ -107,7 +107,11 @@ def train(context: click.Context, /, resume: str, config_file: str, **asked: str
 
 
 def _given_to_resume(
-    context: click.Context, resume: str, config_file: str, asked: dict[str, str], place: Place
+    context: click.Context,
+    resume: str,
+    config_file: str,
+    asked: dict[str, str],
+    place: DistributedEnv,
 ) -> dict[str, str]:
     """The parameters that a user names beside the run to resume.
 

@@ -10,13 +10,13 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.comparison.groups import Group, cut, group_runs, told
+from clear_mlflow.comparison.groups import Group, cut, group_runs, label_of
 from clear_mlflow.comparison.subjects import Setting, Subject
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import shown
 from clear_mlflow.metrics import METRICS
 from clear_mlflow.statistics import (
-    Hits,
+    CorrectMatrix,
     Interval,
     bootstrap_intervals,
     holm,
@@ -164,7 +164,9 @@ def arrange(
     )
 
 
-def compare(arrangement: Arrangement, hits: Mapping[str, Hits] | None = None) -> Comparison:
+def compare(
+    arrangement: Arrangement, hits: Mapping[str, CorrectMatrix] | None = None
+) -> Comparison:
     """Test the leading groups against each other, and say what may be said.
 
     Seeds are the unit where both sides have two or more. Two single runs are compared on their test
@@ -181,7 +183,7 @@ def compare(arrangement: Arrangement, hits: Mapping[str, Hits] | None = None) ->
     cells: dict[tuple[int, int], NDArray[np.float64]] = {}
     unlike = set()
     for a, b in pairs:
-        sides = [_only_hits(groups[position], hits) for position in (a, b)]
+        sides = [_only_correctness(groups[position], hits) for position in (a, b)]
         if sides[0] is not None and sides[1] is not None:
             if sides[0].evaluation_set != sides[1].evaluation_set:
                 unlike.add((a, b))
@@ -239,7 +241,7 @@ def _by_seeds(a: Group, b: Group, metric: str, level: float) -> _Test | None:
     return _Test("seeds", test.difference, test.interval, test.p_value, test.smallest_p, evidence)
 
 
-def _by_images(a: Hits, b: Hits, protocol: str, level: float) -> dict[str, _Test]:
+def _by_images(a: CorrectMatrix, b: CorrectMatrix, protocol: str, level: float) -> dict[str, _Test]:
     if a.num_rows != b.num_rows:
         return {}
     return {
@@ -256,7 +258,7 @@ def _by_images(a: Hits, b: Hits, protocol: str, level: float) -> dict[str, _Test
     }
 
 
-def _cell_tests(group: Group, a: Hits, b: Hits) -> NDArray[np.float64]:
+def _cell_tests(group: Group, a: CorrectMatrix, b: CorrectMatrix) -> NDArray[np.float64]:
     """(T + 1, T): p of each cell, adjusted for the cells of the table; NaN = not tested."""
     found = np.full(group.grid.shape, np.nan)
     p_values = mcnemar_cells(a, b).p_values
@@ -267,7 +269,7 @@ def _cell_tests(group: Group, a: Hits, b: Hits) -> NDArray[np.float64]:
     return found
 
 
-def _only_hits(group: Group, hits: Mapping[str, Hits]) -> Hits | None:
+def _only_correctness(group: Group, hits: Mapping[str, CorrectMatrix]) -> CorrectMatrix | None:
     return hits.get(group.counted[0].run_id) if len(group.counted) == 1 else None
 
 
@@ -308,7 +310,7 @@ def _judged(
 
 
 def _image_intervals(
-    arrangement: Arrangement, hits: Mapping[str, Hits]
+    arrangement: Arrangement, hits: Mapping[str, CorrectMatrix]
 ) -> dict[int, Mapping[str, Interval]]:
     """Of groups of one run: its predictions say more than its counts do."""
     found: dict[int, Mapping[str, Interval]] = {}
@@ -344,14 +346,14 @@ def _warnings(
             stored, width = len([r for r in run.record.rows if r > 0]), len(run.grid[0])
             if run not in group.counted:
                 yield (
-                    f"{told(run)} was trained on {run.record.matrix.num_rows} of {width} buckets, "
-                    f"others on {group.length}: its cells and curves are shown, its metrics are "
-                    "left out of means and tests."
+                    f"{label_of(run)} was trained on {run.record.matrix.num_rows} of {width} "
+                    f"buckets, others on {group.length}: its cells and curves are shown, its "
+                    "metrics are left out of means and tests."
                 )
             elif run.is_partial:
                 yield (
-                    f"{told(run)} is partial: {stored} of {width} rows. A metric that they do not "
-                    "define is left empty."
+                    f"{label_of(run)} is partial: {stored} of {width} rows. A metric that they do "
+                    "not define is left empty."
                 )
     alone = [group for group in groups if len(group.counted) == 1]
     if alone:

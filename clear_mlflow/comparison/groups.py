@@ -117,8 +117,8 @@ def group_runs(
         members = found.setdefault((labels, settings.index(subject.setting)), [])
         if twin := _twin(subject, members):
             notes.append(
-                f"{told(subject)} repeats {told(twin)}: the same seed and the same matrix; it is "
-                "counted once."
+                f"{label_of(subject)} repeats {label_of(twin)}: the same seed and the same matrix; "
+                "it is counted once."
             )
         else:
             members.append(subject)
@@ -208,7 +208,7 @@ def _seed_order(subject: Subject) -> tuple[bool, int, str]:
     return seed is None, seed or 0, subject.run_id
 
 
-def told(subject: Subject) -> str:
+def label_of(subject: Subject) -> str:
     """A run as a sentence names it."""
     return f"{cut(subject.name)} ({cut(subject.run_id[:8])})"
 

@@ -12,7 +12,7 @@ _VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_AD
 
 
 @dataclass(frozen=True)
-class Place:
+class DistributedEnv:
     """One process among those that train one model; by default there is no other."""
 
     rank: int = 0  # 0 keeps the record
@@ -26,10 +26,10 @@ class Place:
         return self.rank == 0
 
 
-ALONE_HERE = Place()
+ALONE_HERE = DistributedEnv()
 
 
-def place_of_environment(environment: Mapping[str, str] = os.environ) -> Place:
+def place_of_environment(environment: Mapping[str, str] = os.environ) -> DistributedEnv:
     """Read the variables that torchrun sets for each process that it starts.
 
     Raises:
@@ -52,4 +52,4 @@ def place_of_environment(environment: Mapping[str, str] = os.environ) -> Place:
             f"RANK and WORLD_SIZE are set, as for one of several processes, but {problem}; start "
             "them with torchrun, or unset RANK and WORLD_SIZE"
         )
-    return Place(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+    return DistributedEnv(rank=rank, size=size, local_rank=local_rank, local_size=local_size)

@@ -24,7 +24,7 @@ _MOST_CLASSES = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoopFacts:
+class LoopMetadata:
     """What is known of a loop before its first row.
 
     Args:
@@ -52,7 +52,7 @@ class LoopFacts:
     evaluation_set: EvaluationSet | None = None
 
 
-def loop_facts(
+def describe_loop(
     *,
     buckets: int | Sequence[object],
     num_instances: int | Sequence[int] | Mapping[str, int] | None = None,
@@ -68,7 +68,7 @@ def loop_facts(
     test_labels: Sequence[Any] | None = None,
     test_ids: Sequence[Sequence[object]] | None = None,
     evaluation_set: EvaluationSet | None = None,
-) -> LoopFacts:
+) -> LoopMetadata:
     """Check what :func:`clear_mlflow.track` was given.
 
     Raises:
@@ -108,7 +108,7 @@ def loop_facts(
     grouped = {"strategy": strategy, "model": model, "dataset": dataset, "protocol": protocol}
     if seed is not None:
         grouped["seed"] = str(seed)
-    return LoopFacts(
+    return LoopMetadata(
         buckets=keys,
         num_instances=counts,
         dataset=DatasetIdentity(dataset, digest),
@@ -185,7 +185,7 @@ def evaluation_set_of(
 
 
 def measured_row(
-    facts: LoopFacts,
+    facts: LoopMetadata,
     row: int,
     correct: object = None,
     accuracy: object = None,
@@ -238,7 +238,9 @@ def measured_row(
     return found, answers
 
 
-def _answers(facts: LoopFacts, row: int, labels: object, probabilities: object) -> RowPredictions:
+def _answers(
+    facts: LoopMetadata, row: int, labels: object, probabilities: object
+) -> RowPredictions:
     images = facts.evaluation_set
     if images is None:
         raise ConfigError(

@@ -17,7 +17,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.engines.ray_cluster import RayCluster
-from clear_mlflow.evaluation.rescore import Evaluation, Verdict
+from clear_mlflow.evaluation.rescore import Evaluation, ScoringResult
 from clear_mlflow.store.client import absolute_store, use_store
 from clear_mlflow.store.search import MissingRun
 
@@ -34,7 +34,7 @@ def evaluated_on_ray(
     evaluation: Evaluation,
     client: MlflowClient,
     runs: Iterable[Run | MissingRun],
-) -> Iterator[Verdict]:
+) -> Iterator[ScoringResult]:
     """What :meth:`Evaluation.over` gives, in the same order, scored by workers of a cluster.
 
     A batch whose worker dies is scored again by another, which changes nothing that was written.
@@ -95,7 +95,7 @@ def _at_worker(
 
 def _score(
     settings: Mapping[str, Any], client: MlflowClient, runs: Iterable[Run | MissingRun]
-) -> Iterator[Verdict]:
+) -> Iterator[ScoringResult]:
     return Evaluation(**settings).over(client, runs)
 
 

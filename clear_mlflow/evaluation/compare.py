@@ -32,9 +32,9 @@ from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
-from clear_mlflow.evaluation.read_correctness import read_hits
+from clear_mlflow.evaluation.read_correctness import read_correctness
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
 from clear_mlflow.store.matrices import StoredMatrix, read_matrices
 from clear_mlflow.store.search import MissingRun
@@ -106,7 +106,7 @@ def read_comparison(
     arrangement = arrange(subjects, group_by, rank_by=rank_by)
     hits, refused = {}, []
     for subject, found, problem in read.over(
-        read_hits, arrangement.wants_predictions(), batch=_BATCH_OF_PREDICTIONS
+        read_correctness, arrangement.wants_predictions(), batch=_BATCH_OF_PREDICTIONS
     ):
         if found is not None:
             hits[subject.run_id] = found
@@ -212,7 +212,7 @@ def mark_compare_run(client: MlflowClient) -> str | None:
     run_id = MLFLOW_RUN_ID.get()
     if not run_id:
         return None
-    with explained(f"tag run {run_id}"):
+    with mlflow_errors(f"tag run {run_id}"):
         if client.get_run(run_id).data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) != "compare":
             return None
         client.set_tag(run_id, names.KIND_TAG, names.KIND_COMPARE)
@@ -244,7 +244,7 @@ def write_comparison(
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         # Before any run is opened: what cannot be drawn leaves nothing half done.
         write_files(comparison, left_out, Path(scratch))
-        with explained("store the comparison"):
+        with mlflow_errors("store the comparison"):
             return _store(client, comparison, scratch, experiment_id, run_id, params or {})
 
 

@@ -11,9 +11,9 @@ from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT, MLFLOW_RUN_NOTE
 
-from clear_mlflow.evaluation.rescore import Verdict
+from clear_mlflow.evaluation.rescore import ScoringResult
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 
 
 def mark_evaluate_run(client: MlflowClient) -> str | None:
@@ -24,21 +24,21 @@ def mark_evaluate_run(client: MlflowClient) -> str | None:
     run_id = MLFLOW_RUN_ID.get()
     if not run_id:
         return None
-    with explained(f"tag run {run_id}"):
+    with mlflow_errors(f"tag run {run_id}"):
         if client.get_run(run_id).data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) != "evaluate":
             return None
         client.set_tag(run_id, names.KIND_TAG, names.KIND_EVALUATE)
     return str(run_id)
 
 
-class VerdictFile:
+class ResultFile:
     """What became of each run, written down as it is told: no list of thousands is kept."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self._count = 0
 
-    def __enter__(self) -> VerdictFile:
+    def __enter__(self) -> ResultFile:
         return self
 
     def __exit__(
@@ -49,7 +49,7 @@ class VerdictFile:
     ) -> None:
         self._file.close()
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: ScoringResult) -> None:
         """Write down one run."""
         entry = {
             "run_id": verdict.run_id,
@@ -67,7 +67,7 @@ class VerdictFile:
         self._file.seek(0)
         entries = self._file.read()
         told = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
-        with explained(f"log the verdicts into run {run_id}"):
+        with mlflow_errors(f"log the verdicts into run {run_id}"):
             content = f"[\n{entries}\n]\n" if entries else "[]\n"
             client.log_text(run_id, content, names.EVALUATED_JSON)
             client.set_tag(run_id, names.EVALUATED_TAG, str(self._count))

@@ -29,7 +29,7 @@ from clear_mlflow.importers import (
     matrix_of_rows,
     read_runs,
 )
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.rows import read_rows, write_row
 
 _MOST_LISTED = 10_000  # artifacts of one run
@@ -87,7 +87,7 @@ def _matching(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
         if len(folders) > _MOST_FOLDERS:
             raise RecordError(f"more than {_MOST_FOLDERS} folders match {shown(pattern.text)}")
         for folder in folders:
-            with explained(f"list the artifacts of run {run.info.run_id}"):
+            with mlflow_errors(f"list the artifacts of run {run.info.run_id}"):
                 files = client.list_artifacts(run.info.run_id, folder or None)
             listed += len(files)
             if listed > _MOST_LISTED:
@@ -117,7 +117,7 @@ def _read(
     sources: dict[int | None, Source] = {}
     for row, path in rows.items():
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-            with explained(f"read {shown(path)} of run {run.info.run_id}"):
+            with mlflow_errors(f"read {shown(path)} of run {run.info.run_id}"):
                 local = mlflow.artifacts.download_artifacts(
                     artifact_uri=f"{run.info.artifact_uri}/{path}",
                     dst_path=folder,

@@ -20,8 +20,8 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import Imported, as_rows
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
-from clear_mlflow.store.conflicts import despite_others
+from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.rows import write_row
 
 # What stands for the digest of a dataset that nobody has seen: it is no digest of any.
@@ -31,7 +31,7 @@ _LONGEST_NAME = 150
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImportFacts:
+class ImportMetadata:
     """What a person says of the runs that are imported; it goes before what a file says."""
 
     dataset: str | None = None
@@ -63,11 +63,11 @@ class Importer:
     """
 
     def __init__(
-        self, client: MlflowClient, experiment: str | None, facts: ImportFacts, *, again: bool
+        self, client: MlflowClient, experiment: str | None, facts: ImportMetadata, *, again: bool
     ) -> None:
         self.client = client
         self.facts = facts
-        with explained("find the experiment to import into"):
+        with mlflow_errors("find the experiment to import into"):
             self.experiment_id = _experiment_id(client, experiment)
         self._there = {} if again else _imported_before(client, self.experiment_id)
         self._again = again
@@ -102,25 +102,25 @@ class Importer:
             names.VERSION_TAG: __version__,
             **facts,
         }
-        with explained(f"open a run for {shown_file}"):
+        with mlflow_errors(f"open a run for {shown_file}"):
             run = self.client.create_run(self.experiment_id, run_name=name, tags=tags)
         run_id = str(run.info.run_id)
         status = "FAILED"
         try:
-            with explained(f"log what is known of {shown_file} into run {run_id}"):
+            with mlflow_errors(f"log what is known of {shown_file} into run {run_id}"):
                 params = [Param(key, value) for key, value in facts.items()]
                 self.client.log_batch(run_id, params=params)
             for record in records:
                 write_row(self.client, run_id, record)
             scores = score(self.client, run_id)
             # Last of all: a run that has this tag is whole.
-            with explained(f"close run {run_id}"):
+            with mlflow_errors(f"close run {run_id}"):
                 digest = [RunTag(names.IMPORTED_DIGEST_TAG, imported.digest)]
                 self.client.log_batch(run_id, tags=digest)
             status = "FINISHED"
         finally:
             # Whatever happened is told by the error that goes on from here.
-            with suppress(ClearError), explained(f"close run {run_id}"):
+            with suppress(ClearError), mlflow_errors(f"close run {run_id}"):
                 self.client.set_terminated(run_id, status)
         if not self._again:
             self._there[imported.digest] = run_id, name
@@ -190,7 +190,7 @@ def _experiment_id(client: MlflowClient, wanted: str | None) -> str:
         experiment = client.get_experiment_by_name(name)
         return str(experiment.experiment_id if experiment else client.create_experiment(name))
 
-    return despite_others(find_or_make)
+    return retry_on_conflict(find_or_make)
 
 
 def _imported_before(client: MlflowClient, experiment_id: str) -> dict[str, tuple[str, str]]:
@@ -198,7 +198,7 @@ def _imported_before(client: MlflowClient, experiment_id: str) -> dict[str, tupl
     found: dict[str, tuple[str, str]] = {}
     token = None
     while True:
-        with explained("list the runs that were imported before"):
+        with mlflow_errors("list the runs that were imported before"):
             page = client.search_runs(
                 [experiment_id],
                 filter_string=f"tags.`{names.IMPORTED_DIGEST_TAG}` != ''",

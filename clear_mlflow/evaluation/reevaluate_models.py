@@ -20,14 +20,14 @@ from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.scoring.scores import Scores, read_scores
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.search import MissingRun
 
 _LARGEST_MODEL_BYTES = 8 << 30  # the largest of torchvision's takes 2.6 GB
 _LARGEST_CONFIG_BYTES = 1 << 20
 
 
-def retest_each(
+def reevaluate_each(
     client: MlflowClient, runs: Iterable[Run | MissingRun], *, data_root: str
 ) -> Iterator[tuple[str, Scores | ClearError]]:
     """Re-test each run's models; one that cannot be tested does not stop the others.
@@ -63,7 +63,7 @@ def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
         TrackingError: the store does not answer.
     """
     # Imported here: scoring rows needs no torch.
-    from clear_mlflow.learning.inference.test_model import Retest, StoredModel
+    from clear_mlflow.learning.inference.test_model import Reevaluation, StoredModel
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.progress import progress_for
     from clear_mlflow.learning.session import check
@@ -80,10 +80,10 @@ def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
         asked = _configuration(client, run, scratch) | {"data_root": data_root}
         config = check(TrainConfig.resolve(asked))
         training = prepare(config, progress_for(sys.stderr))
-        again = Retest(training, models, record.matrix.buckets)
+        again = Reevaluation(training, models, record.matrix.buckets)
         name = f"{run.info.run_name or run_id}, models re-tested"
         with (
-            explained(f"open a run below {run_id}"),
+            mlflow_errors(f"open a run below {run_id}"),
             mlflow.start_run(
                 experiment_id=run.info.experiment_id,
                 run_name=name,
@@ -96,7 +96,7 @@ def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
 
 def _stored_models(client: MlflowClient, run: Run) -> list[tuple[int, str]]:
     uri = f"{run.info.artifact_uri}/{names.MODELS_FOLDER}"
-    with explained(f"list the models of run {run.info.run_id}"):
+    with mlflow_errors(f"list the models of run {run.info.run_id}"):
         listed = mlflow.artifacts.list_artifacts(artifact_uri=uri, tracking_uri=client.tracking_uri)
     found = []
     for file in listed or []:
@@ -141,7 +141,7 @@ def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, st
 
 
 def _download(client: MlflowClient, run: Run, artifact: str, scratch: str) -> Path:
-    with explained(f"read {artifact} of run {run.info.run_id}"):
+    with mlflow_errors(f"read {artifact} of run {run.info.run_id}"):
         return Path(
             mlflow.artifacts.download_artifacts(
                 artifact_uri=f"{run.info.artifact_uri}/{artifact}",

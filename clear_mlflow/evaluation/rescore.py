@@ -18,13 +18,13 @@ from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.scoring.scores import Scores, read_scores, write_scores
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained, is_server
+from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.heartbeat import is_abandoned, trains_now
 from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.rows import are_rows_local
 from clear_mlflow.store.search import MissingRun, Selection, select
 
-__all__ = ["Evaluation", "MissingRun", "Selection", "Verdict", "evaluate", "select"]
+__all__ = ["Evaluation", "MissingRun", "ScoringResult", "Selection", "evaluate", "select"]
 
 # Runs under way at once. A server keeps each request waiting some 50 ms and answers many at a time;
 # an object store behind a database is slow in another way. Files on this machine are read faster
@@ -37,7 +37,7 @@ _BUILT_IN = frozenset(
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ScoringResult:
     """What became of one run."""
 
     run_id: str
@@ -49,7 +49,7 @@ class Verdict:
     is_partial: bool = False  # rows are missing, at the end or in between
     undefined: tuple[str, ...] = ()  # a user's own metrics that have no value, and did not fail
 
-    def without_scores(self) -> Verdict:
+    def without_scores(self) -> ScoringResult:
         """The same in a few hundred bytes, to be kept of many runs."""
         return replace(self, scores=None)
 
@@ -90,7 +90,9 @@ class Evaluation:
         default_factory=threading.Lock, init=False, repr=False, compare=False
     )
 
-    def over(self, client: MlflowClient, runs: Iterable[Run | MissingRun]) -> Iterator[Verdict]:
+    def over(
+        self, client: MlflowClient, runs: Iterable[Run | MissingRun]
+    ) -> Iterator[ScoringResult]:
         """Score each run from its stored rows; a run that cannot be scored does not stop the rest.
 
         Runs are taken as there is room, and verdicts come in the order of the runs.
@@ -100,7 +102,7 @@ class Evaluation:
             jobs = self.jobs or _suitable_jobs(client, first)
             yield from mapped(partial(self._verdict, client), chain([first], waiting), jobs)
 
-    def _verdict(self, client: MlflowClient, run: Run | MissingRun) -> Verdict:
+    def _verdict(self, client: MlflowClient, run: Run | MissingRun) -> ScoringResult:
         if isinstance(run, MissingRun):
             return _failed(run.run_id, run.run_name, run.problem)
         run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
@@ -108,12 +110,14 @@ class Evaluation:
             # The listing may be hours old. A process sets the status before it ends: a run that is
             # RUNNING still, after its process was seen to be gone, stays so.
             try:
-                with explained(f"read run {run_id}"):
+                with mlflow_errors(f"read run {run_id}"):
                     run = client.get_run(run_id)
             except ClearError as error:
                 return _failed(run_id, name, str(error))
         if trains_now(run):
-            return Verdict(run_id, name, "skipped", "is training now; it scores itself at its end")
+            return ScoringResult(
+                run_id, name, "skipped", "is training now; it scores itself at its end"
+            )
         abandoned = is_abandoned(run)
         ours = run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
         try:
@@ -132,12 +136,12 @@ class Evaluation:
             matters = self.named or ours or isinstance(error, RecordError)
             if matters:
                 return _failed(run_id, name, detail)
-            return Verdict(run_id, name, "skipped", detail)
+            return ScoringResult(run_id, name, "skipped", detail)
         if scores.record is None and not abandoned:
             told = "holds no rows of an accuracy matrix"
             if self.named or ours:
                 return _failed(run_id, name, told)
-            return Verdict(run_id, name, "skipped", told, scores)
+            return ScoringResult(run_id, name, "skipped", told, scores)
         notes = list(_describe(scores, self.accept_new, self._versions))
         if abandoned:
             closed = "would be closed" if self.dry_run else "run closed"
@@ -150,7 +154,7 @@ class Evaluation:
             or scores.failed
         )
         action = "scored" if changed else "unchanged"
-        return Verdict(
+        return ScoringResult(
             run_id,
             name,
             action,
@@ -201,8 +205,8 @@ def evaluate(
     *,
     named: bool,
     dry_run: bool,
-    on_run: Callable[[Verdict], None] = lambda _: None,
-) -> list[Verdict]:
+    on_run: Callable[[ScoringResult], None] = lambda _: None,
+) -> list[ScoringResult]:
     """Score runs, and keep all that became of them; see :meth:`Evaluation.over` for many runs.
 
     Args:
@@ -219,8 +223,8 @@ def evaluate(
     return verdicts
 
 
-def _failed(run_id: str, run_name: str, detail: str) -> Verdict:
-    return Verdict(run_id, run_name, "failed", detail, is_problem=True)
+def _failed(run_id: str, run_name: str, detail: str) -> ScoringResult:
+    return ScoringResult(run_id, run_name, "failed", detail, is_problem=True)
 
 
 def _suitable_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
@@ -284,7 +288,7 @@ def _try_to_close(client: MlflowClient, run: Run) -> str:
 
 
 def _close(client: MlflowClient, run: Run) -> None:
-    with explained(f"close run {run.info.run_id}"):
+    with mlflow_errors(f"close run {run.info.run_id}"):
         client.set_tag(run.info.run_id, names.ERROR_TAG, "the process that trained it is gone")
         client.set_terminated(run.info.run_id, "KILLED")
         try:

@@ -26,7 +26,7 @@ from clear_mlflow.store.compat import forget_system_metrics
 _HURRIED = {MLFLOW_HTTP_REQUEST_MAX_RETRIES.name: "0", MLFLOW_HTTP_REQUEST_TIMEOUT.name: "5"}
 
 
-def leave(client: MlflowClient, run_id: str, end: End, folder: Path | None = None) -> str:
+def leave_outcome(client: MlflowClient, run_id: str, end: End, folder: Path | None = None) -> str:
     """Keep on local disk how a training ended.
 
     Args:

@@ -25,7 +25,7 @@ from clear_mlflow.core.errors import ClearError, DataError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.spool import Entry, Spool, default_root, places
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 
 # A healthy store takes a row in a tenth of a second.
 ACKNOWLEDGEMENT_SECONDS = 5.0
@@ -112,7 +112,7 @@ class Sender:
             self._queue.append(_Item(job=job))
             self._changed.notify_all()
 
-    def settle(self, seconds: float = ACKNOWLEDGEMENT_SECONDS) -> TrackingError | None:
+    def wait_delivered(self, seconds: float = ACKNOWLEDGEMENT_SECONDS) -> TrackingError | None:
         """Wait until the store has all; not at all while it is known to be away.
 
         Returns:
@@ -281,7 +281,7 @@ class Outbox:
             TrackingError: no disk takes it. A row is then written to standard error.
         """
         self.put(artifact, content)
-        return self.sender.settle()
+        return self.sender.wait_delivered()
 
     def put(self, artifact: str, content: bytes) -> None:
         """As :meth:`send`, without waiting for the store.
@@ -343,7 +343,7 @@ def send(client: MlflowClient, run_id: str, entry: Entry) -> None:
     Raises:
         TrackingError: the store did not take it.
     """
-    with explained(f"store {_name(entry)} of run {run_id}"):
+    with mlflow_errors(f"store {_name(entry)} of run {run_id}"):
         if entry.artifact is None:
             client.log_batch(run_id, metrics=entry.metrics())
         else:

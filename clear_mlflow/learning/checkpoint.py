@@ -26,7 +26,7 @@ from clear_mlflow.core.errors import StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.buffers._base import Buffer
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.samples.indices import Picks
+from clear_mlflow.learning.samples.indices import SampleIndices
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._statistics import ClassMeans
 
@@ -73,7 +73,7 @@ class SavedTraining:
     @property
     def model(self) -> dict[str, Tensor]:
         """The model's tensors by their names."""
-        with _damage_told("holds no model"):
+        with _report_damage("holds no model"):
             named = self.snapshot.description["model"]["dict"]
             return {name["value"]: self.snapshot.tensors[node["tensor"]] for name, node in named}
 
@@ -122,7 +122,7 @@ def restore(
     """
     reader = _Reader(snapshot.tensors, model)
     described = snapshot.description
-    with _damage_told("is not of this model and strategy"):
+    with _report_damage("is not of this model and strategy"):
         model.load_state_dict(reader.decode(described["model"]))
         trained = set(described["trained"])
         for name, weight in model.named_parameters():
@@ -161,7 +161,7 @@ def read_state(path: Path) -> SavedTraining:
         StateError: the file cannot be read, or is no such file.
     """
     with (
-        _damage_told("cannot be read"),
+        _report_damage("cannot be read"),
         safe_open(path, framework="pt") as file,
     ):
         described = json.loads((file.metadata() or {})[_DESCRIPTION])
@@ -183,7 +183,7 @@ def read_state(path: Path) -> SavedTraining:
 
 
 @contextmanager
-def _damage_told(problem: str) -> Iterator[None]:
+def _report_damage(problem: str) -> Iterator[None]:
     """Turn the many ways in which a damaged file shows into one line."""
     try:
         yield
@@ -294,7 +294,7 @@ class _Writer:
             return {type(value).__name__: [inner(part) for part in cast("list[Any]", value)]}
         if isinstance(value, dict):
             return {"dict": [[inner(key), inner(part)] for key, part in value.items()]}
-        if isinstance(value, Picks):
+        if isinstance(value, SampleIndices):
             return {"picks": [inner(value.bucket), inner(value.index)]}
         if isinstance(value, (Buffer, ClassMeans)):
             return {"object": {name: inner(part) for name, part in vars(value).items()}}
@@ -395,7 +395,7 @@ class _Reader:
             "list": lambda node, _: [self.decode(part) for part in node["list"]],
             "tuple": lambda node, _: tuple(self.decode(part) for part in node["tuple"]),
             "dict": lambda node, _: {self.decode(k): self.decode(v) for k, v in node["dict"]},
-            "picks": lambda node, _: Picks(*(self.decode(part) for part in node["picks"])),
+            "picks": lambda node, _: SampleIndices(*(self.decode(part) for part in node["picks"])),
             "object": self._object,
             "submodule": lambda node, _: self._model.get_submodule(node["submodule"]),
             "module": self._module,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.device import Draw, autocast, seed_everything
+from clear_mlflow.learning.device import RngPurpose, autocast, seed_everything
 from clear_mlflow.learning.models import trainable
 from clear_mlflow.learning.parallel.group import ALONE, Group
 from clear_mlflow.learning.progress import TrainingProgress
@@ -117,7 +117,7 @@ class GradientDescent:
                 group["lr"] = learning_rate(config, epoch)
             # Processes have different images, which dropout is to treat differently.
             others = (self._group.rank,) if self._group.size > 1 else ()
-            seed_everything(config.seed, Draw.MODEL, position, epoch, *others)
+            seed_everything(config.seed, RngPurpose.MODEL, position, epoch, *others)
             hooks.begin_epoch(position, epoch, len(bounds))
             # Summed on the device and read once per epoch: reading it at every step would make the
             # host wait for the device at every step.

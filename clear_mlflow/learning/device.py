@@ -26,7 +26,7 @@ _OUT_OF_MEMORY = (
 )
 
 
-class Draw(enum.IntEnum):
+class RngPurpose(enum.IntEnum):
     """What a random stream is for; each purpose draws from a stream of its own."""
 
     WEIGHTS = 0
@@ -106,7 +106,7 @@ def free_memory(device: torch.device) -> int:
     return free + kept
 
 
-def home_of(num_bytes: int, device: torch.device) -> torch.device:
+def storage_device(num_bytes: int, device: torch.device) -> torch.device:
     """Where samples of a size stay: on the device if they fit well there, else in main memory."""
     if device.type == "cuda" and num_bytes <= _SHARE_FOR_SAMPLES * free_memory(device):
         return device
@@ -114,7 +114,7 @@ def home_of(num_bytes: int, device: torch.device) -> torch.device:
 
 
 @contextlib.contextmanager
-def memory_told(advice: str) -> Iterator[None]:
+def translate_oom(advice: str) -> Iterator[None]:
     """Turn torch's many ways to run out of memory into one line.
 
     Args:
@@ -132,7 +132,7 @@ def memory_told(advice: str) -> Iterator[None]:
         raise TrainingError(f"the device has no room for this; {advice}") from None
 
 
-def derive_seed(seed: int, purpose: Draw, *where: int) -> int:
+def derive_seed(seed: int, purpose: RngPurpose, *where: int) -> int:
     """A seed for one purpose at one place of the stream, in [0, 2**63).
 
     It follows from its arguments alone: what is drawn for epoch 2 of bucket 3 does not depend on
@@ -150,12 +150,12 @@ def derive_seed(seed: int, purpose: Draw, *where: int) -> int:
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def generator(seed: int, purpose: Draw, *where: int) -> torch.Generator:
+def generator(seed: int, purpose: RngPurpose, *where: int) -> torch.Generator:
     """A CPU generator of its own for one purpose; see :func:`derive_seed`."""
     return torch.Generator().manual_seed(derive_seed(seed, purpose, *where))
 
 
-def seed_everything(seed: int, purpose: Draw, *where: int) -> None:
+def seed_everything(seed: int, purpose: RngPurpose, *where: int) -> None:
     """Seed the process-wide generators, which layers and initialisers draw from."""
     derived = derive_seed(seed, purpose, *where)
     random.seed(derived)

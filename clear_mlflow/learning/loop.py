@@ -14,7 +14,7 @@ from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.device import Draw, autocast, seed_everything
+from clear_mlflow.learning.device import RngPurpose, autocast, seed_everything
 from clear_mlflow.learning.ensembles.heads import descent_for
 from clear_mlflow.learning.models import build_model, linear_head
 from clear_mlflow.learning.parallel.group import ALONE, Group
@@ -114,7 +114,7 @@ def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.
         where: nothing for the model that a run starts from, else the position of the bucket at
             which a strategy starts anew.
     """
-    seed_everything(config.seed, Draw.WEIGHTS, *where)
+    seed_everything(config.seed, RngPurpose.WEIGHTS, *where)
     model = load_strategy(config.strategy).build_model(config, stream)
     if model is None and isinstance(stream, FeatureStream):
         model = linear_head(stream.width, num_classes=stream.num_classes)

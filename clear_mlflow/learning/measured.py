@@ -38,7 +38,7 @@ class MeasuredRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StreamFacts:
+class StreamMetadata:
     """What the record and the tracking store say of a dataset."""
 
     name: str
@@ -67,7 +67,7 @@ class Training(Protocol):
         ...
 
     @property
-    def facts(self) -> StreamFacts:
+    def facts(self) -> StreamMetadata:
         """The dataset that is trained on."""
         ...
 

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from clear_mlflow.core.distributed import ALONE_HERE, Place
+from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv
 from clear_mlflow.core.errors import ConfigError, StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
@@ -24,10 +24,10 @@ from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.learning.checkpoint import SavedTraining, read_state, to_bytes
 from clear_mlflow.learning.config import FULL, NONE, TrainConfig
-from clear_mlflow.learning.device import memory_told, resolve_device, resolve_precision
+from clear_mlflow.learning.device import resolve_device, resolve_precision, translate_oom
 from clear_mlflow.learning.ensembles.members import train_ensemble
 from clear_mlflow.learning.loop import Trained, train
-from clear_mlflow.learning.measured import MeasuredRow, StreamFacts
+from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
 from clear_mlflow.learning.models import check_model
 from clear_mlflow.learning.parallel.group import ALONE, Group, check_devices
 from clear_mlflow.learning.progress import TrainingProgress
@@ -40,7 +40,7 @@ from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
 
-def check(config: TrainConfig, place: Place = ALONE_HERE) -> TrainConfig:
+def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfig:
     """Check all that can be known without data: strategy, device, and model on made-up images.
 
     Args:
@@ -72,7 +72,7 @@ def check(config: TrainConfig, place: Place = ALONE_HERE) -> TrainConfig:
     )
 
 
-def _check_processes(config: TrainConfig, place: Place, device: str) -> None:
+def _check_processes(config: TrainConfig, place: DistributedEnv, device: str) -> None:
     """Raise ConfigError where a configuration is for one process alone, or GPUs are too few."""
     check_devices(place, device)
     if not load_strategy(config.strategy).several_processes:
@@ -127,10 +127,10 @@ class StreamTraining:
         )
 
     @property
-    def facts(self) -> StreamFacts:
+    def facts(self) -> StreamMetadata:
         """The dataset that is trained on."""
         images = self._evaluation_set
-        return StreamFacts(
+        return StreamMetadata(
             name=self.stream.name,
             digest=self.stream.digest,
             source=self.source,
@@ -160,7 +160,7 @@ class StreamTraining:
         Raises:
             TrainingError: as :func:`train` does, or there is not enough memory.
         """
-        with memory_told(_LESS_MEMORY), self.progress as progress:
+        with translate_oom(_LESS_MEMORY), self.progress as progress:
             stream = self.on_device(progress)
             if self.config.seeds != NONE:
                 for seed, member in train_ensemble(stream, self.config, progress=progress):

@@ -33,7 +33,7 @@ _RESERVED = ("accuracy", "predictions", "system")
 
 
 @dataclass(frozen=True)
-class OwnMetrics:
+class UserMetrics:
     """What a user brought, ready to be computed beside the built-in metrics.
 
     Their functions raise nothing but UndefinedMetricError, of which FailedMetricError is one, and
@@ -49,7 +49,7 @@ class OwnMetrics:
         return (*(m.name for m in self.matrix), *(m.name for m in self.predictions))
 
 
-def load_own_metrics(references: Sequence[str] = (), *, installed: bool = True) -> OwnMetrics:
+def load_own_metrics(references: Sequence[str] = (), *, installed: bool = True) -> UserMetrics:
     """The metrics that a user named, and those that installed packages offer.
 
     A reference is ``package.module:function``; the working folder is looked in first. The function
@@ -78,7 +78,7 @@ def load_own_metrics(references: Sequence[str] = (), *, installed: bool = True) 
             )
         found[metric.name] = (reference, metric)
     own = [metric for _, metric in found.values()]
-    return OwnMetrics(
+    return UserMetrics(
         matrix=tuple(metric for metric in own if isinstance(metric, Metric)),
         predictions=tuple(metric for metric in own if isinstance(metric, PredictionMetric)),
     )

@@ -26,7 +26,7 @@ def processes_to_start(asked: str, config: TrainConfig) -> int:
     # Imported here: torch takes seconds.
     import torch
 
-    from clear_mlflow.core.distributed import Place
+    from clear_mlflow.core.distributed import DistributedEnv
     from clear_mlflow.learning.device import resolve_device
     from clear_mlflow.learning.session import check
 
@@ -34,7 +34,7 @@ def processes_to_start(asked: str, config: TrainConfig) -> int:
         number = torch.cuda.device_count() if resolve_device(config.device) == "cuda" else 2
     else:
         number = int(asked)
-    check(config, Place(size=number, local_size=number))
+    check(config, DistributedEnv(size=number, local_size=number))
     return number
 
 

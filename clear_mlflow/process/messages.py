@@ -19,7 +19,7 @@ from typing import Any
 
 from clear_mlflow.core import errors
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.learning.measured import MeasuredRow, StreamFacts
+from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
 
 NEXT = b"next\n"
 
@@ -44,7 +44,7 @@ def checked(config_json: str) -> dict[str, Any]:
     return {"kind": "checked", "config": json.loads(config_json)}
 
 
-def facts(found: StreamFacts) -> dict[str, Any]:
+def facts(found: StreamMetadata) -> dict[str, Any]:
     """The data is read."""
     attached = {"evaluation_set": found.evaluation_set}
     return {"kind": "facts", **asdict(replace(found, evaluation_set=None)), "attached": attached}
@@ -106,14 +106,14 @@ def decode(line: bytes, read: Callable[[int], bytes]) -> dict[str, Any] | None:
     return {**message, "attached": attached}
 
 
-def to_facts(message: dict[str, Any]) -> StreamFacts:
+def to_facts(message: dict[str, Any]) -> StreamMetadata:
     """What :func:`facts` said."""
     fields: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value
         for key, value in message.items()
         if key not in ("kind", "attached")
     }
-    return StreamFacts(**{**fields, **message["attached"]})
+    return StreamMetadata(**{**fields, **message["attached"]})
 
 
 def to_row(message: dict[str, Any]) -> MeasuredRow:

@@ -20,7 +20,7 @@ from typing import Any
 import psutil
 
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.measured import MeasuredRow, StreamFacts
+from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
 from clear_mlflow.process import messages
 
 # How long a training process may take to end once it was told to.
@@ -82,7 +82,7 @@ class TrainingProcess:
         self._up = os.fdopen(up, "rb")
         self._down = os.fdopen(down, "wb")
         self._config: TrainConfig | None = None
-        self._facts: StreamFacts | None = None
+        self._facts: StreamMetadata | None = None
         self._state: Path | None = None
         self._say(json.dumps(dict(asked)).encode() + b"\n")
 
@@ -110,7 +110,7 @@ class TrainingProcess:
         return self._config
 
     @property
-    def facts(self) -> StreamFacts:
+    def facts(self) -> StreamMetadata:
         """The dataset; waits until the child has read it."""
         if self._facts is None:
             self._say(messages.NEXT)

@@ -11,17 +11,17 @@ from contextlib import suppress
 
 import psutil
 
-from clear_mlflow.core.distributed import Place
+from clear_mlflow.core.distributed import DistributedEnv
 
 
-class Siblings:
+class PeerProcesses:
     """Looks for them once, and looks at them again when asked.
 
     Args:
         place: of this process.
     """
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: DistributedEnv) -> None:
         self._place = place
         self._found: dict[int, psutil.Process] = {}
         self.died: tuple[int, ...] = ()

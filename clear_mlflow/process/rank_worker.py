@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 
-from clear_mlflow.core.distributed import Place
+from clear_mlflow.core.distributed import DistributedEnv
 from clear_mlflow.core.errors import (
     ClearError,
     ConfigError,
@@ -29,7 +29,7 @@ _LINGER_SECONDS = 5.0
 _LONG_LINGER_SECONDS = 60.0
 
 
-def take_part(place: Place, asked: Mapping[str, str], signals: StoppingSignals) -> int:
+def run_rank(place: DistributedEnv, asked: Mapping[str, str], signals: StoppingSignals) -> int:
     """Train along.
 
     Args:
@@ -64,7 +64,7 @@ def take_part(place: Place, asked: Mapping[str, str], signals: StoppingSignals) 
             return 2 if isinstance(error, ClearError) else 1
 
 
-def _rank_0_meets(place: Place, error: Exception) -> bool:
+def _rank_0_meets(place: DistributedEnv, error: Exception) -> bool:
     """Whether rank 0 must meet with the same error."""
     if isinstance(error, (ConfigError, DataError)):
         return place.local_size == place.size  # the same files and devices

@@ -19,7 +19,7 @@ _SHARE = 0.05
 _NICENESS = 10  # a tenth of the share that a thread has which trains
 
 
-class Behind:
+class BackgroundWorker:
     """One thread that does what training need not wait for, in order.
 
     While training goes on it rests after each job, so that it takes a small share of one core

@@ -13,24 +13,24 @@ from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 
 from clear_mlflow.core.errors import ClearError, TrackingError
-from clear_mlflow.journal.ending import hurried, leave, release
+from clear_mlflow.journal.ending import hurried, leave_outcome, release
 from clear_mlflow.journal.sender import is_final
 from clear_mlflow.journal.spool import End
 from clear_mlflow.runs.ensemble_run import TrackedEnsemble
-from clear_mlflow.runs.outcome import Outcome
+from clear_mlflow.runs.outcome import RunResult
 from clear_mlflow.scoring.scores import Scores, score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.ui_urls import run_links
 
 
 def close(
     client: MlflowClient,
     run_id: str,
-    outcome: Outcome,
+    outcome: RunResult,
     ensemble: TrackedEnsemble | None,
     end: Callable[[str], object] = mlflow.end_run,
-) -> Outcome:
+) -> RunResult:
     """Close a run, and before it the members that it stands above."""
     if outcome.unsent is not None:
         return leave_unsent(client, run_id, outcome, ensemble, end)
@@ -67,10 +67,10 @@ def close(
 def leave_unsent(
     client: MlflowClient,
     run_id: str,
-    outcome: Outcome,
+    outcome: RunResult,
     ensemble: TrackedEnsemble | None,
     end: Callable[[str], object] | None,
-) -> Outcome:
+) -> RunResult:
     """Keep how a training ended whose rows the store did not take; nothing is asked of the store.
 
     Args:
@@ -86,9 +86,9 @@ def leave_unsent(
     for seed, member_id in members.items():
         diverged = outcome.diverged and outcome.seed == seed
         told = End(outcome.status, outcome.error, diverged)
-        leave(client, member_id, told, folders.get(member_id))
+        leave_outcome(client, member_id, told, folders.get(member_id))
     status = None if end is None else outcome.status
-    leave(client, run_id, End(status, outcome.error, outcome.diverged), folders.get(run_id))
+    leave_outcome(client, run_id, End(status, outcome.error, outcome.diverged), folders.get(run_id))
     if end is not None:
         release(run_id, end)
     error = "; ".join(filter(None, (outcome.error, str(unsent))))
@@ -98,9 +98,9 @@ def leave_unsent(
 def close_run(
     client: MlflowClient,
     run_id: str,
-    outcome: Outcome,
+    outcome: RunResult,
     end: Callable[[str], object] = mlflow.end_run,
-) -> Outcome:
+) -> RunResult:
     """Score what is stored, say why the run ended, and set its status."""
     scores, code, status = None, outcome.exit_code, outcome.status
     errors = [outcome.error] if outcome.error else []
@@ -115,7 +115,7 @@ def close_run(
         code, status = code or 2, "FAILED" if status == "FINISHED" else status
     links: tuple[str, ...] = ()
     try:
-        with calls, explained(f"close run {run_id}"):
+        with calls, mlflow_errors(f"close run {run_id}"):
             if errors:
                 client.set_tag(run_id, names.ERROR_TAG, "; ".join(errors))
             if outcome.diverged:
@@ -130,7 +130,7 @@ def close_run(
         if not is_final(refusal):
             release(run_id, end)
             told = End(outcome.status, outcome.error, outcome.diverged)
-            errors.append(leave(client, run_id, told))
+            errors.append(leave_outcome(client, run_id, told))
     return dataclasses.replace(
         outcome,
         exit_code=code,
@@ -141,27 +141,27 @@ def close_run(
     )
 
 
-def close_beside(client: MlflowClient, beside: str | None, outcome: Outcome) -> Outcome:
+def close_beside(client: MlflowClient, beside: str | None, outcome: RunResult) -> RunResult:
     """Give the run that ``mlflow run`` opened the status of the one that was resumed.
 
     A signal to the process group ends MLflow itself, which would have closed it.
     """
     if beside is not None:
-        with suppress(ClearError), explained(f"close run {beside}"):
+        with suppress(ClearError), mlflow_errors(f"close run {beside}"):
             if outcome.error:
                 client.set_tag(beside, names.ERROR_TAG, outcome.error)
             client.set_terminated(beside, outcome.status)
     return outcome
 
 
-def close_unopened(outcome: Outcome) -> Outcome:
+def close_unopened(outcome: RunResult) -> RunResult:
     """Close the run that ``mlflow run`` opened for a training that was stopped before it began.
 
     A signal to the process group ends MLflow itself, which would have closed it.
     """
     run_id = MLFLOW_RUN_ID.get()
     if outcome.status == "KILLED" and run_id:
-        with suppress(ClearError), explained(f"close run {run_id}"):
+        with suppress(ClearError), mlflow_errors(f"close run {run_id}"):
             client = MlflowClient()
             run = client.get_run(run_id)
             if MLFLOW_PROJECT_ENTRY_POINT in run.data.tags and run.info.status == "RUNNING":

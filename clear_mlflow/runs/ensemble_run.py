@@ -20,7 +20,7 @@ from clear_mlflow.learning.measured import Training
 from clear_mlflow.runs.training_run import TrainingRun, run_name
 from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import heartbeat
 
 
@@ -54,7 +54,7 @@ class TrackedEnsemble:
     def __enter__(self) -> TrackedEnsemble:
         with ExitStack() as stack:
             stack.enter_context(self._parent)
-            with explained(f"open the members of run {self._run_id}"):
+            with mlflow_errors(f"open the members of run {self._run_id}"):
                 parent = self._client.get_run(self._run_id)
                 for seed in map(int, self._config.seeds.split(",")):
                     config = dataclasses.replace(self._config, seed=seed, seeds=NONE)
@@ -125,5 +125,5 @@ def summarize_members(client: MlflowClient, run_id: str, scores: Mapping[int, Sc
         if len(values) > 1:
             metrics.append(Metric(f"std/{name}", statistics.stdev(values), now, 0))
     tags = [RunTag(names.MEMBERS_TAG, str(len(scores)))]
-    with explained(f"log the summary of run {run_id}"):
+    with mlflow_errors(f"log the summary of run {run_id}"):
         client.log_batch(run_id, metrics=metrics, tags=tags)

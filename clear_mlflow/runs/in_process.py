@@ -10,18 +10,18 @@ from mlflow import MlflowClient
 
 from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
 from clear_mlflow.core.warning import warn
-from clear_mlflow.journal.ending import leave, release
+from clear_mlflow.journal.ending import leave_outcome, release
 from clear_mlflow.journal.sender import UnsentError, is_final
 from clear_mlflow.journal.spool import End
 from clear_mlflow.learning.measured import Training
 from clear_mlflow.runs.closing import close, forget_process, leave_unsent
 from clear_mlflow.runs.ensemble_run import TrackedEnsemble
 from clear_mlflow.runs.opening import open_run
-from clear_mlflow.runs.outcome import Outcome, unsent_outcome
+from clear_mlflow.runs.outcome import RunResult, unsent_outcome
 from clear_mlflow.runs.training_run import TrainingRun, track
 from clear_mlflow.scoring.scores import Scores, score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 
 
 def train_in_process(client: MlflowClient, training: Training, asked: Mapping[str, str]) -> Scores:
@@ -51,7 +51,7 @@ def train_in_process(client: MlflowClient, training: Training, asked: Mapping[st
         # What the rows so far define is logged if it can be. The caller gets the first error, and
         # is told of a second one: it must not take the first one's place.
         try:
-            with explained(f"score run {run_id}"):
+            with mlflow_errors(f"score run {run_id}"):
                 client.set_tag(run_id, names.ERROR_TAG, f"{type(error).__name__}: {error}")
                 if isinstance(error, DivergedError):
                     client.set_tag(run_id, names.DIVERGED_TAG, "true")
@@ -78,12 +78,14 @@ def _end(client: MlflowClient, run_id: str, status: str, ours: bool, kept: End) 
         kept: what sync will close it with.
     """
     try:
-        with explained(f"close run {run_id}"):
+        with mlflow_errors(f"close run {run_id}"):
             if ours:
                 mlflow.end_run(status)
             forget_process(client, run_id)
     except ClearError as refusal:
-        told = leave(client, run_id, kept if ours else dataclasses.replace(kept, status=None))
+        told = leave_outcome(
+            client, run_id, kept if ours else dataclasses.replace(kept, status=None)
+        )
         release(run_id, mlflow.end_run if ours else lambda _: None)
         warn(f"{refusal}; {told}")
 
@@ -107,7 +109,7 @@ def train_ensemble_in_process(
     joined = mlflow.active_run()
     run_id = joined.info.run_id if joined else open_run(client, training.config)
     ensemble = TrackedEnsemble(client, run_id, training.config, asked)
-    outcome = Outcome(0, "FINISHED", run_id, None, None)
+    outcome = RunResult(0, "FINISHED", run_id, None, None)
 
     def end(status: str) -> None:
         if joined is None:
@@ -125,7 +127,7 @@ def train_ensemble_in_process(
         told = f"{type(error).__name__}: {error}"
         diverged = isinstance(error, DivergedError)
         seed = error.seed if isinstance(error, DivergedError) else None
-        outcome = Outcome(1, status, run_id, None, told, diverged, seed=seed)
+        outcome = RunResult(1, status, run_id, None, told, diverged, seed=seed)
         closed = close(client, run_id, outcome, ensemble, end)
         if closed.error != told:
             warn(str(closed.error))

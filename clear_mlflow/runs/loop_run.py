@@ -17,7 +17,7 @@ from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, M
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
-from clear_mlflow.core.loop_metadata import LoopFacts, measured_row
+from clear_mlflow.core.loop_metadata import LoopMetadata, measured_row
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, shown
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER, EvaluationSet
 from clear_mlflow.core.text import printable, shortened
@@ -25,12 +25,12 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.metrics import explain, summarize
-from clear_mlflow.runs.tracked_run import RunFacts, TrackedRun
+from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun
 from clear_mlflow.scoring.scores import Scores, score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import bound_retries, explained, preflight
+from clear_mlflow.store.client import bound_retries, mlflow_errors, preflight
 from clear_mlflow.store.compat import is_generated
-from clear_mlflow.store.conflicts import despite_others
+from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import heartbeat, trains_now
 from clear_mlflow.store.rows import read_rows
 
@@ -38,7 +38,7 @@ LOOP_JSON = "own_loop.json"
 _LONGEST_NAME = 150
 
 
-class OwnRun:
+class LoopRun:
     """The run of a loop that is not ours; made by :func:`clear_mlflow.track`.
 
     A row is stored before :meth:`log_row` returns. When the block ends, however it ends, the rows
@@ -50,15 +50,15 @@ class OwnRun:
         run_name: of a run that is opened; made of the facts when not given.
     """
 
-    def __init__(self, facts: LoopFacts, run_name: str | None = None) -> None:
+    def __init__(self, facts: LoopMetadata, run_name: str | None = None) -> None:
         self._facts = facts
         self._run_name = run_name
         self._client: MlflowClient | None = None
-        self._run: _LoopRun | None = None
+        self._run: _TrackedLoopRun | None = None
         self._joined = False
         self._scores: Scores | None = None
 
-    def __enter__(self) -> OwnRun:
+    def __enter__(self) -> LoopRun:
         if self._run is not None:
             raise TrackingError("this run was entered before; call clear_mlflow.track again")
         place = place_of_environment()
@@ -74,7 +74,7 @@ class OwnRun:
         run_id = active.info.run_id if active else _open_run(client, self._facts, self._run_name)
         try:
             _refuse_another_process(client, run_id, self._joined)
-            self._run = _LoopRun(client, run_id, self._facts)
+            self._run = _TrackedLoopRun(client, run_id, self._facts)
             self._run.__enter__()
             try:
                 self._run.log_loop()
@@ -113,12 +113,12 @@ class OwnRun:
                 status = "FAILED" if status == "FINISHED" else status
                 told.append(str(problem))
             if told:
-                with suppress(ClearError), explained(f"say why run {self.run_id} ended"):
+                with suppress(ClearError), mlflow_errors(f"say why run {self.run_id} ended"):
                     self._client.set_tag(self.run_id, names.ERROR_TAG, "; ".join(told)[:8000])
         finally:
             if not self._joined:
                 mlflow.end_run(status)
-            with suppress(ClearError), explained(f"close run {self.run_id}"):
+            with suppress(ClearError), mlflow_errors(f"close run {self.run_id}"):
                 self._client.delete_tag(self.run_id, names.PROCESS_TAG)
         if problem is not None and error is None:
             raise problem
@@ -205,7 +205,7 @@ class OwnRun:
         return explain(self.matrix, self._facts.protocol)
 
 
-class _LoopRun(TrackedRun):
+class _TrackedLoopRun(TrackedRun):
     """Stores a loop's rows as a training's are; describes the run by what the loop says of itself.
 
     Args:
@@ -214,7 +214,7 @@ class _LoopRun(TrackedRun):
         facts: what is known of the loop.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str, facts: LoopFacts) -> None:
+    def __init__(self, client: MlflowClient, run_id: str, facts: LoopMetadata) -> None:
         super().__init__(client, run_id)
         self._loop = facts
         self._keeps: str | None = None
@@ -245,7 +245,7 @@ class _LoopRun(TrackedRun):
         self.known[row.row] = row
         if measured.predictions is not None and self._keeps != kept:
             self._keeps = kept
-            with explained(f"say that run {self.run_id} keeps predictions"):
+            with mlflow_errors(f"say that run {self.run_id} keeps predictions"):
                 self.client.set_tag(self.run_id, names.PREDICTIONS_TAG, kept)
 
     def log_loop(self) -> None:
@@ -256,7 +256,7 @@ class _LoopRun(TrackedRun):
             profile["num_test"] = dict(zip(loop.buckets, loop.num_instances, strict=True))
         if loop.class_names:
             profile["num_classes"] = len(loop.class_names)
-        about = RunFacts(dataset=loop.dataset, protocol=loop.protocol, seed=loop.seed)
+        about = RunMetadata(dataset=loop.dataset, protocol=loop.protocol, seed=loop.seed)
         self._log_dataset(about, source="own loop", profile=profile)
         if loop.evaluation_set is not None and self._keeps is None:
             self._send_evaluation_set(loop.evaluation_set.to_bytes())
@@ -294,7 +294,7 @@ class _LoopRun(TrackedRun):
                 _check_images(run, self._loop.evaluation_set)
 
 
-def _rows_of(client: MlflowClient, run: Run, loop: LoopFacts) -> dict[int, AccuracyRow]:
+def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, AccuracyRow]:
     """The rows that a run holds.
 
     Raises:
@@ -321,19 +321,19 @@ def _rows_of(client: MlflowClient, run: Run, loop: LoopFacts) -> dict[int, Accur
     return found
 
 
-def _open_run(client: MlflowClient, facts: LoopFacts, run_name: str | None) -> str:
+def _open_run(client: MlflowClient, facts: LoopMetadata, run_name: str | None) -> str:
     """Start an MLflow run, or take up the one that the environment names."""
     named = MLFLOW_RUN_ID.get()
     monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
     name = run_name or _run_name(facts)
-    with explained("open a run"):
+    with mlflow_errors("open a run"):
         if named:
             _refuse_another_process(client, named, False)
             run = client.get_run(named)
             _rows_of(client, run, facts)  # a run of another loop is left as it is
             known = run.info.run_name
             name = name if run_name or is_generated(known) else str(known)
-        opened = despite_others(
+        opened = retry_on_conflict(
             lambda: mlflow.start_run(
                 run_name=name, log_system_metrics=monitor.get() if monitor.is_set() else None
             )
@@ -342,7 +342,7 @@ def _open_run(client: MlflowClient, facts: LoopFacts, run_name: str | None) -> s
 
 
 def _refuse_another_process(client: MlflowClient, run_id: str, joined: bool) -> None:
-    with explained(f"read run {run_id}"):
+    with mlflow_errors(f"read run {run_id}"):
         run = client.get_run(run_id)
     if trains_now(run):
         advice = "end that block first" if joined else "unset MLFLOW_RUN_ID for a run of its own"
@@ -356,7 +356,7 @@ def _check_images(run: Run, images: EvaluationSet) -> None:
         TrackingError: they are others.
     """
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
-        with explained(f"read the evaluation set of run {run.info.run_id}"):
+        with mlflow_errors(f"read the evaluation set of run {run.info.run_id}"):
             local = mlflow.artifacts.download_artifacts(
                 artifact_uri=f"{run.info.artifact_uri}/{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}",
                 dst_path=scratch,
@@ -374,7 +374,7 @@ def _status(error: BaseException | None) -> str:
     return "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
 
 
-def _run_name(facts: LoopFacts) -> str:
+def _run_name(facts: LoopMetadata) -> str:
     """What a run is called where nobody named it."""
     parts = [facts.facts.get("strategy", "own loop"), facts.dataset.name]
     if facts.seed is not None:
@@ -386,7 +386,7 @@ def _numbers(row: AccuracyRow) -> object:
     return row.accuracy if row.correct is None else row.correct
 
 
-def _as_json(facts: LoopFacts) -> str:
+def _as_json(facts: LoopMetadata) -> str:
     told = {
         "buckets": facts.buckets,
         "num_instances": facts.num_instances,

@@ -12,9 +12,9 @@ from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.runs.training_run import run_name
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
-from clear_mlflow.store.conflicts import despite_others
+from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import heartbeat, trains_now
 from clear_mlflow.store.rows import refuse_foreign_rows
 
@@ -28,7 +28,7 @@ def open_run(client: MlflowClient, config: TrainConfig) -> str:
     """
     named = MLFLOW_RUN_ID.get()
     monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-    with explained("open a run"):
+    with mlflow_errors("open a run"):
         name: str | None = run_name(config)
         if named:
             run = client.get_run(named)
@@ -40,7 +40,7 @@ def open_run(client: MlflowClient, config: TrainConfig) -> str:
             refuse_foreign_rows(client, run)
             # MLflow's "upbeat-foal-91" tells nobody anything; a person's own name stays.
             name = name if is_generated(run.info.run_name) else None
-        opened = despite_others(
+        opened = retry_on_conflict(
             functools.partial(
                 mlflow.start_run,
                 run_name=name,

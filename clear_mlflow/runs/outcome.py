@@ -17,7 +17,7 @@ _KILLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunResult:
     """How a supervised training ended."""
 
     exit_code: int  # 0 done, 1 a bug, 2 bad input, 128 + n stopped by signal n
@@ -38,7 +38,7 @@ def outcome_of(
     received: list[int],
     run_id: str | None = None,
     died: tuple[int, ...] = (),
-) -> Outcome:
+) -> RunResult:
     """How a training that was supervised ended by an error.
 
     Args:
@@ -55,29 +55,29 @@ def outcome_of(
         return unsent_outcome(error, run_id)
     if died:
         which = " and ".join(map(str, died))
-        return Outcome(
+        return RunResult(
             1, "FAILED", run_id, None, f"the process of rank {which} ended before its training did"
         )
     if received:
         signum = received[0]
-        return Outcome(
+        return RunResult(
             128 + signum, "KILLED", run_id, None, f"stopped by {signal.Signals(signum).name}"
         )
     if isinstance(error, ClearError):
         diverged = isinstance(error, DivergedError)
         seed = error.seed if isinstance(error, DivergedError) else None
-        return Outcome(2, "FAILED", run_id, None, str(error), diverged, seed=seed)
+        return RunResult(2, "FAILED", run_id, None, str(error), diverged, seed=seed)
     if -error.returncode in _KILLING:
-        return Outcome(128 - error.returncode, "KILLED", run_id, None, str(error))
-    return Outcome(1, "FAILED", run_id, None, str(error))
+        return RunResult(128 - error.returncode, "KILLED", run_id, None, str(error))
+    return RunResult(1, "FAILED", run_id, None, str(error))
 
 
-def unsent_outcome(error: UnsentError, run_id: str | None) -> Outcome:
+def unsent_outcome(error: UnsentError, run_id: str | None) -> RunResult:
     """How a training in this process ended whose rows wait on local disk."""
     cause = error.__cause__
     if cause is None:
-        return Outcome(2, "FINISHED", run_id, None, None, unsent=error)
-    return Outcome(
+        return RunResult(2, "FINISHED", run_id, None, None, unsent=error)
+    return RunResult(
         1,
         "KILLED" if isinstance(cause, KeyboardInterrupt) else "FAILED",
         run_id,

@@ -25,10 +25,10 @@ from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.journal.spool import HeldError, Spool, left_spools, read_origin
 from clear_mlflow.learning.config import AUTO, TrainConfig, parameter_defaults
-from clear_mlflow.learning.measured import StreamFacts
+from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.store import names
-from clear_mlflow.store.client import check_artifact_root, explained, shown
+from clear_mlflow.store.client import check_artifact_root, mlflow_errors, shown
 from clear_mlflow.store.heartbeat import begins_now, heartbeat, time_ahead, trains_now
 from clear_mlflow.store.rows import read_rows, stored_rows
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
@@ -75,7 +75,7 @@ class ResumePoint:
     def _any(self) -> RowRecord:
         return next(iter(self.records.values()))
 
-    def is_described(self, facts: StreamFacts) -> bool:
+    def is_described(self, facts: StreamMetadata) -> bool:
         """Whether the run holds all that is told of a dataset."""
         wanted = {f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"} if facts.evaluation_set else set()
         inputs = self.run.inputs
@@ -225,7 +225,7 @@ def check_parameters(point: ResumePoint, config: TrainConfig) -> None:
         raise _other_parameters(point, told)
 
 
-def check_data(point: ResumePoint, facts: StreamFacts) -> None:
+def check_data(point: ResumePoint, facts: StreamMetadata) -> None:
     """Check the dataset against the one that the run trained on.
 
     Raises:
@@ -240,7 +240,7 @@ def check_data(point: ResumePoint, facts: StreamFacts) -> None:
         )
 
 
-def data_of(facts: StreamFacts) -> dict[str, Any]:
+def data_of(facts: StreamMetadata) -> dict[str, Any]:
     """What has to be the same of a dataset; values as JSON gives them back."""
     return {
         "dataset": facts.name,
@@ -266,7 +266,7 @@ def open_again(client: MlflowClient, point: ResumePoint) -> None:
     """
     run_id = point.run.info.run_id
     until = time.monotonic() + 2 * _CLAIM_SECONDS
-    with explained(f"take over run {run_id}"):
+    with mlflow_errors(f"take over run {run_id}"):
         while True:
             run = client.get_run(run_id)
             if trains_now(run):
@@ -293,7 +293,7 @@ def open_again(client: MlflowClient, point: ResumePoint) -> None:
             f"run {run_id} was gone on with by another process just now; resume it again"
         )
     monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-    with explained(f"open run {run_id} again"):
+    with mlflow_errors(f"open run {run_id} again"):
         mlflow.start_run(
             run_id=run_id,
             tags={names.PROCESS_TAG: heartbeat(), names.RESUMES_TAG: str(len(claims) + 1)},
@@ -332,7 +332,7 @@ def _claims(run: Run) -> list[str]:
 
 def _run(client: MlflowClient, run_id: str) -> Run:
     try:
-        with explained(f"read run {run_id}"):
+        with mlflow_errors(f"read run {run_id}"):
             run = client.get_run(run_id)
     except TrackingError as error:
         cause = error.__cause__
@@ -389,7 +389,7 @@ def _check_torch(version: str) -> None:
 
 def _config_of(client: MlflowClient, run: Run) -> dict[str, str]:
     run_id = run.info.run_id
-    with explained(f"list the artifacts of run {run_id}"):
+    with mlflow_errors(f"list the artifacts of run {run_id}"):
         listed = {file.path: file.file_size for file in client.list_artifacts(run_id)}
     if names.CONFIG_JSON not in listed:
         raise TrackingError(
@@ -399,7 +399,7 @@ def _config_of(client: MlflowClient, run: Run) -> dict[str, str]:
     size = listed[names.CONFIG_JSON]
     if size is not None and size > _LARGEST_CONFIG_BYTES:
         raise RecordError(f"{names.CONFIG_JSON} of run {run_id} has {size} bytes; expected 1 MiB")
-    with explained(f"read {names.CONFIG_JSON} of run {run_id}"):
+    with mlflow_errors(f"read {names.CONFIG_JSON} of run {run_id}"):
         text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{names.CONFIG_JSON}")
     try:
         config = json.loads(text)
@@ -438,7 +438,7 @@ def _send_what_waits(client: MlflowClient, run: Run) -> None:
 
 def _files(client: MlflowClient, run: Run) -> frozenset[str]:
     found = []
-    with explained(f"list the artifacts of run {run.info.run_id}"):
+    with mlflow_errors(f"list the artifacts of run {run.info.run_id}"):
         for folder in (PREDICTIONS_FOLDER, names.MODELS_FOLDER):
             for file in client.list_artifacts(run.info.run_id, folder):
                 found.append(f"{folder}/{file.path.rsplit('/', 1)[-1]}")

@@ -15,16 +15,16 @@ from mlflow.entities import RunTag
 from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT, MLFLOW_RUN_NOTE
 
-from clear_mlflow.core.distributed import ALONE_HERE, Place
+from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.learning.config import NONE, TrainConfig
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
-from clear_mlflow.process.peers import Siblings
+from clear_mlflow.process.peers import PeerProcesses
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.runs.closing import close, close_beside, close_run, close_unopened
 from clear_mlflow.runs.ensemble_run import TrackedEnsemble
 from clear_mlflow.runs.opening import open_run
-from clear_mlflow.runs.outcome import Outcome, outcome_of
+from clear_mlflow.runs.outcome import RunResult, outcome_of
 from clear_mlflow.runs.resume import (
     ResumePoint,
     check_data,
@@ -37,7 +37,7 @@ from clear_mlflow.runs.resume import (
 from clear_mlflow.runs.training_run import TrainingRun, track
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained, preflight
+from clear_mlflow.store.client import mlflow_errors, preflight
 from clear_mlflow.store.compat import is_generated
 
 
@@ -45,8 +45,8 @@ def train_supervised(
     process: TrainingProcess,
     asked: Mapping[str, str],
     signals: StoppingSignals,
-    place: Place = ALONE_HERE,
-) -> Outcome:
+    place: DistributedEnv = ALONE_HERE,
+) -> RunResult:
     """Have a child process train, and close the record however that ends.
 
     This is the post-run hook, too: when the child is done, has failed, was stopped by a signal to
@@ -59,7 +59,7 @@ def train_supervised(
         signals: entered already, so that none is missed while this starts.
         place: among the processes that train together; the record is kept by the first.
     """
-    siblings = Siblings(place)
+    siblings = PeerProcesses(place)
     with process:
 
         def stop() -> None:
@@ -85,8 +85,11 @@ def train_supervised(
 
 
 def resume_supervised(
-    run_id: str, given: Mapping[str, str], signals: StoppingSignals, place: Place = ALONE_HERE
-) -> Outcome:
+    run_id: str,
+    given: Mapping[str, str],
+    signals: StoppingSignals,
+    place: DistributedEnv = ALONE_HERE,
+) -> RunResult:
     """Go on with a run that was interrupted, as :func:`train_supervised` would have.
 
     What is wrong is told before the run is changed.
@@ -98,7 +101,7 @@ def resume_supervised(
         signals: entered already.
         place: among the processes that train together.
     """
-    siblings = Siblings(place)
+    siblings = PeerProcesses(place)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
         try:
             client = preflight(opens_run=False)
@@ -144,13 +147,13 @@ def _train(
     config: TrainConfig,
     asked: Mapping[str, str],
     signals: StoppingSignals,
-    place: Place,
-    siblings: Siblings,
+    place: DistributedEnv,
+    siblings: PeerProcesses,
     resumed: ResumePoint | None = None,
-) -> Outcome:
+) -> RunResult:
     """Train into a run that is open, and close it."""
     if place.size > 1:
-        with suppress(ClearError), explained(f"tag run {run_id}"):
+        with suppress(ClearError), mlflow_errors(f"tag run {run_id}"):
             client.set_tag(run_id, names.PROCESSES_TAG, str(place.size))
     ensemble = None if config.seeds == NONE else TrackedEnsemble(client, run_id, config, asked)
     try:
@@ -166,9 +169,9 @@ def _train(
         return close(client, run_id, outcome, ensemble)
     except BaseException as error:
         bug = f"{type(error).__name__}: {error}"
-        close(client, run_id, Outcome(1, "FAILED", run_id, None, bug), ensemble)
+        close(client, run_id, RunResult(1, "FAILED", run_id, None, bug), ensemble)
         raise
-    return close(client, run_id, Outcome(0, "FINISHED", run_id, None, None), ensemble)
+    return close(client, run_id, RunResult(0, "FINISHED", run_id, None, None), ensemble)
 
 
 def _interrupted_run(client: MlflowClient) -> str | None:
@@ -176,7 +179,7 @@ def _interrupted_run(client: MlflowClient) -> str | None:
     named = MLFLOW_RUN_ID.get()
     if not named or mlflow.active_run() is not None:
         return None
-    with explained(f"read run {named}"):
+    with mlflow_errors(f"read run {named}"):
         return named if holds_rows(client, named) else None
 
 
@@ -185,7 +188,7 @@ def _tell_of_resume(client: MlflowClient, run_id: str) -> str | None:
     beside = MLFLOW_RUN_ID.get()
     if not beside or beside == run_id:
         return None
-    with explained(f"read run {beside}"):
+    with mlflow_errors(f"read run {beside}"):
         run = client.get_run(beside)
         if MLFLOW_PROJECT_ENTRY_POINT not in run.data.tags:
             return None
@@ -200,17 +203,17 @@ def _tell_of_resume(client: MlflowClient, run_id: str) -> str | None:
     return str(beside)
 
 
-def _close_complete(client: MlflowClient, point: ResumePoint) -> Outcome:
+def _close_complete(client: MlflowClient, point: ResumePoint) -> RunResult:
     """Nothing is left to train: score the run if it is not, and close it if it was left open."""
     run_id = point.run.info.run_id
     told = f"run {run_id} holds all of its rows; there is nothing to resume"
     if str(point.run.info.status) == "FINISHED":
         with suppress(ClearError):
-            return Outcome(0, "FINISHED", run_id, score(client, run_id), None, note=told)
+            return RunResult(0, "FINISHED", run_id, score(client, run_id), None, note=told)
     closed = close_run(
         client,
         run_id,
-        Outcome(0, "FINISHED", run_id, None, None),
+        RunResult(0, "FINISHED", run_id, None, None),
         functools.partial(client.set_terminated, run_id),
     )
     return dataclasses.replace(closed, note=told)

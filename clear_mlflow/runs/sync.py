@@ -32,7 +32,7 @@ from clear_mlflow.journal.spool import (
 from clear_mlflow.runs.ensemble_run import summarize_members
 from clear_mlflow.scoring.scores import Scores, read_scores, write_scores
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import is_abandoned
 
 _CREDENTIALS = (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN)
@@ -152,7 +152,7 @@ def _close(client: MlflowClient, run: Run, end: End | None) -> tuple[Scores | No
         end = _KILLED
     if end.status not in STATUSES:
         return scores, f"scored; its status stays {status}"
-    with explained(f"close run {run_id}"):
+    with mlflow_errors(f"close run {run_id}"):
         if end.error:
             client.set_tag(run_id, names.ERROR_TAG, end.error)
         if end.diverged:
@@ -168,7 +168,7 @@ def _close(client: MlflowClient, run: Run, end: End | None) -> tuple[Scores | No
 
 def _members(client: MlflowClient, run: Run) -> dict[int, Scores] | None:
     """Scores of an ensemble's members by seed; None while one of them is open."""
-    with explained(f"read the members of run {run.info.run_id}"):
+    with mlflow_errors(f"read the members of run {run.info.run_id}"):
         runs = client.search_runs(
             [run.info.experiment_id],
             f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run.info.run_id}' "
@@ -214,7 +214,7 @@ def _client_of(origin: Origin, named: str | None) -> MlflowClient:
 
 
 def _run_of(client: MlflowClient, origin: Origin) -> Run:
-    with explained(f"read run {origin.run_id} (its process wrote to {origin.tracking_uri})"):
+    with mlflow_errors(f"read run {origin.run_id} (its process wrote to {origin.tracking_uri})"):
         run = client.get_run(origin.run_id)
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
         raise TrackingError(

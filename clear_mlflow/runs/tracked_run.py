@@ -25,11 +25,11 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.sender import Outbox, exit_patience, unsent_error
 from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.report.heatmap import heatmap_array
-from clear_mlflow.runs.background import Behind
+from clear_mlflow.runs.background import BackgroundWorker
 from clear_mlflow.scoring.series import all_series, as_metrics, milliseconds
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
-from clear_mlflow.store.conflicts import despite_others
+from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import heartbeat
 
 _STOPPED_SECONDS = 10.0
@@ -38,7 +38,7 @@ _LONGEST_DIGEST = 36  # characters that MLflow keeps of a dataset's digest
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunFacts:
+class RunMetadata:
     """What the record of every row says of its run."""
 
     dataset: DatasetIdentity
@@ -68,7 +68,7 @@ class TrackedRun(ABC):
         self.client = client
         self.run_id = run_id
         self._run_name = run_id
-        self._about: RunFacts | None = None
+        self._about: RunMetadata | None = None
         self._rows: list[AccuracyRow] = []
         sender = None if leader is None else leader._outbox.sender
         self._outbox: Outbox = Outbox(client, run_id, sender)
@@ -76,7 +76,7 @@ class TrackedRun(ABC):
         self._outboxes = [self._outbox]  # of an ensemble: its members', too
         self._leader = leader
         self._alive = [run_id]  # runs that the heartbeat is of
-        self._behind = Behind(self._beat)
+        self._behind = BackgroundWorker(self._beat)
         if leader is not None:
             self._behind = leader._behind
             leader._alive.append(run_id)
@@ -84,7 +84,7 @@ class TrackedRun(ABC):
 
     def __enter__(self) -> TrackedRun:
         self._patience = exit_patience()
-        with explained(f"log the configuration of run {self.run_id}"):
+        with mlflow_errors(f"log the configuration of run {self.run_id}"):
             run = self.client.get_run(self.run_id)
             self._run_name = run.info.run_name or self.run_id
             self._describe(run)
@@ -135,7 +135,7 @@ class TrackedRun(ABC):
         matrix = AccuracyMatrix.from_rows(self._rows)
         protocol = record.protocol
         time = milliseconds(record.written_at)
-        self._outbox.sender.settle()
+        self._outbox.sender.wait_delivered()
         self._outbox.put_metrics(_metrics_of(matrix, protocol, row.row, time))
         if self._leader is None:
             self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
@@ -153,7 +153,9 @@ class TrackedRun(ABC):
     ) -> None:
         """Send what has to be in the store before a row is."""
 
-    def _log_dataset(self, about: RunFacts, *, source: str, profile: Mapping[str, object]) -> None:
+    def _log_dataset(
+        self, about: RunMetadata, *, source: str, profile: Mapping[str, object]
+    ) -> None:
         """Log the dataset as an MLflow input; from then on rows can be stored.
 
         Args:
@@ -170,8 +172,8 @@ class TrackedRun(ABC):
             profile=json.dumps(profile),
         )
         inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, "training")])]
-        with explained(f"log the dataset of run {self.run_id}"):
-            despite_others(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
+        with mlflow_errors(f"log the dataset of run {self.run_id}"):
+            retry_on_conflict(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
 
     def _send_evaluation_set(self, content: bytes) -> None:
         """Store the images that the rows' predictions are of."""

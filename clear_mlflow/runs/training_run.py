@@ -19,11 +19,11 @@ from clear_mlflow.core.record import JSON, DatasetIdentity, RowRecord, row_file_
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, parameter_defaults
-from clear_mlflow.learning.measured import MeasuredRow, StreamFacts, Training
+from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
 from clear_mlflow.runs.resume import ResumePoint, data_of, rows_before
-from clear_mlflow.runs.tracked_run import RunFacts, TrackedRun, now
+from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun, now
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import heartbeat
 from clear_mlflow.store.rows import refuse_foreign_rows
 from clear_mlflow.store.states import Manifest, remove_states, store_state
@@ -56,7 +56,7 @@ class TrainingRun(TrackedRun):
         super().__init__(client, run_id, leader=leader)
         self.config = config
         self.asked = asked
-        self._facts: StreamFacts | None = None
+        self._facts: StreamMetadata | None = None
         self._kind = kind
         self._resumed = resumed
         self._holds_states = resumed is not None
@@ -76,10 +76,10 @@ class TrainingRun(TrackedRun):
         if self._leader is None and error is None:
             self._let_go_of_states()
 
-    def log_facts(self, facts: StreamFacts) -> None:
+    def log_facts(self, facts: StreamMetadata) -> None:
         """Log the dataset as an MLflow input, with its digest and its counts per bucket."""
         self._facts = facts
-        about = RunFacts(
+        about = RunMetadata(
             dataset=DatasetIdentity(facts.name, facts.digest),
             protocol=facts.protocol,
             seed=self.config.seed,
@@ -106,7 +106,7 @@ class TrainingRun(TrackedRun):
             found |= {"features": facts.features, "features_digest": facts.features_digest}
         if facts.evaluation_set is not None:
             found[names.PREDICTIONS_TAG] = self.config.predictions
-        with explained(f"log the dataset of run {self.run_id}"):
+        with mlflow_errors(f"log the dataset of run {self.run_id}"):
             self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in found.items()])
         if facts.evaluation_set is not None:
             self._send_evaluation_set(facts.evaluation_set)
@@ -166,7 +166,7 @@ class TrainingRun(TrackedRun):
             self._send_files(measured, resumed.files)
         else:
             self._outbox.hand_over(beside)
-        self._outbox.sender.settle()
+        self._outbox.sender.wait_delivered()
 
     def _send_first(self, measured: MeasuredRow, record: RowRecord) -> None:
         """Store what training goes on from, before its row: then no row is ever trained twice.
@@ -284,14 +284,14 @@ def run_name(config: TrainConfig) -> str:
     return f"{config.strategy} {config.dataset} {which}"
 
 
-def _features_of(facts: StreamFacts) -> dict[str, JSON]:
+def _features_of(facts: StreamMetadata) -> dict[str, JSON]:
     """What a record says of the features that a run trained on; nothing of a run on images."""
     if facts.features is None:
         return {}
     return {"features": {"name": facts.features, "digest": facts.features_digest}}
 
 
-def _left_out_of(facts: StreamFacts) -> dict[str, JSON]:
+def _left_out_of(facts: StreamMetadata) -> dict[str, JSON]:
     """How many damaged images were left out; nothing of a run on all images."""
     return {"left_out": facts.num_left_out} if facts.num_left_out else {}
 

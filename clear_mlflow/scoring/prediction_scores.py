@@ -43,7 +43,7 @@ from clear_mlflow.report.prediction_tables import calibration_csv, confusion_csv
 from clear_mlflow.scoring.series import Series
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_bytes
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import download_file
 
 # Fingerprint of what was computed from predictions last.
@@ -116,7 +116,7 @@ def read_predictions(client: MlflowClient, run: Run, record: Record) -> Predicti
     repository = get_artifact_repository(
         f"{run.info.artifact_uri}/{PREDICTIONS_FOLDER}", tracking_uri=client.tracking_uri
     )
-    with explained(f"list the predictions of run {run_id}"):
+    with mlflow_errors(f"list the predictions of run {run_id}"):
         listed = repository.list_artifacts() or []
     sizes = {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed}
     rows = [row for row in record.rows if predictions_file_name(row) in sizes]
@@ -130,7 +130,7 @@ def read_predictions(client: MlflowClient, run: Run, record: Record) -> Predicti
             size = sizes[name]
             if size is not None and size > _LARGEST_FILE:
                 raise RecordError(f"{name} has {size} bytes; predictions have at most 256 MiB")
-            with explained(f"read {name} of run {run_id}"):
+            with mlflow_errors(f"read {name} of run {run_id}"):
                 local = Path(scratch, name)
                 # One request; MLflow's own download of a file lists it first.
                 download_file(repository, name, local)
@@ -211,7 +211,7 @@ def write_prediction_files(client: MlflowClient, run_id: str, scores: Prediction
     Raises:
         TrackingError: the store does not take them.
     """
-    with explained(f"store what the predictions of run {run_id} say"):
+    with mlflow_errors(f"store what the predictions of run {run_id} say"):
         for path, text in scores.files.items():
             client.log_text(run_id, text, path)
         if scores.picture is not None:
@@ -219,7 +219,7 @@ def write_prediction_files(client: MlflowClient, run_id: str, scores: Prediction
 
 
 def _stored_files(client: MlflowClient, run: Run) -> set[str]:
-    with explained(f"list the predictions of run {run.info.run_id}"):
+    with mlflow_errors(f"list the predictions of run {run.info.run_id}"):
         listed = client.list_artifacts(run.info.run_id, PREDICTIONS_FOLDER)
     return {file.path for file in listed}
 

@@ -35,7 +35,7 @@ from clear_mlflow.scoring.prediction_scores import (
 from clear_mlflow.scoring.series import Series, all_series, as_metrics, milliseconds
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_bytes
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.matrices import StoredRows, stored_rows_of
 
 _BATCH = 900  # entries that MLflow takes in one call are 1,000: metrics, and the tags behind them
@@ -197,7 +197,7 @@ def write_scores(client: MlflowClient, run: Run, scores: Scores) -> None:
     """
     run_id = scores.run_id
     tags = dict(scores.tags)
-    with explained(f"log the scores of run {run_id}"):
+    with mlflow_errors(f"log the scores of run {run_id}"):
         if scores.record is not None:
             if scores.reports:
                 tags |= _log_reports(client, run, scores, scores.record)
@@ -213,7 +213,7 @@ def write_scores(client: MlflowClient, run: Run, scores: Scores) -> None:
 
 def score(client: MlflowClient, run_id: str) -> Scores:
     """Read a run's rows back, log the scores that MLflow lacks, and give them."""
-    with explained(f"read run {run_id}"):
+    with mlflow_errors(f"read run {run_id}"):
         run = client.get_run(run_id)
     scores = read_scores(client, run)
     if not scores.is_stored:
@@ -330,7 +330,7 @@ def _lacking(
             continue
         in_force: dict[int, Metric] = {}
         if name in run.data.metrics:
-            with explained(f"read {name} of run {run.info.run_id}"):
+            with mlflow_errors(f"read {name} of run {run.info.run_id}"):
                 history = client.get_metric_history(run.info.run_id, name)
             for stored in history:
                 before = in_force.get(stored.step)
@@ -347,7 +347,7 @@ def _lacking(
 
 
 def _lacks_reports(client: MlflowClient, run: Run, pictures: bool) -> bool:
-    with explained(f"list the reports of run {run.info.run_id}"):
+    with mlflow_errors(f"list the reports of run {run.info.run_id}"):
         listed = {f.path for f in client.list_artifacts(run.info.run_id, names.MATRIX_FOLDER)}
     reports = {names.MATRIX_JSON, names.MATRIX_CSV, names.MATRIX_TABLE}
     return not (reports | ({names.HEATMAP_PNG} if pictures else set())) <= listed

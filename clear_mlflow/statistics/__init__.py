@@ -6,8 +6,8 @@ predictions. *Is this method better than that one?* has seeds as its unit: permu
 them. docs/statistics.md says which to use when.
 """
 
-from clear_mlflow.statistics.conclusion import Verdict, pairs_needed, verdict
-from clear_mlflow.statistics.correctness import Hits
+from clear_mlflow.statistics.conclusion import Conclusion, pairs_needed, verdict
+from clear_mlflow.statistics.correctness import CorrectMatrix
 from clear_mlflow.statistics.intervals import (
     Interval,
     difference_intervals,
@@ -37,13 +37,13 @@ from clear_mlflow.statistics.seeds import (
 __all__ = [
     "BootstrapTest",
     "CellTests",
-    "Hits",
+    "Conclusion",
+    "CorrectMatrix",
     "Interval",
     "LinearForm",
     "PairedTest",
     "SeedSummary",
     "SeedTest",
-    "Verdict",
     "bootstrap_intervals",
     "difference_intervals",
     "explain_intervals",

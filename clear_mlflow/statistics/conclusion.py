@@ -12,7 +12,7 @@ DIFFERENT, NOT_SHOWN, TOO_FEW = "different", "not shown", "too few"
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Conclusion:
     """What a comparison allows to say."""
 
     outcome: str  # DIFFERENT, NOT_SHOWN or TOO_FEW
@@ -35,7 +35,7 @@ def verdict(
     in_percent: bool = True,
     of_models: bool = False,
     level: float = 0.95,
-) -> Verdict:
+) -> Conclusion:
     """The sentence about one comparison of one metric.
 
     Args:
@@ -92,7 +92,7 @@ def verdict(
         # Only our own word is made a capital; a name stays as it is.
         start = f"T{better[1:]}" if of_models else better
         sentence = f"{start} is better than {worse} at {metric}, by {size} ({told})."
-        return Verdict(DIFFERENT, winner, sentence)
+        return Conclusion(DIFFERENT, winner, sentence)
     lead = "no difference" if difference == 0 else f"{better} is ahead by {size}"
     reachable = min(1.0, smallest_p * comparisons)
     if reachable > alpha + 1e-12:
@@ -101,9 +101,9 @@ def verdict(
             f"{_limit(smallest_p, alpha, comparisons)} p cannot fall below {_p(reachable)}, and "
             f"{_p(alpha)} is needed."
         )
-        return Verdict(TOO_FEW, None, sentence)
+        return Conclusion(TOO_FEW, None, sentence)
     sentence = f"No difference between {a} and {b} at {metric} could be shown: {lead} ({told})."
-    return Verdict(NOT_SHOWN, None, sentence)
+    return Conclusion(NOT_SHOWN, None, sentence)
 
 
 def pairs_needed(*, comparisons: int = 1, level: float = 0.95) -> int:

@@ -14,7 +14,7 @@ from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 
 
 @dataclass(frozen=True, eq=False)
-class Hits:
+class CorrectMatrix:
     """The stored predictions of one run, reduced to right or wrong.
 
     Args:
@@ -41,7 +41,7 @@ class Hits:
             raise RecordError(f"hits of rows {shown(self.rows)} arrived; expected rows, ascending")
 
     @classmethod
-    def of(cls, images: EvaluationSet, answers: Iterable[RowPredictions]) -> Hits:
+    def of(cls, images: EvaluationSet, answers: Iterable[RowPredictions]) -> CorrectMatrix:
         """The hits of stored predictions, in any order of rows.
 
         Raises:
@@ -83,19 +83,19 @@ class Hits:
             for row, right in zip(self.rows, self.right, strict=True)
         )
 
-    def after(self, k: int) -> Hits:
+    def after(self, k: int) -> CorrectMatrix:
         """The hits of the run cut off after k buckets.
 
         Raises:
             RecordError: no row is left then.
         """
         count = sum(row <= k for row in self.rows)
-        return Hits(
+        return CorrectMatrix(
             self.evaluation_set, self.buckets, self.bucket, self.rows[:count], self.right[:count]
         )
 
 
-def check_same_images(a: Hits, b: Hits) -> None:
+def check_same_images(a: CorrectMatrix, b: CorrectMatrix) -> None:
     """Refuse to pair answers to different images.
 
     Raises:

@@ -16,7 +16,7 @@ from scipy.stats import binom
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix, shown
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.statistics.correctness import Hits, check_same_images
+from clear_mlflow.statistics.correctness import CorrectMatrix, check_same_images
 from clear_mlflow.statistics.intervals import Interval, check_level
 from clear_mlflow.statistics.linear_forms import LinearForm, all_cells, from_cells, linear_forms
 
@@ -92,7 +92,7 @@ def mcnemar_exact(hits_a: ArrayLike, hits_b: ArrayLike) -> PairedTest:
     return PairedTest(p_value=p_value, only_a=only_a, only_b=only_b, n=len(a))
 
 
-def mcnemar_cells(a: Hits, b: Hits) -> CellTests:
+def mcnemar_cells(a: CorrectMatrix, b: CorrectMatrix) -> CellTests:
     """Exact McNemar in every cell that both runs measured.
 
     Raises:
@@ -115,8 +115,8 @@ def mcnemar_cells(a: Hits, b: Hits) -> CellTests:
 
 
 def paired_bootstrap(
-    a: Hits,
-    b: Hits,
+    a: CorrectMatrix,
+    b: CorrectMatrix,
     *,
     metrics: Sequence[Metric] = METRICS,
     protocol: str = "iid",
@@ -185,7 +185,7 @@ def paired_bootstrap(
 
 
 def bootstrap_intervals(
-    run: Hits,
+    run: CorrectMatrix,
     *,
     metrics: Sequence[Metric] = METRICS,
     protocol: str = "iid",
@@ -220,7 +220,7 @@ def bootstrap_intervals(
 class _Side:
     """One run in a bootstrap: its matrix, and the quick form of each metric that has one."""
 
-    def __init__(self, run: Hits, metrics: Sequence[Metric], protocol: str) -> None:
+    def __init__(self, run: CorrectMatrix, metrics: Sequence[Metric], protocol: str) -> None:
         self.matrix = run.matrix()
         self.protocol = protocol
         self.forms: dict[str, LinearForm] = linear_forms(
@@ -247,7 +247,7 @@ class _Side:
 
 
 def _resampled_cells(
-    runs: tuple[Hits, ...], resamples: int, seed: int
+    runs: tuple[CorrectMatrix, ...], resamples: int, seed: int
 ) -> list[NDArray[np.float64]]:
     """For each run (resamples, k + 1, T): its cells on the same draws of images.
 

@@ -51,7 +51,7 @@ def quiet_mlflow() -> None:
 
 
 @contextmanager
-def explained(action: str) -> Iterator[None]:
+def mlflow_errors(action: str) -> Iterator[None]:
     """Turn MLflow's refusal of ``action`` into one line that names the store."""
     try:
         yield
@@ -112,7 +112,7 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
             that the environment names is not there, or its artifacts need a server that the
             tracking URI does not name.
     """
-    with explained("read experiments"):
+    with mlflow_errors("read experiments"):
         client = MlflowClient()
         client.search_experiments(max_results=1)
     if not opens_run:
@@ -146,7 +146,7 @@ def _artifact_uri_of(client: MlflowClient, run_id: str) -> str:
 
 def _check_experiment(client: MlflowClient, wanted: str | None = None) -> None:
     name, experiment_id = wanted or MLFLOW_EXPERIMENT_NAME.get(), MLFLOW_EXPERIMENT_ID.get()
-    with explained(f"read the experiment {name or experiment_id or 'Default'}"):
+    with mlflow_errors(f"read the experiment {name or experiment_id or 'Default'}"):
         if name:
             experiment = client.get_experiment_by_name(name)  # absent: MLflow will create it
         else:

@@ -13,7 +13,7 @@ _Made = TypeVar("_Made")
 _MADE_BY_ANOTHER = ("RESOURCE_ALREADY_EXISTS", "BAD_REQUEST")
 
 
-def despite_others(make: Callable[[], _Made]) -> _Made:
+def retry_on_conflict(make: Callable[[], _Made]) -> _Made:
     """Do what makes something that runs share, where it is not there; again if another was faster.
 
     Of several programs that start at once into a new experiment one makes it, and one writes down

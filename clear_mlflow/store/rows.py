@@ -15,7 +15,7 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name, row_index
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import download_file
 
 # A row of a hundred buckets takes 3 kB. What is larger is no row, and is not downloaded.
@@ -25,7 +25,7 @@ _LARGEST_ROW_BYTES = 1 << 20
 def write_row(client: MlflowClient, run_id: str, record: RowRecord) -> None:
     """Store one row as an artifact; it is whole and there when this returns."""
     name = row_file_name(record.row.row)
-    with explained(f"store {name} of run {run_id}"):
+    with mlflow_errors(f"store {name} of run {run_id}"):
         client.log_text(run_id, record.to_json(), f"{ROWS_FOLDER}/{name}")
 
 
@@ -43,7 +43,7 @@ def row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
         RecordError: a row file is too large to be one.
         TrackingError: the artifact store does not answer.
     """
-    with explained(f"list the rows of run {run.info.run_id}"):
+    with mlflow_errors(f"list the rows of run {run.info.run_id}"):
         if are_rows_local(run):
             return _checked({path.name: path.stat().st_size for path in _local_files(run)})
         return _checked(_listed(_repository(client, run)))
@@ -83,17 +83,17 @@ def read_row_files(client: MlflowClient, run: Run) -> dict[str, bytes]:
         TrackingError: the artifact store does not answer.
     """
     if are_rows_local(run):
-        with explained(f"read the rows of run {run.info.run_id}"):
+        with mlflow_errors(f"read the rows of run {run.info.run_id}"):
             paths = {path.name: path for path in _local_files(run)}
             names = _checked({name: path.stat().st_size for name, path in paths.items()})
             return {name: _content(paths[name]) for name in names}
     files = {}
-    with explained(f"list the rows of run {run.info.run_id}"):
+    with mlflow_errors(f"list the rows of run {run.info.run_id}"):
         repository = _repository(client, run)
         names = _checked(_listed(repository))
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
         for name in names:
-            with explained(f"read {name} of run {run.info.run_id}"):
+            with mlflow_errors(f"read {name} of run {run.info.run_id}"):
                 local = Path(folder, name)
                 download_file(repository, name, local)
                 files[name] = _content(local)

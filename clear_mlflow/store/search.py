@@ -11,7 +11,7 @@ from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 
 # Runs that one request lists. A listed run takes 50 kB of memory, so a page of them 10 MB.
 _PAGE = 200
@@ -65,7 +65,7 @@ def _search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterat
     at_since: set[str] = set()  # runs that were given already and that a next page may hold
     while True:
         condition = "" if since is None else f"attributes.start_time <= {since}"
-        with explained("list the runs"):
+        with mlflow_errors("list the runs"):
             page = client.search_runs(
                 experiments,
                 filter_string=" and ".join(part for part in (wanted, condition) if part),
@@ -103,7 +103,7 @@ def _get(client: MlflowClient, run_id: str) -> Run | MissingRun:
 
 
 def _experiments(client: MlflowClient, wanted: str | None) -> list[str]:
-    with explained("list the experiments"):
+    with mlflow_errors("list the experiments"):
         listed = []
         token = None
         while True:

@@ -26,7 +26,7 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 
 from clear_mlflow.core.errors import StateError, TrackingError
 from clear_mlflow.store import names
-from clear_mlflow.store.client import explained
+from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import download_file
 from clear_mlflow.store.rows import are_rows_local
 
@@ -123,7 +123,7 @@ def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: 
     """
     file, manifest_file = state_names(manifest.row)
     with (
-        explained(f"store the training state of run {run_id}"),
+        mlflow_errors(f"store the training state of run {run_id}"),
         tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder,
     ):
         for name, what in ((file, content), (manifest_file, manifest.to_json().encode())):
@@ -158,7 +158,7 @@ def stored_states(client: MlflowClient, run: Run) -> tuple[int, ...]:
     Raises:
         TrackingError: the artifact store does not answer.
     """
-    with explained(f"list the training states of run {run.info.run_id}"):
+    with mlflow_errors(f"list the training states of run {run.info.run_id}"):
         listed = _listed(client, run)
     rows = {row for name in listed if (row := _row_of(name)) is not None}
     return tuple(sorted(row for row in rows if set(state_names(row)) <= listed.keys()))
@@ -180,7 +180,7 @@ def read_newest_state(
     Raises:
         TrackingError: the artifact store does not answer, or there is no room for the state.
     """
-    with explained(f"list the training states of run {run.info.run_id}"):
+    with mlflow_errors(f"list the training states of run {run.info.run_id}"):
         sizes = _listed(client, run)
     problems: list[str] = []
     for row in reversed(stored_states(client, run)):
@@ -232,7 +232,7 @@ def _read_state(
 
 def _fetched(client: MlflowClient, run: Run, name: str, folder: Path) -> Path:
     """A file of the state folder, on this machine."""
-    with explained(f"read {name} of run {run.info.run_id}"):
+    with mlflow_errors(f"read {name} of run {run.info.run_id}"):
         if are_rows_local(run):
             return _local_folder(run) / name
         local = folder / name

@@ -38,8 +38,8 @@ from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, parameter_defa
 from clear_mlflow.report.markdown import escaped
 from clear_mlflow.runs.resume import read_resume_point
 from clear_mlflow.store import names
-from clear_mlflow.store.client import absolute_store, explained
-from clear_mlflow.store.conflicts import despite_others
+from clear_mlflow.store.client import absolute_store, mlflow_errors
+from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import heartbeat, is_abandoned, trains_now
 from clear_mlflow.store.search import Selection, select
 from clear_mlflow.sweep import Grid, PlannedRun, digest_of, fingerprint
@@ -143,7 +143,7 @@ class Sweep:
             _close(client, result, stopped=self.stopping())
             return result
         except BaseException:
-            with suppress(ClearError), explained(f"close run {above}"):
+            with suppress(ClearError), mlflow_errors(f"close run {above}"):
                 client.set_terminated(above, "FAILED")
                 client.delete_tag(above, names.PROCESS_TAG)
             raise
@@ -178,7 +178,7 @@ class Sweep:
                 client, comparison, left_out, experiment_id=experiment_id, params=asked
             )
             run_id = str(run.info.run_id)
-            with explained(f"tag run {run_id}"):
+            with mlflow_errors(f"tag run {run_id}"):
                 client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
                 told = {"run_id": run_id, "of": digest_of(key)}
                 client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, json.dumps(told))
@@ -222,7 +222,7 @@ class _Work:
             self._beat()
         for place, run in enumerate(self.runs):
             if run.state == ELSEWHERE and run.run_id is not None:
-                with explained(f"read run {run.run_id}"):
+                with mlflow_errors(f"read run {run.run_id}"):
                     if is_done(self.client.get_run(run.run_id)):
                         self.runs[place] = replace(run, state=DONE_BEFORE)
 
@@ -260,7 +260,7 @@ class _Work:
         }
         tries = _tries(self.client, self.experiment_id, planned.fingerprint)
         interrupted, note = self._find_interrupted(tries)
-        with explained("open a run of the sweep"):
+        with mlflow_errors("open a run of the sweep"):
             if interrupted is None:
                 opened = self.client.create_run(
                     self.experiment_id, run_name=planned.name, tags=resolve_tags(tags)
@@ -308,7 +308,7 @@ class _Work:
     def _end(self, ended: Ended) -> None:
         place, since = self.under_way[ended.run_id]
         run = replace(self.runs[place], seconds=time.monotonic() - since)
-        with explained(f"read run {ended.run_id}"):
+        with mlflow_errors(f"read run {ended.run_id}"):
             stored = self.client.get_run(ended.run_id)
         error = (
             stored.data.tags.get(names.ERROR_TAG)
@@ -347,7 +347,7 @@ class _Work:
         if run.info.status not in ("RUNNING", "SCHEDULED"):
             return
         run_id = run.info.run_id
-        with explained(f"close run {run_id}"):
+        with mlflow_errors(f"close run {run_id}"):
             self.client.set_tag(run_id, names.ERROR_TAG, error)
             self.client.set_terminated(run_id, status)
             if names.PROCESS_TAG in run.data.tags:
@@ -359,7 +359,7 @@ class _Work:
     def _beat(self) -> None:
         if time.monotonic() - self.beaten > _HEARTBEAT_SECONDS:
             self.beaten = time.monotonic()
-            with suppress(ClearError), explained("say that the sweep lives"):
+            with suppress(ClearError), mlflow_errors("say that the sweep lives"):
                 self.client.set_tag(self.above, names.PROCESS_TAG, heartbeat())
 
 
@@ -397,7 +397,7 @@ def experiment_of_environment(client: MlflowClient) -> str:
     own = _run_of_project(client)
     if own is not None:
         return str(own.info.experiment_id)
-    with explained("find the experiment"):
+    with mlflow_errors("find the experiment"):
         name = MLFLOW_EXPERIMENT_NAME.get()
         if not name:
             return str(MLFLOW_EXPERIMENT_ID.get() or _DEFAULT_EXPERIMENT_ID)
@@ -406,7 +406,7 @@ def experiment_of_environment(client: MlflowClient) -> str:
             experiment = client.get_experiment_by_name(name)
             return str(experiment.experiment_id if experiment else client.create_experiment(name))
 
-        return despite_others(find_or_make)
+        return retry_on_conflict(find_or_make)
 
 
 def _fingerprint_of_run(run: Run) -> str:
@@ -435,7 +435,7 @@ def _children(client: MlflowClient, experiment_id: str, only: str | None = None)
     found: list[Run] = []
     token = None
     while True:
-        with explained("list the runs of sweeps"):
+        with mlflow_errors("list the runs of sweeps"):
             page = client.search_runs(
                 [experiment_id],
                 filter_string=f"{tag} != ''" if only is None else f"{tag} = '{only}'",
@@ -477,7 +477,7 @@ def _members(client: MlflowClient, run: SweptRun, experiment_id: str) -> list[st
         return []
     if run.planned.config.seeds == NONE:
         return [run.run_id]
-    with explained(f"list the members of run {run.run_id}"):
+    with mlflow_errors(f"list the members of run {run.run_id}"):
         found = client.search_runs(
             [experiment_id], f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run.run_id}'", max_results=1000
         )
@@ -489,7 +489,7 @@ def _run_of_project(client: MlflowClient) -> Run | None:
     run_id = MLFLOW_RUN_ID.get()
     if not run_id:
         return None
-    with explained(f"read run {run_id}"):
+    with mlflow_errors(f"read run {run_id}"):
         run = client.get_run(run_id)
     return run if run.data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) == "sweep" else None
 
@@ -497,7 +497,7 @@ def _run_of_project(client: MlflowClient) -> Run | None:
 def _open(client: MlflowClient, experiment_id: str, grid: Grid) -> str:
     """The run above the runs of this sweep: one for the same grid, whenever it is worked on."""
     own = _run_of_project(client)
-    with explained("open the run of the sweep"):
+    with mlflow_errors("open the run of the sweep"):
         before = client.search_runs(
             [experiment_id],
             f"tags.`{names.SWEEP_TAG}` = '{grid.digest}'",
@@ -557,7 +557,7 @@ def _close(client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
         for run in result.runs
     ]
     status = "KILLED" if stopped else "FINISHED" if result.is_well else "FAILED"
-    with explained(f"close run {result.run_id}"):
+    with mlflow_errors(f"close run {result.run_id}"):
         text = json.dumps(content, indent=2) + "\n"
         client.log_text(result.run_id, text, names.SWEEP_RUNS_JSON)
         client.set_tag(result.run_id, MLFLOW_RUN_NOTE, _note(result))
@@ -582,7 +582,7 @@ def _note(result: SweepResult) -> str:
 
 def _comparison_before(client: MlflowClient, run_id: str, key: str) -> Run | None:
     """The comparison of the very same runs, if it is there."""
-    with explained(f"read run {run_id}"):
+    with mlflow_errors(f"read run {run_id}"):
         told = client.get_run(run_id).data.tags.get(names.SWEEP_COMPARISON_TAG)
         with suppress(ValueError, KeyError, TypeError):
             before = json.loads(told or "null")

@@ -75,7 +75,7 @@ def _split(path: Path) -> tuple[Path, str] | None:
     return Path(*parts[:at]), "/".join(parts[at:])
 
 
-class OwnFeatures:
+class ShippedFeatures:
     """The feature files of one type that lie beside the images, in the released or older layout."""
 
     def __init__(self, name: str) -> None:

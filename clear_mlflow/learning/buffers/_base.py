@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import buffer_names
 from clear_mlflow.learning.config import NONE
-from clear_mlflow.learning.samples.indices import Picks, joined, whole_bucket
+from clear_mlflow.learning.samples.indices import SampleIndices, joined, whole_bucket
 
 
 class Buffer(ABC):
@@ -32,7 +32,7 @@ class Buffer(ABC):
         self.num_classes = num_classes
         self.seed = seed
         self.alpha = alpha
-        self.picks = Picks(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+        self.picks = SampleIndices(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
         self.labels = np.empty(0, dtype=np.int64)  # (len(picks),)
 
     def __len__(self) -> int:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers._base import Buffer
-from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.device import RngPurpose, generator
 
 
 class BiasedReservoir(Buffer):
@@ -41,7 +41,7 @@ class BiasedReservoir(Buffer):
     _num_seen = 0  # images so far
 
     def _choose(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-        draws = generator(self.seed, Draw.BUFFER, position)
+        draws = generator(self.seed, RngPurpose.BUFFER, position)
         count, num_held = len(labels), len(self)
         arriving = num_held + torch.randperm(count, generator=draws).numpy()
         luck = torch.rand(count, generator=draws, dtype=torch.float64).numpy()

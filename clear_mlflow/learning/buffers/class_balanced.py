@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from clear_mlflow.learning.buffers._base import Buffer
-from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.device import RngPurpose, generator
 
 
 class ClassBalanced(Buffer):
@@ -27,7 +27,7 @@ class ClassBalanced(Buffer):
     _num_seen: NDArray[np.int64] | None = None  # (num_classes,), images of each class so far
 
     def _choose(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-        draws = generator(self.seed, Draw.BUFFER, position)
+        draws = generator(self.seed, RngPurpose.BUFFER, position)
         new = torch.rand(len(labels), generator=draws, dtype=torch.float64).numpy()
         num_new = np.bincount(labels, minlength=self.num_classes)
         self._num_seen = num_new if self._num_seen is None else self._num_seen + num_new

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from clear_mlflow.learning.buffers._base import Buffer
-from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.device import RngPurpose, generator
 
 
 class GreedyBalanced(Buffer):
@@ -28,7 +28,7 @@ class GreedyBalanced(Buffer):
     _classes: tuple[int, ...] = ()  # ever seen, ascending
 
     def _choose(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-        draws = generator(self.seed, Draw.BUFFER, position)
+        draws = generator(self.seed, RngPurpose.BUFFER, position)
         arriving = torch.randperm(len(labels), generator=draws).tolist()
         luck = torch.rand(len(labels), generator=draws, dtype=torch.float64).tolist()
         # Of each class that was ever seen, indices into what was held followed by the bucket.

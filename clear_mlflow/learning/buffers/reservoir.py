@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from clear_mlflow.learning.buffers._base import Buffer
-from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.device import RngPurpose, generator
 
 
 class Reservoir(Buffer):
@@ -23,7 +23,7 @@ class Reservoir(Buffer):
     _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
 
     def _choose(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-        draws = generator(self.seed, Draw.BUFFER, position)
+        draws = generator(self.seed, RngPurpose.BUFFER, position)
         new = torch.rand(len(labels), generator=draws, dtype=torch.float64).numpy()
         priorities = np.concatenate([self._priorities, new])
         kept = np.sort(np.argsort(priorities, kind="stable")[: self.capacity])

@@ -25,7 +25,7 @@ from clear_mlflow.learning.descent import (
     learning_rate,
     restored_optimizer,
 )
-from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.parallel.group import ALONE, Group
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Samples, batch_bounds
@@ -125,7 +125,9 @@ class HeadsDescent:
                 group["lr"] = learning_rate(config, epoch)
             batches.order(
                 [
-                    torch.randperm(count, generator=generator(seed, Draw.ORDER, position, epoch))
+                    torch.randperm(
+                        count, generator=generator(seed, RngPurpose.ORDER, position, epoch)
+                    )
                     for seed in self._seeds
                 ]
             )

@@ -32,7 +32,7 @@ from clear_mlflow.data.features.stored import refuse_taken_name
 from clear_mlflow.data.features.torch_files import load_torch_file
 from clear_mlflow.data.files import path_text, reason, shown
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
-from clear_mlflow.learning.device import Draw, memory_told, seed_everything
+from clear_mlflow.learning.device import RngPurpose, seed_everything, translate_oom
 from clear_mlflow.learning.samples.decoded import Normaliser, centre_crop
 
 DEFAULT_WEIGHTS = "DEFAULT"
@@ -102,7 +102,7 @@ def load_backbone(name: str, weights: str) -> Backbone:
         raise ConfigError(
             f"unknown backbone {name!r}; expected a torchvision classification model, as resnet50"
         )
-    seed_everything(_RANDOM_SEED, Draw.WEIGHTS)
+    seed_everything(_RANDOM_SEED, RngPurpose.WEIGHTS)
     model: nn.Module = torchvision.models.get_model(name, weights=None, **_MADE_WITH.get(name, {}))
     head = _remove_head(model, name)
     if weights == RANDOM_WEIGHTS:
@@ -158,14 +158,14 @@ def extract(
     if is_extracted(folder) and all(whole):
         on_image(total, total)
         return folder
-    with memory_told(_LESS_MEMORY):
+    with translate_oom(_LESS_MEMORY):
         model = backbone.model.to(device).to(memory_format=torch.channels_last)
     done = 0
     width = 0
     for number, images in enumerate(sets):
         array = arrays[number] if whole[number] else None
         if array is None:
-            with memory_told(_LESS_MEMORY):
+            with translate_oom(_LESS_MEMORY):
                 array = features_of(
                     model,
                     images,

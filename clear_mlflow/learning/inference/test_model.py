@@ -12,9 +12,9 @@ from torch import nn
 
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.device import memory_told
+from clear_mlflow.learning.device import translate_oom
 from clear_mlflow.learning.loop import fresh_model, measured_row
-from clear_mlflow.learning.measured import MeasuredRow, StreamFacts
+from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
 from clear_mlflow.learning.session import StreamTraining
 
 
@@ -27,7 +27,7 @@ class StoredModel:
 
 
 @dataclass(frozen=True, eq=False)
-class Retest:
+class Reevaluation:
     """A :class:`~clear_mlflow.learning.measured.Training` whose rows come from stored models.
 
     Args:
@@ -58,7 +58,7 @@ class Retest:
         return self.training.config
 
     @property
-    def facts(self) -> StreamFacts:
+    def facts(self) -> StreamMetadata:
         """The dataset that is tested on."""
         return self.training.facts
 
@@ -70,7 +70,7 @@ class Retest:
             DivergedError: a model's output is not a finite number.
         """
         config = self.config
-        with memory_told("pass a smaller batch"), self.training.progress as progress:
+        with translate_oom("pass a smaller batch"), self.training.progress as progress:
             stream = self.training.on_device(progress)
             model = fresh_model(stream, config)
             for stored in self.models:

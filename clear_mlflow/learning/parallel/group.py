@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from clear_mlflow.core.distributed import Place
+from clear_mlflow.core.distributed import DistributedEnv
 from clear_mlflow.core.errors import ConfigError, PeerLostError
 from clear_mlflow.learning.parallel.batch_norm import SynchronizedBatchNorm
 
@@ -142,7 +142,7 @@ class Group:
 ALONE = Group()
 
 
-def check_devices(place: Place, device: str) -> None:
+def check_devices(place: DistributedEnv, device: str) -> None:
     """Check that each process on this machine has a GPU of its own, where they train on GPUs.
 
     Raises:
@@ -157,7 +157,7 @@ def check_devices(place: Place, device: str) -> None:
 
 
 @contextlib.contextmanager
-def joined(place: Place, device: str) -> Iterator[Group]:
+def joined(place: DistributedEnv, device: str) -> Iterator[Group]:
     """Meet the other processes, over gloo on CPUs and NCCL on GPUs.
 
     Args:
@@ -174,7 +174,7 @@ def joined(place: Place, device: str) -> Iterator[Group]:
         # All on one machine: no port is opened to others, and its name need not be known to any.
         loopback = "lo0" if sys.platform == "darwin" else "lo"
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-    with losses_told():
+    with reported_losses():
         if device == "cuda":
             torch.cuda.set_device(place.local_rank)
             mine = torch.device("cuda", place.local_rank)
@@ -187,7 +187,7 @@ def joined(place: Place, device: str) -> Iterator[Group]:
 
 
 @contextlib.contextmanager
-def losses_told() -> Iterator[None]:
+def reported_losses() -> Iterator[None]:
     """Turn the many ways in which another process's end shows into one line.
 
     Raises:

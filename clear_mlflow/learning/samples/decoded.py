@@ -20,9 +20,9 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.decoding.decode import decode
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import BucketStream, ImageSet
-from clear_mlflow.learning.device import Draw, generator, home_of
+from clear_mlflow.learning.device import RngPurpose, generator, storage_device
 from clear_mlflow.learning.parallel.group import ALONE, Group
-from clear_mlflow.learning.samples.indices import Picks
+from clear_mlflow.learning.samples.indices import SampleIndices
 
 # ImageNet's mean and standard deviation, the field's habit. Constants, not measured on the data:
 # statistics of the whole stream would tell the model of buckets that it has not yet seen.
@@ -106,7 +106,7 @@ class DecodedStream:
     """A stream whose images are decoded when first asked for, and each of them once.
 
     The test images of all buckets stay. Of the training images those that are trained on stay; a
-    strategy keeps of them which they are (:class:`Picks`), and no pixels. All lie on the
+    strategy keeps of them which they are (:class:`SampleIndices`), and no pixels. All lie on the
     training device if they fit well into its free memory. If not, training images stay where
     the cache has mapped them, so that the system keeps as many of them in memory as it has room
     for; test images lie in main memory.
@@ -152,14 +152,14 @@ class DecodedStream:
             self._newest = (position, self._placed(self._open(position), self.labels(position)))
         return self._newest[1]
 
-    def select(self, picks: Picks) -> Samples:
+    def select(self, picks: SampleIndices) -> Samples:
         """Training images of any buckets, with the margin that random crops cut away.
 
         On an accelerator, and where images are small, they are copied to lie side by side.
         """
         self._newest = None  # a bucket that is kept for :meth:`train` would lie there twice
         side = self.image_size + crop_margin(self.image_size)
-        home = home_of(len(picks) * side**2 * 3, self.device)
+        home = storage_device(len(picks) * side**2 * 3, self.device)
         where = [(int(b), np.flatnonzero(picks.bucket == b)) for b in np.unique(picks.bucket)]
         labels = np.empty(len(picks), dtype=np.int64)
         for position, places in where:
@@ -183,7 +183,7 @@ class DecodedStream:
         if self._test is None:
             counts = tuple(len(images) for images in self._test_sets)
             total = sum(counts)
-            home = home_of(total * self.image_size**2 * 3, self.device)
+            home = storage_device(total * self.image_size**2 * 3, self.device)
             pixels = _empty_images(total, self.image_size, home)
             done = 0
             for images in self._test_sets:
@@ -218,7 +218,7 @@ class DecodedStream:
         )
 
     def _placed(self, images: Tensor, labels: NDArray[np.int64]) -> Samples:
-        home = home_of(images.nbytes, self.device)
+        home = storage_device(images.nbytes, self.device)
         return Samples(images.to(home), torch.tensor(labels, device=home))
 
 
@@ -285,11 +285,11 @@ def training_batches(
     """
     return batches(
         samples,
-        torch.randperm(len(samples), generator=generator(seed, Draw.ORDER, position, epoch)),
+        torch.randperm(len(samples), generator=generator(seed, RngPurpose.ORDER, position, epoch)),
         batch_bounds(len(samples), batch_size),
         image_size=image_size,
         device=device,
-        draws=generator(seed, Draw.AUGMENTATION, position, epoch),
+        draws=generator(seed, RngPurpose.AUGMENTATION, position, epoch),
         group=group,
     )
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.learning.device import home_of
+from clear_mlflow.learning.device import storage_device
 from clear_mlflow.learning.samples.decoded import DecodedStream, HeldOutImages, Samples
-from clear_mlflow.learning.samples.indices import Picks
+from clear_mlflow.learning.samples.indices import SampleIndices
 
 
 class FeatureStream:
@@ -40,7 +40,7 @@ class FeatureStream:
         self._test_labels = tuple(bucket.test.labels for bucket in stream.buckets)
         self._features = features
         self._newest: tuple[int, Samples] | None = None
-        self._selected: tuple[Picks, Samples] | None = None
+        self._selected: tuple[SampleIndices, Samples] | None = None
         self._test: HeldOutImages | None = None
 
     def train(self, position: int) -> Samples:
@@ -58,7 +58,7 @@ class FeatureStream:
         """(N,), the classes of one bucket's training images."""
         return self._train_labels[position]
 
-    def select(self, picks: Picks) -> Samples:
+    def select(self, picks: SampleIndices) -> Samples:
         """Training features of any buckets, copied to lie side by side.
 
         Whoever asks for the same as the one before gets the same: members of an ensemble do.
@@ -95,7 +95,7 @@ class FeatureStream:
 
     def _room_for(self, count: int) -> Tensor:
         num_bytes = count * self.width * 4
-        home = home_of(num_bytes, self.device)
+        home = storage_device(num_bytes, self.device)
         try:
             return torch.empty(count, self.width, device=home)
         except RuntimeError:

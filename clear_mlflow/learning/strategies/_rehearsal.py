@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.parallel.group import ALONE, Group
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batches
 
@@ -35,7 +35,7 @@ def rehearsal_batches(
             them; the draws follow from it.
         group: the processes that share every batch; the batches are this one's shares.
     """
-    draws = generator(config.seed, Draw.MEMORY, *where)
+    draws = generator(config.seed, RngPurpose.MEMORY, *where)
     count = len(held)
     size = count if config.batch_size == "full" else min(config.batch_size, count)
     total = num_steps * size

@@ -11,7 +11,7 @@ from torch.func import functional_call, vjp, vmap
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.device import Draw, generator
+from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.samples.decoded import batch_bounds, batches
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_not_negative
@@ -133,12 +133,12 @@ class Ewc(Strategy):
         config, own = self.config, self.arguments
         samples = self.stream.train(position)
         order = torch.randperm(
-            len(samples), generator=generator(config.seed, Draw.FISHER, position, 0)
+            len(samples), generator=generator(config.seed, RngPurpose.FISHER, position, 0)
         )[: own.images or None]
         num_labels = self.stream.num_classes if own.fisher == "exact" else 1
         size = sum(weight.numel() for weight in self._weights)
         at_once = max(1, min(_MOST_GRADIENTS, _LARGEST_GRADIENTS // size))
-        chances = generator(config.seed, Draw.FISHER, position, 1)
+        chances = generator(config.seed, RngPurpose.FISHER, position, 1)
         fisher = [torch.zeros_like(weight) for weight in self._weights]
         self.model.eval()
         for batch in batches(
@@ -147,7 +147,7 @@ class Ewc(Strategy):
             batch_bounds(len(order), max(1, at_once // num_labels)),
             image_size=config.image_size,
             device=self.stream.device,
-            draws=generator(config.seed, Draw.FISHER, position, 2),
+            draws=generator(config.seed, RngPurpose.FISHER, position, 2),
         ):
             labels, share = self._labels(batch.inputs, batch.labels, chances)
             share = share / len(order)
