@@ -12,7 +12,8 @@ import pytest
 from released_layout import read_json, write_image, write_json, write_released
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data import files, load_stream
+from clear_mlflow.core.untrusted import MAX_METADATA_BYTES
+from clear_mlflow.data import load_stream
 from clear_mlflow.data.layouts import read_any
 from clear_mlflow.data.stream import BucketStream
 
@@ -398,11 +399,14 @@ def _prefix(relative: str, entry: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (_prefix(BUS, '"235821044": {"IMG_PATH": "x"}'), "key '235821044' is there twice"),
-        (_prefix(METADATA, '"1": {}'), "key '1' is there twice"),
+        (_prefix(BUS, '"235821044": {"IMG_PATH": "x"}'), "has the field '235821044' twice"),
+        (_prefix(METADATA, '"1": {}'), "has the field '1' twice"),
         (_prefix(METADATA, '"01": {}'), "which are one number"),
-        (_prefix(BUS, '"rating": {"LIKES": NaN}'), "NaN is no JSON number"),
-        (_prefix(BUS, '"rating": {"LIKES": -Infinity}'), "-Infinity is no JSON number"),
+        (_prefix(BUS, '"rating": {"LIKES": NaN}'), "holds NaN, which is no JSON number"),
+        (
+            _prefix(BUS, '"rating": {"LIKES": -Infinity}'),
+            "holds -Infinity, which is no JSON number",
+        ),
         (DAMAGE["image is a pipe"][1], "is not a plain file"),
         (DAMAGE["image links out"][1], "is a link that leads out of"),
         (DAMAGE["class without images"][1], "names class 'camera'"),
@@ -425,7 +429,7 @@ def test_order_of_images_does_not_follow_the_order_of_the_json(root, whole):
 
 def test_oversized_metadata_is_refused_before_it_is_read(root):
     """A metadata file of absurd size (sparse here) costs no memory."""
-    os.truncate(root / BUS, files.MAX_METADATA_BYTES + 1)
+    os.truncate(root / BUS, MAX_METADATA_BYTES + 1)
     message = refusal(root)
     assert str(root / BUS) in message
     assert "268435456 at most" in message

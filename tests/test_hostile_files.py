@@ -47,7 +47,7 @@ def test_a_row_that_is_a_link_is_no_row(store, experiment_id, tmp_path):
 
 def test_a_row_that_is_read_is_read_up_to_its_bound():
     """A file that grows after it was listed, or that has no end, is not read to its end."""
-    with pytest.raises(RecordError, match="more than 1 MiB; expected a row"):
+    with pytest.raises(RecordError, match="larger than 1 MiB; expected a row"):
         _content(Path("/dev/zero"))
 
 
@@ -141,7 +141,7 @@ def test_a_configuration_is_read_up_to_its_bound(tmp_path):
         read_config_file(Path("/dev/zero"))
     path = tmp_path / "config.json"
     path.write_text('{"seed": "1", "seed": "2"}')
-    with pytest.raises(ConfigError, match="says a parameter twice"):
+    with pytest.raises(ConfigError, match="twice; expected each once"):
         read_config_file(path)
 
 

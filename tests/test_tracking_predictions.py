@@ -194,7 +194,7 @@ def test_predictions_that_were_removed_are_no_problem(store, experiment_id):
 def test_a_large_file_is_not_fetched(store, experiment_id, monkeypatch):
     """What the store calls too large is refused before it is downloaded."""
     run = kept_run(store, experiment_id)
-    monkeypatch.setattr(tracked, "_LARGEST_FILE", 100)
+    monkeypatch.setattr(tracked, "MAX_PREDICTIONS_BYTES", 100)
     assert "predictions have at most" in score(store, run).detail
 
 

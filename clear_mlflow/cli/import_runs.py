@@ -18,8 +18,9 @@ from rich.text import Text
 from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
-from clear_mlflow.core.matrix import PROTOCOLS, shown
-from clear_mlflow.core.text import one_line
+from clear_mlflow.core.matrix import PROTOCOLS
+from clear_mlflow.core.text import one_line, shown
+from clear_mlflow.core.untrusted import MAX_IMPORTED_FILES
 from clear_mlflow.data.files import is_folder
 from clear_mlflow.importers import FORMATS, Reading, load, passed_over, read_runs, recognise
 from clear_mlflow.learning.config import AUTO, NONE
@@ -27,7 +28,6 @@ from clear_mlflow.learning.config import AUTO, NONE
 if TYPE_CHECKING:
     from clear_mlflow.evaluation.import_run import Importer
 
-_MOST_FILES = 10_000
 _DEEPEST = 16  # folders within folders
 _LONGEST_CELL = 600  # characters; a file's path below a folder has 255 and more
 # In a folder, a file that ends so is one of results; any other may be anything.
@@ -230,10 +230,10 @@ def _files_below(root: Path) -> Iterator[tuple[Path, str, str | None]]:
         depth = len(here.relative_to(root).parts)
         folders[:] = sorted(f for f in folders if not f.startswith(".")) if depth < _DEEPEST else []
         seen += len(files)
-        if seen > _MOST_FILES:
+        if seen > MAX_IMPORTED_FILES:
             raise DataError(
-                f"{shown(root.name)} holds more than {_MOST_FILES} files; import its folders one "
-                "by one"
+                f"{shown(root.name)} holds more than {MAX_IMPORTED_FILES} files; import its "
+                "folders one by one"
             )
         for name in sorted(files):
             path = here / name

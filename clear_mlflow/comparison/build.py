@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from clear_mlflow.comparison.groups import Group, cut, group_runs, label_of
 from clear_mlflow.comparison.subjects import Setting, Subject
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import METRICS
 from clear_mlflow.statistics import (
     CorrectMatrix,

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from clear_mlflow.comparison.subjects import Setting, Subject
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import AccuracyMatrix, shown
-from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.text import printable, shortened, shown
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
 NOT_SAID = "(none)"

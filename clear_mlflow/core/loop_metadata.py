@@ -13,14 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import PROTOCOLS, AccuracyRow, shown
+from clear_mlflow.core.matrix import PROTOCOLS, AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.record import DatasetIdentity
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_CLASSES
 
 # What stands for the digest of a dataset that nobody has seen: it is no digest of any.
 UNKNOWN = "unknown"
 _RESERVED = ("mlflow.", "clear_mlflow.")
-_MOST_CLASSES = 2**16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -300,7 +301,7 @@ def _labels(what: str, values: object) -> NDArray[np.uint16]:
     if (
         found.ndim != 1
         or found.dtype.kind not in "iu"
-        or bool(((found < 0) | (found >= _MOST_CLASSES)).any())
+        or bool(((found < 0) | (found >= MAX_CLASSES)).any())
     ):
         raise ConfigError(
             f"{what} are {found.dtype} of shape {found.shape}; expected one class, 0 to 65535, for "

@@ -8,21 +8,17 @@ matrix and not a worse one.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_COUNT, MAX_KEY_CHARACTERS
 
 PROTOCOLS = ("iid", "streaming")
-
-_LONGEST_KEY = 100
-# A small file may tell of so many buckets that their matrix would fill the memory.
-_MOST_BUCKETS = 1000
-# The largest integer that every JSON reader keeps exactly, also those that read doubles.
-_LARGEST_COUNT = 2**53
 
 
 @dataclass(frozen=True)
@@ -82,7 +78,7 @@ class AccuracyRow:
                 f"row is {shown(self.row)}, but there are only {len(buckets)} buckets to train on"
             )
         for key, total in zip(buckets, self.num_instances or (), strict=False):
-            if not 1 <= total <= _LARGEST_COUNT:
+            if not 1 <= total <= MAX_COUNT:
                 raise RecordError(
                     f"num_instances of bucket {key!r} is {shown(total)}; expected 1 to 2**53"
                 )
@@ -306,13 +302,12 @@ class AccuracyMatrix:
         object.__setattr__(self, "buckets", buckets)
 
 
-def shown(value: object, limit: int = 60) -> str:
-    """A value from outside as it may stand in a message: its repr, on one line, cut short."""
-    try:
-        text = repr(value)
-    except ValueError:  # an integer of thousands of digits, which Python does not write out
-        text = f"a {type(value).__name__} too long to write out"
-    return text if len(text) <= limit else text[: limit - 3] + "..."
+def named_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.float64]]]:
+    """The measured rows from the top: position (-1 = initial), what was trained through, cells."""
+    if matrix.initial is not None:
+        yield -1, "initial", matrix.initial
+    for i, values in enumerate(matrix.values):
+        yield i, matrix.buckets[i], values
 
 
 def _is_whole(value: object) -> bool:
@@ -343,14 +338,18 @@ def _checked_row_fractions(fractions: object, buckets: tuple[str, ...]) -> tuple
 def _checked_buckets(keys: object) -> tuple[str, ...]:
     if not isinstance(keys, (tuple, list)) or not keys:
         raise RecordError(f"buckets is {shown(keys)}; expected the keys of one bucket or more")
-    if len(keys) > _MOST_BUCKETS:
-        raise RecordError(f"buckets holds {len(keys)} keys; expected at most {_MOST_BUCKETS}")
+    if len(keys) > MAX_BUCKETS:
+        raise RecordError(f"buckets holds {len(keys)} keys; expected at most {MAX_BUCKETS}")
     seen = set()
     for key in keys:
         # What cannot be printed could not be told apart in a table, and may steer a terminal.
-        if not isinstance(key, str) or not key.isprintable() or not 1 <= len(key) <= _LONGEST_KEY:
+        if (
+            not isinstance(key, str)
+            or not key.isprintable()
+            or not 1 <= len(key) <= MAX_KEY_CHARACTERS
+        ):
             raise RecordError(
-                f"a bucket key is {shown(key)}; expected a text of 1 to {_LONGEST_KEY} "
+                f"a bucket key is {shown(key)}; expected a text of 1 to {MAX_KEY_CHARACTERS} "
                 "printable characters"
             )
         if key in seen:
@@ -384,7 +383,7 @@ def _counts(num_instances: ArrayLike, width: int) -> NDArray[np.int64]:
         raise RecordError(f"{expected}, one per bucket; arrived as no plain list") from error
     if counts.dtype.kind not in "iu" or counts.shape != (width,):
         raise RecordError(f"{expected}, one per bucket; arrived as {shown(num_instances)}")
-    if not bool(((counts >= 1) & (counts <= _LARGEST_COUNT)).all()):
+    if not bool(((counts >= 1) & (counts <= MAX_COUNT)).all()):
         raise RecordError(f"{expected} and at most 2**53; arrived as {shown(num_instances)}")
     return counts.astype(np.int64)
 

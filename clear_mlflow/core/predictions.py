@@ -23,8 +23,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import AccuracyRow, shown
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.text import shown
 
 PREDICTIONS_FOLDER = "predictions"
 EVALUATION_SET_FILE = "evaluation_set.safetensors"
@@ -33,9 +35,6 @@ KEEP_PREDICTIONS = ("labels", "none", "probs")
 
 _FORMAT = "clear_mlflow/predictions"
 _VERSION = "1.0"
-_LARGEST_FILE = 1 << 30  # bytes; the probabilities of CLEAR-100's 55,000 test images take 11 MB
-# Cells of the accuracies per row, bucket and class, which a small file could ask any number of.
-_MOST_CELLS = 50_000_000
 _CONTENT_BYTES = 16  # of each image's SHA-256: enough to tell any two images apart
 
 
@@ -77,10 +76,10 @@ class EvaluationSet:
         if count == 0 or not self.buckets or not self.class_names:
             raise RecordError("an evaluation set without images, buckets or classes arrived")
         width, classes = len(self.buckets), len(self.class_names)
-        if (width + 1) * width * classes > _MOST_CELLS:
+        if (width + 1) * width * classes > untrusted.MAX_CELLS_PER_CLASS:
             raise RecordError(
                 f"an evaluation set of {width} buckets and {classes} classes arrived; expected "
-                f"(buckets + 1) * buckets * classes to be at most {_MOST_CELLS}"
+                f"(buckets + 1) * buckets * classes to be at most {untrusted.MAX_CELLS_PER_CLASS}"
             )
         if int(self.bucket.max()) >= len(self.buckets) or bool(
             (np.diff(self.bucket.astype(np.int64)) < 0).any()
@@ -309,7 +308,7 @@ def _read(
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     try:
         size = path.stat().st_size
-        if size > _LARGEST_FILE:
+        if size > untrusted.MAX_PREDICTIONS_BYTES:
             raise RecordError(f"{path.name}: is {size} bytes; expected at most 1 GiB")
         with safe_open(path, framework="numpy") as file:
             metadata = dict(file.metadata() or {})
@@ -330,9 +329,9 @@ def _read(
 
 def _texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
     try:
-        texts = json.loads(metadata.get(name, ""))
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{name} of an evaluation set is no JSON") from error
+        texts = untrusted.json_value(metadata.get(name, ""), untrusted.MAX_METADATA_BYTES)
+    except RecordError as error:
+        raise RecordError(f"{name} of an evaluation set {error}") from error
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise RecordError(
             f"{name} of an evaluation set is {shown(texts)}; expected a list of texts"

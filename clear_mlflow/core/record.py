@@ -1,8 +1,8 @@
 """The stored form of a row: one JSON file each, and the run that a set of them tells of.
 
-Rows are read back from places that anyone may have written to. Nothing here trusts them: whatever
-is wrong with a file ends in a RecordError of one line that names it. docs/record-format.md is the
-same format for writers of other programs.
+Rows are read back from places that anyone may have written to: whatever is wrong with a file ends
+in a RecordError of one line that names it. docs/record-format.md is the same format for writers of
+other programs.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NoReturn, TypeAlias
+from typing import Any
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, AccuracyRow, shown
-
-JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import JSON, MAX_ROW_BYTES, MAX_TEXT_CHARACTERS, json_object
 
 ROWS_FOLDER = "accuracy_matrix/rows"
 SCHEMA_NAME = "clear_mlflow/accuracy_row"
@@ -26,9 +26,6 @@ SCHEMA_VERSION = "1.0"
 # Rows of accuracies without counts; what has counts stays 1.0, which every reader knows.
 ACCURACIES_VERSION = "1.1"
 
-_LARGEST_FILE = 1 << 20  # bytes; a row of a hundred buckets takes 3 kB
-_DEEPEST = 32  # levels of nesting; a row has two
-_LONGEST_TEXT = 150
 # Written by every language's clock, and read by Python 3.10's narrow fromisoformat.
 _UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}(\d{3})?)?(Z|\+00:00)", re.ASCII)
 _KNOWN_FIELDS = (
@@ -132,11 +129,11 @@ class RowRecord:
         return "{\n" + ",\n".join(lines) + "\n}\n"
 
     @classmethod
-    def from_json(cls, text: str, *, source: str) -> RowRecord:
+    def from_json(cls, text: str | bytes, *, source: str) -> RowRecord:
         """Read the text of a row's file.
 
         Args:
-            text: what the file holds; nothing about it is trusted.
+            text: what the file holds, or its bytes; nothing about it is trusted.
             source: what the file is called, for messages.
 
         Raises:
@@ -144,7 +141,7 @@ class RowRecord:
         """
         name = source if source.isprintable() and 0 < len(source) <= 200 else shown(source)
         try:
-            return _from_document(_parse(text))
+            return _from_document(json_object(text, MAX_ROW_BYTES))
         except RecordError as error:
             raise RecordError(f"{name}: {error}") from error
 
@@ -257,68 +254,6 @@ def _measured(row: AccuracyRow) -> dict[str, JSON]:
     return found
 
 
-def _parse(text: str) -> dict[str, Any]:
-    """The JSON object in a text, with all that Python's reader lets through refused."""
-    # A character is a byte or more, so the first test spares encoding what is far too long.
-    if len(text) > _LARGEST_FILE or len(text.encode("utf-8", "surrogatepass")) > _LARGEST_FILE:
-        raise RecordError("is larger than 1 MiB; expected a row of the accuracy matrix")
-    try:
-        document = json.loads(
-            text,
-            object_pairs_hook=_object,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-        )
-    except json.JSONDecodeError as error:
-        raise RecordError(f"is no JSON: {error}; the file is damaged or cut off") from error
-    except RecursionError as error:
-        raise RecordError("is nested too deeply; expected a row of the accuracy matrix") from error
-    except ValueError as error:  # an integer of more digits than Python reads
-        raise RecordError("holds a number too large to read") from error
-    _check_tree(document, _DEEPEST)
-    if not isinstance(document, dict):
-        raise RecordError(f"is {shown(document)}; expected a JSON object")
-    return document
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise RecordError(f"has the field {shown(key)} twice; expected each once")
-        found[key] = value
-    return found
-
-
-def _refuse_constant(text: str) -> NoReturn:
-    raise RecordError(f"holds {text}, which is no JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise RecordError(f"holds {shown(text)}, a number too large to read")
-    return value
-
-
-def _check_tree(value: object, levels: int) -> None:
-    """Refuse what could be read but not be written again."""
-    if levels == 0:
-        raise RecordError("is nested too deeply; expected a row of the accuracy matrix")
-    if isinstance(value, str):
-        try:
-            value.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise RecordError(f"holds {shown(value)}, which is no Unicode text") from error
-    elif isinstance(value, list):
-        for item in value:
-            _check_tree(item, levels - 1)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            _check_tree(key, levels - 1)
-            _check_tree(item, levels - 1)
-
-
 def _from_document(document: dict[str, Any]) -> RowRecord:
     # The schema first: a newer version may well lack what this one looks for.
     schema = _members("schema", _field(document, "schema"), ("name", "version"))
@@ -412,10 +347,10 @@ def _check_text(what: str, value: object) -> None:
     if (
         not isinstance(value, str)
         or not value.isprintable()
-        or not 1 <= len(value) <= _LONGEST_TEXT
+        or not 1 <= len(value) <= MAX_TEXT_CHARACTERS
     ):
         raise RecordError(
-            f"{what} is {shown(value)}; expected a text of 1 to {_LONGEST_TEXT} printable "
+            f"{what} is {shown(value)}; expected a text of 1 to {MAX_TEXT_CHARACTERS} printable "
             "characters"
         )
 

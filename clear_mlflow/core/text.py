@@ -1,29 +1,24 @@
-"""What all forms of the matrix have in common: its rows with their names."""
+"""Numbers and texts from anywhere as they are shown: on one line, printable, of bounded length."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-
-import numpy as np
-from numpy.typing import NDArray
-
-from clear_mlflow.core.matrix import AccuracyMatrix
 
 NOT_MEASURED = "–"
-
-
-def named_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.float64]]]:
-    """The measured rows from the top: position (-1 = initial), what was trained through, cells."""
-    if matrix.initial is not None:
-        yield -1, "initial", matrix.initial
-    for i, values in enumerate(matrix.values):
-        yield i, matrix.buckets[i], values
 
 
 def percent(accuracy: float, decimals: int = 1) -> str:
     """A cell as text: percent without its sign, or a dash where nothing was measured."""
     return NOT_MEASURED if math.isnan(accuracy) else f"{100 * accuracy:.{decimals}f}"
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value from outside as it may stand in a message: its repr, on one line, cut short."""
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of thousands of digits, which Python does not write out
+        text = f"a {type(value).__name__} too long to write out"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def printable(text: str) -> str:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.text import shown
 from clear_mlflow.data import digits
 from clear_mlflow.data.checking.content import stream_of
-from clear_mlflow.data.files import path_text, shown
+from clear_mlflow.data.files import path_text
 from clear_mlflow.data.layouts import find_listing, read_any
 from clear_mlflow.data.splits import AUTO, IID, check_protocol
 from clear_mlflow.data.stream import BucketStream

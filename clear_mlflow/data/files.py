@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -12,19 +11,17 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.errors import DataError, RecordError
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import (
+    MAX_CLASS_LIST_BYTES,
+    MAX_METADATA_BYTES,
+    decoded,
+    json_value,
+)
 
-MAX_METADATA_BYTES = 256 * 2**20  # CLEAR-100's largest metadata file is far below a tenth of it
-_MAX_CLASS_LIST_BYTES = 2**20
-_MAX_SHOWN = 80
 _BUCKET_KEY = re.compile("[0-9]{1,9}")
 _LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
-
-
-def shown(value: object) -> str:
-    """A value from a file as part of a one-line message: escaped, and cut where it is long."""
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}... ({len(text)} characters)"
 
 
 def path_text(path: Path) -> str:
@@ -178,9 +175,9 @@ def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> li
         DataError: the file cannot be read, is over the limit, is empty, or is no UTF-8 text.
     """
     try:
-        text = _read_bytes(path, root=root, limit=limit).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path_text(path)} is not UTF-8 text: {reason(error)}") from None
+        text = decoded(_read_bytes(path, root=root, limit=limit))
+    except RecordError as error:
+        raise DataError(f"{path_text(path)} {error}") from None
     lines = text.replace("\r\n", "\n").removesuffix("\n").split("\n")
     if lines == [""]:
         raise DataError(f"{path_text(path)} is empty; unpack the dataset again")
@@ -221,7 +218,7 @@ def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
     Raises:
         DataError: the file cannot be read, or is empty, unsorted, or has an empty or doubled name.
     """
-    lines = read_lines(path, root=root, limit=_MAX_CLASS_LIST_BYTES)
+    lines = read_lines(path, root=root, limit=MAX_CLASS_LIST_BYTES)
     for number, name in enumerate(lines, start=1):
         if not is_class_name(name):
             raise DataError(
@@ -332,14 +329,9 @@ def resolve_folder(folder: Path, *, root: Path) -> None:
 def _read_json(path: Path, *, root: Path) -> Any:
     content = _read_bytes(path, root=root, limit=MAX_METADATA_BYTES)
     try:
-        return json.loads(
-            content, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant
-        )
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{path_text(path)} is not the JSON that it should be: {reason(error)}; unpack the "
-            "dataset again"
-        ) from None
+        return json_value(content, MAX_METADATA_BYTES)
+    except RecordError as error:
+        raise DataError(f"{path_text(path)} {error}; unpack the dataset again") from None
 
 
 def _read_bytes(path: Path, *, root: Path, limit: int) -> bytes:
@@ -354,16 +346,3 @@ def _read_bytes(path: Path, *, root: Path, limit: int) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
-
-
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value = dict(pairs)
-    if len(value) != len(pairs):
-        keys = sorted(key for key, _ in pairs)
-        double = next(key for key, after in pairwise(keys) if key == after)
-        raise ValueError(f"key {shown(double)} is there twice in one object")
-    return value
-
-
-def _refuse_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON number")

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.data.files import path_text, shown
+from clear_mlflow.core.text import shown
+from clear_mlflow.data.files import path_text
 from clear_mlflow.data.stream import Bucket, ImageSet
 
 AUTO = "auto"

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from clear_mlflow.core.errors import ConfigError, TrackingError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
 from clear_mlflow.engines.engine import Ended, Task
 
 LOCAL = "local"

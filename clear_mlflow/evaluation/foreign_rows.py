@@ -14,13 +14,13 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, shown
+from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
-from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.core.text import printable, shortened, shown
+from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
 from clear_mlflow.core.version import __version__
 from clear_mlflow.evaluation.import_run import UNKNOWN, seed_of
 from clear_mlflow.importers import (
-    LARGEST_FILE,
     Reading,
     RowPattern,
     Source,
@@ -31,9 +31,6 @@ from clear_mlflow.importers import (
 )
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.rows import read_rows, write_row
-
-_MOST_LISTED = 10_000  # artifacts of one run
-_MOST_FOLDERS = 200
 
 
 def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Reading) -> int:
@@ -84,14 +81,16 @@ def _matching(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
     for depth in range(len(pattern.parts)):
         is_last = depth == len(pattern.parts) - 1
         found = []
-        if len(folders) > _MOST_FOLDERS:
-            raise RecordError(f"more than {_MOST_FOLDERS} folders match {shown(pattern.text)}")
+        if len(folders) > MAX_ARTIFACT_FOLDERS:
+            raise RecordError(
+                f"more than {MAX_ARTIFACT_FOLDERS} folders match {shown(pattern.text)}"
+            )
         for folder in folders:
             with mlflow_errors(f"list the artifacts of run {run.info.run_id}"):
                 files = client.list_artifacts(run.info.run_id, folder or None)
             listed += len(files)
-            if listed > _MOST_LISTED:
-                raise RecordError(f"holds more than {_MOST_LISTED} artifacts where rows may be")
+            if listed > MAX_ARTIFACTS:
+                raise RecordError(f"holds more than {MAX_ARTIFACTS} artifacts where rows may be")
             for file in files:
                 # The name alone: what a store calls a file is no path to follow.
                 name = file.path.rsplit("/", 1)[-1]
@@ -101,7 +100,7 @@ def _matching(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
                     or not pattern.fits(depth, name)
                 ):
                     continue
-                if is_last and file.file_size is not None and file.file_size > LARGEST_FILE:
+                if is_last and file.file_size is not None and file.file_size > MAX_RESULTS_BYTES:
                     raise RecordError(f"{shown(name)} has {file.file_size} bytes; no row has")
                 if "#" in name or "?" in name:
                     # Such a name blocks a request to a server for minutes.

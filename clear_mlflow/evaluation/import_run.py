@@ -14,8 +14,9 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.record import JSON, DatasetIdentity, RowRecord
+from clear_mlflow.core.record import DatasetIdentity, RowRecord
 from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import Imported, as_rows
 from clear_mlflow.scoring.scores import score

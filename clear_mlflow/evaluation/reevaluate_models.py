@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tempfile
@@ -14,7 +13,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.errors import ClearError, RecordError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_WEIGHTS_BYTES, json_texts, read_bytes
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.in_process import train_in_process
@@ -22,9 +22,6 @@ from clear_mlflow.scoring.scores import Scores, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.search import MissingRun
-
-_LARGEST_MODEL_BYTES = 8 << 30  # the largest of torchvision's takes 2.6 GB
-_LARGEST_CONFIG_BYTES = 1 << 20
 
 
 def reevaluate_each(
@@ -104,7 +101,7 @@ def _stored_models(client: MlflowClient, run: Run) -> list[tuple[int, str]]:
         match = re.fullmatch(r"after_([0-9]{3,9})\.safetensors", name)
         if not match or file.is_dir or names.model_file_name(int(match[1])) != name:
             continue
-        if file.file_size is not None and file.file_size > _LARGEST_MODEL_BYTES:
+        if file.file_size is not None and file.file_size > MAX_WEIGHTS_BYTES:
             raise RecordError(f"{name} has {file.file_size} bytes; a model has at most 8 GiB")
         found.append((int(match[1]), name))
     if not found:
@@ -119,12 +116,8 @@ def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, st
     """What the models were trained with, as far as it says how to build and test them."""
     path = _download(client, run, names.CONFIG_JSON, scratch)
     try:
-        if path.stat().st_size > _LARGEST_CONFIG_BYTES:
-            raise ValueError("it is larger than 1 MiB")
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(told, dict) or not all(isinstance(v, str) for v in told.values()):
-            raise ValueError("it is no JSON object of texts")
-    except (OSError, ValueError, RecursionError) as error:
+        told = json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
+    except (OSError, RecordError) as error:
         raise RecordError(
             f"{names.CONFIG_JSON} of run {run.info.run_id} cannot be read ({error}), so nothing "
             "says what its models are"

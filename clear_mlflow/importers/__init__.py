@@ -12,23 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
-from clear_mlflow.core.matrix import shown
-from clear_mlflow.importers._base import (
-    LARGEST_FILE,
-    LARGEST_LOG,
-    MOST_CELLS,
-    Format,
-    Imported,
-    Reading,
-    Source,
-    as_rows,
-    finish,
-)
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_CELLS, MAX_LOG_BYTES, read_bytes
+from clear_mlflow.importers._base import Format, Imported, Reading, Source, as_rows, finish
 from clear_mlflow.importers._row_files import RowPattern, matrix_of_rows
 
 __all__ = [
     "FORMATS",
-    "LARGEST_FILE",
     "Format",
     "Imported",
     "Reading",
@@ -65,13 +55,11 @@ def load(path: Path) -> Source:
     try:
         if not path.is_file():
             raise DataError(f"{shown(path.name)} is no file; expected a file of results")
-        with path.open("rb") as file:
-            content = file.read(LARGEST_LOG + 1)
+        return Source(path.name, read_bytes(path, MAX_LOG_BYTES))
     except OSError as error:
         raise DataError(f"{shown(path.name)} cannot be read: {error.strerror}") from error
-    if len(content) > LARGEST_LOG:
-        raise DataError(f"{shown(path.name)} is larger than {LARGEST_LOG >> 20} MiB; no results")
-    return Source(path.name, content)
+    except RecordError as error:
+        raise DataError(f"{shown(path.name)} {error}; no results") from error
 
 
 def recognise(source: Source) -> Format | None:
@@ -116,8 +104,8 @@ def _runs(source: Source, kind: Format, reading: Reading) -> Iterator[Imported]:
     for parsed in kind.parse(source):
         run = finish(source, kind, parsed, reading)
         cells += run.matrix.num_buckets**2
-        if cells > MOST_CELLS:
-            raise RecordError(f"holds matrices of more than {MOST_CELLS} cells in all")
+        if cells > MAX_CELLS:
+            raise RecordError(f"holds matrices of more than {MAX_CELLS} cells in all")
         yield run
     if cells == 0:
         raise RecordError("holds no run")

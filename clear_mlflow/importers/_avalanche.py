@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
 from clear_mlflow.importers._base import NAN, Parsed, grid, whole
 
 # Top1_Acc_Exp/eval_phase/test_stream/Task000/Exp010, as its default_metric_name_template writes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,17 +13,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, shown
-
-MOST_BUCKETS: Final = 1000
-LARGEST_FILE: Final = 16 << 20  # bytes; a matrix of eight hundred buckets, in full digits
-LARGEST_LOG: Final = 64 << 20  # bytes; logs tell of every epoch, too
-MOST_CELLS: Final = 8_000_000  # in all runs of one file
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_BUCKETS
 
 NAN: Final = math.nan
-_MOST_LISTS = 100_000  # in a JSON document; a matrix has one for each row
-_DEEPEST = 32  # levels of nesting
 _HEAD = 4096  # bytes that are looked at to tell one format from another
 
 
@@ -34,7 +29,7 @@ class Source:
 
     Args:
         name: the file's name, without its folder.
-        content: all its bytes, at most :data:`LARGEST_LOG`.
+        content: all its bytes, at most ``untrusted.MAX_LOG_BYTES``.
     """
 
     name: str
@@ -52,10 +47,7 @@ class Source:
         Raises:
             RecordError: it is not UTF-8.
         """
-        try:
-            return self.content.decode("utf-8").removeprefix("\ufeff")
-        except UnicodeDecodeError as error:
-            raise RecordError(f"is no UTF-8 text: {error.reason} at byte {error.start}") from error
+        return untrusted.decoded(self.content)
 
     def lines(self, most: int) -> Iterator[str]:
         """The lines that are not empty, one after the other, without what ends them.
@@ -78,20 +70,10 @@ class Source:
         Raises:
             RecordError: it is none, or nested too deeply.
         """
-        self.bounded(LARGEST_FILE)
-        # Empty lists take thirty times the room that their text takes.
-        if self.content.count(b"[") + self.content.count(b"{") > _MOST_LISTS:
-            raise RecordError(f"holds more than {_MOST_LISTS} lists and objects")
-        try:
-            document = json.loads(self.text, parse_constant=_constant)
-        except json.JSONDecodeError as error:
-            raise RecordError(f"is no JSON: {error}") from error
-        except RecursionError as error:
-            raise RecordError("is nested too deeply") from error
-        except ValueError as error:  # an integer of more digits than Python reads
-            raise RecordError("holds a number too large to read") from error
-        check_depth(document)
-        return document
+        self.bounded(untrusted.MAX_RESULTS_BYTES)
+        if self.content.count(b"[") + self.content.count(b"{") > untrusted.MAX_JSON_LISTS:
+            raise RecordError(f"holds more than {untrusted.MAX_JSON_LISTS} lists and objects")
+        return untrusted.json_value(self.content, untrusted.MAX_RESULTS_BYTES, nan=True)
 
     @cached_property
     def looks_like_json(self) -> bool:
@@ -104,8 +86,7 @@ class Source:
         Raises:
             RecordError: it is.
         """
-        if len(self.content) > largest:
-            raise RecordError(f"has {len(self.content)} bytes; at most {largest} are read")
+        untrusted.bounded(self.content, largest)
 
 
 @dataclass(frozen=True)
@@ -257,8 +238,8 @@ def numbers(values: object, what: str) -> list[float]:
     """
     if not isinstance(values, list):
         raise RecordError(f"{what} is {shown(values)}; expected a list of numbers")
-    if len(values) > MOST_BUCKETS:
-        raise RecordError(f"{what} has {len(values)} entries; at most {MOST_BUCKETS} are read")
+    if len(values) > MAX_BUCKETS:
+        raise RecordError(f"{what} has {len(values)} entries; at most {MAX_BUCKETS} are read")
     return [number(value, what) for value in values]
 
 
@@ -276,31 +257,12 @@ def grid(cells: Mapping[tuple[int, int], float], width: int = 0) -> list[list[fl
         raise RecordError("holds no accuracy per bucket")
     height = max(i for i, _ in cells) + 1
     width = max(width, height, *(j + 1 for _, j in cells))
-    if width > MOST_BUCKETS:
-        raise RecordError(f"tells of {width} buckets; at most {MOST_BUCKETS} are read")
+    if width > MAX_BUCKETS:
+        raise RecordError(f"tells of {width} buckets; at most {MAX_BUCKETS} are read")
     rows = [[NAN] * width for _ in range(height)]
     for (i, j), value in cells.items():
         rows[i][j] = value
     return rows
-
-
-def check_depth(document: object) -> None:
-    """Refuse a document that is nested too deeply to be shown or walked.
-
-    Raises:
-        RecordError: it is.
-    """
-    level = [document]
-    for _ in range(_DEEPEST):
-        level = [
-            item
-            for value in level
-            if isinstance(value, (list, dict))
-            for item in (value.values() if isinstance(value, dict) else value)
-        ]
-        if not level:
-            return
-    raise RecordError("is nested too deeply")
 
 
 def whole(text: str, what: str) -> int:
@@ -309,8 +271,8 @@ def whole(text: str, what: str) -> int:
     Raises:
         RecordError: it is larger than any bucket's number.
     """
-    if len(text) > 6 or int(text) > MOST_BUCKETS:
-        raise RecordError(f"{what} is {shown(text)}; at most {MOST_BUCKETS} buckets are read")
+    if len(text) > 6 or int(text) > MAX_BUCKETS:
+        raise RecordError(f"{what} is {shown(text)}; at most {MAX_BUCKETS} buckets are read")
     return int(text)
 
 
@@ -322,9 +284,9 @@ def _rectangle(
     if not found:
         raise RecordError("holds no row of accuracies")
     width = max(len(row) for row in found)
-    if not 1 <= width <= MOST_BUCKETS or len(found) > MOST_BUCKETS + 1:
+    if not 1 <= width <= MAX_BUCKETS or len(found) > MAX_BUCKETS + 1:
         raise RecordError(
-            f"holds {len(found)} rows of up to {width} numbers; expected 1 to {MOST_BUCKETS}"
+            f"holds {len(found)} rows of up to {width} numbers; expected 1 to {MAX_BUCKETS}"
         )
     cells = np.full((len(found), width), NAN)
     for i, row in enumerate(found):
@@ -395,9 +357,3 @@ def _future(values: NDArray[np.float64], kind: Format, reading: Reading) -> NDAr
     last = int(trained[-1]) + 1 if trained.size else 0
     kept: NDArray[np.float64] = found[:last]
     return kept
-
-
-def _constant(text: str) -> float:
-    if text == "NaN":
-        return NAN
-    raise RecordError(f"holds {text}, which is no accuracy")

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix, shown
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_RESULTS_BYTES
 from clear_mlflow.importers import numpy_file, plain_text
 from clear_mlflow.importers._base import (
-    LARGEST_FILE,
-    MOST_BUCKETS,
     NAN,
     Format,
     Parsed,
@@ -129,7 +129,7 @@ def matrix_of_rows(files: Mapping[int, Source], reading: Reading) -> AccuracyMat
 
 
 def _cells(source: Source) -> list[float]:
-    source.bounded(LARGEST_FILE)
+    source.bounded(MAX_RESULTS_BYTES)
     if numpy_file.is_array(source.content):
         return numpy_file.read_row(source.content)
     if source.looks_like_json:
@@ -144,8 +144,8 @@ def _cells(source: Source) -> list[float]:
         cells = [line[0] for line in table]
     else:
         raise RecordError(f"holds {len(table)} lines; expected one row of numbers")
-    if len(cells) > MOST_BUCKETS:
-        raise RecordError(f"holds {len(cells)} numbers; at most {MOST_BUCKETS} are read")
+    if len(cells) > MAX_BUCKETS:
+        raise RecordError(f"holds {len(cells)} numbers; at most {MAX_BUCKETS} are read")
     return [plain_text.to_cell(cell) for cell in cells]
 
 

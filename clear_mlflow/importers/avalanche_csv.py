@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_LINES, MAX_RESULTS_BYTES
 from clear_mlflow.importers._avalanche import experience, one_run
-from clear_mlflow.importers._base import LARGEST_FILE, Format, Parsed, Source
+from clear_mlflow.importers._base import Format, Parsed, Source
 from clear_mlflow.importers.plain_text import to_cell
 
 _EVAL = "eval_exp,training_exp,eval_accuracy,eval_loss,forgetting"
 _TRAINING = "training_exp,epoch,training_accuracy,val_accuracy,training_loss,val_loss"
-_MOST_LINES = 2_000_000
 _NO_MATRIX = "holds accuracies of training epochs; import eval_results.csv, which lies beside it"
 
 
@@ -26,8 +26,8 @@ def _recognises(source: Source) -> bool:
 
 
 def _parse(source: Source) -> list[Parsed]:
-    source.bounded(LARGEST_FILE)
-    lines = source.lines(_MOST_LINES)
+    source.bounded(MAX_RESULTS_BYTES)
+    lines = source.lines(MAX_LINES)
     first = next(lines, "")
     if first == _TRAINING:
         raise RecordError(_NO_MATRIX)

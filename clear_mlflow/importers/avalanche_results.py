@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.importers._avalanche import METRIC, SIGN, Cell, experience, of_one_stream
-from clear_mlflow.importers._base import MOST_BUCKETS, NAN, Format, Parsed, Source, number, numbers
+from clear_mlflow.importers._base import NAN, Format, Parsed, Source, number, numbers
 
 
 def _recognises(source: Source) -> bool:
@@ -27,8 +28,8 @@ def _parse(source: Source) -> list[Parsed]:
         document = _tests_of(document)
     if not isinstance(document, list) or not all(isinstance(test, dict) for test in document):
         raise RecordError(f"is {shown(document)}; expected what strategy.eval returns, or a list")
-    if len(document) > MOST_BUCKETS + 1:
-        raise RecordError(f"holds {len(document)} tests; at most {MOST_BUCKETS + 1} are read")
+    if len(document) > MAX_BUCKETS + 1:
+        raise RecordError(f"holds {len(document)} tests; at most {MAX_BUCKETS + 1} are read")
     cells: list[Cell] = []
     for position, test in enumerate(document):
         seen: set[tuple[str, int]] = set()

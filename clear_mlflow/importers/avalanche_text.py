@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from clear_mlflow.core.untrusted import MAX_LINES
 from clear_mlflow.importers._avalanche import METRIC, SIGN, Cell, experience, one_run
 from clear_mlflow.importers._base import Format, Parsed, Source, number
 from clear_mlflow.importers.plain_text import to_cell
 
 _TRAINING = re.compile(r"-- Starting training on experience ([0-9]{1,9})\b")
 _VALUE = re.compile(rf"{METRIC.pattern} = (?P<value>\S{{1,40}})")
-_MOST_LINES = 2_000_000
 _LONGEST_LINE = 4096
 
 
@@ -37,7 +37,7 @@ def _parse(source: Source) -> list[Parsed]:
 def _cells(source: Source, trained: list[int]) -> Iterator[Cell]:
     """Tests outside of trainings; ``trained`` collects how many buckets were trained, in order."""
     within = False
-    for line in source.lines(_MOST_LINES):
+    for line in source.lines(MAX_LINES):
         if len(line) > _LONGEST_LINE:
             continue  # a tensor or a progress bar, and no accuracy
         if "-- >> Start of training phase" in line:

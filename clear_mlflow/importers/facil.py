@@ -11,7 +11,8 @@ import re
 from collections.abc import Sequence
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.importers._base import LARGEST_FILE, Format, Parsed, Source
+from clear_mlflow.core.untrusted import MAX_RESULTS_BYTES
+from clear_mlflow.importers._base import Format, Parsed, Source
 from clear_mlflow.importers.plain_text import table_of, to_cell
 
 _RESULT = re.compile(r"(?P<what>acc|forg|avg_accs|wavg_accs)_(taw|tag)-[0-9]{4}(-[0-9]{2}){4}\.txt")
@@ -24,7 +25,7 @@ def _recognises(source: Source) -> bool:
 
 
 def _parse(source: Source) -> list[Parsed]:
-    source.bounded(LARGEST_FILE)
+    source.bounded(MAX_RESULTS_BYTES)
     match = _RESULT.fullmatch(source.name)
     if match and match["what"] != "acc":
         raise RecordError(f"holds {match['what']}, no accuracies; import acc_taw or acc_tag")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
 from clear_mlflow.importers._base import Format, Parsed, Source, numbers
 
 _MATRIX_NAMES = ("matrix", "values", "accuracy", "accuracies")

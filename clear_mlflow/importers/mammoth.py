@@ -11,11 +11,10 @@ import re
 from collections.abc import Iterator
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_LINE_CHARACTERS, MAX_RUNS
 from clear_mlflow.importers._base import NAN, Format, Parsed, Source, grid, whole
 
-_LARGEST_LINE = 4 << 20  # characters; a run of a hundred tasks takes 300 kB
-_MOST_RUNS = 10_000
 _PART = re.compile(
     r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<open>[\[({])|(?P<close>[\])}])"""
     r"""|(?P<mark>[,:])|(?P<word>[^\s'"\[\](){},:]+))""",
@@ -35,8 +34,8 @@ def _recognises(source: Source) -> bool:
 
 
 def _parse(source: Source) -> Iterator[Parsed]:
-    is_one = sum(1 for _ in source.lines(_MOST_RUNS)) == 1
-    for position, line in enumerate(source.lines(_MOST_RUNS)):
+    is_one = sum(1 for _ in source.lines(MAX_RUNS)) == 1
+    for position, line in enumerate(source.lines(MAX_RUNS)):
         try:
             rows, facts = _run(line.strip())
         except RecordError as error:
@@ -73,8 +72,8 @@ def _entries(line: str) -> dict[str, list[str]]:
     Values of any form are passed over by their brackets; nothing is nested here, so a line of any
     depth is read.
     """
-    if len(line) > _LARGEST_LINE:
-        raise RecordError(f"has {len(line)} characters; at most {_LARGEST_LINE} are read")
+    if len(line) > MAX_LINE_CHARACTERS:
+        raise RecordError(f"has {len(line)} characters; at most {MAX_LINE_CHARACTERS} are read")
     if not (line.startswith("{") and line.endswith("}")):
         raise RecordError(f"is {shown(line)}; expected the text of a Python dictionary")
     found: dict[str, list[str]] = {}

@@ -12,11 +12,11 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
-from clear_mlflow.importers._base import LARGEST_FILE, MOST_BUCKETS, Format, Parsed, Source
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_ARRAYS, MAX_BUCKETS, MAX_RESULTS_BYTES
+from clear_mlflow.importers._base import Format, Parsed, Source
 
 _MATRIX_NAMES = ("matrix", "accuracy", "accuracies", "acc", "values", "R", "arr_0")
-_MOST_ARRAYS = 100
 
 
 def is_array(content: bytes) -> bool:
@@ -45,7 +45,7 @@ def _recognises(source: Source) -> bool:
 
 
 def _parse(source: Source) -> list[Parsed]:
-    source.bounded(LARGEST_FILE)
+    source.bounded(MAX_RESULTS_BYTES)
     if is_array(source.content):
         return [Parsed(rows=_rows(_read(source.content)))]
     arrays = _members(source.content)
@@ -77,9 +77,9 @@ def _members(content: bytes) -> dict[str, NDArray[np.generic]]:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
-            if len(members) > _MOST_ARRAYS or sum(m.file_size for m in members) > LARGEST_FILE:
+            if len(members) > MAX_ARRAYS or sum(m.file_size for m in members) > MAX_RESULTS_BYTES:
                 raise RecordError(
-                    f"unpacks to more than {LARGEST_FILE} bytes or {_MOST_ARRAYS} arrays"
+                    f"unpacks to more than {MAX_RESULTS_BYTES} bytes or {MAX_ARRAYS} arrays"
                 )
             return {m.filename.removesuffix(".npy"): _read(archive.read(m)) for m in members}
     except (
@@ -106,9 +106,9 @@ def _read(content: bytes) -> NDArray[np.generic]:
         shape, _, dtype = read(file)
         if dtype.hasobject or dtype.kind not in "fiubU":
             raise RecordError(f"holds entries of type {dtype}; expected numbers")
-        if len(shape) > 2 or any(n > MOST_BUCKETS + 1 for n in shape) or dtype.itemsize > 4096:
+        if len(shape) > 2 or any(n > MAX_BUCKETS + 1 for n in shape) or dtype.itemsize > 4096:
             raise RecordError(
-                f"holds an array of shape {shape}; expected at most {MOST_BUCKETS} buckets"
+                f"holds an array of shape {shape}; expected at most {MAX_BUCKETS} buckets"
             )
         # numpy makes room for what a header says before it looks at what is there.
         if math.prod(shape) * dtype.itemsize != len(content) - file.tell():

@@ -6,12 +6,12 @@ import csv
 import re
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
-from clear_mlflow.importers._base import LARGEST_FILE, MOST_BUCKETS, NAN, Format, Parsed, Source
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES, MAX_RESULTS_BYTES
+from clear_mlflow.importers._base import NAN, Format, Parsed, Source
 
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,5})?")
-_MOST_LINES = 100_000  # with remarks
-_MOST_CELLS = 4 * MOST_BUCKETS + 1  # in a line: some programs set several metrics side by side
+_MOST_CELLS = 4 * MAX_BUCKETS + 1  # in a line: some programs set several metrics side by side
 _NOT_MEASURED = frozenset(["", "nan", "na", "n/a", "none", "null", "-", "–"])
 
 
@@ -36,12 +36,12 @@ def table_of(source: Source) -> list[list[str]]:
         RecordError: there are more than a matrix has.
     """
     table = []
-    for line in source.lines(_MOST_LINES):
+    for line in source.lines(MAX_LINES):
         if not line.lstrip().startswith("#"):
             table.append(cells_of(line))
             # A row per bucket, one of the untrained model, and one of names.
-            if len(table) > MOST_BUCKETS + 2:
-                raise RecordError(f"holds more than {MOST_BUCKETS} rows")
+            if len(table) > MAX_BUCKETS + 2:
+                raise RecordError(f"holds more than {MAX_BUCKETS} rows")
     return table
 
 
@@ -86,7 +86,7 @@ def _parse(source: Source) -> list[Parsed]:
     An empty cell, ``nan``, ``none`` and a dash are not measured. Lines that begin with ``#`` are
     remarks, as numpy.savetxt writes its header.
     """
-    source.bounded(LARGEST_FILE)
+    source.bounded(MAX_RESULTS_BYTES)
     table = table_of(source)
     if not table:
         raise RecordError("holds no row of numbers")

@@ -13,8 +13,9 @@ import re
 from collections.abc import Sequence
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
-from clear_mlflow.importers._base import LARGEST_FILE, MOST_BUCKETS, Format, Parsed, Source, numbers
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_RESULTS_BYTES
+from clear_mlflow.importers._base import Format, Parsed, Source, numbers
 from clear_mlflow.importers.plain_text import table_of, to_cell
 
 _METRIC = "accuracy"
@@ -32,7 +33,7 @@ def _recognises_csv(source: Source) -> bool:
 
 def _parse_csv(source: Source) -> list[Parsed]:
     """Two header lines (metric, task), then a line per update."""
-    source.bounded(LARGEST_FILE)
+    source.bounded(MAX_RESULTS_BYTES)
     table = table_of(source)
     if len(table) < 2 or "Average Accuracy" in table[0]:
         raise RecordError(_NO_MATRIX)
@@ -77,8 +78,8 @@ def _parse_json(source: Source) -> list[Parsed]:
     first = document.get(f"{_METRIC}_init")
     if first is not None and (not isinstance(first, list) or len(first) != 1):
         raise RecordError(f"{_METRIC}_init is {shown(first)}; expected one list in a list")
-    if len(rows) > MOST_BUCKETS:
-        raise RecordError(f"holds {len(rows)} updates; at most {MOST_BUCKETS} are read")
+    if len(rows) > MAX_BUCKETS:
+        raise RecordError(f"holds {len(rows)} updates; at most {MAX_BUCKETS} are read")
     return [
         Parsed(
             rows=[numbers(row, f"a row of {_METRIC}") for row in rows],

@@ -13,15 +13,14 @@ import re
 from typing import Any
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
-from clear_mlflow.importers._base import Format, Parsed, Source, check_depth, grid, number, whole
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_PICKLE_BYTES, MAX_TESTS, check_depth
+from clear_mlflow.importers._base import Format, Parsed, Source, grid, number, whole
 from clear_mlflow.importers._literal_pickle import looks_like_pickle, read_literals
 
 _ACCURACIES = "acc per context"
 _OLDER = "all_tasks"
 _CONTEXT = re.compile(r"context ([0-9]{1,9})")
-_LARGEST_PICKLE = 4 << 20  # bytes; a hundred contexts tested a hundred times take 90 kB
-_MOST_TESTS = 100_000
 
 
 def _recognises(source: Source) -> bool:
@@ -35,7 +34,7 @@ def _recognises(source: Source) -> bool:
 
 def _parse(source: Source) -> list[Parsed]:
     if looks_like_pickle(source.content):
-        source.bounded(_LARGEST_PICKLE)
+        source.bounded(MAX_PICKLE_BYTES)
         document: Any = read_literals(source.content)
         check_depth(document)
     else:
@@ -73,7 +72,7 @@ def _contexts(value: object) -> list[int]:
     Raises:
         RecordError: it is not told, or all tests are said to be of the end (task-free training).
     """
-    if not isinstance(value, list) or not 1 <= len(value) <= _MOST_TESTS:
+    if not isinstance(value, list) or not 1 <= len(value) <= MAX_TESTS:
         raise RecordError(f"x_context is {shown(value)}; expected the context of each test")
     for context in value:
         if isinstance(context, bool) or not isinstance(context, int) or not 1 <= context <= 1000:

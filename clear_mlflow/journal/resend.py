@@ -13,8 +13,6 @@ from clear_mlflow.journal.sender import send
 from clear_mlflow.journal.spool import Entry, Spool
 from clear_mlflow.store.rows import parse_rows, read_row_files
 
-_LARGEST_ROW_BYTES = 1 << 20
-
 
 def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry]:
     """Send what waits, in order; what the store has is forgotten, and given.
@@ -50,9 +48,6 @@ def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[
     folder, _, name = (entry.artifact or "").rpartition("/")
     if folder != ROWS_FOLDER or row_index(name) is None:
         return {}
-    size = entry.file.stat().st_size
-    if size > _LARGEST_ROW_BYTES:
-        raise RecordError(f"{entry.file} has {size} bytes; a row has at most 1 MiB")
     row = {name: entry.file.read_bytes()}
     records = parse_rows(row)
     assemble(records)  # a file that was renamed is told

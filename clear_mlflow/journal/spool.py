@@ -30,8 +30,9 @@ from typing import Any
 from mlflow.entities import Metric
 
 from clear_mlflow.core.cache_dir import default_cache_dir
-from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.core.untrusted import json_object
 from clear_mlflow.store.client import shown
 
 SPOOL_JSON = "spool.json"
@@ -80,7 +81,7 @@ class Entry:
                 Metric(str(name), float(value), int(time), int(step))
                 for name, value, time, step in points
             ]
-        except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise TrackingError(f"{self.file} holds no metrics: {error}") from error
 
     def remove(self) -> None:
@@ -369,12 +370,9 @@ def _only_file(folder: Path) -> Path | None:
 
 def _described(file: Path) -> dict[str, Any]:
     try:
-        told = json.loads(_read(file, _LARGEST_DESCRIPTION))
-    except (ValueError, RecursionError) as error:
+        return json_object(_read(file, _LARGEST_DESCRIPTION), _LARGEST_DESCRIPTION)
+    except RecordError as error:
         raise TrackingError(f"{file} is damaged: {error}") from error
-    if not isinstance(told, dict):
-        raise TrackingError(f"{file} is damaged: it holds no object")
-    return told
 
 
 def _read(file: Path, most: int) -> bytes:

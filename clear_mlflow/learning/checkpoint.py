@@ -197,8 +197,7 @@ def _report_damage(problem: str) -> Iterator[None]:
         ValueError,
         AttributeError,
         IndexError,
-        RuntimeError,
-        RecursionError,
+        RuntimeError,  # and RecursionError
         ArithmeticError,
         AssertionError,
     ) as error:

@@ -15,9 +15,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import PROTOCOLS, shown
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.learning.registry import known_strategies, strategy_names
 
 AUTO = "auto"
@@ -83,7 +85,6 @@ def _one_of(*known: str) -> Callable[[str], str]:
     return parse
 
 
-_LARGEST_CONFIG = 1 << 20  # bytes
 _LARGEST_WHOLE = 2**63 - 1  # what torch's seeds, MLflow's store and JSON's readers all hold
 
 
@@ -458,25 +459,12 @@ def read_config_file(path: Path) -> dict[str, str]:
         ConfigError: the file cannot be read, or is not a JSON object of texts.
     """
     try:
-        with path.open("rb") as file:
-            told = file.read(_LARGEST_CONFIG + 1)
-        if len(told) > _LARGEST_CONFIG:
-            raise ValueError(f"it is larger than {_LARGEST_CONFIG >> 20} MiB")
-        content = json.loads(told.decode("utf-8"), object_pairs_hook=_each_once)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
-    if not isinstance(content, dict) or not all(isinstance(v, str) for v in content.values()):
+        return json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
+    except (OSError, RecordError) as error:
         raise ConfigError(
-            f"the configuration {path} is not a JSON object of texts, as config.json of a run is"
-        )
-    return content
-
-
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("it says a parameter twice")
-    return found
+            f"cannot read the configuration {path}: {error}; expected a JSON object of texts, as "
+            "config.json of a run is"
+        ) from error
 
 
 def _parse(name: str, text: str) -> Any:

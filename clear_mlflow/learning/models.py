@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
+from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
 from clear_mlflow.data.features.torch_files import load_torch_file
 from clear_mlflow.learning.config import NONE
 
@@ -21,7 +22,6 @@ SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: li
 # Sizes that the message about a size that does not work tries, the smallest first.
 _USUAL_SIZES = (32, 64, 96, 128, 224, 299)
 
-_LARGEST_WEIGHTS = 8 << 30  # bytes; the largest of torchvision's take 2.6 GB
 _WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _COUNT_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -233,7 +233,7 @@ def _load_weights(model: nn.Module, path: Path, *, name: str) -> None:
         state = (
             load_file(path)
             if path.suffix == ".safetensors"
-            else load_torch_file(path, max_bytes=_LARGEST_WEIGHTS)
+            else load_torch_file(path, max_bytes=MAX_WEIGHTS_BYTES)
         )
     except Exception as error:  # neither reader has a closed set of exceptions for damaged files
         problem = (str(error).splitlines() or [type(error).__name__])[0]

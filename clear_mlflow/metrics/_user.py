@@ -21,7 +21,7 @@ from typing import Any
 
 from clear_mlflow import metrics
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import Metric, gather
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics.from_predictions import PredictionMetric

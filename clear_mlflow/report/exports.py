@@ -8,8 +8,7 @@ import json
 import math
 from collections.abc import Iterable
 
-from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.text import named_rows
+from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
 
 SCHEMA = {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.text import NOT_MEASURED, named_rows, percent, printable, shortened
+from clear_mlflow.core.text import NOT_MEASURED, percent, printable, shortened
 from clear_mlflow.metrics import METRICS
 from clear_mlflow.metrics import from_predictions as predicted
 

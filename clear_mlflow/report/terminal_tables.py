@@ -9,8 +9,8 @@ from rich.cells import cell_len
 from rich.table import Table
 from rich.text import Text
 
-from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.text import NOT_MEASURED, ending, named_rows, percent, printable
+from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
+from clear_mlflow.core.text import NOT_MEASURED, ending, percent, printable
 from clear_mlflow.metrics import METRICS
 from clear_mlflow.metrics import from_predictions as predicted
 

@@ -18,9 +18,9 @@ from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, M
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import LoopMetadata, measured_row
-from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, shown
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER, EvaluationSet
-from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.core.text import printable, shortened, shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.measured import MeasuredRow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ from clear_mlflow.core.errors import ConfigError, DataError, RecordError, Tracki
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER
 from clear_mlflow.core.record import RowRecord, assemble
+from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.resend import send_waiting
@@ -38,7 +38,6 @@ from clear_mlflow.store.states import StoredState, read_newest_state, stored_sta
 WHERE = ("device", "data_root", "allocator")
 
 _CLAIM = "resumed/"  # a parameter's name, followed by the number of the claim
-_LARGEST_CONFIG_BYTES = 1 << 20
 # How long after its claim a process may take to show that it trains.
 _CLAIM_SECONDS = 20.0
 
@@ -397,19 +396,17 @@ def _config_of(client: MlflowClient, run: Run) -> dict[str, str]:
             "parameters; start a new run"
         )
     size = listed[names.CONFIG_JSON]
-    if size is not None and size > _LARGEST_CONFIG_BYTES:
+    if size is not None and size > MAX_CONFIG_BYTES:
         raise RecordError(f"{names.CONFIG_JSON} of run {run_id} has {size} bytes; expected 1 MiB")
     with mlflow_errors(f"read {names.CONFIG_JSON} of run {run_id}"):
         text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{names.CONFIG_JSON}")
     try:
-        config = json.loads(text)
-        if not isinstance(config, dict) or not all(isinstance(v, str) for v in config.values()):
-            raise ValueError("expected a JSON object of texts")
+        config = json_texts(text, MAX_CONFIG_BYTES)
         lacking = [name for name in parameter_defaults() if name not in config]
         if lacking:
-            raise ValueError(f"it lacks {lacking[0]}")
+            raise RecordError(f"it lacks {lacking[0]}")
         TrainConfig.resolve(config)
-    except (ValueError, RecursionError, ConfigError) as error:
+    except (RecordError, ConfigError) as error:
         raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
     return config
 

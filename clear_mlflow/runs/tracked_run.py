@@ -20,7 +20,8 @@ from clear_mlflow.core.predictions import (
     PREDICTIONS_FOLDER,
     predictions_file_name,
 )
-from clear_mlflow.core.record import JSON, ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.record import ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.sender import Outbox, exit_patience, unsent_error
 from clear_mlflow.learning.measured import MeasuredRow

@@ -15,7 +15,8 @@ from mlflow.entities import Param, Run, RunTag
 
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.core.record import JSON, DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, parameter_defaults

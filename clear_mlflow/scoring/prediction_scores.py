@@ -28,6 +28,7 @@ from clear_mlflow.core.predictions import (
     predictions_file_name,
 )
 from clear_mlflow.core.record import Record
+from clear_mlflow.core.untrusted import MAX_PREDICTIONS_BYTES
 from clear_mlflow.metrics.from_predictions import (
     METRICS,
     PredictionMetric,
@@ -55,7 +56,6 @@ CALIBRATION_CSV = f"{PREDICTIONS_FOLDER}/calibration.csv"
 CONFUSION_FOLDER = f"{PREDICTIONS_FOLDER}/confusion"
 CONFUSION_PNG = f"{PREDICTIONS_FOLDER}/confusion.png"
 
-_LARGEST_FILE = 1 << 28  # bytes; all probabilities of CLEAR-100's 55,000 test images take 11 MB
 # Of more classes, who is taken for whom fills no table that a person reads: a million cells.
 _MOST_CLASSES = 1000
 _PICTURE = "picture"
@@ -128,7 +128,7 @@ def read_predictions(client: MlflowClient, run: Run, record: Record) -> Predicti
 
         def fetched(name: str) -> Path:
             size = sizes[name]
-            if size is not None and size > _LARGEST_FILE:
+            if size is not None and size > MAX_PREDICTIONS_BYTES:
                 raise RecordError(f"{name} has {size} bytes; predictions have at most 256 MiB")
             with mlflow_errors(f"read {name} of run {run_id}"):
                 local = Path(scratch, name)

@@ -17,9 +17,11 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NOTE
 
-from clear_mlflow.core.errors import FailedMetricError
+from clear_mlflow.core.errors import FailedMetricError, RecordError
+from clear_mlflow.core.matrix import named_rows
 from clear_mlflow.core.record import Record, RowRecord, assemble
-from clear_mlflow.core.text import named_rows, percent
+from clear_mlflow.core.text import percent
+from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object, json_value
 from clear_mlflow.metrics import METRICS, summarize, undefined
 from clear_mlflow.metrics import Metric as Definition
 from clear_mlflow.metrics import from_predictions as predicted
@@ -249,10 +251,8 @@ def _outdated(
 
 def _read_versions(text: str | None) -> dict[str, int]:
     try:
-        found = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict):
+        found = json_object(text or "{}", MAX_TAG_BYTES)
+    except RecordError:
         return {}
     return {name: version for name, version in found.items() if isinstance(version, int)}
 
@@ -277,8 +277,9 @@ def _version_tags(
     told = {names.VERSIONS_TAG: json.dumps(versions, sort_keys=True, separators=(",", ":"))}
     if replaced:
         before = {name: [version] for name, version in replaced.items()}
-        with suppress(ValueError, TypeError, AttributeError, RecursionError):
-            for name, earlier in json.loads(tags.get(names.REPLACED_TAG, "{}")).items():
+        with suppress(RecordError, TypeError):
+            earlier_versions = json_object(tags.get(names.REPLACED_TAG, "{}"), MAX_TAG_BYTES)
+            for name, earlier in earlier_versions.items():
                 before[name] = [*earlier, *before.get(name, [])]
         told[names.REPLACED_TAG] = json.dumps(before, sort_keys=True, separators=(",", ":"))
     return told
@@ -369,8 +370,8 @@ def _log_reports(client: MlflowClient, run: Run, scores: Scores, record: Record)
 
     this_table = {"path": names.MATRIX_TABLE, "type": "table"}
     try:
-        tables = json.loads(run.data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"))
-    except (ValueError, RecursionError):
+        tables = json_value(run.data.tags.get(MLFLOW_LOGGED_ARTIFACTS, "[]"), MAX_TAG_BYTES)
+    except RecordError:
         tables = None  # MLflow cuts long tags off; a list that cannot be read is left as it is
     if isinstance(tables, list) and this_table not in tables:
         return {MLFLOW_LOGGED_ARTIFACTS: json.dumps([*tables, this_table])}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
 from clear_mlflow.statistics.intervals import Interval, check_level
 
 DIFFERENT, NOT_SHOWN, TOO_FEW = "different", "not shown", "too few"

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow, shown
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.core.text import shown
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import AccuracyMatrix, shown
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import METRICS, Metric, explain
 from clear_mlflow.statistics.linear_forms import LinearForm, all_cells, linear_forms
 

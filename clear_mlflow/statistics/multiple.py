@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

@@ -14,7 +14,8 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import binom
 
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
-from clear_mlflow.core.matrix import AccuracyMatrix, shown
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.statistics.correctness import CorrectMatrix, check_same_images
 from clear_mlflow.statistics.intervals import Interval, check_level

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.stats import permutation_test, t
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
 from clear_mlflow.statistics.intervals import Interval, check_level
 
 # Up to so many relabellings, all of them are looked at; above, so many are drawn.

@@ -18,6 +18,8 @@ from pathlib import Path
 import psutil
 from mlflow.entities import Run
 
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.store import names
 
 # Thirty missed heartbeats' worth: far above any outage of a server that training survives.
@@ -25,8 +27,6 @@ SILENCE = timedelta(minutes=15)
 # Clocks that nobody sets drift by seconds a day. A heartbeat from further ahead was made up, or its
 # machine's clock is wrong: it would be young for ever, and nobody could go on with the run.
 CLOCKS_DIFFER = timedelta(minutes=5)
-# What reading a tag ends in that this program did not write: anyone may write tags.
-_NO_HEARTBEAT = (LookupError, ValueError, TypeError, OverflowError, RecursionError)
 
 
 def heartbeat() -> str:
@@ -98,11 +98,11 @@ class _Heartbeat:
 
 def _read(told: str | None) -> _Heartbeat | None:
     try:
-        process = json.loads(told or "")
+        process = json_object(told or "", MAX_TAG_BYTES)
         said_at = datetime.fromisoformat(process["alive_at"])
         host, pid, started = process["host"], int(process["pid"]), float(process["started"])
         age = datetime.now(timezone.utc) - said_at
-    except _NO_HEARTBEAT:
+    except (RecordError, LookupError, ValueError, TypeError, OverflowError):
         return None
     return _Heartbeat(host == _host(), pid, started, age)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.record import RowRecord, row_file_name
+from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 
 # Raised when the form of the tag changes; a tag of another form is not read, and written anew.
 _FORM = 1
@@ -75,7 +76,7 @@ def read_matrix_tag(run_id: str, text: str | None) -> CachedRows | None:
     if text is None:
         return None
     try:
-        body = json.loads(text)
+        body = json_object(text, MAX_TAG_BYTES)
         form, check = body.pop("form"), body.pop("check")
         if form != _FORM or check != _checksum(run_id, body):
             return None
@@ -88,7 +89,7 @@ def read_matrix_tag(run_id: str, text: str | None) -> CachedRows | None:
             records[name] = record
         return CachedRows(records, body["files"], body["digest"])
     # Whatever else stands there is no tag of ours, and the artifacts are read.
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, RecordError):
+    except (LookupError, TypeError, AttributeError, RecordError):
         return None
 
 

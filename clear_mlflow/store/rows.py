@@ -15,11 +15,9 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name, row_index
+from clear_mlflow.core.untrusted import MAX_ROW_BYTES, read_bytes
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import download_file
-
-# A row of a hundred buckets takes 3 kB. What is larger is no row, and is not downloaded.
-_LARGEST_ROW_BYTES = 1 << 20
 
 
 def write_row(client: MlflowClient, run_id: str, record: RowRecord) -> None:
@@ -111,11 +109,7 @@ def parse_rows(files: Mapping[str, bytes]) -> dict[str, RowRecord]:
     """
     records = {}
     for name, content in files.items():
-        try:
-            text = content.decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise RecordError(f"{name} is not UTF-8 text: {error}") from error
-        records[name] = RowRecord.from_json(text, source=name)
+        records[name] = RowRecord.from_json(content, source=name)
     return records
 
 
@@ -153,11 +147,10 @@ def _local_files(run: Run) -> list[Path]:
 
 def _content(path: Path) -> bytes:
     """A file's bytes, no more than a row has, whatever a store said of its size."""
-    with path.open("rb") as file:
-        content = file.read(_LARGEST_ROW_BYTES + 1)
-    if len(content) > _LARGEST_ROW_BYTES:
-        raise RecordError(f"{path.name} has more than 1 MiB; expected a row")
-    return content
+    try:
+        return read_bytes(path, MAX_ROW_BYTES)
+    except RecordError as error:
+        raise RecordError(f"{path.name} {error}; expected a row") from error
 
 
 def _checked(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
@@ -167,7 +160,7 @@ def _checked(sizes: Mapping[str, int | None]) -> dict[str, int | None]:
         index = row_index(name)
         if index is None:
             continue
-        if size is not None and size > _LARGEST_ROW_BYTES:
+        if size is not None and size > MAX_ROW_BYTES:
             raise RecordError(f"{name} has {size} bytes; a row has at most 1 MiB")
         rows[name] = index
     return {name: sizes[name] for name in sorted(rows, key=rows.__getitem__)}

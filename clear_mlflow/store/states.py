@@ -24,17 +24,14 @@ from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.utils.file_utils import local_file_uri_to_path
 
-from clear_mlflow.core.errors import StateError, TrackingError
+from clear_mlflow.core.errors import RecordError, StateError, TrackingError
+from clear_mlflow.core.untrusted import MAX_MANIFEST_BYTES, MAX_STATE_BYTES, MAX_STATES, json_object
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import download_file
 from clear_mlflow.store.rows import are_rows_local
 
 FORMAT = 1
-_LARGEST_MANIFEST_BYTES = 1 << 20
-# A vision transformer of 600 million weights, with Adam's two moments and EWC's two, takes 13 GB.
-_LARGEST_STATE_BYTES = 64 << 30
-_MOST_STATES = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,16 +63,16 @@ class Manifest:
         return json.dumps({"format": FORMAT, **asdict(self)}, indent=2) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, *, source: str) -> Manifest:
+    def from_json(cls, text: str | bytes, *, source: str) -> Manifest:
         """Read what :meth:`to_json` wrote; nothing about it is trusted.
 
         Raises:
             StateError: it is no manifest.
         """
         try:
-            told = json.loads(text)
-            if not isinstance(told, dict) or told.pop("format", None) != FORMAT:
-                raise ValueError(f"expected format {FORMAT}")
+            told = json_object(text, MAX_MANIFEST_BYTES)
+            if told.pop("format", None) != FORMAT:
+                raise RecordError(f"expected format {FORMAT}")
             kinds = {
                 "row": int,
                 "written_at": str,
@@ -87,13 +84,13 @@ class Manifest:
                 "torch_version": str,
             }
             if told.keys() != kinds.keys():
-                raise ValueError(f"expected the fields {', '.join(kinds)}")
+                raise RecordError(f"expected the fields {', '.join(kinds)}")
             for name, kind in kinds.items():
                 if type(told[name]) is not kind:
-                    raise ValueError(f"{name} is not of type {kind.__name__}")
+                    raise RecordError(f"{name} is not of type {kind.__name__}")
             if not all(type(value) is str for value in told["config"].values()):
-                raise ValueError("config is not all texts")
-        except (ValueError, RecursionError) as error:
+                raise RecordError("config is not all texts")
+        except RecordError as error:
             raise StateError(f"{source} is no manifest of a training state: {error}") from error
         return cls(**told)
 
@@ -196,18 +193,15 @@ def _read_state(
 ) -> StoredState:
     name, manifest_name = state_names(row)
     size = sizes[manifest_name]
-    if size is not None and size > _LARGEST_MANIFEST_BYTES:
+    if size is not None and size > MAX_MANIFEST_BYTES:
         raise StateError(f"{manifest_name} has {size} bytes; a manifest has at most 1 MiB")
-    try:
-        text = _fetched(client, run, manifest_name, folder).read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise StateError(f"{manifest_name} is not UTF-8 text: {error}") from error
-    manifest = Manifest.from_json(text, source=manifest_name)
+    content = _fetched(client, run, manifest_name, folder).read_bytes()
+    manifest = Manifest.from_json(content, source=manifest_name)
     listed = sizes[name]
-    if manifest.row != row or not 0 < manifest.size <= _LARGEST_STATE_BYTES:
+    if manifest.row != row or not 0 < manifest.size <= MAX_STATE_BYTES:
         raise StateError(
             f"{manifest_name} is of row {manifest.row} and {manifest.size} bytes; expected row "
-            f"{row} and at most {_LARGEST_STATE_BYTES >> 30} GiB"
+            f"{row} and at most {MAX_STATE_BYTES >> 30} GiB"
         )
     if listed is not None and listed != manifest.size:
         raise StateError(f"{name} has {listed} bytes; its manifest says {manifest.size}")
@@ -263,7 +257,7 @@ def _listed(client: MlflowClient, run: Run) -> dict[str, int | None]:
         # The name alone: what a store calls a file is no path to follow.
         found = {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed if not file.is_dir}
     states = {name: size for name, size in found.items() if _row_of(name) is not None}
-    if len(states) > _MOST_STATES:
+    if len(states) > MAX_STATES:
         raise TrackingError(f"run {run.info.run_id} holds {len(states)} files of training states")
     return states
 

@@ -13,12 +13,11 @@ from typing import Any
 
 import yaml
 
-from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_RUNS, decoded, read_bytes
 from clear_mlflow.learning.config import NONE, TrainConfig
 
-_LARGEST_FILE = 1 << 20  # bytes
-_MOST_RUNS = 10_000
 _DEEPEST = 5  # a value, in a list, of a parameter, in an entry, of runs
 _SECTIONS = ("fixed", "grid", "runs")
 # Written out, so that a worker with another working folder finds the same files.
@@ -136,12 +135,8 @@ def _content(node: Any, seen: set[int], depth: int = 0) -> Any:
 
 def _read(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            content = file.read(_LARGEST_FILE + 1)
-        if len(content) > _LARGEST_FILE:
-            raise ValueError("it is larger than 1 MiB")
-        return content.decode("utf-8")
-    except (OSError, ValueError) as error:
+        return decoded(read_bytes(path, MAX_CONFIG_BYTES))
+    except (OSError, RecordError) as error:
         raise ConfigError(f"cannot read the sweep {path}: {error}") from None
 
 
@@ -170,8 +165,8 @@ def _asked(node: Any) -> Iterator[dict[str, str]]:
     if content.get("grid") and (both := sorted(fixed.keys() & grids[0].keys())):
         raise ConfigError(f"{both[0]} is in fixed and in grid; leave it out of one")
     number = sum(math.prod(len(values) for values in grid.values()) for grid in grids)
-    if number > _MOST_RUNS:
-        raise ConfigError(f"asks for {number} runs; expected at most {_MOST_RUNS}")
+    if number > MAX_RUNS:
+        raise ConfigError(f"asks for {number} runs; expected at most {MAX_RUNS}")
     for grid in grids:
         for values in itertools.product(*grid.values()):
             yield {**fixed, **dict(zip(grid, values, strict=True))}

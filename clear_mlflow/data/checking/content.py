@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
 from clear_mlflow.data.checking.hashes import RememberedHashes
 from clear_mlflow.data.files import path_text, reason, regular_file
 from clear_mlflow.data.splits import AUTO, IID, STREAMING, Listing, choose
 from clear_mlflow.data.stream import Bucket, BucketStream
 
-MAX_IMAGE_BYTES = 256 * 2**20
 _BLOCK_BYTES = 2**20
 _FILES_IN_A_TASK = 32
 _FIRST_FILES = 256  # that tell how long it takes to look at one

@@ -23,7 +23,8 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.checking.content import MAX_IMAGE_BYTES
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
 from clear_mlflow.data.decoding.decode import decode
 from clear_mlflow.data.files import (
     is_folder,
@@ -36,7 +37,6 @@ from clear_mlflow.data.files import (
     reason,
     regular_file_size,
     resolve_folder,
-    shown,
     stored_path,
 )
 from clear_mlflow.data.layouts import find_layout, read_any

@@ -262,7 +262,7 @@ class _Entry:
                 for position, why in listed
                 if position >= 0
             )
-        except (OSError, ValueError, TypeError, IndexError, RecursionError):
+        except (OSError, ValueError, TypeError, IndexError):
             return None
         return damaged or None
 

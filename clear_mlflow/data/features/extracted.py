@@ -18,11 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data.decoding.decode import decoder_version
-from clear_mlflow.data.files import path_text, read_json_object, reason, shown
+from clear_mlflow.data.files import path_text, read_json_object, reason
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
 
-MAX_WIDTH = 16_384  # numbers per image; CLEAR's own features have 2,048
 _FOLDER = "features"
 _SIDECAR = "features.json"
 _FORMAT = 1
@@ -66,7 +67,7 @@ def read_array(path: Path) -> NDArray[np.float32] | None:
     # numpy reads a header as Python's literals, and has no closed set of exceptions for damage.
     except Exception:
         return None
-    if array.ndim != 2 or array.dtype != np.float32 or not 0 < array.shape[1] <= MAX_WIDTH:
+    if array.ndim != 2 or array.dtype != np.float32 or not 0 < array.shape[1] <= MAX_FEATURES_WIDTH:
         return None
     return array
 

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.features.extracted import MAX_WIDTH
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data.features.torch_files import holds_all, is_plain, load_torch_file_below
 from clear_mlflow.data.files import (
     expect_object,
@@ -25,7 +26,6 @@ from clear_mlflow.data.files import (
     path_text,
     read_json_object,
     read_lines,
-    shown,
     stored_path,
 )
 from clear_mlflow.data.stream import BucketStream, ImageSet
@@ -238,10 +238,11 @@ def _checked(value: Any, *, dims: int, what: str) -> Tensor:
     if not isinstance(value, torch.Tensor):
         raise DataError(f"{what} is a {type(value).__name__}; expected a tensor of features")
     shape = tuple(value.shape)
-    if len(shape) != dims or not 0 < shape[-1] <= MAX_WIDTH:
+    if len(shape) != dims or not 0 < shape[-1] <= MAX_FEATURES_WIDTH:
         wanted = "(width,)" if dims == 1 else "(images, width)"
         raise DataError(
-            f"{what} has the shape {shape}; expected {wanted} with a width of 1 to {MAX_WIDTH}"
+            f"{what} has the shape {shape}; expected {wanted} with a width of 1 to "
+            f"{MAX_FEATURES_WIDTH}"
         )
     if not is_plain(value) or not value.is_floating_point():
         raise DataError(

@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.untrusted import MAX_FEATURES_BYTES
 from clear_mlflow.data.files import path_text, reason, regular_file_size, resolve_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-_MAX_FILE_BYTES = 2**31  # the largest of CLEAR-100's own features is near 2**27
 
-
-def load_torch_file(path: Path, *, max_bytes: int | None = None) -> Any:
+def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
     """Read a torch file that may hold tensors, numbers, texts, lists, tuples and dicts only.
 
     Args:
@@ -31,16 +30,15 @@ def load_torch_file(path: Path, *, max_bytes: int | None = None) -> Any:
     """
     import torch
 
-    most = _MAX_FILE_BYTES if max_bytes is None else max_bytes
     try:
         # A zip file of some kilobytes may claim to hold gigabytes of zeros.
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 unpacked = sum(entry.file_size for entry in archive.infolist())
-            if unpacked > most:
+            if unpacked > max_bytes:
                 raise DataError(
-                    f"{path_text(path)} unpacks to {unpacked} bytes; expected {most} at most, so "
-                    "it is not what its name says"
+                    f"{path_text(path)} unpacks to {unpacked} bytes; expected {max_bytes} at most, "
+                    "so it is not what its name says"
                 )
         return torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
@@ -62,9 +60,9 @@ def load_torch_file_below(path: Path, *, root: Path) -> Any:
     """
     resolve_folder(path.parent, root=root)
     size = regular_file_size(path, root=root)
-    if size > _MAX_FILE_BYTES:
+    if size > MAX_FEATURES_BYTES:
         raise DataError(
-            f"{path_text(path)} has {size} bytes; expected {_MAX_FILE_BYTES} at most, so it is "
+            f"{path_text(path)} has {size} bytes; expected {MAX_FEATURES_BYTES} at most, so it is "
             "not what its name says"
         )
     return load_torch_file(path)

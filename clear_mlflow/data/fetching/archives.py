@@ -10,22 +10,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.files import path_text, reason, shown
+from clear_mlflow.core.text import shown
+from clear_mlflow.data.files import path_text, reason
 
 _BLOCK_BYTES = 2**20
 _MAX_NAME_BYTES = 255  # what common file systems allow for one part of a path
-_MAX_DEPTH = 16
 _RATIO_FREE_BYTES = 2**20  # small text files may well shrink a thousandfold
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What an archive may unpack to. CLEAR-100's larger one has 110,000 images."""
+    """What an archive may unpack to."""
 
-    max_files: int = 1_000_000
-    max_bytes: int = 256 * 2**30
-    max_ratio: int = 200  # unpacked to packed size of one file; photos shrink hardly at all
+    max_files: int = untrusted.MAX_UNPACKED_FILES
+    max_bytes: int = untrusted.MAX_UNPACKED_BYTES
+    max_ratio: int = untrusted.MAX_UNPACKED_RATIO  # of one file's unpacked to its packed size
 
 
 def unpack(
@@ -133,7 +134,7 @@ def _is_plain_path(entry: zipfile.ZipInfo) -> bool:
     if not name.isprintable() or "\\" in name or name.startswith("/"):
         return False
     parts = name.removesuffix("/").split("/")
-    return len(parts) <= _MAX_DEPTH and all(
+    return len(parts) <= untrusted.MAX_UNPACKED_FOLDERS and all(
         part not in ("", ".", "..")
         and ":" not in part
         and len(os.fsencode(part)) <= _MAX_NAME_BYTES

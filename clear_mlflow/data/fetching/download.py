@@ -28,7 +28,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.errors import DataError, RecordError
+from clear_mlflow.core.text import one_line
+from clear_mlflow.core.untrusted import (
+    MAX_ARCHIVE_BYTES,
+    MAX_MANIFEST_BYTES,
+    json_object,
+    read_bytes,
+)
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data.fetching.archives import unpack
 from clear_mlflow.data.files import is_folder, path_text, reason
@@ -38,7 +45,6 @@ WORK_FOLDER = ".clear-mlflow-download"
 
 _CLASS_LIST = "class_names.txt"
 _BLOCK_BYTES = 2**20
-_MAX_ARCHIVE_BYTES = 128 * 2**30
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 _LOCAL_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
@@ -186,9 +192,9 @@ def _is_finished(root: Path, archive: Archive) -> bool:
     if not os.path.lexists(folder):
         return False
     try:
-        marker = json.loads((folder / MARKER).read_bytes()[:_BLOCK_BYTES])
-        found = marker["md5"] if isinstance(marker, dict) else None
-    except (OSError, ValueError, KeyError, RecursionError):
+        content = read_bytes(folder / MARKER, MAX_MANIFEST_BYTES)
+        found = json_object(content, MAX_MANIFEST_BYTES).get("md5")
+    except (OSError, RecordError):
         found = None
     if found == archive.md5:
         return True
@@ -310,7 +316,7 @@ def _fetch_part(
                 f"{archive.file} cannot be downloaded: HF_HUB_OFFLINE forbids it"
             ) from None
         except network_errors as error:
-            why = _one_line(error)
+            why = one_line(str(error) or type(error).__name__, 200)
         arrived = (part.stat().st_size if part.is_file() else 0) - start
         failed = 1 if arrived >= patience.min_bytes else failed + 1
         if failed >= patience.attempts:
@@ -357,7 +363,7 @@ def _receive(
                 file.write(block)
                 done += len(block)
                 window_bytes += len(block)
-                if done > _MAX_ARCHIVE_BYTES or (total is not None and done > total):
+                if done > MAX_ARCHIVE_BYTES or (total is not None and done > total):
                     break  # the checksum tells
                 on_progress(what, done, total)
                 now = time.monotonic()
@@ -388,7 +394,7 @@ def _writing(part: Path) -> Iterator[None]:
 def _expect_room(file: BinaryIO, part: Path, needed: int, archive: Archive) -> None:
     status = os.fstatvfs(file.fileno())
     free = status.f_bavail * status.f_frsize
-    if needed > min(free, _MAX_ARCHIVE_BYTES):
+    if needed > min(free, MAX_ARCHIVE_BYTES):
         raise DataError(
             f"{archive.file} needs {needed} more bytes below {path_text(part.parent.parent)}, "
             f"where {free} are free; make room or choose another folder, then run the command again"
@@ -418,11 +424,6 @@ def _refused(status: int, archive: Archive, repository: str, revision: str) -> s
     if status == 404:
         return f"{what}, so it has no such file in dataset {repository} at revision {revision!r}"
     return what
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else f"{text[:200]}..."
 
 
 # -- checking and unpacking ---------------------------------------------------------------------

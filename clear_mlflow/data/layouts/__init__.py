@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.text import shown
 from clear_mlflow.data.checking.content import stream_of
-from clear_mlflow.data.files import path_text, reason, shown
+from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.splits import AUTO, IID, Listing, check_protocol
 from clear_mlflow.data.stream import BucketStream
 

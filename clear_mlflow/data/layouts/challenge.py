@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import (
     in_stream_order,
     is_class_name,
@@ -17,7 +18,6 @@ from clear_mlflow.data.files import (
     path_text,
     resolve_folder,
     resolve_root,
-    shown,
 )
 from clear_mlflow.data.splits import Listing
 from clear_mlflow.data.stream import ImageSet, image_set

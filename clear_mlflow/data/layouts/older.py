@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import (
     check_place,
     in_stream_order,
@@ -27,7 +28,6 @@ from clear_mlflow.data.files import (
     read_lines,
     resolve_folder,
     resolve_root,
-    shown,
 )
 from clear_mlflow.data.splits import Listing, Split
 from clear_mlflow.data.stream import ImageSet, image_set

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import (
     check_place,
     expect_object,
@@ -24,7 +25,6 @@ from clear_mlflow.data.files import (
     read_json_object,
     resolve_folder,
     resolve_root,
-    shown,
     stored_path,
 )
 from clear_mlflow.data.splits import Listing

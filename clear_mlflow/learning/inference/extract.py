@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH, MAX_WEIGHTS_BYTES
 from clear_mlflow.data.decoding.decode import decode
 from clear_mlflow.data.features.extracted import (
-    MAX_WIDTH,
     Extraction,
     array_file,
     is_extracted,
@@ -30,7 +31,7 @@ from clear_mlflow.data.features.extracted import (
 )
 from clear_mlflow.data.features.stored import refuse_taken_name
 from clear_mlflow.data.features.torch_files import load_torch_file
-from clear_mlflow.data.files import path_text, reason, shown
+from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
 from clear_mlflow.learning.device import RngPurpose, seed_everything, translate_oom
 from clear_mlflow.learning.samples.decoded import Normaliser, centre_crop
@@ -41,7 +42,6 @@ RANDOM_WEIGHTS = "none"
 _IMAGENET_CLASSES = 1000
 _IMAGENET_MEAN = [0.485, 0.456, 0.406]  # what Normaliser subtracts
 _RANDOM_SEED = 0
-_MAX_WEIGHTS_BYTES = 2**33  # torchvision's largest, of regnet_y_128gf and vit_h_14, are above 2**31
 _IMAGES_AT_ONCE = 256  # decoded and held in memory; a whole bucket of CLEAR-100 is gigabytes
 _BATCH = {"cpu": 16, "cuda": 128}
 _LESS_MEMORY = "pass a smaller backbone or another device, or end what else runs on it"
@@ -109,7 +109,7 @@ def load_backbone(name: str, weights: str) -> Backbone:
         return Backbone(model.eval(), name, f"random:{_RANDOM_SEED}", Geometry())
     path = _downloaded(name) if weights == DEFAULT_WEIGHTS else Path(weights).expanduser()
     digest = _hash(path)
-    found = load_torch_file(path, max_bytes=_MAX_WEIGHTS_BYTES)
+    found = load_torch_file(path, max_bytes=MAX_WEIGHTS_BYTES)
     _fill(model, found, head=head, path=path, name=name)
     return Backbone(model.eval(), name, f"sha256:{digest}", _geometry(name, digest))
 
@@ -222,10 +222,10 @@ def features_of(
                 found.append(features.float().cpu().numpy())
             on_image(start + first + len(batch))
     array = np.concatenate(found)
-    if array.ndim != 2 or not 0 < array.shape[1] <= MAX_WIDTH:
+    if array.ndim != 2 or not 0 < array.shape[1] <= MAX_FEATURES_WIDTH:
         raise DataError(
             f"the backbone gives features of the shape {array.shape[1:]} for an image; expected "
-            f"1 to {MAX_WIDTH} numbers: pass another backbone"
+            f"1 to {MAX_FEATURES_WIDTH} numbers: pass another backbone"
         )
     if not np.isfinite(array).all():
         raise DataError(

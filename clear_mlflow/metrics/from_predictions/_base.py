@@ -10,8 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
-from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, shown
+from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.core.text import shown
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,234 @@
+"""The one gate for what others wrote: rows, results to import, datasets, archives, weights.
+
+Nothing here trusts what it reads. Sizes are bounded before memory is taken, and whatever is wrong
+ends in a RecordError whose message continues the file's name: ``is larger than 1 MiB``. What this
+program keeps for itself (journal, cache, tags) is protected by checksums and by whose it is; it
+passes here only for its JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeAlias
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.text import shown
+
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
+
+_KIB, _MIB, _GIB = 2**10, 2**20, 2**30
+
+# The table of limits, in bytes where a name says so. Above each: the largest that is known.
+# A row of a hundred buckets takes 3 kB; a configuration, a sweep or a manifest less.
+MAX_ROW_BYTES: Final = _MIB
+MAX_CONFIG_BYTES: Final = _MIB
+MAX_MANIFEST_BYTES: Final = _MIB
+MAX_CLASS_LIST_BYTES: Final = _MIB
+MAX_TAG_BYTES: Final = 64 * _KIB
+# A matrix of eight hundred buckets, in full digits; logs tell of every epoch, too.
+MAX_RESULTS_BYTES: Final = 16 * _MIB
+MAX_LOG_BYTES: Final = 64 * _MIB
+# A hundred contexts tested a hundred times take 90 kB.
+MAX_PICKLE_BYTES: Final = 4 * _MIB
+# CLEAR-100's largest metadata file is far below a tenth of it.
+MAX_METADATA_BYTES: Final = 256 * _MIB
+# The probabilities of CLEAR-100's 55,000 test images take 11 MB.
+MAX_PREDICTIONS_BYTES: Final = _GIB
+MAX_IMAGE_BYTES: Final = 256 * _MIB
+# Where Pillow starts to warn of decompression bombs.
+MAX_IMAGE_PIXELS: Final = 89_000_000
+# The largest of CLEAR-100's own features is near 2**27.
+MAX_FEATURES_BYTES: Final = 2 * _GIB
+# Numbers per image; CLEAR's own features have 2,048.
+MAX_FEATURES_WIDTH: Final = 16_384
+# The largest of torchvision's take 2.6 GB.
+MAX_WEIGHTS_BYTES: Final = 8 * _GIB
+# A vision transformer of 600 million weights, with Adam's two moments and EWC's two, takes 13 GB.
+MAX_STATE_BYTES: Final = 64 * _GIB
+# CLEAR-100's larger archive has 110,000 images, and photos shrink hardly at all.
+MAX_ARCHIVE_BYTES: Final = 128 * _GIB
+MAX_UNPACKED_BYTES: Final = 256 * _GIB
+MAX_UNPACKED_FILES: Final = 1_000_000
+MAX_UNPACKED_RATIO: Final = 200  # unpacked to packed size of one file
+MAX_UNPACKED_FOLDERS: Final = 16  # within each other
+
+# A small file may tell of so many buckets or classes that their matrix would fill the memory.
+MAX_BUCKETS: Final = 1000
+MAX_KEY_CHARACTERS: Final = 100
+MAX_CLASSES: Final = 2**16
+MAX_CELLS_PER_CLASS: Final = 50_000_000  # rows by buckets by classes
+MAX_CELLS: Final = 8_000_000  # in all runs of one file
+MAX_COUNT: Final = 2**53  # the largest integer that every JSON reader keeps, also those of doubles
+MAX_TEXT_CHARACTERS: Final = 150  # of a dataset's name and such
+MAX_LINES: Final = 2_000_000  # of a log
+MAX_LINE_CHARACTERS: Final = 4 * _MIB  # a run of a hundred tasks takes 300 kB in mammoth's log
+MAX_RUNS: Final = 10_000  # in one file, or in a sweep
+MAX_TESTS: Final = 100_000
+MAX_ARRAYS: Final = 100  # in a .npz file
+MAX_ARTIFACTS: Final = 10_000  # of one run, looked through for rows
+MAX_ARTIFACT_FOLDERS: Final = 200
+MAX_STATES: Final = 1000  # files of training states of one run
+MAX_IMPORTED_FILES: Final = 10_000
+MAX_JSON_LISTS: Final = 100_000  # an empty one takes thirty times the room of its text
+MAX_JSON_LEVELS: Final = 32  # of nesting; a row has two
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
+
+
+def read_bytes(path: Path, largest: int) -> bytes:
+    """A file's bytes; no more of them than *largest* are ever held.
+
+    Raises:
+        RecordError: it is larger.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(largest + 1)
+    return bounded(content, largest)
+
+
+def bounded(content: bytes, largest: int) -> bytes:
+    """The content itself.
+
+    Raises:
+        RecordError: it is larger than *largest* bytes.
+    """
+    if len(content) > largest:
+        raise RecordError(f"is larger than {size_text(largest)}")
+    return content
+
+
+def decoded(content: bytes) -> str:
+    """The text of UTF-8 bytes, without a byte order mark.
+
+    Raises:
+        RecordError: they are no UTF-8.
+    """
+    try:
+        return content.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise RecordError(f"is no UTF-8 text: {error.reason} at byte {error.start}") from error
+
+
+def json_value(content: bytes | str, largest: int, *, nan: bool = False) -> Any:
+    """The JSON document in a text: it can be walked, shown, and written again.
+
+    Args:
+        content: the text, or its UTF-8 bytes.
+        largest: bytes that it may have.
+        nan: whether ``NaN``, as Python writes it, is read; it is no JSON.
+
+    Raises:
+        RecordError: it is larger, no JSON, nested too deeply, names one key twice, or holds a
+            number or a text that cannot be written again.
+    """
+    if isinstance(content, bytes):
+        content = decoded(bounded(content, largest))
+    # A character is a byte or more, so the first test spares encoding what is far too long.
+    elif len(content) > largest or len(content.encode("utf-8", "surrogatepass")) > largest:
+        raise RecordError(f"is larger than {size_text(largest)}")
+    try:
+        document = json.loads(
+            content,
+            object_pairs_hook=_each_once,
+            parse_constant=_nan if nan else _refuse_constant,
+            parse_float=_finite,
+        )
+    except json.JSONDecodeError as error:
+        raise RecordError(f"is no JSON: {error}; the file is damaged or cut off") from error
+    except RecursionError as error:
+        raise RecordError("is nested too deeply") from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise RecordError("holds a number too large to read") from error
+    check_depth(document)
+    if _SURROGATE.search(content):
+        try:
+            json.dumps(document, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise RecordError(
+                f"holds {shown(error.object[error.start])}, which is no Unicode text"
+            ) from error
+    return document
+
+
+def json_object(content: bytes | str, largest: int) -> dict[str, Any]:
+    """As :func:`json_value`, of a JSON object.
+
+    Raises:
+        RecordError: it is anything else.
+    """
+    document = json_value(content, largest)
+    if not isinstance(document, dict):
+        raise RecordError(f"is {shown(document)}; expected a JSON object")
+    return document
+
+
+def json_texts(content: bytes | str, largest: int) -> dict[str, str]:
+    """As :func:`json_object`, of texts alone, as a configuration is.
+
+    Raises:
+        RecordError: it is anything else.
+    """
+    document = json_object(content, largest)
+    for name, value in document.items():
+        if not isinstance(value, str):
+            raise RecordError(f"holds {shown(value)} for {shown(name)}; expected a text")
+    return document
+
+
+def check_depth(document: object) -> None:
+    """Refuse a document that is nested too deeply to be shown or walked.
+
+    Raises:
+        RecordError: it is.
+    """
+    level = [document] if isinstance(document, (list, dict)) else []
+    for _ in range(MAX_JSON_LEVELS):
+        level = [
+            item
+            for value in level
+            for item in (value.values() if isinstance(value, dict) else value)
+            if isinstance(item, (list, dict))
+        ]
+        if not level:
+            return
+    raise RecordError("is nested too deeply")
+
+
+def size_text(size: int) -> str:
+    """A limit as it is written: ``1 MiB``.
+
+    >>> size_text(MAX_ROW_BYTES), size_text(100)
+    ('1 MiB', '100 bytes')
+    """
+    for unit, name in ((_GIB, "GiB"), (_MIB, "MiB"), (_KIB, "KiB")):
+        if size >= unit and size % unit == 0:
+            return f"{size // unit} {name}"
+    return f"{size} bytes"
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise RecordError(f"has the field {shown(twice)} twice; expected each once")
+    return found
+
+
+def _refuse_constant(text: str) -> NoReturn:
+    raise RecordError(f"holds {text}, which is no JSON number")
+
+
+def _nan(text: str) -> float:
+    return math.nan if text == "NaN" else _refuse_constant(text)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise RecordError(f"holds {shown(text)}, a number too large to read")
+    return value

@@ -1,0 +1,100 @@
+"""The gate: what others wrote is read up to its bound, and is JSON that can be written again."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import clear_mlflow
+from clear_mlflow.core import untrusted
+from clear_mlflow.core.errors import RecordError
+
+PACKAGE = Path(clear_mlflow.__file__).parent
+documents = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=["Cs"])),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text("ab\U0001f600"), inner),
+    max_leaves=20,
+)
+
+
+@given(documents)
+def test_every_document_is_read_as_json_reads_it(document):
+    """As text and as bytes, with and without escapes: pairs of surrogates are a character."""
+    for escaped in (True, False):
+        text = json.dumps(document, ensure_ascii=escaped)
+        assert untrusted.json_value(text, 10**6) == document
+        assert untrusted.json_value(text.encode(), 10**6) == document
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a":' * 100_000, "nested too deeply"),
+        ("[" * 33 + "]" * 33, "nested too deeply"),
+        ('{"a": 1, "b": {"a": 1, "c": 2, "a": 3}}', "has the field 'a' twice"),
+        ("[NaN]", "holds NaN"),
+        ("[-Infinity]", "holds -Infinity"),
+        ("[1e999]", "too large to read"),
+        ("[" + "9" * 5000 + "]", "too large to read"),
+        (r'{"\ud800": 1}', r"holds '\ud800', which is no Unicode text"),
+        ('["\ud800"]', "which is no Unicode text"),
+        ("{", "is no JSON"),
+        (b"\xff", "is no UTF-8 text"),
+        (" " * 101, "larger than 100 bytes"),
+        ('"' + "é" * 60 + '"', "larger than 100 bytes"),
+        (b" " * 101, "larger than 100 bytes"),
+    ],
+)
+def test_what_cannot_be_walked_or_written_again_is_refused(text, words):
+    """In one line, whatever the reader of JSON itself raises."""
+    largest = 10**6 if "100 bytes" not in words else 100
+    with pytest.raises(RecordError) as caught:
+        untrusted.json_value(text, largest)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_deepest_document_that_is_read_is_as_deep_as_the_limit():
+    """And an escaped backslash before a u is no surrogate."""
+    deep = "[" * untrusted.MAX_JSON_LEVELS + "]" * untrusted.MAX_JSON_LEVELS
+    assert untrusted.json_value(deep, 10**6)
+    assert untrusted.json_value(r'"\\ud800"', 100) == r"\ud800"
+
+
+def test_no_more_of_a_file_is_held_than_its_bound():
+    """A device gives bytes without end."""
+    with pytest.raises(RecordError, match="larger than 1 MiB"):
+        untrusted.read_bytes(Path("/dev/zero"), untrusted.MAX_ROW_BYTES)
+
+
+def test_deep_nesting_is_handled_at_the_gate_alone():
+    """Elsewhere only where YAML is read, which has no bound of its own."""
+    handling = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Name) and node.id == "RecursionError"
+    }
+    assert handling == {"core/untrusted.py", "sweep/grid.py"}
+
+
+def test_the_gate_needs_no_more_than_numpy():
+    """The readers of rows for other programs bring no more."""
+    code = (
+        "import sys, clear_mlflow.core.untrusted\n"
+        "print(*sorted({name.split('.')[0] for name in sys.modules}))"
+    )
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+    assert not {"mlflow", "torch", "PIL", "scipy", "pandas"} & set(loaded)
