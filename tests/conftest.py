@@ -1,16 +1,14 @@
-"""Real MLflow stores for tests: a fresh sqlite store each, copied from one that was set up once."""
+"""What every tier needs: the checkout, a cache folder, signals as a terminal gives them.
+
+Nothing here imports torch or MLflow: the tests in unit/ run where neither is installed.
+"""
 
 import os
-import shutil
 import signal
 from pathlib import Path
 
-import mlflow
 import pytest
 from hypothesis import settings
-from mlflow import MlflowClient
-
-EXPERIMENT = "test"
 
 # On a developer's machine every run tries other examples; where a change is accepted or refused,
 # the same change is always answered the same.
@@ -48,41 +46,6 @@ def pytest_collection_modifyitems(items):
     """Begin with the files that take longest."""
     place = {name: at for at, name in enumerate(_LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(_LONGEST)))
-
-
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory):
-    """A database with MLflow's tables and nothing in them; setting one up takes seconds."""
-    database = tmp_path_factory.mktemp("store") / "mlflow.db"
-    MlflowClient(f"sqlite:///{database}").search_experiments()
-    return database
-
-
-@pytest.fixture
-def store(empty_store, tmp_path, monkeypatch):
-    """A store of its own for one test, as the environment of a user names it."""
-    database = tmp_path / "mlflow.db"
-    shutil.copy(empty_store, database)
-    uri = f"sqlite:///{database}"
-    for name in ("MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
-    monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "false")
-    before = mlflow.get_tracking_uri()
-    mlflow.set_tracking_uri(uri)
-    client = MlflowClient(uri)
-    client.create_experiment(EXPERIMENT, artifact_location=(tmp_path / "artifacts").as_uri())
-    yield client
-    while mlflow.active_run():
-        mlflow.end_run()
-    mlflow.set_tracking_uri(before)
-
-
-@pytest.fixture
-def experiment_id(store):
-    """The id of the experiment that the test's store has."""
-    return store.get_experiment_by_name(EXPERIMENT).experiment_id
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,10 +1,10 @@
 """Coverage-guided fuzzing of what reads files from elsewhere: ``python tools/fuzz.py PARSER``.
 
-The fuzzer of tests/test_fuzz.py changes good files blindly, the same way in every run. This one
-watches which lines of the parser a case reaches, and goes on from those that reach new ones; half
-of its changes are to a file's values, half to its bytes. It stops at the first case that ends in
-anything but what is read or a ClearError of one line, and leaves that case in the working folder.
-Whatever follows the parser's name is libFuzzer's::
+The fuzzer of tests/store/test_fuzz.py changes good files blindly, the same way in every run. This
+one watches which lines of the parser a case reaches, and goes on from those that reach new ones;
+half of its changes are to a file's values, half to its bytes. It stops at the first case that ends
+in anything but what is read or a ClearError of one line, and leaves that case in the working
+folder. Whatever follows the parser's name is libFuzzer's::
 
     pip install -e ".[test,fuzz]"
     python tools/fuzz.py row -runs=200000
@@ -24,7 +24,7 @@ from pathlib import Path
 
 import atheris
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 with atheris.instrument_imports(include=["clear_mlflow"]):
     import numpy as np
     from result_files import npy, npz, pickled, van_de_ven

@@ -1,7 +1,8 @@
 """Kill trainings with SIGKILL at random moments, resume them, and compare what they measured.
 
-``python tests/killer.py --times 30`` kills thirty times, over as many runs as that takes, each
-until it is done, and says what became of them. The moments are drawn from a seed, which is printed.
+``python tests/support/killer.py --times 30`` kills thirty times, over as many runs as that takes,
+each until it is done, and says what became of them. The moments are drawn from a seed, which is
+printed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import psutil
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parents[2]
 EXPERIMENT = "killed"
 # Random states of all kinds go on from bucket to bucket: images drawn, a buffer, momentum.
 PARAMETERS = ["--strategy", "replay", "--optimizer-state", "keep", "--epochs", "1"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "clear_mlflow"
+PACKAGE = Path(__file__).parents[2] / "clear_mlflow"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # Never, whatever the arguments.

@@ -31,8 +31,7 @@ from mlflow.entities import Metric
 from rich.console import Console
 from safetensors.torch import save
 from stored_runs import row_texts
-from strategy_runs import feature_stream, on_features
-from test_resume_state import trained
+from strategy_runs import feature_stream, on_features, trained
 
 from clear_mlflow.comparison import arrange, compare
 from clear_mlflow.comparison.note import comparison_note

@@ -8,7 +8,7 @@ import pytest
 
 def named_tests(page: str) -> list[tuple[str, str]]:
     """Each file and function that a page names."""
-    return re.findall(r"`(tests/\w+\.py)::(\w+)`", page)
+    return re.findall(r"`(tests/\w+/\w+\.py)::(\w+)`", page)
 
 
 def test_every_test_that_is_named_is_there(project):

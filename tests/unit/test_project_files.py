@@ -16,7 +16,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MLPROJECT = yaml.safe_load((ROOT / "MLproject").read_text())
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 ENTRY_POINTS = MLPROJECT["entry_points"]

@@ -16,7 +16,7 @@ from clear_mlflow.importers import FORMATS
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 
-PUBLISHED = Path(__file__).parents[2] / "shared" / "clear10_challenge_second_place.csv"
+PUBLISHED = Path(__file__).parents[3] / "shared" / "clear10_challenge_second_place.csv"
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
 NAN = float("nan")
 
@@ -243,7 +243,7 @@ def test_the_documented_commands_do_what_they_say(store, experiment_id, tmp_path
     Path("old_results", "acc.npy").write_bytes(files.npy(np.array(SQUARE)))
     Path("logs.pyd").write_text(files.mammoth_line(SQUARE))
     Path("metric_log.txt").write_text(files.avalanche_text(SQUARE))
-    page = (Path(__file__).parents[1] / "docs" / "import.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "import.md").read_text()
     lines = page.split("```\n")[1].splitlines()
     assert len(lines) == 3
     for line in lines:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from learning_streams import config
 from ports import free_port
-from strategy_runs import feature_stream, image_stream, on_features
+from strategy_runs import PREDICTIONS, feature_stream, image_stream, on_features, trained
 from torch import nn
 
 from clear_mlflow.core.errors import StateError
@@ -28,18 +28,7 @@ from clear_mlflow.learning.registry import strategy_names
 from clear_mlflow.learning.samples.indices import SampleIndices
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
-PREDICTIONS = b"what the model answered"
 ON_FEATURES_ALONE = ("linear", "ncm", "slda")
-
-
-def trained(stream, parameters, saved=None):
-    """Rows and states of a training, and its weights as it ends."""
-    rows, states = [], []
-    for one in train(stream, parameters, progress=SilentProgress(), saved=saved):
-        rows.append(one.row)
-        states.append(to_bytes(one.snapshot(), one.row, PREDICTIONS))
-        model = one.model
-    return rows, states, {name: value.clone() for name, value in model.state_dict().items()}
 
 
 def reread(folder, state):
@@ -316,7 +305,7 @@ def test_two_processes_go_on_from_the_state_that_one_has(tmp_path):
     port = free_port()
     together = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
     together["MASTER_PORT"] = str(port)
-    worker = Path(__file__).with_name("resume_worker.py")
+    worker = Path(__file__).parents[1] / "support" / "resume_worker.py"
     processes = [
         subprocess.Popen(
             [sys.executable, str(worker), str(tmp_path)],

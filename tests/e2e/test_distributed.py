@@ -33,7 +33,7 @@ class ForOne(Strategy):
     """A strategy of somebody's own, which says nothing of several processes."""
 
 
-WORKER = Path(__file__).with_name("distributed_worker.py")
+WORKER = Path(__file__).parents[1] / "support" / "distributed_worker.py"
 TOGETHER = [name for name in strategy_names() if load_strategy(name).several_processes]
 
 OF_FEATURES = {"features": "made_up", "epochs": "1", "batch_size": "7"}

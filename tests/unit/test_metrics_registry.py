@@ -10,7 +10,7 @@ from clear_mlflow import AccuracyMatrix, explain, metrics, series, summarize
 from clear_mlflow.core.errors import ConfigError, UndefinedMetricError
 from clear_mlflow.metrics import METRICS, Metric, gather, renate
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 NAMES = {
     "clear/in_domain_accuracy",
     "clear/next_domain_accuracy",

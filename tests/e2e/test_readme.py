@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from released_layout import write_released
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / "README.md").read_text(), re.S | re.M)
 LINES = [line.split("#")[0].strip() for _, block in BLOCKS for line in block.splitlines()]
 # The first two commands install: CI runs them as they stand, in a fresh environment.

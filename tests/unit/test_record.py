@@ -467,7 +467,7 @@ def test_versions_and_times_may_differ_within_a_run():
 
 def test_the_documented_example_is_a_row():
     """docs/record-format.md shows what the reader reads, byte for byte, and tells every field."""
-    page = Path(__file__).parents[1].joinpath("docs", "record-format.md").read_text()
+    page = Path(__file__).parents[2].joinpath("docs", "record-format.md").read_text()
     example = page.split("```json\n")[1].split("```")[0]
     assert read(example).to_json() == example
     told = [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")]

@@ -10,11 +10,14 @@ from learning_streams import CPU, random_stream
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from clear_mlflow.learning.checkpoint import to_bytes
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
+
+PREDICTIONS = b"what the model answered"
 
 
 def on_features(**changes):
@@ -92,3 +95,13 @@ def assert_close(ours, theirs, *, rtol=1e-4, atol=1e-6):
     assert len(ours) == len(theirs)
     for our, their in zip(ours, theirs, strict=True):
         torch.testing.assert_close(our, their, rtol=rtol, atol=atol)
+
+
+def trained(stream, parameters, saved=None):
+    """Rows and states of a training, and its weights as it ends."""
+    rows, states = [], []
+    for one in train(stream, parameters, progress=Silent(), saved=saved):
+        rows.append(one.row)
+        states.append(to_bytes(one.snapshot(), one.row, PREDICTIONS))
+        model = one.model
+    return rows, states, {name: value.clone() for name, value in model.state_dict().items()}

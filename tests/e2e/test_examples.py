@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.cli import cli as mlflow_command
 from released_layout import write_released
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "examples" / "README.md").read_text()
 LINES = [
     line

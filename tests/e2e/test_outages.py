@@ -414,7 +414,7 @@ def child(proxy, ends: str) -> tuple[int, str]:
     """A training in a process of its own, whose server goes away before the second bucket."""
     process = subprocess.Popen(
         [sys.executable, "-c", CHILD, ends],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).parent.parent / "clear_mlflow"
+PACKAGE = Path(__file__).parents[2] / "clear_mlflow"
 
 # From the ground up: a room imports rooms above it in this list, and of those only the ones named.
 ROOMS: dict[str, set[str]] = {

@@ -11,7 +11,7 @@ import pytest
 
 from clear_mlflow import explain, summarize
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 TOOLS = ROOT / "tools"
 PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from clear_mlflow import AccuracyMatrix, explain, series, summarize
 from clear_mlflow.metrics import METRICS, clear, renate
 
-PUBLISHED = Path(__file__).parents[2] / "shared" / "clear10_challenge_second_place.csv"
+PUBLISHED = Path(__file__).parents[3] / "shared" / "clear10_challenge_second_place.csv"
 
 THREE_BUCKETS = AccuracyMatrix(
     [[0.8, 0.6, 0.4], [0.7, 0.9, 0.3], [0.5, 0.6, 0.95]],
