@@ -26,6 +26,7 @@ from mlflow.environment_variables import (
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.store.conflicts import one_opens_at_a_time
 
 _DEFAULT_EXPERIMENT_ID = "0"
 
@@ -112,7 +113,7 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
             that the environment names is not there, or its artifacts need a server that the
             tracking URI does not name.
     """
-    with mlflow_errors("read experiments"):
+    with mlflow_errors("read experiments"), one_opens_at_a_time(mlflow.get_tracking_uri()):
         client = MlflowClient()
         client.search_experiments(max_results=1)
     if not opens_run:

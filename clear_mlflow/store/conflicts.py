@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import fcntl
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 from mlflow.exceptions import MlflowException
+from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
 
 _Made = TypeVar("_Made")
 
 # What MLflow answers: for an experiment, and for a row of any other table (mlflow 3.17).
 _MADE_BY_ANOTHER = ("RESOURCE_ALREADY_EXISTS", "BAD_REQUEST")
+
+# MLflow writes to a database many times a second while it sets it up.
+_ABANDONED_SECONDS = 3.0
 
 
 def retry_on_conflict(make: Callable[[], _Made]) -> _Made:
@@ -30,3 +39,89 @@ def retry_on_conflict(make: Callable[[], _Made]) -> _Made:
         if error.error_code not in _MADE_BY_ANOTHER:
             raise
         return make()
+
+
+@contextmanager
+def one_opens_at_a_time(tracking_uri: str) -> Iterator[None]:
+    """Hold a lock while a store's database is opened; a new sqlite database is set up first.
+
+    MLflow sets up a new database, and upgrades one of an older version, in the first call of each
+    process. Of several processes that do so at the same moment, all but one fail, and a process
+    that is killed meanwhile leaves a database that no later one can open (mlflow 3.17). So a new
+    database is set up under another name, and appears as a whole.
+
+    Args:
+        tracking_uri: of any store; only sqlite databases in files need this.
+    """
+    database = sqlite_file(tracking_uri)
+    if database is None:
+        yield
+        return
+    lock_file = database.with_name(f"{database.name}.lock")
+    try:
+        database.parent.mkdir(parents=True, exist_ok=True)
+        lock = lock_file.open("wb")
+    except OSError:  # a folder that cannot be written: nothing is set up or upgraded there
+        yield
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not database.exists():
+            _set_up(database)
+        _wait_until_set_up(database)
+        yield
+        # Whoever waits for this lock, or makes a new one, finds a database that is set up.
+        lock_file.unlink(missing_ok=True)
+
+
+def sqlite_file(tracking_uri: str) -> Path | None:
+    """The file of an sqlite store; None for any other store.
+
+    >>> sqlite_file("sqlite:////data/mlflow.db"), sqlite_file("http://127.0.0.1:5000")
+    (PosixPath('/data/mlflow.db'), None)
+    """
+    scheme, _, rest = tracking_uri.partition("://")
+    path = rest.partition("?")[0].removeprefix("/")
+    if scheme.partition("+")[0] != "sqlite" or path in ("", ":memory:"):
+        return None
+    return Path(path)
+
+
+def _set_up(database: Path) -> None:
+    """Set up an empty database beside its place, and move it there."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore  # a server needs none
+
+    unfinished = database.with_name(f"{database.name}.new")
+    unfinished.unlink(missing_ok=True)  # of a process that was killed
+    store = SqlAlchemyStore(f"sqlite:///{unfinished}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
+    store.engine.dispose()
+    # MLflow's own server takes no lock: what it has begun meanwhile stays.
+    if database.exists():
+        unfinished.unlink()
+    else:
+        unfinished.rename(database)
+
+
+def _wait_until_set_up(database: Path) -> None:
+    """Wait for a program that takes no lock, such as MLflow's server, to set up a database.
+
+    MLflow writes the experiment Default last. A database without it that nobody writes to is left
+    to MLflow to judge.
+    """
+    written, since = 0, time.monotonic()
+    while not _has_an_experiment(database):
+        if written != (written := database.stat().st_mtime_ns):
+            since = time.monotonic()
+        elif time.monotonic() - since > _ABANDONED_SECONDS:
+            return
+        time.sleep(0.1)
+
+
+def _has_an_experiment(database: Path) -> bool:
+    try:
+        with closing(
+            sqlite3.connect(f"{database.absolute().as_uri()}?mode=ro", uri=True)
+        ) as opened:
+            return opened.execute("SELECT 1 FROM experiments LIMIT 1").fetchone() is not None
+    except sqlite3.Error:  # no such table yet; or no database of MLflow's at all
+        return False

@@ -1,0 +1,79 @@
+"""Processes that open MLflow stores which are not there yet; started by test_store_opening.py.
+
+``python first_opening.py together FOLDER 2 8`` has 2, then 8 processes open one store at the same
+moment, ``killed FOLDER 0 120`` has one open it that ends, as by SIGKILL, after it has executed so
+many statements, and then another, and ``beside FOLDER 1`` has one open it while another,
+which takes no lock, sets it up. Each store is in a folder of its own, named after the number; each
+number of processes that failed is printed.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import mlflow
+import sqlalchemy
+from alembic import command  # noqa: F401  imported once, not in each process
+from mlflow import MlflowClient
+from mlflow.store.tracking import sqlalchemy_store  # noqa: F401
+from sqlalchemy import event
+
+from clear_mlflow.store.client import preflight, quiet_mlflow
+
+
+def together(count: int) -> int:
+    """How many of *count* processes fail."""
+    start, begin = os.pipe()
+    children = [fork(lambda: (os.read(start, 1), preflight())) for _ in range(count)]
+    os.write(begin, bytes(count))
+    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+
+
+def killed(statements: int) -> int:
+    """Whether the next process fails."""
+
+    def opens():
+        left = iter(range(statements))
+        event.listen(
+            sqlalchemy.Engine,
+            "after_cursor_execute",
+            lambda *_: None if next(left, None) is not None else os._exit(9),
+        )
+        preflight()
+
+    if os.waitstatus_to_exitcode(os.waitpid(fork(opens), 0)[1]) != 9:
+        raise ValueError(f"setting a store up takes fewer than {statements} statements")
+    return together(1)
+
+
+def beside(count: int) -> int:
+    """How many of *count* processes that know no lock fail, and of one that does."""
+    database = Path(mlflow.get_tracking_uri().removeprefix("sqlite:///"))
+    others = [fork(lambda: MlflowClient().search_experiments()) for _ in range(count)]
+    while not database.exists():
+        pass
+    return together(1) + sum(os.waitpid(other, 0)[1] != 0 for other in others)
+
+
+def fork(function) -> int:
+    """Call a function in a child; its exit status says whether it raised."""
+    if child := os.fork():
+        return child
+    status = 1
+    try:
+        function()
+        status = 0
+    except Exception as error:
+        print(error, file=sys.stderr, flush=True)
+    finally:
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    quiet_mlflow()
+    what, folder, *numbers = sys.argv[1:]
+    for number in map(int, numbers):
+        place = Path(folder, str(number))
+        place.mkdir()
+        mlflow.set_tracking_uri(f"sqlite:///{place}/mlflow.db")
+        print({"together": together, "killed": killed, "beside": beside}[what](number), flush=True)
