@@ -184,7 +184,7 @@ def plain_way(client, experiment: str, what: str, some: slice) -> None:
             records[name] = RowRecord.from_json(Path(local).read_text(), source=name)
         record = assemble(records)
         if what == "all":
-            points = all_series(record.matrix, record.protocol)
+            points = all_series(record.evidence, series(record.evidence))
         elif what == "last":
             points = {name: {10: value} for name, value in summarize(record.matrix).items()}
         else:

@@ -65,7 +65,7 @@ def print_scores(scores: Scores, out: Console) -> None:
     """A run's accuracy matrix and every metric that it defines."""
     if scores.record is None:
         return
-    out.print(matrix_table(scores.record.matrix.masked(scores.record.protocol)))
+    out.print(matrix_table(scores.record.evidence))
     out.print(metrics_table(scores.summary, scores.reasons))
 
 

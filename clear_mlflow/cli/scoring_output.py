@@ -46,7 +46,7 @@ class Summary:
         self._only = verdict if self.counts.total() == 1 else None
         light = verdict.without_scores()
         if verdict.scores is not None:
-            self._values += len(verdict.scores.lacking)
+            self._values += len(verdict.scores.plan.points)
             self._from_tags += verdict.scores.from_tag
         if len(self._first) <= _ALL_SHOWN:
             self._first.append(light)

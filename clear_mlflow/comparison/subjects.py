@@ -31,10 +31,10 @@ class Subject:
     summary: Mapping[str, float]
     labels: Mapping[str, str]
 
-    @cached_property
+    @property
     def evidence(self) -> AccuracyMatrix:
         """The cells that count under the run's protocol."""
-        return self.record.matrix.masked(self.record.protocol)
+        return self.record.evidence
 
     @cached_property
     def grid(self) -> NDArray[np.float64]:

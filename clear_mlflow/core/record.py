@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from clear_mlflow.core.errors import RecordError
@@ -162,6 +163,11 @@ class Record:
     def is_complete(self) -> bool:
         """Whether rows 1 to T are all there; the initialisation row may be missing."""
         return set(range(1, self.matrix.num_buckets + 1)) <= set(self.rows)
+
+    @cached_property
+    def evidence(self) -> AccuracyMatrix:
+        """The cells of the matrix that count under the protocol."""
+        return self.matrix.masked(self.protocol)
 
 
 def row_file_name(row: int) -> str:

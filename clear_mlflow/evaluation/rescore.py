@@ -16,7 +16,8 @@ from mlflow.exceptions import MlflowException
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.scoring.scores import Scores, read_scores, write_scores
+from clear_mlflow.scoring.plan import Depth
+from clear_mlflow.scoring.scores import Scores, Scoring, read_scores, write_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.heartbeat import is_abandoned, trains_now
@@ -142,15 +143,15 @@ class Evaluation:
             if self.named or ours:
                 return _failed(run_id, name, told)
             return ScoringResult(run_id, name, "skipped", told, scores)
-        notes = list(_describe(scores, self.accept_new, self._versions))
+        notes = list(_describe(scores, self.accept_new, self._versions, self.dry_run))
         if abandoned:
             closed = "would be closed" if self.dry_run else "run closed"
             notes.append(f"its process is gone: {closed} as KILLED")
-        changed = abandoned or not scores.is_stored
+        changed = abandoned or not scores.plan.is_empty
         matters = bool(
             _gaps(scores)
-            or (scores.outdated and not self.accept_new)
-            or scores.predicted.problem is not None
+            or (scores.plan.outdated and not self.accept_new)
+            or scores.problem is not None
             or scores.failed
         )
         action = "scored" if changed else "unchanged"
@@ -177,20 +178,24 @@ class Evaluation:
     def _scored(self, client: MlflowClient, run: Run, ours: bool) -> Scores:
         if self.prepare is not None and not self.dry_run:
             self.prepare(client, run)
-        scores = read_scores(
-            client,
-            run,
-            thorough=self.named or self.verify == "all",
-            verify="all" if self.named else self.verify,
+        scores = read_scores(client, run, self._scoring(ours))
+        if not self.dry_run and not scores.plan.is_empty:
+            with self._turn(client):
+                write_scores(client, scores)
+        return scores
+
+    def _scoring(self, ours: bool) -> Scoring:
+        return Scoring(
             metrics=self.metrics,
             prediction_metrics=self.prediction_metrics,
-            accept_new=self.accept_new,
-            pictures=self.pictures == "yes" or (self.pictures == "auto" and (self.named or ours)),
+            verify="all" if self.named else self.verify,
+            depth=Depth(
+                thorough=self.named or self.verify == "all",
+                accept_new=self.accept_new,
+                pictures=self.pictures == "yes"
+                or (self.pictures == "auto" and (self.named or ours)),
+            ),
         )
-        if not self.dry_run and not scores.is_stored:
-            with self._turn(client):
-                write_scores(client, run, scores)
-        return scores
 
     def _turn(self, client: MlflowClient) -> AbstractContextManager[object]:
         """Sqlite lets one writer in at a time, and makes the others wait by trying again."""
@@ -233,7 +238,9 @@ def _suitable_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
     return _JOBS_LOCAL if isinstance(first, MissingRun) or are_rows_local(first) else _JOBS_REMOTE
 
 
-def _describe(scores: Scores, accept_new: bool, versions: Mapping[str, int]) -> Iterator[str]:
+def _describe(
+    scores: Scores, accept_new: bool, versions: Mapping[str, int], dry_run: bool
+) -> Iterator[str]:
     if scores.record is None:
         yield "no rows"
         return
@@ -241,14 +248,16 @@ def _describe(scores: Scores, accept_new: bool, versions: Mapping[str, int]) -> 
     yield f"{matrix.num_rows} of {matrix.num_buckets} rows"
     if gaps := _gaps(scores):
         yield f"missing {', '.join(f'row {row}' for row in gaps)}"
-    if scores.lacking:
-        yield f"{len(scores.lacking)} metric values logged"
-    if scores.predicted.problem is not None:
-        yield f"its predictions were left out: {scores.predicted.problem}"
+    if dry_run and not scores.plan.is_empty:
+        yield f"would write {scores.plan}"
+    elif scores.plan.points:
+        yield f"{len(scores.plan.points)} metric values logged"
+    if scores.problem is not None:
+        yield f"its predictions were left out: {scores.problem}"
     # A user's own metric was asked for: where it has no value, they want to know why.
     for name in _own_without_value(scores, versions):
         yield f"{name} left out: {scores.reasons[name]}"
-    for name, version in scores.outdated.items():
+    for name, version in scores.plan.outdated.items():
         if accept_new:
             yield f"{name} of definition {version} overwritten by {versions[name]}"
         else:
@@ -259,7 +268,7 @@ def _describe(scores: Scores, accept_new: bool, versions: Mapping[str, int]) -> 
 
 
 def _own_without_value(scores: Scores, versions: Mapping[str, int]) -> list[str]:
-    own = versions.keys() - _BUILT_IN - scores.outdated.keys()
+    own = versions.keys() - _BUILT_IN - scores.plan.outdated.keys()
     return [name for name in scores.reasons if name in own]
 
 

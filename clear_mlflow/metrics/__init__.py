@@ -11,6 +11,7 @@ import pkgutil
 import posixpath
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -19,7 +20,17 @@ from clear_mlflow.core.errors import FailedMetricError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._base import Metric
 
-__all__ = ["METRICS", "Metric", "explain", "gather", "series", "summarize", "undefined"]
+__all__ = [
+    "METRICS",
+    "Course",
+    "Metric",
+    "course",
+    "explain",
+    "gather",
+    "series",
+    "summarize",
+    "undefined",
+]
 
 
 class _Named(Protocol):
@@ -81,7 +92,7 @@ def summarize(
     >>> summarize(AccuracyMatrix([[0.9, 0.6]]))["clear/next_domain_accuracy"]
     0.6
     """
-    return _defined(matrix.masked(protocol), metrics)
+    return _evaluated(matrix.masked(protocol), metrics)[0]
 
 
 def explain(
@@ -113,29 +124,7 @@ def undefined(
 ) -> dict[str, UndefinedMetricError]:
     """As :func:`explain`, as errors: a FailedMetricError is a mistake of the metric itself."""
     evidence = matrix.masked(protocol)
-    # Had everything been measured, would the protocol still leave this metric out? Then it does
-    # not help a user to hear which cell is missing.
-    ideal = AccuracyMatrix(
-        np.ones(matrix.values.shape), matrix.initial, matrix.num_instances, matrix.buckets
-    )
-    ruled_out = (
-        _defined(ideal, metrics).keys() - _defined(ideal.masked(protocol), metrics).keys()
-        if protocol != "iid"
-        else set()
-    )
-    errors: dict[str, UndefinedMetricError] = {}
-    for metric in metrics:
-        try:
-            metric.function(evidence)
-        except FailedMetricError as error:
-            errors[metric.name] = error
-        except UndefinedMetricError as error:
-            errors[metric.name] = error
-            if metric.name in ruled_out:
-                errors[metric.name] = UndefinedMetricError(
-                    f"under the {protocol} protocol cells with j <= i score training images"
-                )
-    return errors
+    return _by_protocol(_evaluated(evidence, metrics)[1], evidence, protocol, metrics)
 
 
 def series(
@@ -155,19 +144,73 @@ def series(
     Raises:
         ConfigError: the protocol is unknown.
     """
-    evidence = matrix.masked(protocol)
+    return course(matrix.masked(protocol), protocol, metrics).series
+
+
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What a matrix defines at every step of a run."""
+
+    series: dict[str, dict[int, float]]  # metric name to {buckets trained: value}, where defined
+    summary: dict[str, float]  # metric name to its value at the last step, where defined
+    undefined: dict[str, UndefinedMetricError]  # metric name to why it has none there
+
+
+def course(evidence: AccuracyMatrix, protocol: str, metrics: Sequence[Metric] = METRICS) -> Course:
+    """:func:`series`, :func:`summarize` and :func:`undefined` at once, each value computed once.
+
+    Args:
+        evidence: (k, T), a matrix as ``masked`` gives it under the protocol.
+        protocol: ``iid`` or ``streaming``.
+        metrics: to compute; all built-in ones when not given.
+    """
     found: dict[str, dict[int, float]] = {}
-    for k in range(1, evidence.num_rows + 1):
-        for name, value in _defined(evidence.after(k), metrics).items():
+    for k in range(1, evidence.num_rows):
+        for name, value in _evaluated(evidence.after(k), metrics)[0].items():
             found.setdefault(name, {})[k] = value
-    return found
+    summary, errors = _evaluated(evidence, metrics)
+    if evidence.num_rows:
+        for name, value in summary.items():
+            found.setdefault(name, {})[evidence.num_rows] = value
+    return Course(found, summary, _by_protocol(errors, evidence, protocol, metrics))
 
 
-def _defined(evidence: AccuracyMatrix, metrics: Sequence[Metric]) -> dict[str, float]:
-    found = {}
+def _evaluated(
+    evidence: AccuracyMatrix, metrics: Sequence[Metric]
+) -> tuple[dict[str, float], dict[str, UndefinedMetricError]]:
+    """Values by name, and of the other metrics why they have none."""
+    values: dict[str, float] = {}
+    errors: dict[str, UndefinedMetricError] = {}
     for metric in metrics:
         try:
-            found[metric.name] = metric.function(evidence)
-        except UndefinedMetricError:
-            continue
-    return found
+            values[metric.name] = metric.function(evidence)
+        except UndefinedMetricError as error:
+            errors[metric.name] = error
+    return values, errors
+
+
+def _by_protocol(
+    errors: dict[str, UndefinedMetricError],
+    evidence: AccuracyMatrix,
+    protocol: str,
+    metrics: Sequence[Metric],
+) -> dict[str, UndefinedMetricError]:
+    """The same errors, those that the protocol alone explains as such.
+
+    Had everything been measured, would the protocol still leave this metric out? Then it does not
+    help a user to hear which cell is missing.
+    """
+    lacking = [
+        metric
+        for metric in metrics
+        if metric.name in errors and not isinstance(errors[metric.name], FailedMetricError)
+    ]
+    if protocol == "iid" or not lacking:
+        return errors
+    ideal = AccuracyMatrix(
+        np.ones(evidence.values.shape), evidence.initial, evidence.num_instances, evidence.buckets
+    )
+    defined = _evaluated(ideal, lacking)[0].keys()
+    ruled_out = defined - _evaluated(ideal.masked(protocol), lacking)[0].keys()
+    reason = f"under the {protocol} protocol cells with j <= i score training images"
+    return errors | dict.fromkeys(ruled_out, UndefinedMetricError(reason))

@@ -44,7 +44,7 @@ def description(
         title: the heading; the dataset and the state of the run when not given.
         facts: more of what a reader wants to know first, as strategy and model.
     """
-    matrix = record.matrix.masked(record.protocol)
+    matrix = record.evidence
     state = f"{record.rows[-1]} of {matrix.num_buckets}"
     heading = f"{record.dataset.name}, {state} buckets" if title is None else title
     told = {

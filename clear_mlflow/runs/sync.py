@@ -143,8 +143,7 @@ def _close(client: MlflowClient, run: Run, end: End | None) -> tuple[Scores | No
         scores = None
     else:
         scores = read_scores(client, run)
-        if not scores.is_stored:
-            write_scores(client, run, scores)
+        write_scores(client, scores)
     status = str(run.info.status)
     if end is None:
         if not is_abandoned(run):

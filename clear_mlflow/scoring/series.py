@@ -6,15 +6,25 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-
-from mlflow.entities import Metric
+from typing import NamedTuple
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics import METRICS, series
-from clear_mlflow.metrics import Metric as Definition
 
 # Name of a metric to its value at each step; a step is the number of buckets trained so far.
 Series = Mapping[str, Mapping[int, float]]
+
+
+class Point(NamedTuple):
+    """One value of one series, as a store holds it.
+
+    It carries the time at which its row was written, not the time at which it is logged: a point
+    that is written twice is then the same entry of the store, and never doubled.
+    """
+
+    name: str
+    value: float
+    time: int  # milliseconds since the epoch
+    step: int
 
 
 def bucket_metric_names(buckets: Sequence[str]) -> list[str]:
@@ -31,33 +41,32 @@ def bucket_metric_names(buckets: Sequence[str]) -> list[str]:
     return names
 
 
-def all_series(
-    matrix: AccuracyMatrix, protocol: str, metrics: Sequence[Definition] = METRICS
-) -> dict[str, dict[int, float]]:
-    """Every test accuracy (one series a bucket) and every summary metric, over the steps."""
-    evidence = matrix.masked(protocol)
+def all_series(evidence: AccuracyMatrix, of_metrics: Series) -> dict[str, dict[int, float]]:
+    """Every test accuracy (one series a bucket) and every summary metric, over the steps.
+
+    Args:
+        evidence: a run's matrix as ``masked`` gives it.
+        of_metrics: what :func:`clear_mlflow.metrics.series` gives of the same run.
+    """
     found: dict[str, dict[int, float]] = {}
-    for j, name in enumerate(bucket_metric_names(matrix.buckets)):
+    for j, name in enumerate(bucket_metric_names(evidence.buckets)):
         column = {} if evidence.initial is None else {0: float(evidence.initial[j])}
         column.update({i + 1: float(row[j]) for i, row in enumerate(evidence.values)})
         found[name] = {step: value for step, value in column.items() if not math.isnan(value)}
-    found.update({name: dict(steps) for name, steps in series(matrix, protocol, metrics).items()})
+    found.update({name: dict(steps) for name, steps in of_metrics.items()})
     return {name: steps for name, steps in found.items() if steps}
 
 
-def as_metrics(points: Series, times: Mapping[int, int]) -> list[Metric]:
-    """The points as MLflow stores them.
-
-    A point carries the time at which its row was written, not the time at which it is logged: a
-    point that is written twice is then the same entry of the store, and never doubled.
+def points_of(series: Series, times: Mapping[int, int]) -> list[Point]:
+    """The points of series, at the times of their steps.
 
     Args:
-        points: name to step to value.
+        series: name to step to value.
         times: step to milliseconds since the epoch.
     """
     return [
-        Metric(name, value, times[step], step)
-        for name, steps in points.items()
+        Point(name, value, times[step], step)
+        for name, steps in series.items()
         for step, value in steps.items()
     ]
 

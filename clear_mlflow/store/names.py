@@ -1,5 +1,7 @@
 """Names of the tags and artifacts that clear_mlflow writes into an MLflow run."""
 
+from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
+
 # What kind of run it is: "train" holds rows; "evaluate" re-scored other runs; "ensemble" stands
 # above runs that trained together, and holds no rows.
 KIND_TAG = "clear_mlflow.kind"
@@ -32,6 +34,8 @@ ERROR_TAG = "clear_mlflow.error"
 DIVERGED_TAG = "diverged"
 # What the run kept of each row's answers per test image: "labels" or "probs"; none without it.
 PREDICTIONS_TAG = "clear_mlflow.predictions"
+# Fingerprint of what was computed from predictions last, and whether a picture was drawn of them.
+PREDICTIONS_SCORED_TAG = "clear_mlflow.predictions_scored"
 # How many processes trained together, where it was more than one.
 PROCESSES_TAG = "clear_mlflow.processes"
 # The run that a run of kind "resume" went on with.
@@ -66,6 +70,10 @@ IMPORTED_FROM_TAG = "clear_mlflow.imported_from"
 IMPORT_FORMAT_TAG = "clear_mlflow.import_format"
 IMPORTED_DIGEST_TAG = "clear_mlflow.imported_sha256"
 
+# MLflow's own: a run's description, and the tables that its evaluation view offers.
+MLFLOW_NOTE = "mlflow.note.content"
+MLFLOW_TABLES = "mlflow.loggedArtifacts"
+
 MATRIX_FOLDER = "accuracy_matrix"
 MATRIX_JSON = f"{MATRIX_FOLDER}/matrix.json"
 MATRIX_CSV = f"{MATRIX_FOLDER}/matrix.csv"
@@ -73,6 +81,11 @@ MATRIX_TABLE = f"{MATRIX_FOLDER}/table.json"
 HEATMAP_PNG = f"{MATRIX_FOLDER}/heatmap.png"
 # Rows that a resumed run measured once more and that came out otherwise than the stored ones.
 MEASURED_AGAIN_FOLDER = f"{MATRIX_FOLDER}/measured_again"
+PER_CLASS_CSV = f"{PREDICTIONS_FOLDER}/per_class.csv"
+MACRO_CSV = f"{PREDICTIONS_FOLDER}/macro_accuracy.csv"
+CALIBRATION_CSV = f"{PREDICTIONS_FOLDER}/calibration.csv"
+CONFUSION_FOLDER = f"{PREDICTIONS_FOLDER}/confusion"
+CONFUSION_PNG = f"{PREDICTIONS_FOLDER}/confusion.png"
 CONFIG_JSON = "config.json"
 EVALUATED_JSON = "evaluated_runs.json"
 MODELS_FOLDER = "models"

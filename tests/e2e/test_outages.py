@@ -37,6 +37,7 @@ from clear_mlflow.core.errors import DivergedError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.sender import UnsentError
 from clear_mlflow.learning.measured import MeasuredRow
+from clear_mlflow.metrics import series
 from clear_mlflow.runs.in_process import train_ensemble_in_process, train_in_process
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import names
@@ -157,7 +158,8 @@ def check_whole(client, run_id, correct: Sequence[Sequence[int]] = FOUR_BUCKETS)
         f"row_{i:03d}.json": row for i, row in enumerate(correct)
     }
     run = client.get_run(run_id)
-    expected = all_series(EXPECTED.after(len(correct) - 1), "iid")
+    matrix = EXPECTED.after(len(correct) - 1)
+    expected = all_series(matrix, series(matrix))
     assert set(run.data.metrics) == set(expected)
     for name, steps in expected.items():
         history = client.get_metric_history(run_id, name)

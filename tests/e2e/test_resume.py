@@ -28,6 +28,7 @@ from clear_mlflow.core.record import RowRecord, row_index
 from clear_mlflow.journal.spool import Spool, default_root
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.measured import StreamMetadata
+from clear_mlflow.metrics import series
 from clear_mlflow.runs.resume import (
     check_data,
     check_parameters,
@@ -638,10 +639,10 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
     )
     assert summarize(matrix).items() <= run.data.metrics.items()
     points = history(client, run_id)
-    series = all_series(matrix, "iid")
-    assert series["accuracy/bucket_01"][known + 1] == told["correct"][0] / told["num_instances"][0]
-    assert {name: sorted(steps.items()) for name, steps in series.items()} == {
-        name: points[name] for name in series
+    whole = all_series(matrix, series(matrix))
+    assert whole["accuracy/bucket_01"][known + 1] == told["correct"][0] / told["num_instances"][0]
+    assert {name: sorted(steps.items()) for name, steps in whole.items()} == {
+        name: points[name] for name in whole
     }
     # The predictions of the row that was measured now are not those of the stored one.
     assert predictions_file_name(known + 1) not in files_of(run, "predictions")

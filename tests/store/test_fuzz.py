@@ -54,7 +54,7 @@ from clear_mlflow.journal.spool import End, Spool, read_origin
 from clear_mlflow.learning.checkpoint import read_state
 from clear_mlflow.learning.config import TrainConfig, parameter_defaults, read_config_file
 from clear_mlflow.learning.models import build_model
-from clear_mlflow.scoring.scores import _read_versions
+from clear_mlflow.scoring.plan import _read_versions
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names
 from clear_mlflow.store.matrix_tag import matrix_tag, read_matrix_tag
@@ -634,7 +634,10 @@ def test_tags(seed):
         found = read_matrix_tag("run", text)
         assert found is None or found.records == records
         text = changed_json({"renate/average_accuracy": 1}, draw).decode("utf-8", "replace")
-        assert all(isinstance(version, int) for version in _read_versions(text).values())
+        assert all(
+            isinstance(version, int)
+            for version in _read_versions({names.VERSIONS_TAG: text}).values()
+        )
         text = changed_json(beat, draw).decode("utf-8", "replace")
         run = SimpleNamespace(
             info=SimpleNamespace(status="RUNNING"),

@@ -20,7 +20,7 @@ from clear_mlflow.learning.checkpoint import _random_states, _set_random_states
 from clear_mlflow.learning.config import TrainConfig, read_config_file
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.runs.resume import ResumePoint, parameters_to_resume
-from clear_mlflow.scoring.prediction_scores import _files
+from clear_mlflow.scoring.computed import prediction_tables
 from clear_mlflow.store.rows import _content
 
 
@@ -87,10 +87,10 @@ def test_very_many_classes_are_bounded():
     images = images_of(5000)
     labels = np.array([0, 1], np.uint16)
     answers = {1: RowPredictions(row=1, labels=labels, evaluation_set=images.digest)}
-    assert not any("confusion" in path for path in _files(Predictions(images, answers)))
+    assert not any("confusion" in path for path in prediction_tables(Predictions(images, answers)))
     few = images_of(5)
     answers = {1: RowPredictions(row=1, labels=labels, evaluation_set=few.digest)}
-    assert any("confusion" in path for path in _files(Predictions(few, answers)))
+    assert any("confusion" in path for path in prediction_tables(Predictions(few, answers)))
     with pytest.raises(RecordError, match="classes arrived; expected"):
         images_of(9_000_000)
 

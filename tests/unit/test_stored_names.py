@@ -21,6 +21,7 @@ def test_the_tags_of_stored_runs_stay():
         "ERROR_TAG": "error",
         "DIVERGED_TAG": "diverged",
         "PREDICTIONS_TAG": "predictions",
+        "PREDICTIONS_SCORED_TAG": "predictions_scored",
         "PROCESSES_TAG": "processes",
         "RESUMED_TAG": "resumed_run",
         "RESUMES_TAG": "resumed",

@@ -1,0 +1,98 @@
+"""Carry out a plan: write into a run what its store lacks."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, RunTag
+
+from clear_mlflow.core.matrix import named_rows
+from clear_mlflow.core.record import Record
+from clear_mlflow.core.text import percent
+from clear_mlflow.report.canvas import png_array
+from clear_mlflow.report.exports import matrix_csv, matrix_json
+from clear_mlflow.report.heatmap import heatmap_png
+from clear_mlflow.scoring.computed import Computed, prediction_tables
+from clear_mlflow.scoring.plan import Plan
+from clear_mlflow.scoring.series import Point
+from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import log_bytes
+from clear_mlflow.store.client import mlflow_errors
+
+_BATCH = 900  # entries that MLflow takes in one call are 1,000: metrics, and the tags behind them
+
+
+def apply_plan(client: MlflowClient, run_id: str, plan: Plan, computed: Computed | None) -> None:
+    """Write what a plan says: reports, tables, metrics, and the tags, in this order.
+
+    The tags come last: a run is called scored only when all the rest is stored. Metrics and tags
+    are one request, which MLflow stores in that order.
+
+    Args:
+        client: the store.
+        run_id: of the run.
+        plan: what is lacking.
+        computed: what it was made from; None of a run without rows.
+
+    Raises:
+        TrackingError: the store does not take it.
+    """
+    with mlflow_errors(f"log the scores of run {run_id}"):
+        if computed is not None:
+            _log_files(client, run_id, plan, computed)
+        *whole, last = _batches(plan.points)
+        for batch in whole:
+            client.log_batch(run_id, metrics=to_metrics(batch))
+        tags = [RunTag(key, value) for key, value in plan.tags.items()]
+        client.log_batch(run_id, metrics=to_metrics(last), tags=tags)
+
+
+def to_metrics(points: Iterable[Point]) -> list[Metric]:
+    """Points as MLflow takes them."""
+    return [Metric(*point) for point in points]
+
+
+def _batches(points: Sequence[Point]) -> list[Sequence[Point]]:
+    return [points[start : start + _BATCH] for start in range(0, len(points), _BATCH)] or [()]
+
+
+def _log_files(client: MlflowClient, run_id: str, plan: Plan, computed: Computed) -> None:
+    if plan.reports:
+        matrix = computed.record.evidence
+        client.log_text(run_id, matrix_json(matrix), names.MATRIX_JSON)
+        client.log_text(run_id, matrix_csv(matrix), names.MATRIX_CSV)
+        # Written as a file, not with log_table: that appends to the table of an earlier scoring.
+        client.log_text(run_id, _table(computed.record), names.MATRIX_TABLE)
+        if plan.heat_map:
+            content = heatmap_png(matrix, computed.run_name)
+            log_bytes(client, run_id, content, names.HEATMAP_PNG)
+            # MLflow's chart view sets images of one key side by side, runs beside runs; it starts
+            # at the first step, so the matrix as it stands has a key of its own with one step.
+            client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
+    answers = computed.predicted
+    if plan.tables and answers.predictions is not None:
+        for path, text in prediction_tables(answers.predictions).items():
+            client.log_text(run_id, text, path)
+    if plan.confusion and answers.picture is not None:
+        log_bytes(client, run_id, answers.picture.png(), names.CONFUSION_PNG)
+
+
+def _table(record: Record) -> str:
+    """The matrix as a table that MLflow's evaluation view compares across runs.
+
+    That view groups by the first column and sets the second one of all runs side by side: so these
+    are what was trained through, and its row in one text. The cells follow, a column a bucket.
+    """
+    rows = [
+        [
+            "initial" if i < 0 else f"after {i + 1:02d}",
+            "  ".join(percent(value) for value in values),
+            *(None if math.isnan(value) else float(value) for value in values),
+        ]
+        for i, _, values in named_rows(record.evidence)
+    ]
+    cells = (f"on {key}" for key in record.evidence.buckets)
+    return json.dumps({"columns": ["trained", "accuracy in %", *cells], "data": rows})
