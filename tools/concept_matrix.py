@@ -1,4 +1,4 @@
-"""Draws the matrix of docs/concepts.md: ``python tools/concept_matrix.py`` writes the picture.
+"""Draws the matrix of docs/concepts.md: ``python tools/generate.py`` writes the picture.
 
 Drawn twice, side by side: which cells CLEAR's metrics average, and which ones Renate's compare.
 """
@@ -120,7 +120,3 @@ def _legend(left: int, *lines: tuple[tuple[str, str], ...]) -> Iterator[str]:
 
 def _text(x: float, y: float, text: str, kind: str) -> str:
     return f'<text class="{kind}" x="{x:g}" y="{y:g}">{text}</text>'
-
-
-if __name__ == "__main__":
-    PICTURE.write_text(picture(), encoding="utf-8")

@@ -1,24 +1,21 @@
-"""Writes docs/reference.md from the commands themselves and from MLproject.
+"""The text of docs/reference.md, from the commands themselves and from MLproject.
 
-``python tools/reference.py`` writes it; a test says when that is due.
+``python tools/generate.py`` writes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import click
 import yaml
+from mlproject import mlproject
 
 from clear_mlflow.cli import main
 
-ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "reference.md"
-
 _HEAD = """# Reference: commands and entry points
 
-Written by `python tools/reference.py` from the program's own declarations; a test fails when the
+Written by `python tools/generate.py` from the program's own declarations; a test fails when the
 two differ. `clear-mlflow COMMAND --help` says the same in a terminal. `auto` and `none` are values
 like any other: under `mlflow run` a parameter always has one.
 """
@@ -51,7 +48,7 @@ def _commands(name: str, command: click.Command) -> Iterator[str]:
 
 def _entry_points() -> Iterator[str]:
     """What MLproject declares: the same options, by the names that ``mlflow run -P`` takes."""
-    project = yaml.safe_load((ROOT / "MLproject").read_text(encoding="utf-8"))
+    project = yaml.safe_load(mlproject())
     yield "## mlflow run\n"
     yield "```\nmlflow run . --env-manager local -e ENTRY_POINT -P PARAMETER=VALUE\n```\n"
     yield "Parameters are the options of the command, with underscores.\n"
@@ -83,7 +80,3 @@ def _cell(option: click.Option) -> str:
     if isinstance(option.type, click.Choice):
         text = f"One of `{'`, `'.join(map(str, option.type.choices))}`. {text}"
     return text.replace("|", "\\|").replace("<", "&lt;")
-
-
-if __name__ == "__main__":
-    PAGE.write_text(reference(), encoding="utf-8")

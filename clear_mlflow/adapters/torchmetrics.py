@@ -1,42 +1,50 @@
-"""Both families of metrics as torchmetrics: the matrix is the state, on any device and many."""
+"""Metrics of the accuracy matrix as torchmetrics: its counts are the state, on any device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+from torchmetrics import Metric as TorchMetric
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.metrics import clear, explain, renate, summarize
+from clear_mlflow.metrics import METRICS, Metric, clear, explain, renate, summarize
 
 
-class _MatrixMetrics(Metric):
-    """Counts of every cell of the accuracy matrix, and what they define.
+class MatrixMetrics(TorchMetric):
+    """Metrics of the accuracy matrix: ``compute()["renate/forgetting"]`` and its like.
 
     Args:
         num_buckets: T, of the whole stream.
+        metrics: to compute, as a family's ``METRICS``, one of your own among them; all built-in
+            ones when not given.
         protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
         **options: those of any torchmetrics metric, as ``dist_sync_fn``.
     """
 
     full_state_update = False
     is_differentiable = False
-    family: ClassVar[ModuleType]
 
     # (T + 1, T): row = buckets trained so far, 0 the initialisation; column = tested on.
     correct: Tensor
     total: Tensor
 
-    def __init__(self, num_buckets: int, *, protocol: str = "iid", **options: Any) -> None:
+    def __init__(
+        self,
+        num_buckets: int,
+        *,
+        metrics: Sequence[Metric] = METRICS,
+        protocol: str = "iid",
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
         if num_buckets < 1:
             raise ConfigError(f"num_buckets is {num_buckets}; expected at least 1")
         self.num_buckets = num_buckets
+        self.metrics = tuple(metrics)
         self.protocol = protocol
         for name in ("correct", "total"):
             zeros = torch.zeros(num_buckets + 1, num_buckets, dtype=torch.int64)
@@ -133,7 +141,7 @@ class _MatrixMetrics(Metric):
 
     def compute(self) -> dict[str, Tensor]:
         """Metric name to value, in float64; what is not defined is not there."""
-        found = summarize(self.matrix, self.protocol, self.family.METRICS)
+        found = summarize(self.matrix, self.protocol, self.metrics)
         return {
             name: torch.tensor(value, dtype=torch.float64, device=self.total.device)
             for name, value in found.items()
@@ -141,14 +149,14 @@ class _MatrixMetrics(Metric):
 
     def reasons(self) -> dict[str, str]:
         """Metric name to why it is not among what :meth:`compute` gives."""
-        return explain(self.matrix, self.protocol, self.family.METRICS)
+        return explain(self.matrix, self.protocol, self.metrics)
 
     def _check(self, name: str, value: int, largest: int) -> None:
         if not 0 <= value <= largest:
             raise ConfigError(f"{name} is {value}; expected 0 to {largest}")
 
 
-class ClearMetrics(_MatrixMetrics):
+class ClearMetrics(MatrixMetrics):
     """CLEAR's summary metrics: ``compute()["clear/backward_transfer"]`` and its like.
 
     Args:
@@ -157,10 +165,11 @@ class ClearMetrics(_MatrixMetrics):
         **options: those of any torchmetrics metric, as ``dist_sync_fn``.
     """
 
-    family: ClassVar[ModuleType] = clear
+    def __init__(self, num_buckets: int, *, protocol: str = "iid", **options: Any) -> None:
+        super().__init__(num_buckets, metrics=clear.METRICS, protocol=protocol, **options)
 
 
-class RenateMetrics(_MatrixMetrics):
+class RenateMetrics(MatrixMetrics):
     """Renate's summary metrics: ``compute()["renate/backward_transfer"]`` and its like.
 
     Args:
@@ -169,4 +178,5 @@ class RenateMetrics(_MatrixMetrics):
         **options: those of any torchmetrics metric, as ``dist_sync_fn``.
     """
 
-    family: ClassVar[ModuleType] = renate
+    def __init__(self, num_buckets: int, *, protocol: str = "iid", **options: Any) -> None:
+        super().__init__(num_buckets, metrics=renate.METRICS, protocol=protocol, **options)

@@ -12,6 +12,7 @@ from clear_mlflow.cli.options import (
     engine_options,
     grouping,
     listed,
+    metric_option,
     number_of_jobs,
     run_selection_options,
 )
@@ -19,12 +20,15 @@ from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.learning.config import AUTO, NONE
+from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.metrics._user import load_own_metrics
 
 
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @run_selection_options
 @comparison_options(group_by="strategy,dataset")
+@metric_option
 @engine_options
 def compare(
     runs: tuple[str, ...],
@@ -33,6 +37,7 @@ def compare(
     filter_string: str,
     group_by: str,
     rank_by: str,
+    metric: str,
     engine: str,
     jobs: str,
     address: str,
@@ -53,6 +58,7 @@ def compare(
     by = grouping(group_by)
     check_engine(engine, address)
     num_jobs = number_of_jobs(jobs)
+    own = _own_metrics(metric)
 
     from clear_mlflow.cli.output import print_comparison, print_links
     from clear_mlflow.evaluation.compare import mark_compare_run, read_comparison, write_comparison
@@ -76,6 +82,7 @@ def compare(
             select(client, selection),
             group_by=by,
             rank_by=None if rank_by == AUTO else rank_by,
+            metrics=(*METRICS, *own),
             named=bool(run_ids),
             cluster=cluster,
             jobs=num_jobs,
@@ -83,7 +90,11 @@ def compare(
     asked = {"group_by": group_by, "rank_by": rank_by}
     asked |= {
         name: text
-        for name, text in (("experiment", experiment), ("filter", filter_string))
+        for name, text in (
+            ("experiment", experiment),
+            ("filter", filter_string),
+            ("metric", metric),
+        )
         if text != NONE
     }
     run = write_comparison(
@@ -93,3 +104,19 @@ def compare(
     print_comparison(comparison, out)
     out.print()
     print_links(comparison_links(client, run), out)
+
+
+def _own_metrics(metric: str) -> tuple[Metric, ...]:
+    """Those that the user named and that installed packages offer, of the matrix.
+
+    Raises:
+        ConfigError: one is none, or is computed from predictions.
+    """
+    named = listed(metric)
+    of_predictions = load_own_metrics(named, installed=False).predictions
+    if of_predictions:
+        raise ConfigError(
+            f"metric {of_predictions[0].name} is computed from predictions, and runs are compared "
+            "by metrics of the matrix; leave it out"
+        )
+    return load_own_metrics(named).matrix

@@ -14,6 +14,7 @@ from clear_mlflow.cli.options import (
     dry_run_option,
     engine_options,
     listed,
+    metric_option,
     number_of_jobs,
     run_selection_options,
     yes_or_no_option,
@@ -36,13 +37,7 @@ from clear_mlflow.metrics._user import load_own_metrics
     show_default=True,
     help="unscored: leave out runs that have a score; alone, it takes all experiments.",
 )
-@click.option(
-    "--metric",
-    default=NONE,
-    show_default=True,
-    metavar="NAME[,NAME...]",
-    help="Your own metrics, as package.module:function; see docs/metrics.md.",
-)
+@metric_option
 @click.option(
     "--rows",
     default=NONE,

@@ -112,6 +112,17 @@ def comparison_options(*, group_by: str) -> Callable[[Command], Command]:
     return decorate
 
 
+def metric_option(command: Command) -> Command:
+    """``--metric``, as metric: names with commas between, for ``load_own_metrics``."""
+    return click.option(
+        "--metric",
+        default=NONE,
+        show_default=True,
+        metavar="NAME[,NAME...]",
+        help="Your own metrics, as package.module:function; see docs/metrics.md.",
+    )(command)
+
+
 def dry_run_option(command: Command) -> Command:
     """``--dry-run``, as dry_run: the text yes or no."""
     return yes_or_no_option("--dry-run", help="Say what would be done, and write nothing.")(command)

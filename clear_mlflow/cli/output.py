@@ -66,7 +66,7 @@ def print_scores(scores: Scores, out: Console) -> None:
     if scores.record is None:
         return
     out.print(matrix_table(scores.record.evidence))
-    out.print(metrics_table(scores.summary, scores.reasons))
+    out.print(metrics_table(scores.summary, scores.reasons, lower_is_better=scores.lower_is_better))
 
 
 def members_table(members: Mapping[int, Scores]) -> Table:

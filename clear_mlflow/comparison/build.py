@@ -14,7 +14,7 @@ from clear_mlflow.comparison.groups import Group, cut, group_runs, label_of
 from clear_mlflow.comparison.subjects import Setting, Subject
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import shown
-from clear_mlflow.metrics import METRICS
+from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.statistics import (
     CorrectMatrix,
     Interval,
@@ -40,7 +40,6 @@ _RANKED_BY = (
     "clear/next_domain_accuracy",
     "clear/in_domain_accuracy",
 )
-_HIGHER = {metric.name: metric.higher_is_better for metric in METRICS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +66,7 @@ class Arrangement:
     settings: tuple[Setting, ...]
     group_by: tuple[str, ...]
     metrics: tuple[str, ...]  # that one group at least defines
+    definitions: tuple[Metric, ...]  # of the metrics that are compared
     ranked_by: str | None  # None: no group defines any
     notes: tuple[str, ...]  # sentences on how the groups came to be
     level: float
@@ -75,6 +75,10 @@ class Arrangement:
     def subjects(self) -> tuple[Subject, ...]:
         """All runs, group by group."""
         return tuple(member for group in self.groups for member in group.members)
+
+    def is_higher_better(self, metric: str) -> bool:
+        """Whether more of a metric is better."""
+        return _is_higher_better(self.definitions, metric)
 
     def tested_pairs(self) -> Iterator[tuple[int, int]]:
         """Positions of groups that are set against each other: leaders of one setting."""
@@ -116,6 +120,7 @@ def arrange(
     *,
     rank_by: str | None = None,
     level: float = LEVEL,
+    metrics: Sequence[Metric] = METRICS,
 ) -> Arrangement:
     """Group the runs and rank the groups.
 
@@ -124,6 +129,7 @@ def arrange(
         by: names of labels that runs of one group share; none: each run stands alone.
         rank_by: the metric that ranks; None: the first usual one that most groups define.
         level: of all intervals and findings.
+        metrics: that the runs' summaries are of.
 
     Raises:
         ConfigError: there is no run, or no run has a label or the metric.
@@ -132,15 +138,14 @@ def arrange(
         raise ConfigError("no run with rows of an accuracy matrix arrived; nothing to compare")
     groups, settings, notes = group_runs(subjects, by, level)
     defined = {name for group in groups for name in group.metrics}
-    known = [metric.name for metric in METRICS if metric.name in defined]
-    metrics = (*known, *sorted(defined - set(known)))
+    compared = tuple(metric.name for metric in metrics if metric.name in defined)
     if rank_by is not None and rank_by not in defined:
         raise ConfigError(
             f"rank_by is {shown(rank_by)}, which no run defines; "
-            f"there are {', '.join(metrics) or 'none'}"
+            f"there are {', '.join(compared) or 'none'}"
         )
     ranked_by = rank_by or max(
-        metrics,
+        compared,
         key=lambda name: (
             sum(name in group.metrics for group in groups),
             -_RANKED_BY.index(name) if name in _RANKED_BY else -len(_RANKED_BY),
@@ -150,14 +155,15 @@ def arrange(
 
     def rank(group: Group) -> tuple[int, bool, float]:
         found = group.metrics.get(ranked_by or "")
-        sign = -1 if is_higher_better(ranked_by or "") else 1
+        sign = -1 if _is_higher_better(metrics, ranked_by) else 1
         return group.setting, found is None, sign * found.mean if found else 0.0
 
     return Arrangement(
         groups=tuple(sorted(groups, key=rank)),
         settings=tuple(settings),
         group_by=tuple(by),
-        metrics=metrics,
+        metrics=compared,
+        definitions=tuple(metrics),
         ranked_by=ranked_by,
         notes=tuple(notes),
         level=level,
@@ -190,7 +196,7 @@ def compare(
                 continue
             protocol = arrangement.settings[groups[a].setting].protocol
             cells[a, b] = _cell_tests(groups[a], sides[0], sides[1])
-            pooled[a, b].update(_by_images(sides[0], sides[1], protocol, arrangement.level))
+            pooled[a, b].update(_by_images(arrangement, sides[0], sides[1], protocol))
         for metric in arrangement.metrics:
             if test := _by_seeds(groups[a], groups[b], metric, arrangement.level):
                 pooled[a, b][metric] = test
@@ -204,9 +210,8 @@ def compare(
     )
 
 
-def is_higher_better(metric: str) -> bool:
-    """Whether more of a metric is better; a metric that is not known is taken for one."""
-    return _HIGHER.get(metric, True)
+def _is_higher_better(definitions: Sequence[Metric], name: str | None) -> bool:
+    return all(metric.higher_is_better for metric in definitions if metric.name == name)
 
 
 @dataclass(frozen=True)
@@ -241,9 +246,14 @@ def _by_seeds(a: Group, b: Group, metric: str, level: float) -> _Test | None:
     return _Test("seeds", test.difference, test.interval, test.p_value, test.smallest_p, evidence)
 
 
-def _by_images(a: CorrectMatrix, b: CorrectMatrix, protocol: str, level: float) -> dict[str, _Test]:
+def _by_images(
+    arrangement: Arrangement, a: CorrectMatrix, b: CorrectMatrix, protocol: str
+) -> dict[str, _Test]:
     if a.num_rows != b.num_rows:
         return {}
+    tests = paired_bootstrap(
+        a, b, metrics=arrangement.definitions, protocol=protocol, level=arrangement.level
+    )
     return {
         name: _Test(
             "images",
@@ -254,7 +264,7 @@ def _by_images(a: CorrectMatrix, b: CorrectMatrix, protocol: str, level: float) 
             f"over {test.n:,} test images of one training each, which says nothing about other "
             "seeds",
         )
-        for name, test in paired_bootstrap(a, b, protocol=protocol, level=level).items()
+        for name, test in tests.items()
     }
 
 
@@ -291,7 +301,7 @@ def _judged(
                 smallest_p=test.smallest_p,
                 evidence=test.evidence,
                 comparisons=len(tested),
-                higher_is_better=is_higher_better(metric),
+                higher_is_better=arrangement.is_higher_better(metric),
                 of_models=test.unit == "images",
                 level=arrangement.level,
             )
@@ -320,9 +330,13 @@ def _image_intervals(
         run = group.counted[0]
         protocol, level = run.record.protocol, arrangement.level
         if run.run_id in hits:
-            found[position] = bootstrap_intervals(hits[run.run_id], protocol=protocol, level=level)
+            found[position] = bootstrap_intervals(
+                hits[run.run_id], metrics=arrangement.definitions, protocol=protocol, level=level
+            )
         else:
-            found[position] = metric_intervals(run.record.matrix, protocol=protocol, level=level)
+            found[position] = metric_intervals(
+                run.record.matrix, metrics=arrangement.definitions, protocol=protocol, level=level
+            )
     return found
 
 

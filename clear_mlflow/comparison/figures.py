@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from clear_mlflow.comparison.build import Comparison, is_higher_better
+from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.curves import mean_charts
 from clear_mlflow.core.text import ending, printable, shortened
 from clear_mlflow.report.canvas import drawable, ink_on
@@ -85,7 +85,7 @@ def metrics_png(comparison: Comparison) -> bytes:
         names = [_text(group.name, 18) for _, group in shown]
         panel.set_yticks([-position for position, _ in shown], names)
         panel.locator_params(axis="x", nbins=5)
-        lower = "" if is_higher_better(metric) else "  (lower is better)"
+        lower = "" if comparison.is_higher_better(metric) else "  (lower is better)"
         _finish(panel, f"{metric}{lower}", grid="x")
     for panel in panels[len(comparison.metrics) :]:
         panel.set_axis_off()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -29,10 +30,11 @@ from clear_mlflow.comparison.groups import cut
 from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_table
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.core.errors import ConfigError, TrackingError
+from clear_mlflow.core.errors import ConfigError, FailedMetricError, TrackingError
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.evaluation.read_correctness import read_correctness
+from clear_mlflow.metrics import METRICS, Metric, undefined
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
@@ -64,6 +66,7 @@ def read_comparison(
     *,
     group_by: Sequence[str],
     rank_by: str | None = None,
+    metrics: Sequence[Metric] = METRICS,
     named: bool,
     cluster: RayCluster | None = None,
     jobs: int | None = None,
@@ -75,6 +78,7 @@ def read_comparison(
         runs: what :func:`~clear_mlflow.store.search.select` gave.
         group_by: names of parameters or tags that runs of one group share.
         rank_by: the metric that ranks; None: a usual one.
+        metrics: to compare by.
         named: the runs were asked for one by one, so one without rows is told of; found by a
             search, it is only passed over.
         cluster: whose workers read the runs, entered already; None: this process does.
@@ -92,7 +96,7 @@ def read_comparison(
     subjects: list[Subject] = []
     experiment_id = ""
     read = _Reading(client, cluster, jobs)
-    for stored in read.over(read_matrices, _there(runs), batch=_BATCH):
+    for stored in read.over(partial(read_matrices, metrics=metrics), _there(runs), batch=_BATCH):
         if stored.record is None:
             if stored.problem or named:
                 reason = stored.problem or "holds no rows of an accuracy matrix"
@@ -103,7 +107,7 @@ def read_comparison(
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
-    arrangement = arrange(subjects, group_by, rank_by=rank_by)
+    arrangement = arrange(subjects, group_by, rank_by=rank_by, metrics=metrics)
     hits, refused = {}, []
     for subject, found, problem in read.over(
         read_correctness, arrangement.wants_predictions(), batch=_BATCH_OF_PREDICTIONS
@@ -117,10 +121,27 @@ def read_comparison(
         f"Left out: {cut(run.run_name)} ({cut(run.run_id[:8])}), {run.reason}." for run in left_out
     ]
     return (
-        replace(comparison, warnings=(*told, *refused, *comparison.warnings)),
+        replace(
+            comparison,
+            warnings=(*told, *refused, *_failures(subjects, metrics), *comparison.warnings),
+        ),
         left_out,
         experiment_id,
     )
+
+
+def _failures(subjects: Sequence[Subject], metrics: Sequence[Metric]) -> Iterator[str]:
+    """A sentence for each of a user's own metrics that fails on some run, with its first reason."""
+    first: dict[str, str] = {}
+    runs: Counter[str] = Counter()
+    for subject in subjects:
+        errors = undefined(subject.record.matrix, subject.record.protocol, metrics)
+        for name, error in errors.items():
+            if isinstance(error, FailedMetricError):
+                first.setdefault(name, cut(str(error)))
+                runs[name] += 1
+    for name, reason in first.items():
+        yield f"{name} is left out of {runs[name]} of {len(subjects)} runs: {reason}."
 
 
 class _Read(Protocol[_Asked, _Told]):

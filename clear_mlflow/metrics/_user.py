@@ -55,8 +55,9 @@ def load_own_metrics(references: Sequence[str] = (), *, installed: bool = True) 
     A reference is ``package.module:function``; the working folder is looked in first. The function
     takes one argument, called ``matrix`` (an AccuracyMatrix) or ``predictions`` (a Predictions),
     and returns a number. It is logged as ``package/function``, or as the name of its entry point
-    where that has a family, as ``mylab/worst_bucket``. In place of a function a ``Metric`` or a
-    ``PredictionMetric`` may stand, which says its own name, direction and version.
+    where that has a family, as ``mylab/worst_bucket``. In place of a function there may be a
+    ``Metric`` or a ``PredictionMetric``, which says its own name, direction and version, or a
+    sequence of them: the ``METRICS`` of a family.
 
     Args:
         references: of ``--metric``, in any order; the same one twice counts once.
@@ -70,13 +71,13 @@ def load_own_metrics(references: Sequence[str] = (), *, installed: bool = True) 
     if installed:
         offers += [_offer(point) for point in entry_points(group=ENTRY_POINT_GROUP)]
     for told, reference, given in offers:
-        metric = _as_metric(told, reference, given)
-        if metric.name in found and found[metric.name][0] != reference:
-            raise ConfigError(
-                f"metrics {found[metric.name][0]} and {reference} are both named "
-                f"{metric.name!r}; give one of them another name"
-            )
-        found[metric.name] = (reference, metric)
+        for metric in _as_metrics(told, reference, given):
+            if metric.name in found and found[metric.name][0] != reference:
+                raise ConfigError(
+                    f"metrics {found[metric.name][0]} and {reference} are both named "
+                    f"{metric.name!r}; give one of them another name"
+                )
+            found[metric.name] = (reference, metric)
     own = [metric for _, metric in found.values()]
     return UserMetrics(
         matrix=tuple(metric for metric in own if isinstance(metric, Metric)),
@@ -93,17 +94,28 @@ def _offer(point: EntryPoint) -> tuple[str, str, str | None]:
     )
 
 
-def _as_metric(told: str, reference: str, name: str | None) -> Metric | PredictionMetric:
+def _as_metrics(
+    told: str, reference: str, name: str | None
+) -> tuple[Metric | PredictionMetric, ...]:
     thing = _imported(told, reference)
-    if not isinstance(thing, (Metric, PredictionMetric)):
+    if isinstance(thing, (Metric, PredictionMetric)):
+        metrics = [thing]
+    elif isinstance(thing, (tuple, list)) and _are_metrics(thing):
+        metrics = list(thing)
+    else:
         kind = _kind(told, thing)
         family, function = reference.split(":")[0].split(".")[0], reference.rsplit(".", 1)[-1]
-        thing = kind(
-            name=name or f"{family}/{function.rsplit(':', 1)[-1]}",
-            function=thing,
-        )
-    _check_name(told, thing.name)
-    return replace(thing, function=_guarded(told, thing.function))
+        metrics = [kind(name=name or f"{family}/{function.rsplit(':', 1)[-1]}", function=thing)]
+    for metric in metrics:
+        _check_family(told, metric.name)
+    try:
+        return gather(replace(m, function=_Guarded(told, m.function)) for m in metrics)
+    except ValueError as error:
+        raise ConfigError(f"metric {told}: {error}") from error
+
+
+def _are_metrics(things: Sequence[object]) -> bool:
+    return bool(things) and all(isinstance(x, (Metric, PredictionMetric)) for x in things)
 
 
 def _imported(told: str, reference: str) -> Any:
@@ -140,7 +152,7 @@ def _working_folder_first() -> Iterator[None]:
 def _kind(told: str, thing: object) -> type[Metric] | type[PredictionMetric]:
     expected = (
         "expected a function of one argument, called matrix or predictions, or a Metric or "
-        "PredictionMetric"
+        "PredictionMetric, or a sequence of these two"
     )
     if not callable(thing) or isinstance(thing, type):
         raise ConfigError(f"metric {told} is {shown(thing)}; {expected}")
@@ -161,7 +173,7 @@ def _kind(told: str, thing: object) -> type[Metric] | type[PredictionMetric]:
     raise ConfigError(f"metric {told} takes {', '.join(needed) or 'nothing'}; {expected}")
 
 
-def _check_name(told: str, name: str) -> None:
+def _check_family(told: str, name: str) -> None:
     built_in = [*(m.name for m in metrics.METRICS), *(m.name for m in predicted.METRICS)]
     family = name.split("/")[0]
     if family in {*_RESERVED, *(taken.split("/")[0] for taken in built_in)}:
@@ -169,30 +181,28 @@ def _check_name(told: str, name: str) -> None:
             f"metric {told} is named {name!r}, but the family {family!r} is taken; give it "
             "another one: Metric(name='mylab/...', function=...)"
         )
-    try:
-        gather([Metric(name=name, function=metrics.clear.accuracy)])
-    except ValueError as error:
-        raise ConfigError(f"metric {told}: {error}") from error
 
 
-def _guarded(told: str, function: Callable[[Any], Any]) -> Callable[[Any], float]:
-    """The function, made to keep what every metric promises."""
+@dataclass(frozen=True)
+class _Guarded:
+    """A user's function, made to keep what every metric promises; pickles where that one does."""
 
-    def value(argument: Any) -> float:
+    told: str  # how the user named it
+    function: Callable[[Any], Any]
+
+    def __call__(self, argument: Any) -> float:
         try:
-            found = function(argument)
+            found = self.function(argument)
             number = float(found)
         except UndefinedMetricError:
             raise
         except Exception as error:
-            raise FailedMetricError(f"{told} raised {_first_line(error)}") from error
+            raise FailedMetricError(f"{self.told} raised {_first_line(error)}") from error
         if not isinstance(found, numbers.Real) and getattr(found, "shape", None) != ():
-            raise FailedMetricError(f"{told} gave {shown(found)}; expected a number")
+            raise FailedMetricError(f"{self.told} gave {shown(found)}; expected a number")
         if not math.isfinite(number):
-            raise FailedMetricError(f"{told} gave {number}; expected a finite number")
+            raise FailedMetricError(f"{self.told} gave {number}; expected a finite number")
         return number
-
-    return value
 
 
 def _first_line(error: BaseException) -> str:

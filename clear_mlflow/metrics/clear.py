@@ -141,7 +141,7 @@ def accuracy(matrix: AccuracyMatrix) -> float:
 def challenge_score(matrix: AccuracyMatrix) -> float:
     """Mean of in-domain, next-domain, backward and forward, with equal weights.
 
-    Defined when all four are: k >= 2.
+    Formula: mean of the first four metrics above. Defined when k >= 2 and T >= 2.
 
     Args:
         matrix: (k, T); row = trained through, column = tested on.

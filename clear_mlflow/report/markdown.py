@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
@@ -32,6 +32,7 @@ def description(
     *,
     title: str | None = None,
     facts: Mapping[str, str] | None = None,
+    lower_is_better: Set[str] = frozenset(),
 ) -> str:
     """Matrix and metrics of a run as Markdown, always below MLflow's limit of 8,000 characters.
 
@@ -43,6 +44,7 @@ def description(
         reasons: metric name to reason, as from ``explain``.
         title: the heading; the dataset and the state of the run when not given.
         facts: more of what a reader wants to know first, as strategy and model.
+        lower_is_better: names of a user's own metrics of which less is better.
     """
     matrix = record.evidence
     state = f"{record.rows[-1]} of {matrix.num_buckets}"
@@ -59,7 +61,7 @@ def description(
         told["rows not stored"] = ", ".join(map(str, record.missing))
     # MLflow's page folds a description after some four lines: what matters most comes first.
     head = [f"### {escaped(heading, 100)}", "", *_headline(summary), _facts(told), ""]
-    tail = ["", *_metrics(summary, reasons)]
+    tail = ["", *_metrics(summary, reasons, lower_is_better)]
     for decimals in (1, 0):
         text = "\n".join([*head, *_matrix(matrix, decimals), *tail]) + "\n"
         if _size(text) <= _LARGEST:
@@ -104,14 +106,16 @@ def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
     return lines
 
 
-def _metrics(summary: Mapping[str, float], reasons: Mapping[str, str]) -> list[str]:
+def _metrics(
+    summary: Mapping[str, float], reasons: Mapping[str, str], lower_is_better: Set[str]
+) -> list[str]:
     lines = [f"| metric | {_PAD}value{_PAD} | |", "|:--|--:|:--|"]
     known = {m.name: m.higher_is_better for m in METRICS}
     known |= {m.name: m.higher_is_better for m in predicted.METRICS}
     for name in dict.fromkeys([*known, *summary, *reasons]):
         shown = f"`{name}`" if name in known else escaped(name, 60)
         if name in summary:
-            better = "" if known.get(name, True) else "lower is better"
+            better = "" if known.get(name, name not in lower_is_better) else "lower is better"
             lines.append(f"| {shown} | {summary[name]:.4f} | {better} |")
         elif name in reasons:
             reason = escaped(reasons[name], 100)

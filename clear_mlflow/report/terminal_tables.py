@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from rich import box
 from rich.cells import cell_len
@@ -53,12 +53,18 @@ def matrix_table(matrix: AccuracyMatrix) -> Table:
     return table
 
 
-def metrics_table(summary: Mapping[str, float], reasons: Mapping[str, str]) -> Table:
+def metrics_table(
+    summary: Mapping[str, float],
+    reasons: Mapping[str, str],
+    *,
+    lower_is_better: Set[str] = frozenset(),
+) -> Table:
     """Every metric with its value, or with the reason why it has none.
 
     Args:
         summary: metric name to value, as from ``summarize``.
         reasons: metric name to reason, as from ``explain``.
+        lower_is_better: names of a user's own metrics of which less is better.
     """
     known = {m.name: m.higher_is_better for m in METRICS}
     known |= {m.name: m.higher_is_better for m in predicted.METRICS}
@@ -69,7 +75,7 @@ def metrics_table(summary: Mapping[str, float], reasons: Mapping[str, str]) -> T
     for name in dict.fromkeys([*known, *summary, *reasons]):
         shown = Text(printable(name))
         if name in summary:
-            better = "" if known.get(name, True) else "lower is better"
+            better = "" if known.get(name, name not in lower_is_better) else "lower is better"
             table.add_row(shown, f"{summary[name]:.4f}", Text(better, style="dim"))
         elif name in reasons:
             table.add_row(shown, NOT_MEASURED, Text(printable(reasons[name]), style="dim"))

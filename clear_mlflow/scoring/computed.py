@@ -67,6 +67,7 @@ class Computed:
     reasons: Mapping[str, str]  # metric name to why it is not defined
     failed: frozenset[str]  # of the reasons, a user's own metrics that are wrong
     versions: Mapping[str, int]  # of every metric that was computed
+    lower_is_better: frozenset[str]  # names of those of which less is better
     predicted: PredictionScores
 
     @property
@@ -117,6 +118,10 @@ def compute(
         failed=_failed(over_steps.undefined) | answers.failed,
         versions={m.name: m.version for m in metrics}
         | {m.name: m.version for m in prediction_metrics},
+        lower_is_better=frozenset(
+            [m.name for m in metrics if not m.higher_is_better]
+            + [m.name for m in prediction_metrics if not m.higher_is_better]
+        ),
         predicted=answers,
     )
 

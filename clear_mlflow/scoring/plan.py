@@ -310,7 +310,12 @@ def _note_tags(
     if current and _short_hash(current) != tags.get(names.NOTE_TAG):
         return {}
     facts = {name: tags[name] for name in ("strategy", "model") if name in tags}
-    note = description(computed.record, *defined(computed, left_alone), facts=facts)
+    note = description(
+        computed.record,
+        *defined(computed, left_alone),
+        facts=facts,
+        lower_is_better=computed.lower_is_better,
+    )
     if note == current:
         return {}
     return {names.MLFLOW_NOTE: note, names.NOTE_TAG: _short_hash(note)}

@@ -75,6 +75,11 @@ class Scores:
         return "none" if self.computed is None else self.computed.rows_state
 
     @property
+    def lower_is_better(self) -> frozenset[str]:
+        """Names of the metrics of which less is better."""
+        return frozenset() if self.computed is None else self.computed.lower_is_better
+
+    @property
     def problem(self) -> str | None:
         """Why its predictions were left out, though it kept some."""
         return None if self.computed is None else self.computed.predicted.problem

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,7 +11,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.record import Record, RowRecord, assemble
-from clear_mlflow.metrics import summarize
+from clear_mlflow.metrics import METRICS, Metric, summarize
 from clear_mlflow.store import names
 from clear_mlflow.store.matrix_tag import matrix_tag, read_matrix_tag, rows_digest
 from clear_mlflow.store.pool import mapped
@@ -45,7 +45,7 @@ class StoredMatrix:
     params: Mapping[str, str]
     tags: Mapping[str, str]
     record: Record | None  # None: the run holds no row, or there is a problem
-    summary: Mapping[str, float]  # every metric that the record defines
+    summary: Mapping[str, float]  # every metric asked for that the record defines
     problem: str | None  # one line: why there is no record though there should be
     from_tag: bool  # read from the run's tag, not from its row artifacts
 
@@ -54,6 +54,7 @@ def read_matrices(
     client: MlflowClient,
     runs: Iterable[Run],
     *,
+    metrics: Sequence[Metric] = METRICS,
     verify: str = "auto",
     jobs: int | None = None,
     on_run: Callable[[StoredMatrix], None] = lambda _: None,
@@ -63,6 +64,7 @@ def read_matrices(
     Args:
         client: the store.
         runs: as a listing gave them; taken as they are needed.
+        metrics: to summarise each matrix by.
         verify: when the artifacts are looked at: see :func:`stored_rows_of`.
         jobs: runs that are read at once; None: as many as suits the store.
         on_run: called with each result, in the caller's thread.
@@ -70,7 +72,7 @@ def read_matrices(
     Raises:
         ConfigError: *verify* is unknown.
     """
-    for matrix in mapped(partial(_read_matrix, client, verify), runs, jobs or _JOBS):
+    for matrix in mapped(partial(_read_matrix, client, verify, metrics), runs, jobs or _JOBS):
         on_run(matrix)
         yield matrix
 
@@ -110,7 +112,9 @@ def stored_rows_of(client: MlflowClient, run: Run, verify: str = "auto") -> Stor
     )
 
 
-def _read_matrix(client: MlflowClient, verify: str, run: Run) -> StoredMatrix:
+def _read_matrix(
+    client: MlflowClient, verify: str, metrics: Sequence[Metric], run: Run
+) -> StoredMatrix:
     record: Record | None = None
     summary: Mapping[str, float] = {}
     problem: str | None = None
@@ -120,7 +124,7 @@ def _read_matrix(client: MlflowClient, verify: str, run: Run) -> StoredMatrix:
         from_tag = rows.from_tag
         if rows.records:
             assembled = assemble(rows.records)
-            summary = summarize(assembled.matrix, assembled.protocol)
+            summary = summarize(assembled.matrix, assembled.protocol, metrics)
             record = assembled
     except ConfigError:
         raise

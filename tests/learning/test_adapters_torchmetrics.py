@@ -1,8 +1,9 @@
-"""Both families as torchmetrics: what they compute is what the matrix defines."""
+"""Every family as torchmetrics: what they compute is what the matrix defines."""
 
 import copy
 import math
 import pickle
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -11,11 +12,14 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from clear_mlflow import AccuracyMatrix, clear, renate, summarize
-from clear_mlflow.adapters.torchmetrics import ClearMetrics, RenateMetrics
+from clear_mlflow.adapters.torchmetrics import ClearMetrics, MatrixMetrics, RenateMetrics
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.metrics import METRICS
 
 CLASSES, BUCKETS, IMAGES = 4, 3, 12
-FAMILIES = [(ClearMetrics, clear), (RenateMetrics, renate)]
+FAMILIES = {
+    family: tuple(metrics) for family, metrics in groupby(METRICS, lambda m: m.name.split("/")[0])
+}
 
 
 def answers(seed=0):
@@ -37,11 +41,11 @@ def numbers(computed):
     return {name: value.item() for name, value in computed.items()}
 
 
-@pytest.mark.parametrize(("kind", "family"), FAMILIES)
-def test_predictions_in_batches_give_the_familys_metrics(kind, family):
+@pytest.mark.parametrize("family", FAMILIES)
+def test_predictions_in_batches_give_the_familys_metrics(family):
     """Cell by cell the matrix of torchmetrics' own accuracy, and every metric of the family."""
     found, expected = answers()
-    metric = kind(BUCKETS)
+    metric = MatrixMetrics(BUCKETS, metrics=FAMILIES[family])
     for (row, bucket), (logits, target) in found.items():
         for part in range(0, IMAGES, 5):
             some = slice(part, part + 5)
@@ -50,10 +54,24 @@ def test_predictions_in_batches_give_the_familys_metrics(kind, family):
     np.testing.assert_allclose(metric.matrix.initial, expected.initial, atol=1e-7)
     assert metric.matrix.num_instances.tolist() == [IMAGES] * BUCKETS
     computed = numbers(metric.compute())
-    assert computed == summarize(metric.matrix, metrics=family.METRICS)
-    assert computed == pytest.approx(summarize(expected, metrics=family.METRICS))
-    assert len(computed) == len(family.METRICS)
+    assert computed == summarize(metric.matrix, metrics=FAMILIES[family])
+    assert computed == pytest.approx(summarize(expected, metrics=FAMILIES[family]))
+    assert len(computed) == len(FAMILIES[family])
     assert metric.reasons() == {}
+
+
+@pytest.mark.parametrize(
+    ("metric", "expected"),
+    [
+        (ClearMetrics(BUCKETS, protocol="streaming"), clear.METRICS),
+        (RenateMetrics(BUCKETS, protocol="streaming"), renate.METRICS),
+        (MatrixMetrics(BUCKETS, protocol="streaming"), METRICS),
+    ],
+)
+def test_what_a_name_computes(metric, expected):
+    """The two families have names of their own; without a choice it is all there is."""
+    assert metric.metrics == expected
+    assert metric.protocol == "streaming"
 
 
 def test_labels_mixed_buckets_and_whole_rows_are_the_same():
@@ -76,11 +94,10 @@ def test_labels_mixed_buckets_and_whole_rows_are_the_same():
     assert numbers(rows.compute()) == numbers(mixed.compute()) == numbers(by_bucket.compute())
 
 
-@pytest.mark.parametrize(("kind", "family"), FAMILIES)
-def test_states_of_several_processes_are_added_up(kind, family):
+def test_states_of_several_processes_are_added_up():
     """Each has seen half of the images; synced, all have the whole, and unsync gives it back."""
     found, _ = answers()
-    whole, halves = kind(BUCKETS), [kind(BUCKETS), kind(BUCKETS)]
+    whole, *halves = (MatrixMetrics(BUCKETS) for _ in range(3))
     for (row, bucket), (logits, target) in found.items():
         whole.update(logits, target, row=row, bucket=bucket)
         for rank, metric in enumerate(halves):
@@ -94,7 +111,7 @@ def test_states_of_several_processes_are_added_up(kind, family):
     alone = halves[0].matrix
     halves[0].sync(dist_sync_fn=gathered, distributed_available=lambda: True)
     assert halves[0].matrix.equals(whole.matrix)
-    assert summarize(halves[0].matrix, metrics=family.METRICS) == numbers(whole.compute())
+    assert summarize(halves[0].matrix) == numbers(whole.compute())
     halves[0].unsync()
     assert halves[0].matrix.equals(alone)
 
@@ -136,7 +153,7 @@ def test_reset_copies_pickles_forward_and_collections():
         both.update(logits, target, row=row, bucket=bucket)
     computed = numbers(both.compute())
     assert before.items() <= computed.items()
-    assert computed == summarize(other.matrix)
+    assert computed == summarize(other.matrix, metrics=(*clear.METRICS, *renate.METRICS))
 
 
 @pytest.mark.parametrize(

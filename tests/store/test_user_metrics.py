@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import textwrap
 from importlib.metadata import EntryPoint, EntryPoints
@@ -64,6 +65,10 @@ of_answers = PredictionMetric(name="mylab/answers", function=answers)
 taken = Metric(name="renate/forgetting", function=worst)
 squatting = Metric(name="calibration/mine", function=worst)
 strange = Metric(name="../x", function=worst)
+METRICS = (named, Metric(name="mylab/whole", function=whole), of_answers)
+twice = [named, rival]
+mixed = [named, worst]
+empty = ()
 
 class Group:
     @staticmethod
@@ -127,6 +132,15 @@ def test_a_metric_object_says_its_own_name_direction_and_version() -> None:
 
 
 @pytest.mark.usefixtures("lab")
+def test_a_family_is_named_as_one() -> None:
+    """A module as those of this package, in a place of its own; its metrics pickle, for workers."""
+    own = load_own_metrics(["lab_module:METRICS"], installed=False)
+    assert own.names == ("mylab/worst", "mylab/whole", "mylab/answers")
+    copied = pickle.loads(pickle.dumps(own))
+    assert summarize(MATRIX, metrics=copied.matrix) == {"mylab/worst": 0.6, "mylab/whole": 1.0}
+
+
+@pytest.mark.usefixtures("lab")
 def test_a_functions_mistakes_are_told_with_its_name() -> None:
     """And stop no other metric; a reason that it gives itself is told as it is."""
     wrong = ("undefined", "failing", "gives_none", "gives_nan", "gives_text", "gives_array")
@@ -166,6 +180,9 @@ def test_a_functions_mistakes_are_told_with_its_name() -> None:
         ("lab_module:taken", "the family 'renate' is taken"),
         ("lab_module:squatting", "the family 'calibration' is taken"),
         ("lab_module:strange", "is one that MLflow refuses"),
+        ("lab_module:twice", "two metrics are named 'mylab/worst'"),
+        ("lab_module:mixed", "or a sequence of these two"),
+        ("lab_module:empty", "is (); expected"),
     ],
 )
 def test_what_is_no_metric_is_refused_in_one_line(reference: str, message: str) -> None:

@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from clear_mlflow import AccuracyMatrix, explain, summarize
+from clear_mlflow.metrics import METRICS
 from clear_mlflow.report.canvas import png_array
 from clear_mlflow.report.confusion import confusion_figure, confusion_png
 from clear_mlflow.report.heatmap import heatmap_array, heatmap_figure, heatmap_png
@@ -81,20 +82,16 @@ def test_any_keys_fit_into_eighty_columns(keys):
 
 
 def test_metrics_stand_with_value_or_reason():
-    """Every metric has its line, in the order of the documentation."""
+    """Every metric has its line, in the order of the registry, a user's own behind them."""
     matrix = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
-    lines = printed(metrics_table(summarize(matrix), explain(matrix)))
-    assert lines[2].split() == ["clear/in_domain_accuracy", "0.8500"]
-    assert lines[10].split() == ["renate/forgetting", "0.1000", "lower", "is", "better"]
-    assert lines[12].split() == [
-        "renate/forward_transfer",
-        "–",
-        "needs",
-        "the",
-        "initialisation",
-        "row",
-    ]
-    assert len(lines) == 13
+    summary = {"mylab/spread": 0.5, **summarize(matrix)}
+    found = printed(metrics_table(summary, explain(matrix), lower_is_better={"mylab/spread"}))
+    lines = {line.split()[0]: line.split()[1:] for line in found[2:]}
+    assert list(lines) == [*(metric.name for metric in METRICS), "mylab/spread"]
+    assert lines["clear/in_domain_accuracy"] == ["0.8500"]
+    assert lines["renate/forgetting"] == ["0.1000", "lower", "is", "better"]
+    assert lines["mylab/spread"] == ["0.5000", "lower", "is", "better"]
+    assert lines["renate/forward_transfer"] == ["–", *["needs", "the", "initialisation", "row"]]
 
 
 def test_a_reason_is_text_and_not_markup():

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from clear_mlflow.comparison.build import Comparison, is_higher_better
+from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.curves import Curve, CurveChart, bucket_charts, mean_charts
 from clear_mlflow.comparison.groups import Group
 from clear_mlflow.comparison.page.wording import interval_text, many, one_line, setting_text
@@ -72,7 +72,7 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             )
         yield {
             "title": metric,
-            "lower": not is_higher_better(metric),
+            "lower": not comparison.is_higher_better(metric),
             "width": width,
             "left": left,
             "height": 16 + line * len(dots) + 16,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from clear_mlflow.comparison.build import Comparison, PairTest, is_higher_better
+from clear_mlflow.comparison.build import Comparison, PairTest
 from clear_mlflow.comparison.groups import Group
 from clear_mlflow.comparison.page.wording import group_name, interval_text, one_line, p_text, signed
 from clear_mlflow.statistics import SeedSummary
@@ -76,7 +76,7 @@ def leaderboard(comparison: Comparison) -> dict[str, Any]:
         {
             "name": metric.split("/", 1)[-1].replace("_", " "),
             "full": metric,
-            "first": "descending" if is_higher_better(metric) else "ascending",
+            "first": "descending" if comparison.is_higher_better(metric) else "ascending",
             "sorted": metric == comparison.ranked_by and len(comparison.settings) == 1,
         }
         for metric in metrics
@@ -121,7 +121,7 @@ def _best(comparison: Comparison) -> dict[str, set[int]]:
                 if group.setting == setting and metric in group.metrics
             }
             if len(means) > 1:
-                top = (max if is_higher_better(metric) else min)(means.values())
+                top = (max if comparison.is_higher_better(metric) else min)(means.values())
                 best.setdefault(metric, set()).update(p for p, m in means.items() if m == top)
     return best
 

@@ -1,0 +1,59 @@
+"""A family of metrics that is one new module: the tests that there are take it without an edit."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+# Tests that go through all metrics that are registered.
+GENERIC = (
+    "test_metrics_registry.py",
+    "test_metrics_against_loops.py",
+    "test_report_files.py",
+    "test_report_pictures.py",
+    "test_comparison.py",
+    "test_comparison_page.py",
+    "test_adapters_torchmetrics.py",
+    "test_statistics_paired.py::test_the_bootstrap_is_its_slow_twin",
+    "test_docs.py::test_generated_files_are_what_they_follow_from",
+    "test_docs.py::test_the_drawn_matrix_and_its_table",
+)
+
+
+def test_a_new_module_passes_the_tests_there_are(tmp_path):
+    """In a copy: one file and what the generator writes from it, and no test needs an edit."""
+    for part in ("clear_mlflow", "docs", "tests", "tools"):
+        shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("MLproject", "pyproject.toml"):
+        shutil.copy(ROOT / part, tmp_path / part)
+    guide = (ROOT / "docs" / "contributing" / "metric.md").read_text(encoding="utf-8")
+    (code,) = re.findall(
+        r"^```python\n(# clear_mlflow/metrics/plasticity.*?)^```", guide, re.S | re.M
+    )
+    (tmp_path / "clear_mlflow" / "metrics" / "plasticity.py").write_text(code)
+    found = {path.name: path for path in (tmp_path / "tests").rglob("test_*.py")}
+    tests = [
+        f"{found[name]}{separator}{test}"
+        for name, separator, test in (generic.partition("::") for generic in GENERIC)
+    ]
+
+    def python(*arguments):
+        return subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            text=True,
+            capture_output=True,
+            timeout=600,
+            check=False,
+        )
+
+    done = python("tools/generate.py")
+    assert done.stdout.splitlines() == ["wrote docs/metrics.md"], done.stderr
+    assert "| `plasticity/late_learning` |" in (tmp_path / "docs" / "metrics.md").read_text()
+    done = python("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,51 @@
+"""Writes every file that follows from another: ``python tools/generate.py``.
+
+A test says when that is due; so does ``python tools/generate.py --check``, which writes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from concept_matrix import picture
+from metrics_table import metrics_page
+from mlproject import mlproject
+from reference import reference
+
+ROOT = Path(__file__).parent.parent
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "MLproject": mlproject,
+    "docs/reference.md": reference,
+    "docs/metrics.md": metrics_page,
+    "docs/images/matrix-4x4.svg": picture,
+}
+
+
+def outdated() -> list[str]:
+    """Paths of the files that are not what they follow from."""
+    return [path for path, write in GENERATED.items() if _text(path) != write()]
+
+
+def _text(path: str) -> str:
+    return (ROOT / path).read_text(encoding="utf-8")
+
+
+def _main(arguments: list[str]) -> int:
+    if arguments not in ([], ["--check"]):
+        print("expected nothing, or --check", file=sys.stderr)
+        return 2
+    found = outdated()
+    for path in found:
+        if arguments:
+            print(f"{path} is not what it follows from; run python tools/generate.py")
+        else:
+            (ROOT / path).write_text(GENERATED[path](), encoding="utf-8")
+            print(f"wrote {path}")
+    return 1 if found and arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(sys.argv[1:]))

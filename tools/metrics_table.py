@@ -1,0 +1,40 @@
+"""The table of docs/metrics.md that lists all metrics of the matrix, from their own docstrings.
+
+``python tools/generate.py`` writes it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+
+from clear_mlflow.metrics import METRICS, Metric
+
+PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
+
+_HEAD = "| name | formula | defined when | better | range |\n|---|---|---|---|---|\n"
+
+
+def metrics_page() -> str:
+    """docs/metrics.md, with the table of these metrics in it."""
+    before, head, rest = PAGE.read_text(encoding="utf-8").partition(_HEAD)
+    if not head:
+        raise ValueError(f"{PAGE} has no table of all metrics; expected the line {_HEAD[:40]}...")
+    after = re.sub(r"\A(\|.*\n)*", "", rest)
+    return before + head + "".join(f"{_row(metric)}\n" for metric in METRICS) + after
+
+
+def _row(metric: Metric) -> str:
+    text = " ".join((inspect.getdoc(metric.function) or "").split())
+    formula = re.search(r"Formula: (.+?)\. Defined when (.+?)\. ", text)
+    extent = re.search(r"Returns: .*?in \[(\S+), (\S+)\]; (higher|lower) is better", text)
+    if formula is None or extent is None:
+        raise ValueError(
+            f"the docstring of {metric.name} lacks 'Formula: ... Defined when ....', or below "
+            "Returns '... in [0, 1]; higher is better'"
+        )
+    least, most, better = extent.groups()
+    if (better == "higher") != metric.higher_is_better:
+        raise ValueError(f"the docstring of {metric.name} says that {better} is better")
+    return f"| `{metric.name}` | {formula[1]} | {formula[2]} | {better} | {least} to {most} |"

@@ -1,0 +1,60 @@
+"""The text of MLproject: an entry point for each command that tracks, a parameter for each option.
+
+``python tools/generate.py`` writes it; the options of ``train`` are the fields of ``TrainConfig``.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+
+import click
+
+from clear_mlflow.cli import main
+
+# import opens a run for each file, so that the one of mlflow run would be empty; sync sends what
+# lies on this machine into runs that are there. Groups of commands work on local folders.
+NO_ENTRY_POINTS = {"import", "sync"}
+# What mlflow run starts when no entry point is named.
+_MAIN = "train"
+
+_HEAD = """# Written by `python tools/generate.py` from the options of the commands.
+name: clear_mlflow
+
+conda_env: conda.yaml
+
+entry_points:
+"""
+
+
+def mlproject() -> str:
+    """The whole file."""
+    commands = {
+        "main" if name == _MAIN else name.replace("-", "_"): command
+        for name, command in main.commands.items()
+        if not isinstance(command, click.Group) and name not in NO_ENTRY_POINTS
+    }
+    return _HEAD + "\n".join(
+        "".join(f"{line}\n" for line in _entry_point(name, command))
+        for name, command in commands.items()
+    )
+
+
+def _entry_point(name: str, command: click.Command) -> Iterator[str]:
+    # RUN... is for people: under mlflow run the same are named by an option.
+    options = [part for part in command.params if isinstance(part, click.Option)]
+    parameters = [option.opts[0].removeprefix("--").replace("-", "_") for option in options]
+    yield f"  {name}:"
+    yield "    parameters:"
+    for parameter, option in zip(parameters, options, strict=True):
+        yield f"      {parameter}: {{type: string, default: {json.dumps(option.default)}}}"
+    yield "    command: >-"
+    yield f"      python -m clear_mlflow {command.name}"
+    # An option and its value stay on one line.
+    pairs = [
+        f"{option.opts[0]}\0{{{parameter}}}"
+        for parameter, option in zip(parameters, options, strict=True)
+    ]
+    for line in textwrap.wrap(" ".join(pairs), 90, break_long_words=False, break_on_hyphens=False):
+        yield f"      {line}".replace("\0", " ")
