@@ -4,9 +4,17 @@ Every message says what arrived, what was expected, and what to do. Anything tha
 ``ClearError`` is a bug of ours and shows its traceback.
 """
 
+from clear_mlflow.core.credentials import masked
+
 
 class ClearError(Exception):
-    """Base of all errors that a user can cause and mend. The command line exits with code 2."""
+    """Base of all errors that a user can cause and mend. The command line exits with code 2.
+
+    Messages end on terminals, in tags and in artifacts: no address in one keeps its credentials.
+    """
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(masked(message))
 
 
 class ConfigError(ClearError):

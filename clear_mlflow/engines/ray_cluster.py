@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
+from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import shown
 from clear_mlflow.engines.engine import Ended, Task
@@ -208,7 +209,7 @@ def refuse_far_file(tracking_uri: str, nodes: Iterable[Mapping[str, Any]], here:
     own = {node["NodeManagerHostname"] for node in nodes if node["NodeID"] == here}
     if far := sorted({node["NodeManagerHostname"] for node in nodes} - own):
         raise ConfigError(
-            f"the tracking store {shown(tracking_uri, 200)} is a file of this machine, and the Ray "
+            f"the tracking store {masked(tracking_uri)} is a file of this machine, and the Ray "
             f"cluster has workers on {', '.join(far[:5])}, too; start a tracking server and set "
             "MLFLOW_TRACKING_URI to its address"
         )

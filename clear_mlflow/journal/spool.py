@@ -30,10 +30,10 @@ from typing import Any
 from mlflow.entities import Metric
 
 from clear_mlflow.core.cache_dir import default_cache_dir
+from clear_mlflow.core.credentials import has_credentials, masked
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.text import printable, shortened
 from clear_mlflow.core.untrusted import json_object
-from clear_mlflow.store.client import shown
 
 SPOOL_JSON = "spool.json"
 END_JSON = "end.json"
@@ -112,7 +112,7 @@ class Origin:
 
     Args:
         run_id: of the run.
-        tracking_uri: of the store; without its password.
+        tracking_uri: of the store; without credentials.
         password: whether the URI had one, which is not kept.
     """
 
@@ -158,8 +158,8 @@ class Spool:
             origin = {
                 "format": _FORMAT,
                 "run_id": run_id,
-                "tracking_uri": shown(uri),
-                "password": shown(uri) != uri,
+                "tracking_uri": masked(uri),
+                "password": has_credentials(uri),
             }
             _replace(folder / SPOOL_JSON, json.dumps(origin, indent=1).encode())
             (folder / END_JSON).unlink(missing_ok=True)

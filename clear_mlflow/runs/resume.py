@@ -15,6 +15,7 @@ from mlflow.entities import LifecycleStage, Run
 from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
 from mlflow.exceptions import MlflowException
 
+from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER
@@ -28,7 +29,7 @@ from clear_mlflow.learning.config import AUTO, TrainConfig, parameter_defaults
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.store import names
-from clear_mlflow.store.client import check_artifact_root, mlflow_errors, shown
+from clear_mlflow.store.client import check_artifact_root, mlflow_errors
 from clear_mlflow.store.heartbeat import begins_now, heartbeat, time_ahead, trains_now
 from clear_mlflow.store.rows import read_rows, stored_rows
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
@@ -341,7 +342,7 @@ def _run(client: MlflowClient, run_id: str) -> Run:
         ):
             raise TrackingError(
                 f"run {run_id[:80]} cannot be resumed: there is no such run in the tracking store "
-                f"{shown(client.tracking_uri)}; pass a run's id"
+                f"{masked(client.tracking_uri)}; pass a run's id"
             ) from error
         raise
     run_id = run.info.run_id

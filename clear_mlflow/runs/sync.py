@@ -193,7 +193,7 @@ def _client_of(origin: Origin, named: str | None) -> MlflowClient:
     uri = origin.tracking_uri
     ask = f"set MLFLOW_TRACKING_URI to it ({uri}, as its process wrote down)"
     if origin.password:
-        raise TrackingError(f"the store of run {origin.run_id} needs a password; {ask}")
+        raise TrackingError(f"the store of run {origin.run_id} needs credentials; {ask}")
     scheme = urlsplit(uri).scheme.split("+")[0]
     if scheme in ("http", "https"):
         # Whoever made the spool would be sent them.

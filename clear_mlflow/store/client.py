@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +21,11 @@ from mlflow.environment_variables import (
     MLFLOW_HTTP_REQUEST_TIMEOUT,
     MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER,
     MLFLOW_RUN_ID,
+    MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT,
 )
 from mlflow.exceptions import MlflowException
 
+from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.store.conflicts import one_opens_at_a_time
 
@@ -45,7 +46,11 @@ def bound_retries() -> None:
 
 
 def quiet_mlflow() -> None:
-    """Keep MLflow's remarks on its own business (migrations, monitors, bars) off the terminal."""
+    """Keep MLflow's remarks on its own business (migrations, monitors, bars) off the terminal.
+
+    Its link to each run, too: it quotes the server's address, with the credentials in it.
+    """
+    os.environ.setdefault(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.name, "true")
     os.environ.setdefault(MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.name, "false")
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
@@ -59,21 +64,13 @@ def mlflow_errors(action: str) -> Iterator[None]:
     except ClearError:
         raise
     except Exception as error:  # what MLflow's stores and their plugins raise has no common base
-        reason = shown(str(error) or type(error).__name__)
+        text = " ".join(str(error).split()) or type(error).__name__
+        reason = masked(text, mlflow.get_tracking_uri())[:500]
         if not isinstance(error, MlflowException):
             reason = f"{type(error).__name__}: {reason}"
         raise TrackingError(
-            f"cannot {action} in the tracking store {shown(mlflow.get_tracking_uri())}: {reason}"
+            f"cannot {action} in the tracking store {masked(mlflow.get_tracking_uri())}: {reason}"
         ) from error
-
-
-def shown(text: str) -> str:
-    """A text that may hold a URI, as it may be shown: on one line, and without a password.
-
-    >>> shown("postgresql://me:secret@host/db")
-    'postgresql://me:***@host/db'
-    """
-    return re.sub(r"(://[^:/@\s]*):[^@/\s]*@", r"\1:***@", " ".join(text.split())[:500])
 
 
 def is_server(tracking_uri: str) -> bool:
@@ -136,7 +133,8 @@ def _artifact_uri_of(client: MlflowClient, run_id: str) -> str:
     except MlflowException as error:
         raise TrackingError(
             f"run {run_id} (MLFLOW_RUN_ID) is not in the tracking store "
-            f"{shown(client.tracking_uri)} as seen from {Path.cwd()}: {shown(str(error))}; a "
+            f"{masked(client.tracking_uri)} as seen from {Path.cwd()}: "
+            f"{masked(str(error), client.tracking_uri)}; a "
             "relative sqlite path names another file in each folder, so set MLFLOW_TRACKING_URI "
             "to an absolute one (sqlite:////absolute/path/mlflow.db)"
         ) from error
@@ -175,7 +173,7 @@ def check_artifact_root(tracking_uri: str, whose: str, artifact_root: str) -> No
     if urlsplit(artifact_root).scheme == "mlflow-artifacts" and not is_server(tracking_uri):
         raise TrackingError(
             f"{whose} keeps its artifacts behind a tracking server ({artifact_root}), but the "
-            f"tracking URI is {shown(tracking_uri)}; set MLFLOW_TRACKING_URI to the server's "
+            f"tracking URI is {masked(tracking_uri)}; set MLFLOW_TRACKING_URI to the server's "
             "address (http://127.0.0.1:5000 for a plain mlflow ui), or use an experiment of its "
             "own (mlflow run --experiment-name NAME, or MLFLOW_EXPERIMENT_NAME=NAME)"
         )

@@ -9,6 +9,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run, ViewType
 from mlflow.exceptions import MlflowException
 
+from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -92,9 +93,10 @@ def _get(client: MlflowClient, run_id: str) -> Run | MissingRun:
         run = client.get_run(run_id)
     except MlflowException as error:
         if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            raise TrackingError(f"cannot read run {run_id}: {error}") from error
+            problem = masked(str(error), client.tracking_uri)
+            raise TrackingError(f"cannot read run {run_id}: {problem}") from error
         return MissingRun(
-            run_id, run_id, f"no such run in the tracking store {client.tracking_uri}"
+            run_id, run_id, f"no such run in the tracking store {masked(client.tracking_uri)}"
         )
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
         name = run.info.run_name or run_id
@@ -121,7 +123,8 @@ def _experiments(client: MlflowClient, wanted: str | None) -> list[str]:
         return found
     known = ", ".join(repr(e.name) for e in listed[:20])
     raise TrackingError(
-        f"no experiment has the name or id {wanted!r} in {client.tracking_uri}; there are {known}"
+        f"no experiment has the name or id {wanted!r} in {masked(client.tracking_uri)}; there are "
+        f"{known}"
     )
 
 

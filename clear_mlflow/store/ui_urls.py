@@ -10,7 +10,8 @@ from urllib.request import url2pathname
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.store.client import is_server, shown
+from clear_mlflow.core.credentials import masked
+from clear_mlflow.store.client import is_server
 from clear_mlflow.store.names import COMPARISON_PAGE
 
 # Without it an experiment opens in the UI's view for language-model traces.
@@ -20,8 +21,8 @@ _LOCAL_UI = "http://127.0.0.1:5000"
 
 def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
     """Lines that tell how to see a run, and all runs of its experiment."""
-    uri = shown(client.tracking_uri)
-    base = uri.rstrip("/") if is_server(uri) else _LOCAL_UI
+    uri = masked(client.tracking_uri)
+    base = _address(client.tracking_uri) if is_server(uri) else _LOCAL_UI
     experiment = f"{base}/#/experiments/{run.info.experiment_id}"
     lines = [
         f"run      {experiment}/runs/{run.info.run_id}?{_RUNS_VIEW}",
@@ -30,6 +31,13 @@ def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
     if not is_server(uri):
         lines.insert(0, f"start    mlflow ui --backend-store-uri {uri}")
     return lines
+
+
+def _address(uri: str) -> str:
+    """A server's address, as a browser takes it: without what this program logs in with."""
+    parts = urlsplit(uri)
+    host = parts.netloc.rpartition("@")[2]
+    return masked(f"{parts.scheme}://{host}{parts.path}").rstrip("/")
 
 
 def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:

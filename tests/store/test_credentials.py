@@ -1,0 +1,107 @@
+"""A secret in the tracking address, searched for in all that any command leaves behind."""
+
+import shutil
+
+import mlflow
+import pytest
+from click.testing import CliRunner
+from mlflow import MlflowClient
+from mlflow_stores import EXPERIMENT
+from stored_runs import stored_run
+
+from clear_mlflow.cli import main
+from clear_mlflow.journal.spool import Spool
+
+SECRET = "c4n4ry-s3cr3t"
+ABSENT = "f" * 32
+# Addresses of no store: MLflow, SQLAlchemy or the network refuses each in its own words.
+REFUSED = {
+    "password": "nosuch://me:{}@host/db",
+    "token": "nosuch://{}@host/db",
+    "password of a server": "http://me:{}@127.0.0.1:9",
+    "token of a server": "http://{}@127.0.0.1:9",
+    "no user": "http://:{}@127.0.0.1:9",
+    "query of a server": "http://127.0.0.1:9/?token={}",
+    "query": "nosuch://host/db?password={}",
+    "slash": "http://me:a/{}@127.0.0.1:9",
+    "at": "http://me:p@{}@127.0.0.1:9",
+    "unknown driver": "mysql+nosuch://me:{}@host/db",
+    "third slash": "nosuch:///me:{}@host/db",
+}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """An empty folder to run commands in, with a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
+    (tmp_path / "matrix.csv").write_text("0.9,0.5\n0.8,0.7\n")
+    (tmp_path / "grid.yaml").write_text(
+        "fixed: {strategy: ncm, features: pixels, dataset: digits}\ngrid: {seed: [0, 1]}\n"
+    )
+    before = mlflow.get_tracking_uri()
+    yield tmp_path
+    mlflow.set_tracking_uri(before)
+
+
+def use(monkeypatch, address):
+    """Have commands find an address where a user has it."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    mlflow.set_tracking_uri(address)
+
+
+def leaks_in(folder):
+    """Files of any kind below a folder that hold the secret."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert files
+    return [path for path in files if SECRET.encode() in path.read_bytes()]
+
+
+@pytest.mark.parametrize("address", REFUSED.values(), ids=REFUSED)
+def test_no_refusal_shows_a_credential(place, monkeypatch, address):
+    """Each command says in one line that the store cannot be used, without what lets anyone in."""
+    use(monkeypatch, address.format(SECRET))
+    for command in (
+        ["train"],
+        ["evaluate", "--run-id", ABSENT],
+        ["evaluate", "--experiment", EXPERIMENT],
+        ["compare", "--experiment", EXPERIMENT],
+        ["import", "matrix.csv"],
+        ["sweep", "--grid", "grid.yaml"],
+        ["train", "--resume", ABSENT],
+    ):
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == 2, result.output
+        assert "error: " in result.output
+        assert SECRET not in result.output
+        assert SECRET not in repr(result.exception)
+    assert not leaks_in(place)
+
+
+def test_no_command_leaves_a_credential_behind(empty_store, place, monkeypatch):
+    """In a store that works: the terminal, every artifact, tag and row of it, cache and journal."""
+    shutil.copy(empty_store, place / "mlflow.db")
+    address = f"sqlite:///{place / 'mlflow.db'}?key={SECRET}"
+    use(monkeypatch, address)
+    client = MlflowClient(address)
+    experiment = client.create_experiment(EXPERIMENT, (place / "artifacts").as_uri())
+    run = stored_run(client, experiment)
+    for command, code in (
+        (["train", "--strategy", "ncm", "--features", "pixels"], 0),
+        (["evaluate", "--experiment", EXPERIMENT], 0),
+        (["evaluate", "--run-id", f"{run.info.run_id},{ABSENT}"], 2),
+        (["evaluate", "--experiment", "nowhere"], 2),
+        (["compare", "--experiment", EXPERIMENT], 0),
+        (["import", "matrix.csv"], 0),
+        (["sweep", "--grid", "grid.yaml"], 0),
+        (["sync"], 0),
+        (["train", "--resume", ABSENT], 2),
+        (["train", "--resume", run.info.run_id], 2),
+    ):
+        result = CliRunner().invoke(main, command)
+        assert result.exit_code == code, result.output
+        assert SECRET not in result.output, command
+    Spool.create(place / "cache" / "journal", run.info.run_id, address).close(remove=False)
+    assert not leaks_in(place)

@@ -1,0 +1,93 @@
+"""What lets anyone into a store is masked, in whatever form an address carries it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clear_mlflow.core.credentials import has_credentials, masked
+from clear_mlflow.core.errors import TrackingError
+
+SECRET = "c4n4ry-s3cr3t"
+FORMS = {
+    "user and password": "postgresql://me:{}@host/db",
+    "token alone": "http://{}@host:5000",
+    "password alone": "http://:{}@host:5000",
+    "user alone": "https://{}@host/path",
+    "query": "postgresql+psycopg2://host/db?password={}",
+    "query of a socket": "postgresql:///db?user=me&password={}&host=/tmp",
+    "query without a name": "http://host/?{}",
+    "query of a file": "sqlite:////tmp/x.db?key={}",
+    "second query value": "mysql://host/db?a=b;sslkey={}",
+    "an @ in the password": "postgresql://me:p@{}@host/db",
+    "a slash in the password": "postgresql://me:a/{}@host/db",
+    "a slash before an @": "postgresql://me:{}/b@host/db",
+    "a question mark in the password": "postgresql://me:a?{}@host/db",
+    "a hash in the password": "http://me:#{}@host",
+    "a third slash": "postgresql:///me:{}@host/db",
+    "a fragment": "http://host/#{}",
+    "no scheme": "me:{}@host/db",
+    "both": "postgresql://{0}:{0}@host/db?x={0}",
+}
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("around", ["{}", "cannot read '{}': no answer", "({}) twice: {}"])
+def test_an_address_is_shown_without_what_lets_anyone_in(form, around):
+    """Alone and within a message; what is masked once stays as it is."""
+    address = form.format(SECRET)
+    shown = masked(around.format(address, address))
+    assert SECRET not in shown
+    assert masked(shown) == shown
+    assert has_credentials(address)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_no_error_of_ours_quotes_an_address(form):
+    """Whatever text it was made of: nobody has to think of it where a message is written."""
+    assert SECRET not in str(TrackingError(f"cannot read {form.format(SECRET)!r}"))
+
+
+def test_a_message_long_before_the_end_of_an_address_is_masked():
+    """What is cut off is cut after it was masked."""
+    text = "x" * 480 + "postgresql://me:" + SECRET + "-" * 600 + "@host/db"
+    assert SECRET not in masked(text)
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("postgresql://me:p%40" + SECRET + "@host/db", "password 'p@" + SECRET + "' is wrong"),
+        ("postgresql://me:p@" + SECRET + "/x@host/db", f"could not translate '{SECRET}'"),
+        ("postgresql://host/db?password=a%20" + SECRET, f"no password a {SECRET}"),
+        (f"http://{SECRET}@host", f"user {SECRET} is unknown"),
+        (f"http://me:a b{SECRET}@host", f"cannot parse http://me:a b{SECRET}@host"),
+    ],
+)
+def test_a_driver_may_quote_a_part_of_an_address(address, message):
+    """Decoded, or taken for another part of it: the address in use is known."""
+    assert SECRET not in masked(message, address)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "sqlite:////home/me@work/mlflow.db",
+        "file:///home/me@work/mlruns",
+        "http://127.0.0.1:5000",
+        "postgresql://host/db",
+        "./mlruns",
+        "run 12:30 ended",
+        "databricks://profile",
+    ],
+)
+def test_what_carries_no_credentials_stays(address):
+    """An @ in a path is a character like any other."""
+    assert masked(address, address) == address
+    assert not has_credentials(address)
+
+
+@given(st.text(st.characters(exclude_categories=["Z", "C"]), min_size=4, max_size=20))
+def test_any_password_is_masked(password):
+    """Of printable characters, escaped or not."""
+    shown = masked(f"postgresql://me:<{password}>@host/db")
+    assert shown == "postgresql://***@host/db"
