@@ -26,8 +26,10 @@ def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry
         RecordError: a row is damaged, or contradicts the one that is there.
         TrackingError: an entry is none, or the store does not take it.
     """
-    there = read_row_files(client, run)
-    for entry in spool.entries():
+    entries = list(spool.entries())
+    waiting = {(entry.artifact or "").removeprefix(f"{ROWS_FOLDER}/") for entry in entries}
+    there = read_row_files(client, run, waiting=waiting)
+    for entry in entries:
         there |= _checked_row(entry, run.info.run_id, there)
         send(client, run.info.run_id, entry)
         entry.remove()

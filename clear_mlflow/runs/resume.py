@@ -133,7 +133,7 @@ def holds_rows(client: MlflowClient, run_id: str) -> bool:
             f"another process trains into run {run_id} now; unset MLFLOW_RUN_ID for a run of its "
             "own"
         )
-    return bool(stored_rows(client, run)) or bool(left_spools(run_id))
+    return bool(left_spools(run_id)) or bool(stored_rows(client, run))
 
 
 def read_resume_point(client: MlflowClient, run_id: str, folder: Path) -> ResumePoint:
@@ -392,6 +392,7 @@ def _config_of(client: MlflowClient, run: Run) -> dict[str, str]:
     with mlflow_errors(f"list the artifacts of run {run_id}"):
         listed = {file.path: file.file_size for file in client.list_artifacts(run_id)}
     if names.CONFIG_JSON not in listed:
+        stored_rows(client, run)  # where its rows are gone, too, the store is not all there
         raise TrackingError(
             f"run {run_id} cannot be resumed: it lacks {names.CONFIG_JSON}, which tells its "
             "parameters; start a new run"

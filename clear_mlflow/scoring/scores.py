@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.record import Record, assemble
+from clear_mlflow.core.record import Record, assemble, row_file_name
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.scoring.apply import apply_plan
@@ -29,8 +29,10 @@ from clear_mlflow.scoring.plan import (
 )
 from clear_mlflow.scoring.prediction_scores import read_prediction_scores
 from clear_mlflow.scoring.series import Point
+from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.matrices import stored_rows_of
+from clear_mlflow.store.rows import lost_rows_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,10 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
     if not rows.records:
         return Scores(run_id, run_name, None, plan_without_rows(stored), rows.from_tag, {}, {})
     record = assemble(rows.records)
+    if run.data.tags.get(names.ROWS_TAG) == "complete" and not record.is_complete:
+        # Told by the tag of its rows, too, except of a matrix too large for one.
+        missing = set(range(1, record.matrix.num_buckets + 1)) - set(record.rows)
+        raise lost_rows_error(run, row_file_name(min(missing)))
     computed = compute(
         run_name,
         rows.records,

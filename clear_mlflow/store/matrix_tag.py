@@ -76,9 +76,8 @@ def read_matrix_tag(run_id: str, text: str | None) -> CachedRows | None:
     if text is None:
         return None
     try:
-        body = json_object(text, MAX_TAG_BYTES)
-        form, check = body.pop("form"), body.pop("check")
-        if form != _FORM or check != _checksum(run_id, body):
+        body = _body(run_id, text)
+        if body is None:
             return None
         records = {}
         for position, name in enumerate(body["files"]):
@@ -91,6 +90,22 @@ def read_matrix_tag(run_id: str, text: str | None) -> CachedRows | None:
     # Whatever else stands there is no tag of ours, and the artifacts are read.
     except (LookupError, TypeError, AttributeError, RecordError):
         return None
+
+
+def tagged_rows(run_id: str, text: str | None) -> frozenset[str]:
+    """Names of the row files that a run's tag was made of; none where it is no tag of that run."""
+    try:
+        body = None if text is None else _body(run_id, text)
+        return frozenset() if body is None else frozenset(body["files"])
+    except (LookupError, TypeError, AttributeError, RecordError):
+        return frozenset()
+
+
+def _body(run_id: str, text: str) -> dict[str, Any] | None:
+    """The content of a tag; None of one that was changed, or made for another run or form."""
+    body = json_object(text, MAX_TAG_BYTES)
+    form, check = body.pop("form"), body.pop("check")
+    return body if form == _FORM and check == _checksum(run_id, body) else None
 
 
 def _checksum(run_id: str, body: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -15,9 +15,12 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name, row_index
+from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, read_bytes
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import download_file
+from clear_mlflow.store.matrix_tag import tagged_rows
+from clear_mlflow.store.names import KIND_TAG, KIND_TRAIN, MATRIX_TAG, ROWS_TAG, SCORED_TAG
 
 
 def write_row(client: MlflowClient, run_id: str, record: RowRecord) -> None:
@@ -38,20 +41,24 @@ def row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
     Other files are not looked at.
 
     Raises:
-        RecordError: a row file is too large to be one.
+        RecordError: a row file is too large to be one, or the run says that it holds more rows.
         TrackingError: the artifact store does not answer.
     """
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
-        if are_rows_local(run):
-            return _checked({path.name: path.stat().st_size for path in _local_files(run)})
-        return _checked(_listed(_repository(client, run)))
+        found = _checked(
+            {path.name: path.stat().st_size for path in _local_files(run)}
+            if are_rows_local(run)
+            else _listed(_repository(client, run))
+        )
+    _refuse_lost_rows(run, found)
+    return found
 
 
 def stored_rows(client: MlflowClient, run: Run) -> list[str]:
     """Names of the row files that a run holds, in row order; other files are not looked at.
 
     Raises:
-        RecordError: a row file is too large to be one.
+        RecordError: as :func:`row_sizes` does.
         TrackingError: the artifact store does not answer.
     """
     return list(row_sizes(client, run))
@@ -70,16 +77,29 @@ def refuse_foreign_rows(client: MlflowClient, run: Run) -> None:
         )
 
 
-def read_row_files(client: MlflowClient, run: Run) -> dict[str, bytes]:
+def read_row_files(
+    client: MlflowClient, run: Run, *, waiting: Collection[str] = ()
+) -> dict[str, bytes]:
     """The content of every row file of a run, in row order; empty where it holds none.
 
     Files on this machine are opened where they lie. Elsewhere this is one request for the names
     and one for each file: MLflow's own download of a folder, or of a file, asks for more.
 
+    Args:
+        client: the store.
+        run: as it is now.
+        waiting: names of row files that are about to be stored, which therefore may be absent.
+
     Raises:
-        RecordError: a file is too large to be a row.
+        RecordError: a file is too large to be a row, or the run says that it holds more rows.
         TrackingError: the artifact store does not answer.
     """
+    files = _row_files(client, run)
+    _refuse_lost_rows(run, {*files, *waiting})
+    return files
+
+
+def _row_files(client: MlflowClient, run: Run) -> dict[str, bytes]:
     if are_rows_local(run):
         with mlflow_errors(f"read the rows of run {run.info.run_id}"):
             paths = {path.name: path for path in _local_files(run)}
@@ -124,6 +144,40 @@ def read_rows(client: MlflowClient, run: Run) -> dict[str, RowRecord]:
         TrackingError: the artifact store does not answer.
     """
     return parse_rows(read_row_files(client, run))
+
+
+def lost_rows_error(run: Run, what: str) -> RecordError:
+    """The refusal of a run whose artifacts are not all there.
+
+    Args:
+        run: as it is now.
+        what: the artifacts lack, as ``row_003.json``.
+    """
+    return RecordError(
+        f"run {run.info.run_id} was stored with rows that its artifacts lack now ({what} in "
+        f"{shown(str(run.info.artifact_uri), 200)}): is a disk not mounted, or another artifact "
+        "store in its place? nothing was written; when it is back, run the same command again"
+    )
+
+
+def _refuse_lost_rows(run: Run, found: Collection[str]) -> None:
+    """Refuse an artifact folder that is empty, or lacks rows, where the run says otherwise.
+
+    No row file means that nothing was measured yet, except where the tracking store knows better:
+    tags that a scoring wrote, or the points of a row, which are sent behind its file.
+
+    Raises:
+        RecordError: it knows of rows that are not found.
+    """
+    tags = run.data.tags
+    tagged = tagged_rows(run.info.run_id, tags.get(MATRIX_TAG))
+    if lost := sorted(tagged - set(found)):
+        raise lost_rows_error(run, lost[0] if len(lost) == 1 else f"{lost[0]} to {lost[-1]}")
+    was_scored = SCORED_TAG in tags or tags.get(ROWS_TAG) in ("complete", "partial")
+    is_training = tags.get(KIND_TAG) == KIND_TRAIN
+    has_points = is_training and any(m.startswith("accuracy/bucket_") for m in run.data.metrics)
+    if not found and (was_scored or has_points):
+        raise lost_rows_error(run, "no row file is")
 
 
 def _repository(client: MlflowClient, run: Run) -> ArtifactRepository:

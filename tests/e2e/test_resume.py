@@ -263,6 +263,30 @@ def interrupted(stopped, tmp_path, monkeypatch):
     mlflow.set_tracking_uri(before)
 
 
+@pytest.mark.parametrize("how", ["MLFLOW_RUN_ID", "--resume"])
+def test_a_restart_without_its_disk_trains_nothing(project, interrupted, tmp_path, how):
+    """An empty folder where the database knows of rows is refused; with the disk, it goes on."""
+    client, run_id = interrupted
+    disk, empty = tmp_path / "copy" / "artifacts", tmp_path / "not mounted"
+    disk.rename(empty)
+    disk.mkdir()
+    before = client.get_run(run_id), history(client, run_id)
+    by_id = how == "MLFLOW_RUN_ID"
+    arguments, variables = (PARAMETERS, {how: run_id}) if by_id else ([how, run_id], {})
+    process = start(project, *arguments, **variables)
+    _, errors = process.communicate(timeout=LONG)
+    assert process.returncode == 2
+    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    assert "was stored with rows that its artifacts lack now" in line
+    now = client.get_run(run_id), history(client, run_id)
+    assert (now[0].data.tags, now[0].info.status, now[1]) == (
+        before[0].data.tags,
+        before[0].info.status,
+        before[1],
+    )
+    assert not list(disk.rglob("*"))
+
+
 def snapshot(client, run_id):
     """All that a refusal must leave as it is."""
     run = client.get_run(run_id)

@@ -1,0 +1,131 @@
+"""An artifact store that is not all there, its disk not mounted: refused, never "no rows"."""
+
+from pathlib import Path
+
+import mlflow
+import pytest
+from click.testing import CliRunner
+from stored_runs import histories, rows_folder, stored_run
+from trainings import FOUR_BUCKETS, KnownTraining
+
+from clear_mlflow.cli import main
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.evaluation.rescore import Selection, evaluate, select
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.runs.resume import holds_rows, read_resume_point
+from clear_mlflow.store import names
+from clear_mlflow.store.matrices import read_matrices
+
+LOST = "was stored with rows that its artifacts lack now"
+
+
+@pytest.fixture
+def trained(store, experiment_id):
+    """A finished run of four rows."""
+    train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
+    return store.search_runs([experiment_id], max_results=1)[0]
+
+
+@pytest.fixture
+def unmount(tmp_path):
+    """Puts an empty folder in the place of all artifacts."""
+
+    def away():
+        root = tmp_path / "artifacts"
+        root.rename(tmp_path / "the disk")
+        root.mkdir()
+
+    return away
+
+
+def known(store, run_id):
+    """All that the database holds of a run."""
+    run = store.get_run(run_id)
+    return run.info.status, run.data.tags, run.data.params, histories(store, run_id)
+
+
+def files_below(folder):
+    return [path for path in Path(folder).rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_evaluate_refuses_and_leaves_the_run_as_it_is(store, trained, unmount, tmp_path, named):
+    """Its tag stays complete, and no report is written into the empty folder."""
+    run_id = trained.info.run_id
+    before = known(store, run_id)
+    unmount()
+    (verdict,) = evaluate(
+        store, select(store, Selection(run_ids=(run_id,))), named=named, dry_run=False
+    )
+    assert (verdict.action, verdict.is_problem) == ("failed", True)
+    assert LOST in verdict.detail
+    assert known(store, run_id) == before
+    assert before[1][names.ROWS_TAG] == "complete"
+    assert not files_below(tmp_path / "artifacts")
+
+
+def test_the_command_says_so_in_one_line(store, trained, unmount):
+    """Exit code 2; mounted again, the same command finds nothing to do."""
+    unmount()
+    done = CliRunner().invoke(main, ["evaluate", "--run-id", trained.info.run_id])
+    assert done.exit_code == 2
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert LOST in line
+    assert "is a disk not mounted" in line
+
+
+def test_a_run_that_was_cut_off_is_refused_too(store, trained, unmount):
+    """No scoring has written its tags yet: its points tell that there were rows."""
+    run_id = trained.info.run_id
+    for tag in (names.ROWS_TAG, names.SCORED_TAG, names.MATRIX_TAG, names.VERSIONS_TAG):
+        store.delete_tag(run_id, tag)
+    before = known(store, run_id)
+    unmount()
+    with pytest.raises(RecordError, match=LOST):
+        holds_rows(store, run_id)
+    (verdict,) = evaluate(store, select(store, Selection()), named=False, dry_run=False)
+    assert LOST in verdict.detail
+    assert known(store, run_id) == before
+
+
+def test_no_training_goes_into_it(store, trained, unmount, tmp_path):
+    """Neither by resume nor by joining it: no point is doubled, and nothing is trained."""
+    run_id = trained.info.run_id
+    points = histories(store, run_id)
+    unmount()
+    with pytest.raises(RecordError, match=LOST):
+        read_resume_point(store, run_id, tmp_path)
+    with mlflow.start_run(run_id=run_id), pytest.raises(RecordError, match=LOST):
+        train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
+    assert histories(store, run_id) == points
+    assert store.get_run(run_id).data.tags[names.ROWS_TAG] == "complete"
+
+
+def test_a_comparison_names_it(store, trained, unmount):
+    """It is no run without rows."""
+    unmount()
+    (matrix,) = read_matrices(store, [store.get_run(trained.info.run_id)])
+    assert LOST in matrix.problem
+
+
+def test_a_row_that_is_gone_is_named(store, trained):
+    """A part of the rows is no smaller matrix: the complete run stays tagged so."""
+    before = known(store, trained.info.run_id)
+    (rows_folder(trained) / "row_002.json").unlink()
+    (verdict,) = evaluate(store, [store.get_run(trained.info.run_id)], named=True, dry_run=False)
+    assert f"{LOST} (row_002.json in" in verdict.detail
+    assert known(store, trained.info.run_id) == before
+
+
+def test_a_row_of_a_matrix_too_large_for_a_tag_is_missed(store, experiment_id):
+    """Where no tag holds the names of the rows, that the run is complete says how many."""
+    correct = [[(i + j) % 101 for j in range(60)] for i in range(61)]
+    run = stored_run(store, experiment_id, correct)
+    (scored,) = evaluate(store, [run], named=False, dry_run=False)
+    assert scored.action == "scored"
+    before = known(store, run.info.run_id)
+    assert names.MATRIX_TAG not in before[1]
+    (rows_folder(run) / "row_060.json").unlink()
+    (verdict,) = evaluate(store, [store.get_run(run.info.run_id)], named=False, dry_run=False)
+    assert f"{LOST} (row_060.json in" in verdict.detail
+    assert known(store, run.info.run_id) == before
