@@ -30,7 +30,7 @@ from clear_mlflow.importers import (
     read_runs,
 )
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.rows import read_rows, write_row
+from clear_mlflow.store.rows import parse_rows, read_row_files, write_row
 
 
 def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Reading) -> int:
@@ -43,7 +43,8 @@ def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Rea
         RecordError: the artifacts that match are no rows of one matrix.
         TrackingError: the store does not answer.
     """
-    there = read_rows(client, run)
+    # Rows that were lost since are written again, if what they were read from is there.
+    there = parse_rows(read_row_files(client, run, waiting=None))
     if any("imported" not in record.extra for record in there.values()):
         return 0  # rows that a training wrote
     rows = pattern.rows(_matching(client, run, pattern))

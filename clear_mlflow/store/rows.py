@@ -78,7 +78,7 @@ def refuse_foreign_rows(client: MlflowClient, run: Run) -> None:
 
 
 def read_row_files(
-    client: MlflowClient, run: Run, *, waiting: Collection[str] = ()
+    client: MlflowClient, run: Run, *, waiting: Collection[str] | None = ()
 ) -> dict[str, bytes]:
     """The content of every row file of a run, in row order; empty where it holds none.
 
@@ -88,14 +88,16 @@ def read_row_files(
     Args:
         client: the store.
         run: as it is now.
-        waiting: names of row files that are about to be stored, which therefore may be absent.
+        waiting: names of row files that are about to be stored, which therefore may be absent;
+            None: any may be.
 
     Raises:
         RecordError: a file is too large to be a row, or the run says that it holds more rows.
         TrackingError: the artifact store does not answer.
     """
     files = _row_files(client, run)
-    _refuse_lost_rows(run, {*files, *waiting})
+    if waiting is not None:
+        _refuse_lost_rows(run, {*files, *waiting})
     return files
 
 

@@ -274,9 +274,9 @@ def test_a_restart_without_its_disk_trains_nothing(project, interrupted, tmp_pat
     by_id = how == "MLFLOW_RUN_ID"
     arguments, variables = (PARAMETERS, {how: run_id}) if by_id else ([how, run_id], {})
     process = start(project, *arguments, **variables)
-    _, errors = process.communicate(timeout=LONG)
+    output, _ = process.communicate(timeout=LONG)
     assert process.returncode == 2
-    (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
+    (line,) = [line for line in output.splitlines() if line.startswith("error: ")]
     assert "was stored with rows that its artifacts lack now" in line
     now = client.get_run(run_id), history(client, run_id)
     assert (now[0].data.tags, now[0].info.status, now[1]) == (
