@@ -56,6 +56,12 @@ CASES = {
     "batches of one": {"batch_size": "1", "epochs": "1"},
     "er_ace in batches of one": {"strategy": "er_ace", "batch_size": "1", "epochs": "1"},
     "agem in batches of one": {"strategy": "agem", "batch_size": "1", "epochs": "1"},
+    "replay in balanced batches": {
+        "strategy": "replay",
+        "strategy_args": "batches=balanced",
+        "batch_size": "3",
+        "epochs": "1",
+    },
     # Nor does the buffer hold as many as a batch; and what is kept of each is of the last epoch.
     "derpp, all else": {
         "strategy": "derpp",

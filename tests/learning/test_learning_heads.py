@@ -11,7 +11,7 @@ from feature_streams import CLASSES, Silent, config, made_up, rows_of, trained, 
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.ensembles.heads import HeadDescent, descent_for, is_plain
+from clear_mlflow.learning.ensembles.heads import HeadDescent, descent_for
 from clear_mlflow.learning.ensembles.members import member_configs, train_ensemble
 from clear_mlflow.learning.loop import fresh_model, measure
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
@@ -134,8 +134,13 @@ def test_a_step_has_the_short_way_only_where_nothing_is_added():
     assert chosen(Own(settings, placed, None, None)) is GradientDescent
     assert chosen(plain, precision="bf16") is GradientDescent
     assert chosen(plain, torch.nn.Sequential(torch.nn.Linear(6, 4))) is GradientDescent
-    assert is_plain(load_strategy("replay"))
-    assert not is_plain(Own)
+    assert not Own.has_plain_steps(None)
+    replay = load_strategy("replay")
+    assert replay.has_plain_steps(replay.Arguments())
+    assert not replay.has_plain_steps(replay.Arguments(batches="balanced"))
+    assert not type("OwnReplay", (replay,), {"after_step": Own.after_step}).has_plain_steps(
+        replay.Arguments()
+    )
 
 
 def test_the_member_that_diverges_is_named():

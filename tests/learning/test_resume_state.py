@@ -98,6 +98,12 @@ def test_with_every_buffer(tmp_path, buffer):
     assert_resumes_everywhere(feature_stream, parameters, tmp_path)
 
 
+def test_with_balanced_batches(tmp_path):
+    """What is drawn from the buffer for an epoch is drawn anew."""
+    parameters = on_features(strategy="replay", strategy_args="batches=balanced")
+    assert_resumes_everywhere(feature_stream, parameters, tmp_path)
+
+
 class Own(Strategy):
     """A user's own strategy, which keeps a bit of everything, and its loss depends on it."""
 

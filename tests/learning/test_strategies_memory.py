@@ -228,6 +228,49 @@ def test_er_ace_adds_both_losses_of_equation_4():
     assert strategy.share_of_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
+def test_balanced_replay_is_one_mean_over_both_batches():
+    """A batch of the bucket and one from the buffer; every image of them counts the same."""
+    settings = on_features(strategy="replay", strategy_args="batches=balanced", batch_size=3)
+    stream, strategy, model, batch = after_first_bucket(settings)
+    held = stream.select(strategy._buffer.picks)
+    old = next(rehearsal_batches(held, 2, settings, CPU, 1, 0))
+    assert len(old.labels) == 3
+    both = [
+        (model(part.inputs)[i].tolist(), part.labels[i].item())
+        for part in (batch, old)
+        for i in range(len(part.labels))
+    ]
+    expected = -sum(log_softmax_of(row, range(CLASSES), label) for row, label in both) / len(both)
+    assert strategy.share_of_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
+
+
+def test_balanced_replay_takes_steps_for_the_bucket_alone():
+    """The last step of an epoch has fewer images of the bucket, and as many of the buffer."""
+    settings = on_features(strategy="replay", strategy_args="batches=balanced", epochs=1)
+    stream = feature_stream((9, 7, 10))
+    strategy, descent = strategy_on(stream, settings, random_head()[0])
+    sizes = []
+
+    def noting(forward, batch):
+        def both(inputs):
+            sizes.append(len(inputs))
+            return forward(inputs)
+
+        return type(strategy).share_of_loss(strategy, both, batch)
+
+    for position in range(3):
+        strategy.share_of_loss = noting
+        strategy.learn(position, descent)
+        strategy.after_bucket(position)
+    # Batches of 4; a rest of one joins the batch before it. The buffer holds 6, and gives 4.
+    assert sizes == [4, 5, 4 + 4, 3 + 4, 4 + 4, 4 + 4, 2 + 4]
+
+
+def test_unknown_batches_are_one_line():
+    with pytest.raises(ConfigError, match="pass shuffled or balanced"):
+        check_strategy(on_features(strategy="replay", strategy_args="batches=half"))
+
+
 def test_er_ace_is_naive_while_its_buffer_is_empty():
     """The first bucket's rows are those of naive learning, to the bit."""
     settings = [on_features(strategy=name, seed=1) for name in ("er_ace", "naive")]

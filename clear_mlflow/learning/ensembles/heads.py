@@ -31,14 +31,6 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Samples, batch_bounds
 from clear_mlflow.learning.strategies._base import Strategy
 
-# What a strategy may override and still be plain descent on its training set.
-_STEP_HOOKS = ("begin_epoch", "loss", "share_of_loss", "criterion", "before_step", "after_step")
-
-
-def is_plain(strategy: type[Strategy]) -> bool:
-    """Whether a strategy adds nothing to the steps: it chooses what is trained on, and no more."""
-    return all(getattr(strategy, name) is getattr(Strategy, name) for name in _STEP_HOOKS)
-
 
 class Stack(nn.Module):
     """Heads of one shape as two tensors.
@@ -206,7 +198,7 @@ class HeadDescent(GradientDescent):
     def run(
         self, samples: Samples, *, position: int, hooks: Hooks, epochs: int | None = None
     ) -> None:
-        """Train for all epochs of a bucket; the hooks add nothing, see :func:`is_plain`."""
+        """Train for all epochs of a bucket; the hooks are plain, see :class:`.Strategy`."""
         self._heads.run([samples], position=position, epochs=epochs)
 
 
@@ -222,7 +214,7 @@ def descent_for(
     """Gradient descent on a model, by the shortest way that there is for it."""
     if (
         type(model) is nn.Linear
-        and is_plain(type(strategy))
+        and strategy.has_plain_steps(strategy.arguments)
         and config.precision == "off"
         and config.compile == "off"
         and group.size == 1

@@ -13,7 +13,7 @@ from torch import nn
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.config import NONE, TrainConfig
-from clear_mlflow.learning.ensembles.heads import HeadsDescent, Stack, is_plain
+from clear_mlflow.learning.ensembles.heads import HeadsDescent, Stack
 from clear_mlflow.learning.loop import Tested, Trained, fresh_model, train
 from clear_mlflow.learning.progress import RowlessProgress, TrainingProgress
 from clear_mlflow.learning.samples.decoded import HeldOutImages, batch_bounds
@@ -42,7 +42,7 @@ def steps_together(config: TrainConfig) -> bool:
         config.features != NONE
         and config.precision == "off"
         and config.compile == "off"
-        and is_plain(strategy)
+        and strategy.has_plain_steps(check_strategy(config))
         and not own_learn
         and not own_model
     )

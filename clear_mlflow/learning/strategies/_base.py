@@ -22,6 +22,9 @@ from clear_mlflow.learning.samples.decoded import Batch, Samples
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import parse_arguments
 
+# What a strategy overrides that changes the steps themselves, not only what is trained on.
+_STEP_HOOKS = ("begin_epoch", "loss", "share_of_loss", "criterion", "before_step", "after_step")
+
 
 class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     """What a learner does against forgetting; one object lives through one run.
@@ -67,6 +70,20 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         self.stream = stream
         self.model = model
         self.arguments = arguments
+
+    @classmethod
+    def has_plain_steps(cls, arguments: Any) -> bool:
+        """Whether a strategy, with these arguments, chooses what is trained on and no more.
+
+        A step is then that of plain gradient descent, which linear heads take the short way; see
+        :mod:`~clear_mlflow.learning.ensembles.heads`.
+        """
+        return cls.has_step_hooks_of(Strategy)
+
+    @classmethod
+    def has_step_hooks_of(cls, other: type[Strategy]) -> bool:
+        """Whether no hook of a step is overridden that *other* has."""
+        return all(getattr(cls, name) is getattr(other, name) for name in _STEP_HOOKS)
 
     @classmethod
     def build_model(cls, config: TrainConfig, stream: TrainingStream) -> nn.Module | None:

@@ -37,7 +37,7 @@ def rehearsal_batches(
     """
     draws = generator(config.seed, RngPurpose.MEMORY, *where)
     count = len(held)
-    size = count if config.batch_size == "full" else min(config.batch_size, count)
+    size = rehearsal_size(config, count)
     total = num_steps * size
     rounds = [torch.randperm(count, generator=draws) for _ in range(0, total, count)]
     return batches(
@@ -49,6 +49,11 @@ def rehearsal_batches(
         draws=draws,
         group=group,
     )
+
+
+def rehearsal_size(config: TrainConfig, count: int) -> int:
+    """Images in each batch from a buffer that holds *count*: ``batch_size``, or all of them."""
+    return count if config.batch_size == "full" else min(config.batch_size, count)
 
 
 def joined_inputs(*parts: Batch) -> Tensor:

@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.samples.decoded import Samples
+from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.samples.indices import joined, whole_bucket
-from clear_mlflow.learning.strategies._base import Strategy, new_buffer
+from clear_mlflow.learning.strategies._base import Strategy, new_buffer, share_of_mean
+from clear_mlflow.learning.strategies._rehearsal import (
+    joined_inputs,
+    rehearsal_batches,
+    rehearsal_size,
+)
+
+SHUFFLED, BALANCED = "shuffled", "balanced"
 
 
 class Replay(Strategy):
     """Experience replay from a buffer of ``memory`` images.
 
-    While a bucket is trained on, its images and the buffer's are shuffled into one epoch, so each
-    counts once. When the bucket is done, its images compete for the buffer.
+    With ``batches=shuffled`` a bucket's images and the buffer's are shuffled into one epoch, so
+    each counts once, and an epoch has (bucket + memory) / ``batch_size`` steps. With
+    ``batches=balanced``, as in the paper and in Avalanche, an epoch goes through the bucket alone,
+    and each step has ``batch_size`` images from the buffer, or all of them, beside those of the
+    bucket; the loss is the mean over both. An image of a small buffer then counts many times.
+
+    When the bucket is done, its images compete for the buffer.
 
     Source:
         Chaudhry et al., On Tiny Episodic Memories in Continual Learning, arXiv:1902.10486.
@@ -27,24 +42,69 @@ class Replay(Strategy):
 
     @dataclass(frozen=True)
     class Arguments(BufferArguments):
-        """Which images are kept."""
+        """Which images are kept, and how they are mixed with new ones."""
+
+        batches: str = SHUFFLED
+
+        def __post_init__(self) -> None:
+            super().__post_init__()
+            if self.batches not in (SHUFFLED, BALANCED):
+                raise ConfigError(
+                    f"batches is {self.batches!r} in strategy_args; pass {SHUFFLED} or {BALANCED}"
+                )
 
     needs_memory = True
     several_processes = True
+    scratch = ("_held", "_rehearsal", "_sizes")
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
     ) -> None:
         super().__init__(config, stream, model, arguments)
         self._buffer = new_buffer(config, stream, arguments)
+        # Of balanced batches alone: the buffer's images, and an epoch's batches of them.
+        self._held: Samples | None = None
+        self._rehearsal: Iterator[Batch] = iter(())
+        self._sizes: Iterator[int] = iter(())  # of the epoch's whole batches of the bucket
+
+    @classmethod
+    def has_plain_steps(cls, arguments: Any) -> bool:
+        """Shuffled batches need nothing in a step."""
+        return arguments.batches == SHUFFLED and cls.has_step_hooks_of(Replay)
 
     def training_set(self, position: int) -> Samples:
-        """The new bucket's images, then the buffer's."""
+        """The new bucket's images, followed by the buffer's where they are shuffled together."""
         if len(self._buffer) == 0:
+            return self.stream.train(position)
+        if self.arguments.batches == BALANCED:
+            self._held = self.stream.select(self._buffer.picks)
             return self.stream.train(position)
         new = whole_bucket(position, self.stream.train_counts[position])
         return self.stream.select(joined(new, self._buffer.picks))
 
+    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
+        """Draw the epoch's batches from the buffer."""
+        if self._held is None:
+            return
+        where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
+        self._rehearsal = rehearsal_batches(*where, group=self.group)
+        bounds = batch_bounds(self.stream.train_counts[position], self.config.batch_size)
+        self._sizes = iter([stop - start for start, stop in bounds])
+
+    def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """The mean over the bucket's batch and the buffer's; this process's share of it."""
+        if self._held is None:
+            return super().share_of_loss(forward, batch)
+        old, new_size = next(self._rehearsal), next(self._sizes)
+        new_logits, old_logits = torch.split(
+            forward(joined_inputs(batch, old)), [len(batch.labels), len(old.labels)]
+        )
+        new = share_of_mean(batch, new_logits, self.criterion, batch.labels)
+        past = share_of_mean(old, old_logits, self.criterion, old.labels)
+        old_size = rehearsal_size(self.config, len(self._held))
+        return (new_size * new + old_size * past) / (new_size + old_size)
+
     def after_bucket(self, position: int) -> None:
         """Let the bucket's images compete for the buffer."""
+        self._held = None
         self._buffer.offer(position, self.stream.labels(position))

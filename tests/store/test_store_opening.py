@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.store.client import preflight
 
-SCRIPT = Path(__file__).with_name("first_opening.py")
+SCRIPT = Path(__file__).parents[1] / "support" / "first_opening.py"
 
 
 def failed(folder, what, *numbers):
