@@ -16,6 +16,10 @@ settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     settings.load_profile("ci")
 
+# Threads that spin while they wait would take the cores from the processes that they wait for; read
+# when torch is loaded, here and in what tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # A shell that runs pytest in the background (``pytest &``) has it ignore Ctrl-C, and ``nohup`` a
 # hang-up, and all that it starts, too: nothing of what is tested of these signals would happen.
 for _signal, _usual in (
@@ -40,6 +44,17 @@ _LONGEST = (
     "test_outages.py",
     "test_killer.py",
 )
+
+
+_MOST_WORKERS = 8  # each holds torch and MLflow, and starts a process that does
+
+
+def pytest_xdist_auto_num_workers(config):
+    """One more than there are cores, as some wait; none for tests that are named one by one."""
+    if config.args and all("::" in argument for argument in config.args):
+        config.option.dist = "no"
+        return 0
+    return min((os.cpu_count() or 1) + 1, _MOST_WORKERS)
 
 
 def pytest_collection_modifyitems(items):

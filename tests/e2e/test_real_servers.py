@@ -16,6 +16,7 @@ import psutil
 import pytest
 import requests
 from click.testing import CliRunner
+from forked import Forked
 from mlflow import MlflowClient
 from servers import BUCKET, LONG, ObjectStore, Postgres, object_store, postgres, tracking_server
 from stored_runs import histories, row_texts
@@ -184,20 +185,23 @@ def as_before(monkeypatch):
     mlflow.set_tracking_uri(before)
 
 
-def started(*arguments):
-    return subprocess.Popen(
-        [sys.executable, "-m", "clear_mlflow", *arguments],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+@pytest.fixture
+def started():
+    """Start commands; none outlives its test, to write into what the next one looks at."""
+    processes = []
 
+    def start(*arguments):
+        process = Forked(
+            *arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        processes.append(process)
+        return process
 
-def done(process):
-    output, _ = process.communicate(timeout=LONG)
-    assert process.returncode == 0, output
-    return output
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def wait_for(what):
@@ -257,17 +261,22 @@ def assert_stored_once(server, client, run_id, matrix):
     assert len({(name, step) for name, step, _, _ in points}) == len(points)
 
 
-def test_train_evaluate_resume_and_compare(server, monkeypatch):
+def test_train_evaluate_resume_and_compare(server, started, monkeypatch):
     """A training that is killed, resumed, evaluated before and after, compared: all read back."""
     client = server.use(monkeypatch)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "first")
     training = started("train", *SLOW)
 
-    def trains():
-        experiment = client.get_experiment_by_name("first")
-        return experiment and client.search_runs([experiment.experiment_id])
+    def opened():
+        # Of the database: to a user, an experiment is for a moment there and not yet theirs.
+        return server.postgres.rows(
+            server.database,
+            "SELECT experiment_id FROM runs JOIN experiments USING (experiment_id)"
+            " WHERE experiments.name = 'first'",
+        )
 
-    while_training = wait_for(trains)
+    ((experiment_id,),) = wait_for(opened)
+    while_training = client.search_runs([str(experiment_id)])
     (run_id,) = [run.info.run_id for run in while_training]
     assert while_training[0].info.status == "RUNNING"
     of_run = f"{server.database}/{while_training[0].info.experiment_id}/{run_id}/artifacts/"

