@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -109,7 +110,7 @@ class AccuracyRow:
         counts = None if num_instances is None else tuple(num_instances)
         return cls(row, tuple(buckets), None, counts, tuple(fractions))
 
-    @property
+    @cached_property
     def accuracy(self) -> tuple[float, ...]:
         """Fraction of test images classified correctly, per bucket; NaN = not measured."""
         if self.correct is None or self.num_instances is None:
@@ -202,7 +203,9 @@ class AccuracyMatrix:
         first = found[min(found)]
         for row in found.values():
             for name in ("buckets", "num_instances"):
-                if getattr(row, name) != getattr(first, name):
+                ours, others = getattr(row, name), getattr(first, name)
+                # Rows of one run mostly share the tuple itself, which comparing would walk through.
+                if ours is not others and ours != others:
                     raise RecordError(
                         f"rows {first.row} and {row.row} contradict each other: {name} is "
                         f"{shown(getattr(first, name))} and {shown(getattr(row, name))}; "

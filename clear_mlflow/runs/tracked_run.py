@@ -25,11 +25,10 @@ from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.sender import Outbox, exit_patience, unsent_error
 from clear_mlflow.learning.measured import MeasuredRow
-from clear_mlflow.metrics import summarize
 from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.runs.background import BackgroundWorker
 from clear_mlflow.scoring.apply import to_metrics
-from clear_mlflow.scoring.series import all_series, milliseconds, points_of
+from clear_mlflow.scoring.series import Point, milliseconds, values_at
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.conflicts import retry_on_conflict
@@ -225,9 +224,5 @@ def now() -> str:
 
 def _metrics_of(matrix: AccuracyMatrix, protocol: str, step: int, time: int) -> list[Metric]:
     """What a row adds to every series."""
-    evidence = matrix.masked(protocol).after(step)
-    # All of it has a value at this step alone: what rows before it defined is sent already.
-    of_metrics = summarize(evidence) if step else {}
-    series = all_series(evidence, {name: {step: value} for name, value in of_metrics.items()})
-    points = {name: {step: steps[step]} for name, steps in series.items() if step in steps}
-    return to_metrics(points_of(points, {step: time}))
+    values = values_at(matrix.masked(protocol), step)
+    return to_metrics(Point(name, value, time, step) for name, value in values.items())

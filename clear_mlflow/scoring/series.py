@@ -6,9 +6,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import NamedTuple
 
 from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.metrics import METRICS, Metric, summarize
+
+# Buckets whose accuracies are series of their own: more lines than a chart can tell apart.
+MOST_CHARTED = 100
 
 # Name of a metric to its value at each step; a step is the number of buckets trained so far.
 Series = Mapping[str, Mapping[int, float]]
@@ -33,28 +38,71 @@ def bucket_metric_names(buckets: Sequence[str]) -> list[str]:
     Numeric keys are padded, so that the UI's alphabetical order is the stream's order.
     """
     width = max([2, *(len(key) for key in buckets if key.isdecimal())])
-    names: list[str] = []
+    names: dict[str, None] = {}
     for position, key in enumerate(buckets):
         label = re.sub(r"[^A-Za-z0-9_.-]", "_", key.zfill(width) if key.isdecimal() else key)
         name = f"accuracy/bucket_{label}"
-        names.append(name if name not in names else f"{name}.{position}")
-    return names
+        names[name if name not in names else f"{name}.{position}"] = None
+    return list(names)
+
+
+def charted_buckets(num_buckets: int) -> list[int]:
+    """Positions of the buckets whose accuracies are charted, the first and the last among them.
+
+    All of up to :data:`MOST_CHARTED`; of more, as many, spread evenly over the stream. The points
+    of a run then grow with its buckets, not with their square: the matrix is in its artifacts.
+
+    >>> charted_buckets(3), len(charted_buckets(300)), charted_buckets(300)[-2:]
+    ([0, 1, 2], 100, [296, 299])
+    """
+    if num_buckets <= MOST_CHARTED:
+        return list(range(num_buckets))
+    last = num_buckets - 1
+    return [round(i * last / (MOST_CHARTED - 1)) for i in range(MOST_CHARTED)]
 
 
 def all_series(evidence: AccuracyMatrix, of_metrics: Series) -> dict[str, dict[int, float]]:
-    """Every test accuracy (one series a bucket) and every summary metric, over the steps.
+    """Test accuracies (one series a charted bucket) and summary metrics, over the steps.
 
     Args:
         evidence: a run's matrix as ``masked`` gives it.
         of_metrics: what :func:`clear_mlflow.metrics.series` gives of the same run.
     """
     found: dict[str, dict[int, float]] = {}
-    for j, name in enumerate(bucket_metric_names(evidence.buckets)):
-        column = {} if evidence.initial is None else {0: float(evidence.initial[j])}
-        column.update({i + 1: float(row[j]) for i, row in enumerate(evidence.values)})
-        found[name] = {step: value for step, value in column.items() if not math.isnan(value)}
-    found.update({name: dict(steps) for name, steps in of_metrics.items()})
-    return {name: steps for name, steps in found.items() if steps}
+    for step in range(evidence.num_rows + 1):
+        for name, value in _accuracies_at(evidence, step).items():
+            found.setdefault(name, {})[step] = value
+    found.update({name: dict(steps) for name, steps in of_metrics.items() if steps})
+    return found
+
+
+def values_at(
+    evidence: AccuracyMatrix, step: int, metrics: Sequence[Metric] = METRICS
+) -> dict[str, float]:
+    """What one row adds to :func:`all_series`: each series' value at its step, where defined.
+
+    Args:
+        evidence: a run's matrix as ``masked`` gives it, of *step* rows at least.
+        step: the row's number, 0 for the initialisation.
+        metrics: to compute, each once.
+    """
+    of_metrics = summarize(evidence.after(step), "iid", metrics) if step else {}
+    return _accuracies_at(evidence, step) | of_metrics
+
+
+def _accuracies_at(evidence: AccuracyMatrix, step: int) -> dict[str, float]:
+    row = evidence.values[step - 1] if step else evidence.initial
+    if row is None:
+        return {}
+    found = {name: float(row[j]) for j, name in _charted(evidence.buckets)}
+    return {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+@lru_cache(maxsize=32)
+def _charted(buckets: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+    """Position and series of each charted bucket; asked for at every row."""
+    names = bucket_metric_names(buckets)
+    return tuple((j, names[j]) for j in charted_buckets(len(buckets)))
 
 
 def points_of(series: Series, times: Mapping[int, int]) -> list[Point]:

@@ -1,0 +1,65 @@
+"""What is charted of a run: each row adds its own points, and a long stream a bounded number."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.metrics import METRICS, Metric, series
+from clear_mlflow.scoring.series import (
+    MOST_CHARTED,
+    all_series,
+    bucket_metric_names,
+    charted_buckets,
+    values_at,
+)
+
+CELLS = st.one_of(st.floats(0, 1), st.just(float("nan")))
+
+
+@st.composite
+def matrices(draw):
+    """Of any protocol, with gaps, with or without the initialisation, finished or not."""
+    width = draw(st.integers(1, 5))
+    row = st.lists(CELLS, min_size=width, max_size=width)
+    values = draw(st.lists(row, min_size=1, max_size=width))
+    initial = draw(st.one_of(st.none(), row))
+    matrix = AccuracyMatrix(values, initial, [100] * width)
+    return matrix.masked(draw(st.sampled_from(["iid", "streaming"])))
+
+
+@given(evidence=matrices())
+def test_what_the_rows_add_one_by_one_is_the_whole(evidence):
+    """The series that scoring computes are those that a training sent, row by row."""
+    sent: dict[str, dict[int, float]] = {}
+    for step in range(evidence.num_rows + 1):
+        for name, value in values_at(evidence, step).items():
+            sent.setdefault(name, {})[step] = value
+    assert sent == all_series(evidence, series(evidence))
+
+
+def test_a_row_computes_each_metric_once():
+    """Of 300 rows before it, none is scored again."""
+    matrix = AccuracyMatrix(np.full((300, 300), 0.5))
+    calls = []
+
+    def own(seen):
+        calls.append(seen.num_rows)
+        return 0.5
+
+    values_at(matrix, 300, (*METRICS, Metric(name="lab/own", function=own)))
+    assert calls == [300]
+
+
+@pytest.mark.parametrize("num_buckets", [1, 2, 99, MOST_CHARTED, MOST_CHARTED + 1, 300, 1000])
+def test_a_long_stream_charts_a_bounded_number_of_buckets(num_buckets):
+    """All where there are few; else as many as are allowed, the ends among them, evenly spread."""
+    chosen = charted_buckets(num_buckets)
+    assert len(chosen) == min(num_buckets, MOST_CHARTED)
+    assert (chosen[0], chosen[-1]) == (0, num_buckets - 1)
+    gaps = np.diff(chosen)
+    assert num_buckets == 1 or (gaps.min() >= 1 and gaps.max() - gaps.min() <= 1)
+    matrix = AccuracyMatrix(np.full((2, num_buckets), 0.5) if num_buckets > 1 else [[0.5]])
+    names = bucket_metric_names(matrix.buckets)
+    assert set(all_series(matrix, {})) == {names[j] for j in chosen}
