@@ -15,7 +15,7 @@ from rich.text import Text
 from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.text import one_line, printable
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
-from clear_mlflow.runs.outcome import RunResult
+from clear_mlflow.runs.lifecycle import RunResult
 from clear_mlflow.scoring.scores import Scores
 
 if TYPE_CHECKING:

@@ -35,6 +35,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.evaluation.read_correctness import read_correctness
 from clear_mlflow.metrics import METRICS, Metric, undefined
+from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
@@ -281,7 +282,7 @@ def _store(
     opened = run_id
     if opened is None:
         kind = {names.KIND_TAG: names.KIND_COMPARE}
-        opened = client.create_run(experiment_id, tags=kind, run_name=name).info.run_id
+        opened = create_run(client, experiment_id, name, kind)
     status = "FAILED"
     try:
         run = client.get_run(opened)
@@ -296,7 +297,7 @@ def _store(
         status = "FINISHED"
     finally:
         if run_id is None:
-            client.set_terminated(opened, status)
+            end(client, opened, status)
     return client.get_run(opened)
 
 

@@ -19,6 +19,7 @@ from clear_mlflow.core.text import printable, shortened
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import Imported, as_rows
+from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -104,8 +105,7 @@ class Importer:
             **facts,
         }
         with mlflow_errors(f"open a run for {shown_file}"):
-            run = self.client.create_run(self.experiment_id, run_name=name, tags=tags)
-        run_id = str(run.info.run_id)
+            run_id = create_run(self.client, self.experiment_id, name, tags)
         status = "FAILED"
         try:
             with mlflow_errors(f"log what is known of {shown_file} into run {run_id}"):
@@ -121,8 +121,8 @@ class Importer:
             status = "FINISHED"
         finally:
             # Whatever happened is told by the error that goes on from here.
-            with suppress(ClearError), mlflow_errors(f"close run {run_id}"):
-                self.client.set_terminated(run_id, status)
+            with suppress(ClearError):
+                end(self.client, run_id, status)
         if not self._again:
             self._there[imported.digest] = run_id, name
         return ImportedRun(

@@ -11,6 +11,7 @@ from pathlib import Path
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.text import shown
@@ -18,6 +19,7 @@ from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_WEIGHTS_BYTES, jso
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.runs.lifecycle import create_run
 from clear_mlflow.scoring.scores import Scores, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -79,16 +81,10 @@ def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
         training = prepare(config, progress_for(sys.stderr))
         again = Reevaluation(training, models, record.matrix.buckets)
         name = f"{run.info.run_name or run_id}, models re-tested"
-        with (
-            mlflow_errors(f"open a run below {run_id}"),
-            mlflow.start_run(
-                experiment_id=run.info.experiment_id,
-                run_name=name,
-                parent_run_id=run_id,
-                tags={names.RETESTED_TAG: run_id},
-            ),
-        ):
-            return train_in_process(client, again, asked)
+        tags = {MLFLOW_PARENT_RUN_ID: run_id, names.RETESTED_TAG: run_id}
+        with mlflow_errors(f"open a run below {run_id}"):
+            below = create_run(client, run.info.experiment_id, name, tags)
+        return train_in_process(client, again, asked, below)
 
 
 def _stored_models(client: MlflowClient, run: Run) -> list[tuple[int, str]]:

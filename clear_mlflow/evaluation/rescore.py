@@ -16,6 +16,7 @@ from mlflow.exceptions import MlflowException
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.runs.lifecycle import end
 from clear_mlflow.scoring.plan import Depth
 from clear_mlflow.scoring.scores import Scores, Scoring, read_scores, write_scores
 from clear_mlflow.store import names
@@ -297,11 +298,4 @@ def _try_to_close(client: MlflowClient, run: Run) -> str:
 
 
 def _close(client: MlflowClient, run: Run) -> None:
-    with mlflow_errors(f"close run {run.info.run_id}"):
-        client.set_tag(run.info.run_id, names.ERROR_TAG, "the process that trained it is gone")
-        client.set_terminated(run.info.run_id, "KILLED")
-        try:
-            client.delete_tag(run.info.run_id, names.PROCESS_TAG)
-        except MlflowException as error:  # another evaluate has closed it, too
-            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                raise
+    end(client, run.info.run_id, "KILLED", "the process that trained it is gone")

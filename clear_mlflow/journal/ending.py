@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
 
-import mlflow
 from mlflow import MlflowClient
 from mlflow.environment_variables import (
     MLFLOW_HTTP_REQUEST_MAX_RETRIES,
@@ -21,7 +19,6 @@ from mlflow.environment_variables import (
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.spool import SPOOL_JSON, End, Spool, left_spools, places
-from clear_mlflow.store.compat import forget_system_metrics
 
 _HURRIED = {MLFLOW_HTTP_REQUEST_MAX_RETRIES.name: "0", MLFLOW_HTTP_REQUEST_TIMEOUT.name: "5"}
 
@@ -44,7 +41,7 @@ def leave_outcome(client: MlflowClient, run_id: str, end: End, folder: Path | No
         try:
             where = place()
             if (where / SPOOL_JSON).is_file():
-                spool = Spool.take(where)
+                spool = Spool.take(where, run_id)
             else:
                 spool = Spool.create(where, run_id, client.tracking_uri)
             try:
@@ -56,21 +53,6 @@ def leave_outcome(client: MlflowClient, run_id: str, end: End, folder: Path | No
             continue
         return f"the run is open there until 'clear-mlflow sync {shlex.quote(str(where))}'"
     return ""
-
-
-def release(run_id: str, end: Callable[[str], object]) -> None:
-    """Let go of MLflow's active run, whose store is away, within seconds.
-
-    Args:
-        run_id: of the run.
-        end: what ends it, if it is ours to end; it is left RUNNING.
-    """
-    if _is_active(run_id):
-        with hurried(), suppress(Exception):
-            end("RUNNING")
-    if not _is_active(run_id) and (monitor := forget_system_metrics(run_id)):
-        # It may hang in a call to the store.
-        threading.Thread(target=monitor.finish, daemon=True).start()
 
 
 @contextmanager
@@ -86,8 +68,3 @@ def hurried() -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _is_active(run_id: str) -> bool:
-    active = mlflow.active_run()
-    return active is not None and active.info.run_id == run_id

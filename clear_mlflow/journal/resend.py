@@ -9,7 +9,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, assemble, row_index
-from clear_mlflow.journal.sender import send
+from clear_mlflow.journal.sender import store_entry
 from clear_mlflow.journal.spool import Entry, Spool
 from clear_mlflow.store.rows import parse_rows, read_row_files
 
@@ -31,7 +31,7 @@ def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry
     there = read_row_files(client, run, waiting=waiting)
     for entry in entries:
         there |= _checked_row(entry, run.info.run_id, there)
-        send(client, run.info.run_id, entry)
+        store_entry(client, entry)
         entry.remove()
         yield entry
 

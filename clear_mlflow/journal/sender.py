@@ -12,9 +12,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -51,19 +50,13 @@ class UnsentError(TrackingError):
         self.folders = folders
 
 
-@dataclass(frozen=True, eq=False)
-class _Item:
-    run_id: str = ""
-    entry: Entry | None = None
-    job: Callable[[], None] | None = None  # instead of an entry
-
-
 class Sender:
-    """One thread that sends what waits on the disk, in order, for one run or an ensemble's.
+    """Keeps what was measured on local disk, and sends it in order from one thread.
 
-    A store that is away is asked again after 1, 2, 4, ... 15 seconds. What it refuses for good (a
-    file that is too large, a missing permission) is set aside, and tried once more at the end: it
-    holds nothing else up.
+    It is for one run, or for those of an ensemble. Nothing that was measured is lost on the way: a
+    file is on the disk when :meth:`keep` returns. A store that is away is asked again after 1, 2,
+    4, ... 15 seconds. What it refuses for good (a file that is too large, a missing permission) is
+    set aside, and tried once more at the end: it holds nothing else up.
 
     Args:
         client: the store.
@@ -72,8 +65,10 @@ class Sender:
     def __init__(self, client: MlflowClient) -> None:
         self._client = client
         self._changed = threading.Condition()
-        self._queue: deque[_Item] = deque()
-        self._aside: list[_Item] = []
+        self._places: dict[str, Iterator[Callable[[], Path]]] = {}  # of each run, not tried yet
+        self._spools: dict[str, list[Spool]] = {}  # of each run; the last one is written to
+        self._queue: deque[Entry | Callable[[], None]] = deque()
+        self._aside: list[Entry] = []
         self._problem: TrackingError | None = None  # why the last try failed; None: it did not
         self._told = False
         self._finishing = False
@@ -96,21 +91,67 @@ class Sender:
         """Begin to send."""
         self._thread.start()
 
-    def put(self, run_id: str, entry: Entry) -> None:
-        """Send an entry after all that were put before."""
-        with self._changed:
-            self._queue.append(_Item(run_id, entry))
-            self._changed.notify_all()
+    def open(self, run_id: str) -> None:
+        """Find a place for a run's journal, or another one.
 
-    def do(self, job: Callable[[], None]) -> None:
-        """Do something with the store after all that was put before; once, whatever comes of it.
+        Raises:
+            TrackingError: no folder can be written, or an earlier process's journal waits there.
+        """
+        problems = []
+        for place in self._places.setdefault(run_id, places(run_id)):
+            try:
+                folder = place()
+                spool = Spool.create(folder, run_id, self._client.tracking_uri)
+            except OSError as error:
+                problems.append(f"{error.filename or default_root()}: {error.strerror}")
+                continue
+            except DataError as error:  # no cache folder
+                problems.append(str(error))
+                continue
+            self._spools.setdefault(run_id, []).append(spool)
+            if problems:
+                told = "; ".join(problems)
+                warn(f"rows on their way to the store are kept in {folder} (not in {told})")
+            return
+        raise TrackingError(
+            f"there is no place to keep what is measured ({'; '.join(problems)}); make room, or "
+            "set CLEAR_MLFLOW_CACHE to a folder that can be written"
+        )
+
+    def keep(self, run_id: str, artifact: str, content: bytes) -> Entry:
+        """Keep a file on local disk; :meth:`send` it then.
 
         Args:
-            job: raises nothing. What it holds is not on the disk.
+            run_id: of the run, which is open here.
+            artifact: the file's path in the run's artifacts.
+            content: what it holds.
+
+        Raises:
+            TrackingError: no disk takes it. A row is then written to standard error.
         """
-        with self._changed:
-            self._queue.append(_Item(job=job))
-            self._changed.notify_all()
+        while True:
+            try:
+                return self._spools[run_id][-1].put(artifact, content)
+            except OSError as error:
+                self._move_on(run_id, artifact, content, error)
+
+    def keep_metrics(self, run_id: str, metrics: Sequence[Metric]) -> Entry | None:
+        """Keep points of metrics, where the disk takes them: they follow from rows."""
+        with suppress(OSError):
+            return self._spools[run_id][-1].put_metrics(metrics)
+        return None
+
+    def send(self, what: Entry | Callable[[], None] | None) -> None:
+        """Send what is kept after all that was sent before.
+
+        Args:
+            what: an entry; or something to do with the store once, whatever comes of it, which
+                raises nothing and whose content is not on the disk.
+        """
+        if what is not None:
+            with self._changed:
+                self._queue.append(what)
+                self._changed.notify_all()
 
     def wait_delivered(self, seconds: float = ACKNOWLEDGEMENT_SECONDS) -> TrackingError | None:
         """Wait until the store has all; not at all while it is known to be away.
@@ -122,7 +163,7 @@ class Sender:
             self._changed.wait_for(lambda: not self._queue or self._problem is not None, seconds)
             if self._queue and self._problem is None:
                 # From here on nobody waits, until it has taken something again.
-                late = next((item.entry for item in self._queue if item.entry), None)
+                late = next((item for item in self._queue if isinstance(item, Entry)), None)
                 what = "what it was sent" if late is None else _name(late)
                 self._failed(TrackingError(f"the tracking store has not taken {what} so far"), late)
             return self._problem
@@ -154,9 +195,15 @@ class Sender:
         with self._changed:
             found: dict[str, list[Entry]] = {}
             for item in (*self._queue, *self._aside):
-                if item.entry is not None:
-                    found.setdefault(item.run_id, []).append(item.entry)
+                if isinstance(item, Entry):
+                    found.setdefault(item.run_id, []).append(item)
             return found
+
+    def close(self) -> None:
+        """Let go of the journals; those of which the store has all are removed."""
+        for spools in self._spools.values():
+            for spool in spools:
+                spool.close(remove=next(spool.entries(), None) is None)
 
     def _work(self) -> None:
         pause = 0.5
@@ -166,44 +213,60 @@ class Sender:
                 if self._stopped:
                     return
                 item = self._queue[0]
-            if item.job is not None:
-                item.job()
+            entry = item if isinstance(item, Entry) else None
             try:
-                if item.entry is not None:
-                    send(self._client, item.run_id, item.entry)
+                if isinstance(item, Entry):
+                    store_entry(self._client, item)
+                else:
+                    item()
             except TrackingError as error:
                 with self._changed:
                     if self._stopped:
                         return
-                    if is_final(error):
-                        self._aside.append(self._queue.popleft())
+                    if entry is not None and is_final(error):
+                        self._queue.popleft()
+                        self._aside.append(entry)
                         self._problem = error
-                        if item.entry is not None:
-                            warn(f"{error}; it is kept in {item.entry.folder.parent}")
+                        warn(f"{error}; it is kept in {entry.folder.parent}")
                         self._changed.notify_all()
                         continue
-                    self._failed(error, item.entry)
+                    self._failed(error, entry)
                     most = _LAST_PAUSE_SECONDS if self._finishing else _LONGEST_PAUSE_SECONDS
                     pause = min(2 * pause, most)
                     self._pause(pause)
-            else:
-                if item.entry is not None:
-                    item.entry.remove()
-                    pause = 0.5
-                with self._changed:
-                    self._queue.popleft()
-                    if item.entry is not None:
-                        self._problem = None
-                    self._progress = time.monotonic()
-                    if self._told and not self._queue:
-                        warn("the tracking store is back; what waited is stored")
-                        self._told = False
-                    self._changed.notify_all()
+                continue
+            if entry is not None:
+                entry.remove()
+                pause = 0.5
+            with self._changed:
+                self._queue.popleft()
+                if entry is not None:
+                    self._problem = None
+                self._progress = time.monotonic()
+                if self._told and not self._queue:
+                    warn("the tracking store is back; what waited is stored")
+                    self._told = False
+                self._changed.notify_all()
 
     def _pause(self, seconds: float) -> None:
         """Wait; less where the training ends meanwhile."""
         finishing = self._finishing
         self._changed.wait_for(lambda: self._stopped or self._finishing != finishing, seconds)
+
+    def _move_on(self, run_id: str, artifact: str, content: bytes, error: OSError) -> None:
+        """Find another folder, on another disk perhaps."""
+        told = f"{self._spools[run_id][-1].folder} takes no more ({error.strerror})"
+        try:
+            self.open(run_id)
+        except TrackingError as none:
+            is_row = artifact.startswith(f"{ROWS_FOLDER}/")
+            if is_row:
+                # The last resort: whoever keeps this process's output has the row.
+                with suppress(OSError):
+                    print(content.decode(), file=sys.stderr, flush=True)
+            what = f"the row {artifact} is printed above" if is_row else f"{artifact} is lost"
+            raise TrackingError(f"{told}; {none}; {what}") from error
+        warn(f"{told}; what follows is kept in {self._spools[run_id][-1].folder}")
 
     def _failed(self, error: TrackingError, entry: Entry | None) -> None:
         self._problem = error
@@ -217,125 +280,7 @@ class Sender:
         self._changed.notify_all()
 
 
-class Outbox:
-    """What one run has to send: nothing that was measured is lost on the way.
-
-    Args:
-        client: the store.
-        run_id: of the run whose artifacts these are.
-        sender: of the run above, which sends for this one, too.
-    """
-
-    def __init__(self, client: MlflowClient, run_id: str, sender: Sender | None = None) -> None:
-        self._client = client
-        self._run_id = run_id
-        self._spools: list[Spool] = []  # the last one is written to
-        self._places = places(run_id)
-        self.sender = sender or Sender(client)
-
-    @property
-    def folder(self) -> Path:
-        """Where what comes next is kept."""
-        return self._spools[-1].folder
-
-    def open(self) -> None:
-        """Find a place for the journal.
-
-        Raises:
-            TrackingError: no folder can be written, or an earlier process's journal waits there.
-        """
-        problems = []
-        for place in self._places:
-            try:
-                folder = place()
-                spool = Spool.create(folder, self._run_id, self._client.tracking_uri)
-            except OSError as error:
-                problems.append(f"{error.filename or default_root()}: {error.strerror}")
-                continue
-            except DataError as error:  # no cache folder
-                problems.append(str(error))
-                continue
-            self._spools.append(spool)
-            if problems:
-                told = "; ".join(problems)
-                warn(f"rows on their way to the store are kept in {folder} (not in {told})")
-            return
-        raise TrackingError(
-            f"there is no place to keep what is measured ({'; '.join(problems)}); make room, or "
-            "set CLEAR_MLFLOW_CACHE to a folder that can be written"
-        )
-
-    def send(self, artifact: str, content: bytes) -> TrackingError | None:
-        """Store one file, after all that wait.
-
-        It is on local disk at once; then the store is waited for, for some seconds at most.
-
-        Args:
-            artifact: its path in the run's artifacts.
-            content: what it holds.
-
-        Returns:
-            Why it is not stored yet; None where it is.
-
-        Raises:
-            TrackingError: no disk takes it. A row is then written to standard error.
-        """
-        self.put(artifact, content)
-        return self.sender.wait_delivered()
-
-    def put(self, artifact: str, content: bytes) -> None:
-        """As :meth:`send`, without waiting for the store.
-
-        Raises:
-            TrackingError: no disk takes it. A row is then written to standard error.
-        """
-        self.hand_over(self.keep(artifact, content))
-
-    def keep(self, artifact: str, content: bytes) -> Entry:
-        """Keep a file on local disk; :meth:`hand_over` it to be sent.
-
-        Raises:
-            TrackingError: no disk takes it. A row is then written to standard error.
-        """
-        while True:
-            try:
-                return self._spools[-1].put(artifact, content)
-            except OSError as error:
-                self._move_on(artifact, content, error)
-
-    def hand_over(self, entry: Entry) -> None:
-        """Send what is kept, after all that was handed over before."""
-        self.sender.put(self._run_id, entry)
-
-    def put_metrics(self, metrics: Sequence[Metric]) -> None:
-        """Store points of metrics, after all that wait. They follow from rows: none can be lost."""
-        with suppress(OSError):
-            self.sender.put(self._run_id, self._spools[-1].put_metrics(metrics))
-
-    def close(self) -> None:
-        """Let go of the journal; what the sender has sent of it is gone."""
-        unsent = self.sender.waiting().get(self._run_id, [])
-        left = {entry.folder.parent for entry in unsent}
-        for spool in self._spools:
-            spool.close(remove=spool.folder not in left)
-
-    def _move_on(self, artifact: str, content: bytes, error: OSError) -> None:
-        """Find another folder, on another disk perhaps."""
-        told = f"{self.folder} takes no more ({error.strerror})"
-        try:
-            self.open()
-        except TrackingError as none:
-            is_row = artifact.startswith(f"{ROWS_FOLDER}/")
-            if is_row:
-                # The last resort: whoever keeps this process's output has the row.
-                with suppress(OSError):
-                    print(content.decode(), file=sys.stderr, flush=True)
-            what = f"the row {artifact} is printed above" if is_row else f"{artifact} is lost"
-            raise TrackingError(f"{told}; {none}; {what}") from error
-        warn(f"{told}; what follows is kept in {self.folder}")
-
-
-def send(client: MlflowClient, run_id: str, entry: Entry) -> None:
+def store_entry(client: MlflowClient, entry: Entry) -> None:
     """Store one entry; it may be there already.
 
     A file takes the place of the one before; a point of a metric is the same entry of the store.
@@ -343,12 +288,12 @@ def send(client: MlflowClient, run_id: str, entry: Entry) -> None:
     Raises:
         TrackingError: the store did not take it.
     """
-    with mlflow_errors(f"store {_name(entry)} of run {run_id}"):
+    with mlflow_errors(f"store {_name(entry)} of run {entry.run_id}"):
         if entry.artifact is None:
-            client.log_batch(run_id, metrics=entry.metrics())
+            client.log_batch(entry.run_id, metrics=entry.metrics())
         else:
             folder, _, _ = entry.artifact.rpartition("/")
-            client.log_artifact(run_id, str(entry.file), folder or None)
+            client.log_artifact(entry.run_id, str(entry.file), folder or None)
 
 
 def is_final(error: ClearError) -> bool:

@@ -60,11 +60,13 @@ class Entry:
     """One thing to send.
 
     Args:
+        run_id: of the run that it is sent to.
         folder: of the entry.
         file: what it holds, below that folder.
         artifact: the file's path among the run's artifacts; None for points of metrics.
     """
 
+    run_id: str
     folder: Path
     file: Path
     artifact: str | None
@@ -126,11 +128,13 @@ class Spool:
 
     Args:
         folder: where it lies.
+        run_id: of the run.
         lock: the open file by which this process holds it.
     """
 
-    def __init__(self, folder: Path, lock: int) -> None:
+    def __init__(self, folder: Path, run_id: str, lock: int) -> None:
         self.folder = folder
+        self.run_id = run_id
         self._lock: int | None = lock
         self._next = 1 + max(
             (int(found[1]) for at in folder.iterdir() if (found := _ENTRY.fullmatch(at.name))),
@@ -147,7 +151,7 @@ class Spool:
         """
         fresh = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        spool = cls(folder, _locked(folder))
+        spool = cls(folder, run_id, _locked(folder))
         try:
             if waiting := sum(1 for _ in spool.entries()):
                 raise TrackingError(
@@ -169,15 +173,15 @@ class Spool:
         return spool
 
     @classmethod
-    def take(cls, folder: Path) -> Spool:
-        """Open a journal that was left.
+    def take(cls, folder: Path, run_id: str) -> Spool:
+        """Open a journal that was left, of the run that :func:`read_origin` named.
 
         Raises:
             HeldError: the process that writes it lives.
             TrackingError: the folder cannot be written.
         """
         try:
-            return cls(folder, _locked(folder))
+            return cls(folder, run_id, _locked(folder))
         except OSError as error:
             raise TrackingError(f"{folder} cannot be opened: {error.strerror}") from error
 
@@ -220,7 +224,7 @@ class Spool:
             artifact = file.relative_to(folder).as_posix()
             if kind == "metrics" and artifact != _METRICS_JSON:
                 raise TrackingError(f"{folder} holds {artifact}; expected {_METRICS_JSON}")
-            yield Entry(folder, file, None if kind == "metrics" else artifact)
+            yield Entry(self.run_id, folder, file, None if kind == "metrics" else artifact)
 
     def write_end(self, end: End) -> None:
         """Keep how the training ended.
@@ -271,7 +275,7 @@ class Spool:
             shutil.rmtree(draft, ignore_errors=True)
             raise
         self._next += 1
-        return Entry(folder, folder / path, artifact)
+        return Entry(self.run_id, folder, folder / path, artifact)
 
 
 def default_root() -> Path:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-import statistics
 from collections.abc import Mapping
 from contextlib import ExitStack
 from types import TracebackType
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, RunTag
-from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
-from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.learning.config import NONE, TrainConfig
 from clear_mlflow.learning.measured import Training
+from clear_mlflow.runs.lifecycle import create_run
 from clear_mlflow.runs.training_run import TrainingRun, run_name
-from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import heartbeat
@@ -30,7 +25,7 @@ class TrackedEnsemble:
     Each member's run is what it would be alone: its name, its seed, its parameters, tags, rows,
     predictions and scores; only the picture after each row is left out, which would take longer
     than the training. The parent holds the parameters, the dataset and no row; its metrics are
-    ``mean/NAME`` and ``std/NAME`` over the members (:meth:`summarize`).
+    ``mean/NAME`` and ``std/NAME`` over the members.
 
     Args:
         client: the store.
@@ -58,21 +53,16 @@ class TrackedEnsemble:
                 parent = self._client.get_run(self._run_id)
                 for seed in map(int, self._config.seeds.split(",")):
                     config = dataclasses.replace(self._config, seed=seed, seeds=NONE)
-                    tags = {
-                        MLFLOW_PARENT_RUN_ID: self._run_id,
-                        names.PROCESS_TAG: heartbeat(),
-                    }
-                    member = self._client.create_run(
+                    member_id = create_run(
+                        self._client,
                         parent.info.experiment_id,
-                        run_name=run_name(config),
-                        tags=resolve_tags(tags),
+                        run_name(config),
+                        {MLFLOW_PARENT_RUN_ID: self._run_id, names.PROCESS_TAG: heartbeat()},
                     )
-                    self.run_ids[seed] = member.info.run_id
+                    self.run_ids[seed] = member_id
                     asked = {**self._asked, "seed": str(seed), "seeds": NONE}
                     self._members[seed] = stack.enter_context(
-                        TrainingRun(
-                            self._client, member.info.run_id, config, asked, leader=self._parent
-                        )
+                        TrainingRun(self._client, member_id, config, asked, leader=self._parent)
                     )
             self._open = stack.pop_all()
         return self
@@ -97,33 +87,3 @@ class TrackedEnsemble:
             if measured.seed is None:
                 raise RuntimeError("a row of an ensemble arrived without its member's seed")
             self._members[measured.seed].log_row(measured)
-
-    def summarize(self, scores: Mapping[int, Scores]) -> None:
-        """Log the mean and the standard deviation of every metric of all members."""
-        summarize_members(self._client, self._run_id, scores)
-
-
-def summarize_members(client: MlflowClient, run_id: str, scores: Mapping[int, Scores]) -> None:
-    """Log the mean and the standard deviation (of a sample) of every metric of all members.
-
-    A metric that is not defined for one of them is left out: a mean over some would not say so.
-
-    Args:
-        client: the store.
-        run_id: of the run above the members.
-        scores: of each member.
-    """
-    if not scores or any(of_member.record is None for of_member in scores.values()):
-        return
-    now = get_current_time_millis()
-    metrics = []
-    for name in next(iter(scores.values())).summary:
-        values = [of_member.summary.get(name, math.nan) for of_member in scores.values()]
-        if any(math.isnan(value) for value in values):
-            continue
-        metrics.append(Metric(f"mean/{name}", statistics.fmean(values), now, 0))
-        if len(values) > 1:
-            metrics.append(Metric(f"std/{name}", statistics.stdev(values), now, 0))
-    tags = [RunTag(names.MEMBERS_TAG, str(len(scores)))]
-    with mlflow_errors(f"log the summary of run {run_id}"):
-        client.log_batch(run_id, metrics=metrics, tags=tags)

@@ -2,92 +2,49 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 
 import mlflow
 from mlflow import MlflowClient
 
-from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
+from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.warning import warn
-from clear_mlflow.journal.ending import leave_outcome, release
-from clear_mlflow.journal.sender import UnsentError, is_final
-from clear_mlflow.journal.spool import End
 from clear_mlflow.learning.measured import Training
-from clear_mlflow.runs.closing import close, forget_process, leave_unsent
 from clear_mlflow.runs.ensemble_run import TrackedEnsemble
-from clear_mlflow.runs.opening import open_run
-from clear_mlflow.runs.outcome import RunResult, unsent_outcome
-from clear_mlflow.runs.training_run import TrainingRun, track
-from clear_mlflow.scoring.scores import Scores, score
-from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.runs.lifecycle import RunResult, close, result_of_block
+from clear_mlflow.runs.training_run import TrainingRun, open_training_run, track
+from clear_mlflow.scoring.scores import Scores
 
 
-def train_in_process(client: MlflowClient, training: Training, asked: Mapping[str, str]) -> Scores:
+def train_in_process(
+    client: MlflowClient, training: Training, asked: Mapping[str, str], run_id: str | None = None
+) -> Scores:
     """Train in this process, into the active MLflow run or one of its own.
 
-    An active run is joined and left open; a run that this opens is closed, whatever happens.
+    An active run is joined and left open; any other is closed, whatever happens.
 
     Args:
         client: what :func:`~clear_mlflow.store.client.preflight` gave.
         training: ready to begin.
         asked: parameters as text, as the user gave them.
+        run_id: of a run that was opened for this; None: the active one, or a new one.
     """
-    joined = mlflow.active_run()
-    run_id = joined.info.run_id if joined else open_run(client, training.config)
-    trained = False
+    joined = mlflow.active_run() if run_id is None else None
+    run_id = run_id or _run_for(client, training)
     try:
         with TrainingRun(client, run_id, training.config, asked) as run:
             track(training, run)
-        trained = True
-        scores = score(client, run_id)
-    except UnsentError as error:
-        outcome = unsent_outcome(error, run_id)
-        leave_unsent(client, run_id, outcome, None, None if joined else mlflow.end_run)
-        raise
     except BaseException as error:
-        status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
-        # What the rows so far define is logged if it can be. The caller gets the first error, and
-        # is told of a second one: it must not take the first one's place.
-        try:
-            with mlflow_errors(f"score run {run_id}"):
-                client.set_tag(run_id, names.ERROR_TAG, f"{type(error).__name__}: {error}")
-                if isinstance(error, DivergedError):
-                    client.set_tag(run_id, names.DIVERGED_TAG, "true")
-                score(client, run_id)
-        except ClearError as refusal:
-            warn(str(refusal))
-        kept = End(status, f"{type(error).__name__}: {error}", isinstance(error, DivergedError))
-        if trained and isinstance(error, TrackingError) and not is_final(error):
-            kept = End("FINISHED")  # all is stored; it could not be read back
-        _end(client, run_id, status, joined is None, kept)
+        _tell(close(client, run_id, result_of_block(error, run_id), ours=joined is None), error)
         raise
-    _end(client, run_id, "FINISHED", joined is None, End("FINISHED"))
-    return scores
-
-
-def _end(client: MlflowClient, run_id: str, status: str, ours: bool, kept: End) -> None:
-    """Close a run of this process, or keep how it ended where the store is away.
-
-    Args:
-        client: the store.
-        run_id: of the run.
-        status: that it is given.
-        ours: whether it was opened here; a run that was joined is left open.
-        kept: what sync will close it with.
-    """
-    try:
-        with mlflow_errors(f"close run {run_id}"):
-            if ours:
-                mlflow.end_run(status)
-            forget_process(client, run_id)
-    except ClearError as refusal:
-        told = leave_outcome(
-            client, run_id, kept if ours else dataclasses.replace(kept, status=None)
-        )
-        release(run_id, mlflow.end_run if ours else lambda _: None)
-        warn(f"{refusal}; {told}")
+    closed = close(client, run_id, result_of_block(None, run_id), ours=joined is None)
+    if closed.scores is None:
+        problem = closed.problem or TrackingError(str(closed.error))
+        if closed.error != str(problem):  # how it ended is kept for sync, and where
+            warn(str(closed.error))
+        raise problem
+    _tell(closed)
+    return closed.scores
 
 
 def train_ensemble_in_process(
@@ -106,33 +63,28 @@ def train_ensemble_in_process(
     Returns:
         Seed to scores.
     """
-    joined = mlflow.active_run()
-    run_id = joined.info.run_id if joined else open_run(client, training.config)
+    ours = mlflow.active_run() is None
+    run_id = _run_for(client, training)
     ensemble = TrackedEnsemble(client, run_id, training.config, asked)
-    outcome = RunResult(0, "FINISHED", run_id, None, None)
-
-    def end(status: str) -> None:
-        if joined is None:
-            mlflow.end_run(status)
-
     try:
         with ensemble:
             ensemble.track(training)
-    except UnsentError as error:
-        outcome = unsent_outcome(error, run_id)
-        leave_unsent(client, run_id, outcome, ensemble, None if joined else mlflow.end_run)
-        raise
     except BaseException as error:
-        status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
-        told = f"{type(error).__name__}: {error}"
-        diverged = isinstance(error, DivergedError)
-        seed = error.seed if isinstance(error, DivergedError) else None
-        outcome = RunResult(1, status, run_id, None, told, diverged, seed=seed)
-        closed = close(client, run_id, outcome, ensemble, end)
-        if closed.error != told:
-            warn(str(closed.error))
+        result = result_of_block(error, run_id)
+        _tell(close(client, run_id, result, ensemble.run_ids, ours=ours), error)
         raise
-    closed = close(client, run_id, outcome, ensemble, end)
+    closed = close(client, run_id, result_of_block(None, run_id), ensemble.run_ids, ours=ours)
     if closed.error is not None:
         raise TrackingError(closed.error)
     return dict(closed.members)
+
+
+def _run_for(client: MlflowClient, training: Training) -> str:
+    active = mlflow.active_run()
+    return str(active.info.run_id) if active else open_training_run(client, training.config)
+
+
+def _tell(closed: RunResult, error: BaseException | None = None) -> None:
+    """Warn of what is wrong with the record, where an error of more weight takes its way."""
+    if closed.problem is not None and closed.problem is not error:
+        warn(str(closed.error))

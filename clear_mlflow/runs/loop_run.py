@@ -13,7 +13,6 @@ from typing import Any
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunTag
-from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, MLFLOW_RUN_ID
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
@@ -25,12 +24,11 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.metrics import explain, summarize
+from clear_mlflow.runs.lifecycle import close, end, open_run, result_of_block
 from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun
-from clear_mlflow.scoring.scores import Scores, score
+from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import bound_retries, mlflow_errors, preflight
-from clear_mlflow.store.compat import is_generated
-from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import heartbeat, trains_now
 from clear_mlflow.store.rows import read_rows
 
@@ -71,9 +69,17 @@ class LoopRun:
         client = self._client = preflight()
         active = mlflow.active_run()
         self._joined = active is not None
-        run_id = active.info.run_id if active else _open_run(client, self._facts, self._run_name)
+        if active is None:
+            run_id = _open_run(client, self._facts, self._run_name)
+        else:
+            run_id = active.info.run_id
+            with mlflow_errors(f"read run {run_id}"):
+                run = client.get_run(run_id)
+            if trains_now(run):
+                raise TrackingError(
+                    f"run {run_id} is being trained into already; end that block first"
+                )
         try:
-            _refuse_another_process(client, run_id, self._joined)
             self._run = _TrackedLoopRun(client, run_id, self._facts)
             self._run.__enter__()
             try:
@@ -81,9 +87,10 @@ class LoopRun:
             except BaseException as error:
                 self._run.__exit__(type(error), error, error.__traceback__)
                 raise
-        except BaseException:
+        except BaseException as error:
             if not self._joined:
-                mlflow.end_run("FAILED")
+                with suppress(ClearError):
+                    end(client, run_id, "FAILED", f"{type(error).__name__}: {error}")
             raise
         return self
 
@@ -96,34 +103,18 @@ class LoopRun:
         if self._run is None or self._client is None:
             return
         self._run.is_over = True
-        status = _status(error)
-        told = [] if status == "FINISHED" else [f"{type(error).__name__}: {error}"]
-        problem: Exception | None = None
+        failure = error
         try:
-            # What the store did not take is told first: the scores below are of what it has.
-            try:
-                self._run.__exit__(kind, error, traceback)
-            except ClearError as refusal:
-                problem = refusal
-            try:
-                self._scores = score(self._client, self.run_id)
-            except ClearError as refusal:
-                problem = problem or refusal
-            if problem is not None:
-                status = "FAILED" if status == "FINISHED" else status
-                told.append(str(problem))
-            if told:
-                with suppress(ClearError), mlflow_errors(f"say why run {self.run_id} ended"):
-                    self._client.set_tag(self.run_id, names.ERROR_TAG, "; ".join(told)[:8000])
-        finally:
-            if not self._joined:
-                mlflow.end_run(status)
-            with suppress(ClearError), mlflow_errors(f"close run {self.run_id}"):
-                self._client.delete_tag(self.run_id, names.PROCESS_TAG)
-        if problem is not None and error is None:
-            raise problem
-        if problem is not None:  # the caller's own error must not lose its place
-            warn(str(problem))
+            self._run.__exit__(kind, error, traceback)
+        except ClearError as refusal:  # the store did not take all
+            failure = refusal
+        result = result_of_block(failure, self.run_id)
+        closed = close(self._client, self.run_id, result, ours=not self._joined)
+        self._scores = closed.scores
+        if closed.problem is not None and error is None:
+            raise closed.problem
+        if closed.problem is not None:  # the caller's own error must not lose its place
+            warn(str(closed.problem))
 
     def log_row(
         self,
@@ -323,30 +314,12 @@ def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, Ac
 
 def _open_run(client: MlflowClient, facts: LoopMetadata, run_name: str | None) -> str:
     """Start an MLflow run, or take up the one that the environment names."""
-    named = MLFLOW_RUN_ID.get()
-    monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-    name = run_name or _run_name(facts)
-    with mlflow_errors("open a run"):
-        if named:
-            _refuse_another_process(client, named, False)
-            run = client.get_run(named)
-            _rows_of(client, run, facts)  # a run of another loop is left as it is
-            known = run.info.run_name
-            name = name if run_name or is_generated(known) else str(known)
-        opened = retry_on_conflict(
-            lambda: mlflow.start_run(
-                run_name=name, log_system_metrics=monitor.get() if monitor.is_set() else None
-            )
-        )
-    return str(opened.info.run_id)
-
-
-def _refuse_another_process(client: MlflowClient, run_id: str, joined: bool) -> None:
-    with mlflow_errors(f"read run {run_id}"):
-        run = client.get_run(run_id)
-    if trains_now(run):
-        advice = "end that block first" if joined else "unset MLFLOW_RUN_ID for a run of its own"
-        raise TrackingError(f"run {run_id} is being trained into already; {advice}")
+    return open_run(
+        client,
+        run_name or _run_name(facts),
+        lambda run: _rows_of(client, run, facts),  # a run of another loop is left as it is
+        rename=run_name is not None,
+    )
 
 
 def _check_images(run: Run, images: EvaluationSet) -> None:
@@ -366,12 +339,6 @@ def _check_images(run: Run, images: EvaluationSet) -> None:
         raise TrackingError(
             f"the predictions in run {run.info.run_id} are of other test images; start a new run"
         )
-
-
-def _status(error: BaseException | None) -> str:
-    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-        return "FINISHED"
-    return "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
 
 
 def _run_name(facts: LoopMetadata) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run
-from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.credentials import masked
@@ -28,9 +27,10 @@ from clear_mlflow.journal.spool import HeldError, Spool, left_spools, read_origi
 from clear_mlflow.learning.config import AUTO, TrainConfig, parameter_defaults
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.registry import known_strategies
+from clear_mlflow.runs.lifecycle import open_again, refuse_second
 from clear_mlflow.store import names
 from clear_mlflow.store.client import check_artifact_root, mlflow_errors
-from clear_mlflow.store.heartbeat import begins_now, heartbeat, time_ahead, trains_now
+from clear_mlflow.store.heartbeat import begins_now, heartbeat, time_ahead
 from clear_mlflow.store.rows import read_rows, stored_rows
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
 
@@ -41,6 +41,7 @@ WHERE = ("device", "data_root", "allocator")
 _CLAIM = "resumed/"  # a parameter's name, followed by the number of the claim
 # How long after its claim a process may take to show that it trains.
 _CLAIM_SECONDS = 20.0
+_WAIT = "wait until it has ended, or start a new run"
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,11 +129,7 @@ def holds_rows(client: MlflowClient, run_id: str) -> bool:
         TrackingError: another process trains into it now.
     """
     run = client.get_run(run_id)
-    if trains_now(run):
-        raise TrackingError(
-            f"another process trains into run {run_id} now; unset MLFLOW_RUN_ID for a run of its "
-            "own"
-        )
+    refuse_second(run, "unset MLFLOW_RUN_ID for a run of its own")
     return bool(left_spools(run_id)) or bool(stored_rows(client, run))
 
 
@@ -256,7 +253,7 @@ def data_of(facts: StreamMetadata) -> dict[str, Any]:
     }
 
 
-def open_again(client: MlflowClient, point: ResumePoint) -> None:
+def take_over(client: MlflowClient, point: ResumePoint) -> None:
     """Take a run over, and make it MLflow's active one; of several processes, one can.
 
     Whoever comes first writes a parameter that MLflow lets nobody write again.
@@ -269,8 +266,7 @@ def open_again(client: MlflowClient, point: ResumePoint) -> None:
     with mlflow_errors(f"take over run {run_id}"):
         while True:
             run = client.get_run(run_id)
-            if trains_now(run):
-                raise _taken(run_id)
+            refuse_second(run, _WAIT)
             claims = _claims(run)
             claim = claims[-1] if claims else None
             shown_up = _resumes(run) >= len(claims)
@@ -292,19 +288,11 @@ def open_again(client: MlflowClient, point: ResumePoint) -> None:
         raise TrackingError(
             f"run {run_id} was gone on with by another process just now; resume it again"
         )
-    monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-    with mlflow_errors(f"open run {run_id} again"):
-        mlflow.start_run(
-            run_id=run_id,
-            tags={names.PROCESS_TAG: heartbeat(), names.RESUMES_TAG: str(len(claims) + 1)},
-            log_system_metrics=monitor.get() if monitor.is_set() else True,
-        )
+    open_again(run_id, {names.RESUMES_TAG: str(len(claims) + 1)})
 
 
 def _taken(run_id: str) -> TrackingError:
-    return TrackingError(
-        f"another process trains into run {run_id} now; wait until it has ended, or start a new run"
-    )
+    return TrackingError(f"another process trains into run {run_id} now; {_WAIT}")
 
 
 def _tell_of_time_ahead(run_id: str, told: str | None) -> None:
@@ -359,8 +347,7 @@ def _run(client: MlflowClient, run_id: str) -> Run:
             f"run {run_id} cannot be resumed: it is {kind or 'no run of clear_mlflow'}, not a "
             "training; pass the id of one"
         )
-    if trains_now(run):
-        raise _taken(run_id)
+    refuse_second(run, _WAIT)
     if str(run.info.status) == "RUNNING":
         _tell_of_time_ahead(run_id, run.data.tags.get(names.PROCESS_TAG))
     _check_version(run_id, run.data.tags.get(names.VERSION_TAG, "unknown"))
@@ -423,7 +410,7 @@ def _send_what_waits(client: MlflowClient, run: Run) -> None:
                 "name, or send it: clear-mlflow sync FOLDER"
             )
         try:
-            spool = Spool.take(folder)
+            spool = Spool.take(folder, named)
         except HeldError as error:  # it had not said so yet when the run was looked at
             raise _taken(run.info.run_id) from error
         done = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -21,20 +20,25 @@ from clear_mlflow.learning.config import NONE, TrainConfig
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.peers import PeerProcesses
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.runs.closing import close, close_beside, close_run, close_unopened
 from clear_mlflow.runs.ensemble_run import TrackedEnsemble
-from clear_mlflow.runs.opening import open_run
-from clear_mlflow.runs.outcome import RunResult, outcome_of
+from clear_mlflow.runs.lifecycle import (
+    RunResult,
+    close,
+    close_beside,
+    close_unopened,
+    result_of_block,
+    result_of_child,
+)
 from clear_mlflow.runs.resume import (
     ResumePoint,
     check_data,
     check_parameters,
     holds_rows,
-    open_again,
     parameters_to_resume,
     read_resume_point,
+    take_over,
 )
-from clear_mlflow.runs.training_run import TrainingRun, track
+from clear_mlflow.runs.training_run import TrainingRun, open_training_run, track
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors, preflight
@@ -72,10 +76,10 @@ def train_supervised(
             named = _interrupted_run(client)
             if named is None:
                 config = process.config
-                run_id = open_run(client, config)
+                run_id = open_training_run(client, config)
         except (ClearError, TrainingDied) as error:
             process.stop()
-            return close_unopened(outcome_of(error, signals.received))
+            return close_unopened(result_of_child(error, signals.received))
         if named is None:
             siblings.find()
             return _train(client, process, run_id, config, asked, signals, place, siblings)
@@ -107,12 +111,12 @@ def resume_supervised(
             client = preflight(opens_run=False)
             beside = _tell_of_resume(client, run_id)
         except ClearError as error:
-            return close_unopened(outcome_of(error, signals.received))
+            return close_unopened(result_of_child(error, signals.received))
         try:
             point = read_resume_point(client, run_id, Path(folder))
             asked = parameters_to_resume(point, given)
         except ClearError as error:
-            return close_beside(client, beside, outcome_of(error, signals.received))
+            return close_beside(client, beside, result_of_child(error, signals.received))
         if point.is_complete:
             return close_beside(client, beside, _close_complete(client, point))
         with TrainingProcess(asked) as process:
@@ -127,10 +131,10 @@ def resume_supervised(
                 check_parameters(point, config)
                 siblings.find()
                 check_data(point, process.facts)
-                open_again(client, point)
+                take_over(client, point)
             except (ClearError, TrainingDied) as error:
                 process.stop()
-                outcome = outcome_of(error, signals.received, None, siblings.died)
+                outcome = result_of_child(error, signals.received, None, siblings.died)
                 return close_beside(client, beside, outcome)
             if point.state is not None:
                 process.resume_from(point.state.file)
@@ -156,6 +160,7 @@ def _train(
         with suppress(ClearError), mlflow_errors(f"tag run {run_id}"):
             client.set_tag(run_id, names.PROCESSES_TAG, str(place.size))
     ensemble = None if config.seeds == NONE else TrackedEnsemble(client, run_id, config, asked)
+    members = None if ensemble is None else ensemble.run_ids
     try:
         if ensemble is not None:
             with ensemble:
@@ -165,13 +170,12 @@ def _train(
                 track(process, run)
     except (ClearError, TrainingDied) as error:
         process.stop()
-        outcome = outcome_of(error, signals.received, run_id, siblings.died)
-        return close(client, run_id, outcome, ensemble)
+        outcome = result_of_child(error, signals.received, run_id, siblings.died)
+        return close(client, run_id, outcome, members)
     except BaseException as error:
-        bug = f"{type(error).__name__}: {error}"
-        close(client, run_id, RunResult(1, "FAILED", run_id, None, bug), ensemble)
+        close(client, run_id, result_of_block(error, run_id), members)
         raise
-    return close(client, run_id, RunResult(0, "FINISHED", run_id, None, None), ensemble)
+    return close(client, run_id, result_of_block(None, run_id), members)
 
 
 def _interrupted_run(client: MlflowClient) -> str | None:
@@ -209,11 +213,5 @@ def _close_complete(client: MlflowClient, point: ResumePoint) -> RunResult:
     told = f"run {run_id} holds all of its rows; there is nothing to resume"
     if str(point.run.info.status) == "FINISHED":
         with suppress(ClearError):
-            return RunResult(0, "FINISHED", run_id, score(client, run_id), None, note=told)
-    closed = close_run(
-        client,
-        run_id,
-        RunResult(0, "FINISHED", run_id, None, None),
-        functools.partial(client.set_terminated, run_id),
-    )
-    return dataclasses.replace(closed, note=told)
+            return RunResult(0, "FINISHED", run_id, score(client, run_id), note=told)
+    return dataclasses.replace(close(client, run_id, result_of_block(None, run_id)), note=told)

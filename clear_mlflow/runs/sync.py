@@ -29,7 +29,7 @@ from clear_mlflow.journal.spool import (
     left_spools,
     read_origin,
 )
-from clear_mlflow.runs.ensemble_run import summarize_members
+from clear_mlflow.runs import lifecycle
 from clear_mlflow.scoring.scores import Scores, read_scores, write_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -116,7 +116,7 @@ def _sync_one(folder: Path, named: str | None) -> Synced:
         run_id = origin.run_id
         client = _client_of(origin, named)
         run = _run_of(client, origin)
-        spool = Spool.take(folder)
+        spool = Spool.take(folder, run_id)
         done = False
         try:
             end = spool.end()
@@ -139,7 +139,7 @@ def _close(client: MlflowClient, run: Run, end: End | None) -> tuple[Scores | No
         if members is None:
             return None, _MEMBERS_WAIT
         if names.MEMBERS_TAG not in run.data.tags:
-            summarize_members(client, run_id, members)
+            lifecycle.summarize_members(client, run_id, members)
         scores = None
     else:
         scores = read_scores(client, run)
@@ -151,18 +151,10 @@ def _close(client: MlflowClient, run: Run, end: End | None) -> tuple[Scores | No
         end = _KILLED
     if end.status not in STATUSES:
         return scores, f"scored; its status stays {status}"
-    with mlflow_errors(f"close run {run_id}"):
-        if end.error:
-            client.set_tag(run_id, names.ERROR_TAG, end.error)
-        if end.diverged:
-            client.set_tag(run_id, names.DIVERGED_TAG, "true")
-        # KILLED is what evaluate makes of a run whose process is gone and told nobody how it ended.
-        if status in ("RUNNING", "KILLED") and status != end.status:
-            client.set_terminated(run_id, end.status)
-            status = end.status
-        if names.PROCESS_TAG in run.data.tags:
-            client.delete_tag(run_id, names.PROCESS_TAG)
-    return scores, f"scored, {status}"
+    # KILLED is what evaluate makes of a run whose process is gone and told nobody how it ended.
+    new = end.status if status in ("RUNNING", "KILLED") and status != end.status else None
+    closed = lifecycle.end(client, run_id, new, end.error, diverged=end.diverged)
+    return scores, f"scored, {closed.info.status}"
 
 
 def _members(client: MlflowClient, run: Run) -> dict[int, Scores] | None:

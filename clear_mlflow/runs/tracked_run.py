@@ -23,16 +23,16 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.record import ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
-from clear_mlflow.journal.sender import Outbox, exit_patience, unsent_error
+from clear_mlflow.journal.sender import Sender, exit_patience, unsent_error
 from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.runs.background import BackgroundWorker
+from clear_mlflow.runs.lifecycle import beat
 from clear_mlflow.scoring.apply import to_metrics
 from clear_mlflow.scoring.series import Point, milliseconds, values_at
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.conflicts import retry_on_conflict
-from clear_mlflow.store.heartbeat import heartbeat
 
 _STOPPED_SECONDS = 10.0
 _JOIN_SECONDS = 1.0
@@ -72,17 +72,15 @@ class TrackedRun(ABC):
         self._run_name = run_id
         self._about: RunMetadata | None = None
         self._rows: list[AccuracyRow] = []
-        sender = None if leader is None else leader._outbox.sender
-        self._outbox: Outbox = Outbox(client, run_id, sender)
         self._patience = 0.0
-        self._outboxes = [self._outbox]  # of an ensemble: its members', too
         self._leader = leader
         self._alive = [run_id]  # runs that the heartbeat is of
-        self._behind = BackgroundWorker(self._beat)
-        if leader is not None:
-            self._behind = leader._behind
+        if leader is None:
+            self._sender = Sender(client)
+            self._behind = BackgroundWorker(self._beat)
+        else:
+            self._sender, self._behind = leader._sender, leader._behind
             leader._alive.append(run_id)
-            leader._outboxes.append(self._outbox)
 
     def __enter__(self) -> TrackedRun:
         self._patience = exit_patience()
@@ -90,9 +88,9 @@ class TrackedRun(ABC):
             run = self.client.get_run(self.run_id)
             self._run_name = run.info.run_name or self.run_id
             self._describe(run)
-        self._outbox.open()
+        self._sender.open(self.run_id)
         if self._leader is None:
-            self._outbox.sender.start()
+            self._sender.start()
             self._behind.start()
         return self
 
@@ -104,7 +102,7 @@ class TrackedRun(ABC):
     ) -> None:
         if self._leader is not None:
             return
-        sender = self._outbox.sender
+        sender = self._sender
         try:
             # Whoever stops a training does not wait for long.
             sender.finish(min(self._patience, _STOPPED_SECONDS if error else math.inf))
@@ -112,8 +110,7 @@ class TrackedRun(ABC):
             self._behind.finish(
                 _JOIN_SECONDS if sender.is_away else None, leave_rest=error is not None
             )
-            for outbox in self._outboxes:
-                outbox.close()
+            sender.close()
         if unsent := unsent_error(sender):
             raise unsent from error
 
@@ -129,16 +126,17 @@ class TrackedRun(ABC):
         record = self._record_of(row, self._written_at(row))
         # On the disk before all else; in the store behind what it has to follow.
         name = f"{ROWS_FOLDER}/{row_file_name(row.row)}"
-        entry = self._outbox.keep(name, record.to_json().encode())
+        entry = self._sender.keep(self.run_id, name, record.to_json().encode())
         self._send_first(measured, record)
-        self._outbox.hand_over(entry)
+        self._sender.send(entry)
         self._send_files(measured)
         self._rows.append(row)
         matrix = AccuracyMatrix.from_rows(self._rows)
         protocol = record.protocol
         time = milliseconds(record.written_at)
-        self._outbox.sender.wait_delivered()
-        self._outbox.put_metrics(_metrics_of(matrix, protocol, row.row, time))
+        self._sender.wait_delivered()
+        points = _metrics_of(matrix, protocol, row.row, time)
+        self._sender.send(self._sender.keep_metrics(self.run_id, points))
         if self._leader is None:
             self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
 
@@ -179,7 +177,8 @@ class TrackedRun(ABC):
 
     def _send_evaluation_set(self, content: bytes) -> None:
         """Store the images that the rows' predictions are of."""
-        self._outbox.put(f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}", content)
+        name = f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"
+        self._sender.send(self._sender.keep(self.run_id, name, content))
 
     def _record_of(self, row: AccuracyRow, written_at: str) -> RowRecord:
         about = self._about
@@ -202,19 +201,19 @@ class TrackedRun(ABC):
         model = f"{names.MODELS_FOLDER}/{names.model_file_name(row)}"
         for name, content in ((predictions, measured.predictions), (model, measured.model)):
             if content is not None and name not in there:
-                self._outbox.put(name, content)
+                self._sender.send(self._sender.keep(self.run_id, name, content))
 
     def _log_picture(self, matrix: AccuracyMatrix, step: int) -> None:
-        if self._outbox.sender.is_away:
+        if self._sender.is_away:
             return
         picture = heatmap_array(matrix, f"{self._run_name}, after {step} buckets")
         self.client.log_image(self.run_id, picture, key=names.IMAGE_PER_ROW, step=step)
 
     def _beat(self) -> None:
-        if self._outbox.sender.is_away:
+        if self._sender.is_away:
             return
         for run_id in self._alive:
-            self.client.set_tag(run_id, names.PROCESS_TAG, heartbeat())
+            beat(self.client, run_id)
 
 
 def now() -> str:

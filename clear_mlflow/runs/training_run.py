@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import subprocess
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, parameter_defaults
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
+from clear_mlflow.runs.lifecycle import open_run
 from clear_mlflow.runs.resume import ResumePoint, data_of, rows_before
 from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun, now
 from clear_mlflow.store import names
@@ -153,7 +155,7 @@ class TrainingRun(TrackedRun):
         if stored != row:
             folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{resumed.number}"
             content = again.to_json().encode()
-            beside = self._outbox.keep(f"{folder}/{row_file_name(row.row)}", content)
+            beside = self._sender.keep(self.run_id, f"{folder}/{row_file_name(row.row)}", content)
             warn(
                 f"row {row.row} of run {self.run_id} was measured again and differs "
                 f"({_difference(stored, row)}): the device does not repeat what it computes to the "
@@ -166,8 +168,8 @@ class TrainingRun(TrackedRun):
         if beside is None:
             self._send_files(measured, resumed.files)
         else:
-            self._outbox.hand_over(beside)
-        self._outbox.sender.wait_delivered()
+            self._sender.send(beside)
+        self._sender.wait_delivered()
 
     def _send_first(self, measured: MeasuredRow, record: RowRecord) -> None:
         """Store what training goes on from, before its row: then no row is ever trained twice.
@@ -179,7 +181,7 @@ class TrainingRun(TrackedRun):
             self._told_no_state = True
             warn(f"run {self.run_id} could not be resumed from here: {measured.no_state}")
         state = measured.state
-        if state is None or self._facts is None or self._outbox.sender.is_away:
+        if state is None or self._facts is None or self._sender.is_away:
             return
         manifest = Manifest(
             row=measured.row.row,
@@ -191,7 +193,7 @@ class TrainingRun(TrackedRun):
             package_version=__version__,
             torch_version=version("torch"),
         )
-        self._outbox.sender.do(lambda: self._store_state(manifest, state))
+        self._sender.send(lambda: self._store_state(manifest, state))
 
     def _store_state(self, manifest: Manifest, state: bytes) -> None:
         try:
@@ -211,7 +213,7 @@ class TrainingRun(TrackedRun):
         num_buckets = 0 if self._facts is None else len(self._facts.buckets)
         if before is None and not (self._rows and self._rows[-1].row == num_buckets):
             return
-        if self._holds_states and not self._outbox.sender.is_away:
+        if self._holds_states and not self._sender.is_away:
             with suppress(Exception):
                 remove_states(self.client, self.client.get_run(self.run_id), before=before)
 
@@ -262,6 +264,17 @@ class TrainingRun(TrackedRun):
             if tag in run.data.tags:
                 self.client.delete_tag(self.run_id, tag)
         self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+
+
+def open_training_run(client: MlflowClient, config: TrainConfig) -> str:
+    """Start a run for a training, or take up the one that the environment names.
+
+    Raises:
+        TrackingError: that run holds rows already, or another process trains into it; it is left
+            as it is.
+    """
+    check = functools.partial(refuse_foreign_rows, client)
+    return open_run(client, run_name(config), check, system_metrics=True)
 
 
 def track(training: Training, run: TrainingRun) -> None:

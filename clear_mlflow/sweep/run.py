@@ -19,7 +19,6 @@ from mlflow.environment_variables import (
     MLFLOW_EXPERIMENT_NAME,
     MLFLOW_RUN_ID,
 )
-from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.mlflow_tags import (
     MLFLOW_PARENT_RUN_ID,
     MLFLOW_PROJECT_ENTRY_POINT,
@@ -36,6 +35,7 @@ from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.journal.sender import is_final
 from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, parameter_defaults
 from clear_mlflow.report.markdown import escaped
+from clear_mlflow.runs.lifecycle import beat, create_run, end
 from clear_mlflow.runs.resume import read_resume_point
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store, mlflow_errors
@@ -143,9 +143,8 @@ class Sweep:
             _close(client, result, stopped=self.stopping())
             return result
         except BaseException:
-            with suppress(ClearError), mlflow_errors(f"close run {above}"):
-                client.set_terminated(above, "FAILED")
-                client.delete_tag(above, names.PROCESS_TAG)
+            with suppress(ClearError):
+                end(client, above, "FAILED")
             raise
 
     def _compared(
@@ -262,10 +261,7 @@ class _Work:
         interrupted, note = self._find_interrupted(tries)
         with mlflow_errors("open a run of the sweep"):
             if interrupted is None:
-                opened = self.client.create_run(
-                    self.experiment_id, run_name=planned.name, tags=resolve_tags(tags)
-                )
-                run_id = str(opened.info.run_id)
+                run_id = create_run(self.client, self.experiment_id, planned.name, tags)
                 # Nobody trains into it yet; the one who does makes it RUNNING.
                 self.client.update_run(run_id, status="SCHEDULED")
             else:
@@ -347,20 +343,16 @@ class _Work:
         if run.info.status not in ("RUNNING", "SCHEDULED"):
             return
         run_id = run.info.run_id
-        with mlflow_errors(f"close run {run_id}"):
-            self.client.set_tag(run_id, names.ERROR_TAG, error)
-            self.client.set_terminated(run_id, status)
-            if names.PROCESS_TAG in run.data.tags:
-                self.client.delete_tag(run_id, names.PROCESS_TAG)
+        closed = end(self.client, run_id, status, error)
         # What its rows define is logged, as evaluate would.
-        for _ in Evaluation().over(self.client, [self.client.get_run(run_id)]):
+        for _ in Evaluation().over(self.client, [closed]):
             pass
 
     def _beat(self) -> None:
         if time.monotonic() - self.beaten > _HEARTBEAT_SECONDS:
             self.beaten = time.monotonic()
             with suppress(ClearError), mlflow_errors("say that the sweep lives"):
-                self.client.set_tag(self.above, names.PROCESS_TAG, heartbeat())
+                beat(self.client, self.above)
 
 
 def find_runs(client: MlflowClient, experiment_id: str, grid: Grid) -> list[SweptRun]:
@@ -455,9 +447,9 @@ def _tries(client: MlflowClient, experiment_id: str, planned: str) -> list[Run]:
 def _put_away(client: MlflowClient, run: Run, successor: str) -> None:
     """Into the trash, from where MLflow can restore it."""
     run_id = run.info.run_id
-    if run.info.status in ("RUNNING", "SCHEDULED"):
-        client.set_terminated(run_id, "KILLED")
-    client.set_tag(run_id, names.ERROR_TAG, _why(run) + f"; done again as run {successor}")
+    is_open = run.info.status in ("RUNNING", "SCHEDULED")
+    why = f"{_why(run)}; done again as run {successor}"
+    end(client, run_id, "KILLED" if is_open else None, why)
     for member in client.search_runs(
         [run.info.experiment_id], f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
     ):
@@ -521,8 +513,8 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid) -> str:
         elif own is not None:
             above = own
         else:
-            above = client.create_run(experiment_id, tags=resolve_tags({}))
-        run_id = str(above.info.run_id)
+            above = None
+        run_id = str(above.info.run_id) if above else create_run(client, experiment_id, None, {})
         tags = {
             names.KIND_TAG: names.KIND_SWEEP,
             names.SWEEP_TAG: grid.digest,
@@ -561,8 +553,7 @@ def _close(client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
         text = json.dumps(content, indent=2) + "\n"
         client.log_text(result.run_id, text, names.SWEEP_RUNS_JSON)
         client.set_tag(result.run_id, MLFLOW_RUN_NOTE, _note(result))
-        client.set_terminated(result.run_id, status)
-        client.delete_tag(result.run_id, names.PROCESS_TAG)
+        end(client, result.run_id, status)
 
 
 def _note(result: SweepResult) -> str:

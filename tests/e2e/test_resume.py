@@ -32,9 +32,9 @@ from clear_mlflow.metrics import series
 from clear_mlflow.runs.resume import (
     check_data,
     check_parameters,
-    open_again,
     parameters_to_resume,
     read_resume_point,
+    take_over,
 )
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import heartbeat as liveness
@@ -478,7 +478,7 @@ def test_a_run_that_is_trained_into_is_refused(interrupted, tmp_path):
     client.set_tag(run_id, names.PROCESS_TAG, json.dumps(elsewhere))
     client.update_run(run_id, status="RUNNING")
     with pytest.raises(TrackingError, match="another process trains into run"):
-        open_again(client, point)
+        take_over(client, point)
     with pytest.raises(TrackingError, match="another process trains into run"):
         read_resume_point(client, run_id, tmp_path)
 
@@ -497,7 +497,7 @@ def test_a_claim_from_the_future_blocks_nobody(interrupted, tmp_path, capfd):
     client.log_param(run_id, "resumed/1", beat(60 * 24 * 365))
     client.log_param(run_id, "resumed/77", beat(0))  # and no process counts like this
     client.set_tag(run_id, names.RESUMES_TAG, "-1")
-    open_again(client, read_resume_point(client, run_id, tmp_path))
+    take_over(client, read_resume_point(client, run_id, tmp_path))
     run = client.get_run(run_id)
     assert run.data.tags[names.RESUMES_TAG] == "2"
     assert "resumed/2" in run.data.params
@@ -515,7 +515,7 @@ def test_a_heartbeat_from_the_future_blocks_nobody(interrupted, tmp_path, capfd)
         read_resume_point(client, run_id, tmp_path)
     assert not capfd.readouterr().err
     client.set_tag(run_id, names.PROCESS_TAG, beat(60 * 24 * 365))
-    open_again(client, read_resume_point(client, run_id, tmp_path))
+    take_over(client, read_resume_point(client, run_id, tmp_path))
     assert client.get_run(run_id).data.tags[names.RESUMES_TAG] == "1"
     assert capfd.readouterr().err.count("it is no sign of life") == 1
 
@@ -547,7 +547,7 @@ def test_what_waits_is_sent_before_a_resume(interrupted, left, tmp_path):
 def test_a_journal_that_is_written_to_says_that_the_run_trains(interrupted, left, tmp_path):
     """Who writes to it is at work on the run, whether or not the run says so yet."""
     client, run_id = interrupted
-    held = Spool.take(left)
+    held = Spool.take(left, left.name)
     try:
         with pytest.raises(TrackingError, match=f"another process trains into run {run_id} now"):
             read_resume_point(client, run_id, tmp_path)
@@ -618,7 +618,7 @@ def test_a_run_that_has_changed_is_refused(interrupted, tmp_path):
     (state,) = artifacts(client.get_run(run_id)).glob("training_state/*.json")
     state.unlink()
     with pytest.raises(TrackingError, match="was gone on with by another process"):
-        open_again(client, point)
+        take_over(client, point)
     assert client.get_run(run_id).info.status == "KILLED"
 
 

@@ -575,7 +575,7 @@ def test_spools(journal, seed):
 
             def everything(at: Path = root) -> list[tuple[str | None, bytes]]:
                 read_origin(at)
-                taken = Spool.take(at)
+                taken = Spool.take(at, read_origin(at).run_id)
                 try:
                     taken.end()
                     found = []

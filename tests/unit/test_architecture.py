@@ -173,6 +173,18 @@ def test_what_mlflow_keeps_to_itself_is_named_in_one_module():
     assert private == {"clear_mlflow.store.compat"}
 
 
+def test_runs_are_opened_and_ended_in_one_module():
+    """Whoever asks who closes a run finds one file."""
+    calls = {"start_run", "create_run", "end_run", "set_terminated"}
+    callers = {
+        name
+        for name, path in MODULES.items()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Attribute) and node.attr in calls
+    }
+    assert callers == {"clear_mlflow.runs.lifecycle"}
+
+
 def test_a_folder_can_be_taken_in_at_a_glance():
     """About a dozen modules; more only where each is one thing of a kind."""
     for folder in {path.parent for path in MODULES.values()}:
