@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 
 import click
@@ -29,6 +30,22 @@ from clear_mlflow.metrics._user import load_own_metrics
 @run_selection_options
 @comparison_options(group_by="strategy,dataset")
 @metric_option
+@click.option(
+    "--baseline",
+    default=NONE,
+    show_default=True,
+    metavar="GROUP",
+    help="A group, by its name or a label as naive, that every other one is tested against; named "
+    "before looking, it leaves fewer comparisons to adjust for.",
+)
+@click.option(
+    "--margin",
+    default=NONE,
+    show_default=True,
+    metavar="POINTS",
+    help="The largest difference that does not matter, in percentage points: asks for equivalence "
+    "within it.",
+)
 @engine_options
 def compare(
     runs: tuple[str, ...],
@@ -38,6 +55,8 @@ def compare(
     group_by: str,
     rank_by: str,
     metric: str,
+    baseline: str,
+    margin: str,
     engine: str,
     jobs: str,
     address: str,
@@ -56,6 +75,7 @@ def compare(
             f"{filter_string!r}; name runs, or choose by experiment and filter"
         )
     by = grouping(group_by)
+    largest = None if margin == NONE else _points(margin)
     check_engine(engine, address)
     num_jobs = number_of_jobs(jobs)
     own = _own_metrics(metric)
@@ -83,6 +103,8 @@ def compare(
             group_by=by,
             rank_by=None if rank_by == AUTO else rank_by,
             metrics=(*METRICS, *own),
+            baseline=None if baseline == NONE else baseline,
+            margin=largest,
             named=bool(run_ids),
             cluster=cluster,
             jobs=num_jobs,
@@ -94,6 +116,8 @@ def compare(
             ("experiment", experiment),
             ("filter", filter_string),
             ("metric", metric),
+            ("baseline", baseline),
+            ("margin", margin),
         )
         if text != NONE
     }
@@ -120,3 +144,14 @@ def _own_metrics(metric: str) -> tuple[Metric, ...]:
             "by metrics of the matrix; leave it out"
         )
     return load_own_metrics(named).matrix
+
+
+def _points(text: str) -> float:
+    """A number of percentage points, as a fraction."""
+    try:
+        points = float(text)
+    except ValueError:
+        points = math.nan
+    if not 0 < points <= 100:
+        raise ConfigError(f"margin is {text!r}; expected percentage points above 0, as 1 or 0.5")
+    return points / 100

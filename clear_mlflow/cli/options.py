@@ -105,7 +105,7 @@ def comparison_options(*, group_by: str) -> Callable[[Command], Command]:
                 show_default=True,
                 metavar="METRIC",
                 help="The metric that ranks and that the verdicts are on; auto: "
-                "clear/challenge_score where it is defined.",
+                "clear/challenge_score where it is defined. All others are exploratory.",
             ),
         )
 

@@ -3,9 +3,10 @@
 Nothing here knows MLflow or torch: matrices come in, tables and texts go out.
 """
 
-from clear_mlflow.comparison.build import LEVEL, Arrangement, Comparison, PairTest, arrange, compare
+from clear_mlflow.comparison.build import LEVEL, Arrangement, Comparison, arrange, compare
 from clear_mlflow.comparison.groups import Group
-from clear_mlflow.comparison.subjects import Setting, Subject
+from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
+from clear_mlflow.comparison.verdicts import PairTest, Verdict
 
 __all__ = [
     "LEVEL",
@@ -13,8 +14,10 @@ __all__ = [
     "Comparison",
     "Group",
     "PairTest",
+    "RowlessRun",
     "Setting",
     "Subject",
+    "Verdict",
     "arrange",
     "compare",
 ]

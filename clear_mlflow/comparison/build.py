@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.comparison.across import AcrossDatasets, across_datasets
 from clear_mlflow.comparison.groups import Group, cut, group_runs, label_of
-from clear_mlflow.comparison.subjects import Setting, Subject
+from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
+from clear_mlflow.comparison.verdicts import (
+    ALL_PAIRS,
+    MOST_READ,
+    PairTest,
+    Plan,
+    Verdict,
+    judge_pairs,
+    plan_pairs,
+)
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import METRICS, Metric
@@ -22,17 +30,10 @@ from clear_mlflow.statistics import (
     holm,
     mcnemar_cells,
     metric_intervals,
-    paired_bootstrap,
-    paired_permutation,
-    unpaired_permutation,
-    verdict,
 )
 
 LEVEL = 0.95
 
-# The leaders of each setting that are tested pair by pair: 15 pairs. More would be read by nobody,
-# and each further pair makes every other one harder to show.
-MOST_TESTED = 6
 # What a leaderboard is ranked by where nobody says: the first that most groups define.
 _RANKED_BY = (
     "clear/challenge_score",
@@ -40,22 +41,6 @@ _RANKED_BY = (
     "clear/next_domain_accuracy",
     "clear/in_domain_accuracy",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairTest:
-    """Two groups, one metric: the difference, and what may be said of it."""
-
-    a: int  # position of the group
-    b: int
-    metric: str
-    unit: str  # what was drawn: "seeds" or "images"
-    difference: float  # a - b
-    interval: Interval | None
-    p_value: float
-    adjusted: float  # by Holm, over the pairs tested on this metric
-    outcome: str  # as of statistics.verdict: "different", "not shown" or "too few"
-    sentence: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,46 +52,40 @@ class Arrangement:
     group_by: tuple[str, ...]
     metrics: tuple[str, ...]  # that one group at least defines
     definitions: tuple[Metric, ...]  # of the metrics that are compared
-    ranked_by: str | None  # None: no group defines any
+    ranked_by: str | None  # that verdicts are on, too; None: no group defines any
+    plan: Plan
+    lost: tuple[RowlessRun, ...]  # runs that diverged before their first row, of no group
     notes: tuple[str, ...]  # sentences on how the groups came to be
     level: float
+    margin: float | None  # the largest difference that does not matter
 
     @property
     def subjects(self) -> tuple[Subject, ...]:
-        """All runs, group by group."""
+        """All runs that hold rows, group by group."""
         return tuple(member for group in self.groups for member in group.members)
 
     def is_higher_better(self, metric: str) -> bool:
         """Whether more of a metric is better."""
         return _is_higher_better(self.definitions, metric)
 
-    def tested_pairs(self) -> Iterator[tuple[int, int]]:
-        """Positions of groups that are set against each other: leaders of one setting."""
-        for positions in self._leaders():
-            yield from combinations(positions, 2)
-
     def wants_predictions(self) -> list[Subject]:
         """Runs that stand alone in a pair: only their test images can tell anything."""
-        alone = []
-        for positions in self._leaders():
-            single = [p for p in positions if len(self.groups[p].counted) == 1]
-            if len(single) > 1:
-                alone += [self.groups[p].counted[0] for p in single]
-        return alone
-
-    def _leaders(self) -> list[list[int]]:
-        by_setting: dict[int, list[int]] = defaultdict(list)
-        for position, group in enumerate(self.groups):
-            if group.counted and len(by_setting[group.setting]) < MOST_TESTED:
-                by_setting[group.setting].append(position)
-        return list(by_setting.values())
+        alone = [
+            position
+            for pair in self.plan.pairs
+            if all(self.groups[position].is_alone for position in pair)
+            for position in pair
+        ]
+        return [self.groups[p].counted[0] for p in list(dict.fromkeys(alone))[:MOST_READ]]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Comparison(Arrangement):
     """All that a comparison shows."""
 
-    tests: tuple[PairTest, ...]  # the metric that ranks first, then the others in their order
+    verdicts: tuple[Verdict, ...]  # on the metric that ranks, as the pairs of the plan
+    exploratory: tuple[PairTest, ...]  # of the other metrics, in their order
+    across: AcrossDatasets | None  # None: one dataset, or no two methods on all of them
     cells: Mapping[tuple[int, int], NDArray[np.float64]]  # (T + 1, T) adjusted p of McNemar
     unlike: frozenset[tuple[int, int]]  # pairs whose predictions are of different images
     # What a single run's test images say of its metrics; of groups without seeds to tell.
@@ -119,24 +98,36 @@ def arrange(
     by: Sequence[str],
     *,
     rank_by: str | None = None,
+    baseline: str | None = None,
+    margin: float | None = None,
+    rowless: Sequence[RowlessRun] = (),
     level: float = LEVEL,
     metrics: Sequence[Metric] = METRICS,
 ) -> Arrangement:
-    """Group the runs and rank the groups.
+    """Group the runs, rank the groups, and say which of them are to be tested.
 
     Args:
         subjects: the runs.
         by: names of labels that runs of one group share; none: each run stands alone.
-        rank_by: the metric that ranks; None: the first usual one that most groups define.
+        rank_by: the metric that ranks, and that verdicts are on; None: the first usual one that
+            most groups define.
+        baseline: name of a group, or one of its labels, that all others are tested against; None:
+            the leader, or all pairs of a few groups.
+        margin: the largest difference that does not matter, above 0, in the metric's unit; None:
+            equivalence is not asked for.
+        rowless: runs that diverged before their first row.
         level: of all intervals and findings.
         metrics: that the runs' summaries are of.
 
     Raises:
-        ConfigError: there is no run, or no run has a label or the metric.
+        ConfigError: there is no run, no run has a label or the metric, no group is the baseline, or
+            the margin is not above 0.
     """
     if not subjects:
         raise ConfigError("no run with rows of an accuracy matrix arrived; nothing to compare")
-    groups, settings, notes = group_runs(subjects, by, level)
+    if margin is not None and not 0 < margin < np.inf:
+        raise ConfigError(f"margin is {shown(margin)}; expected a number above 0")
+    groups, settings, notes = group_runs(subjects, by, level, rowless)
     defined = {name for group in groups for name in group.metrics}
     compared = tuple(metric.name for metric in metrics if metric.name in defined)
     if rank_by is not None and rank_by not in defined:
@@ -158,114 +149,81 @@ def arrange(
         sign = -1 if _is_higher_better(metrics, ranked_by) else 1
         return group.setting, found is None, sign * found.mean if found else 0.0
 
+    ranked = tuple(sorted(groups, key=rank))
+    known_runs = {run.run_id for group in groups for run in group.rowless}
     return Arrangement(
-        groups=tuple(sorted(groups, key=rank)),
+        groups=ranked,
         settings=tuple(settings),
         group_by=tuple(by),
         metrics=compared,
         definitions=tuple(metrics),
         ranked_by=ranked_by,
+        plan=plan_pairs(ranked, settings, baseline),
+        lost=tuple(run for run in rowless if run.run_id not in known_runs),
         notes=tuple(notes),
         level=level,
+        margin=margin,
     )
 
 
 def compare(
     arrangement: Arrangement, hits: Mapping[str, CorrectMatrix] | None = None
 ) -> Comparison:
-    """Test the leading groups against each other, and say what may be said.
+    """Test groups against each other, and say what may be said.
 
-    Seeds are the unit where both sides have two or more. Two single runs are compared on their test
-    images, where their stored predictions are known and of the same images.
+    Seeds are the unit where both sides have three or more. Two single runs are compared on their
+    test images, where their stored predictions are known and of the same images.
 
     Args:
         arrangement: the groups.
         hits: run id to what its stored predictions got right.
     """
     hits = hits or {}
-    groups = arrangement.groups
-    pairs = list(arrangement.tested_pairs())
-    pooled: dict[tuple[int, int], dict[str, _Test]] = {pair: {} for pair in pairs}
-    cells: dict[tuple[int, int], NDArray[np.float64]] = {}
+    groups, ranked = arrangement.groups, arrangement.ranked_by
+    correct: dict[tuple[int, int], tuple[CorrectMatrix, CorrectMatrix]] = {}
     unlike = set()
-    for a, b in pairs:
-        sides = [_only_correctness(groups[position], hits) for position in (a, b)]
-        if sides[0] is not None and sides[1] is not None:
-            if sides[0].evaluation_set != sides[1].evaluation_set:
+    for a, b in arrangement.plan.pairs:
+        one, other = (_only_correctness(groups[position], hits) for position in (a, b))
+        if one is not None and other is not None:
+            if one.evaluation_set == other.evaluation_set:
+                correct[a, b] = one, other
+            else:
                 unlike.add((a, b))
-                continue
-            protocol = arrangement.settings[groups[a].setting].protocol
-            cells[a, b] = _cell_tests(groups[a], sides[0], sides[1])
-            pooled[a, b].update(_by_images(arrangement, sides[0], sides[1], protocol))
-        for metric in arrangement.metrics:
-            if test := _by_seeds(groups[a], groups[b], metric, arrangement.level):
-                pooled[a, b][metric] = test
+    verdicts: list[Verdict] = []
+    exploratory: list[PairTest] = []
+    definitions = {m.name: m for m in arrangement.definitions if m.name in arrangement.metrics}
+    if ranked is not None:
+        verdicts, exploratory = judge_pairs(
+            groups,
+            arrangement.plan,
+            metrics=[
+                definitions[ranked],
+                *(m for name, m in definitions.items() if name != ranked),
+            ],
+            protocols=[setting.protocol for setting in arrangement.settings],
+            correct=correct,
+            level=arrangement.level,
+            margin=arrangement.margin,
+        )
+    across = None
+    if ranked is not None:
+        across = across_datasets(
+            groups, arrangement.settings, definitions[ranked], arrangement.level
+        )
     return Comparison(
         **vars(arrangement),
-        tests=tuple(_judged(arrangement, pooled)),
-        cells=cells,
+        verdicts=tuple(verdicts),
+        exploratory=tuple(exploratory),
+        across=across,
+        cells={pair: _cell_tests(groups[pair[0]], *sides) for pair, sides in correct.items()},
         unlike=frozenset(unlike),
         image_intervals=_image_intervals(arrangement, hits),
-        warnings=tuple(_warnings(arrangement, pairs, pooled, unlike)),
+        warnings=tuple(_warnings(arrangement, verdicts, unlike)),
     )
 
 
 def _is_higher_better(definitions: Sequence[Metric], name: str | None) -> bool:
     return all(metric.higher_is_better for metric in definitions if metric.name == name)
-
-
-@dataclass(frozen=True)
-class _Test:
-    unit: str
-    difference: float
-    interval: Interval | None
-    p_value: float
-    smallest_p: float
-    evidence: str
-
-
-def _by_seeds(a: Group, b: Group, metric: str, level: float) -> _Test | None:
-    """Paired where every seed of the smaller group is in the larger one, too."""
-    of_a, of_b = a.values(metric), b.values(metric)
-    if min(len(of_a), len(of_b)) < 2:
-        return None
-    seeds_a = {subject.record.seed: value for subject, value in of_a}
-    seeds_b = {subject.record.seed: value for subject, value in of_b}
-    whole = len(seeds_a) == len(of_a) and len(seeds_b) == len(of_b)
-    common = sorted(seed for seed in seeds_a.keys() & seeds_b.keys() if seed is not None)
-    if whole and len(common) == min(len(of_a), len(of_b)):
-        test = paired_permutation(
-            [seeds_a[seed] for seed in common], [seeds_b[seed] for seed in common], level=level
-        )
-        evidence = f"{len(common)} seeds, paired"
-    else:
-        test = unpaired_permutation(
-            [value for _, value in of_a], [value for _, value in of_b], level=level
-        )
-        evidence = f"{len(of_a)} and {len(of_b)} runs, unpaired"
-    return _Test("seeds", test.difference, test.interval, test.p_value, test.smallest_p, evidence)
-
-
-def _by_images(
-    arrangement: Arrangement, a: CorrectMatrix, b: CorrectMatrix, protocol: str
-) -> dict[str, _Test]:
-    if a.num_rows != b.num_rows:
-        return {}
-    tests = paired_bootstrap(
-        a, b, metrics=arrangement.definitions, protocol=protocol, level=arrangement.level
-    )
-    return {
-        name: _Test(
-            "images",
-            test.difference,
-            test.interval,
-            test.p_value,
-            test.smallest_p,
-            f"over {test.n:,} test images of one training each, which says nothing about other "
-            "seeds",
-        )
-        for name, test in tests.items()
-    }
 
 
 def _cell_tests(group: Group, a: CorrectMatrix, b: CorrectMatrix) -> NDArray[np.float64]:
@@ -280,52 +238,16 @@ def _cell_tests(group: Group, a: CorrectMatrix, b: CorrectMatrix) -> NDArray[np.
 
 
 def _only_correctness(group: Group, hits: Mapping[str, CorrectMatrix]) -> CorrectMatrix | None:
-    return hits.get(group.counted[0].run_id) if len(group.counted) == 1 else None
-
-
-def _judged(
-    arrangement: Arrangement, pooled: Mapping[tuple[int, int], Mapping[str, _Test]]
-) -> Iterator[PairTest]:
-    ranked = arrangement.ranked_by
-    for metric in sorted(arrangement.metrics, key=lambda name: name != ranked):
-        tested = [(pair, found[metric]) for pair, found in pooled.items() if metric in found]
-        adjusted = holm([test.p_value for _, test in tested]) if tested else []
-        for ((a, b), test), p_value in zip(tested, adjusted, strict=True):
-            said = verdict(
-                cut(arrangement.groups[a].name),
-                cut(arrangement.groups[b].name),
-                metric,
-                difference=test.difference,
-                interval=test.interval,
-                p_value=p_value,
-                smallest_p=test.smallest_p,
-                evidence=test.evidence,
-                comparisons=len(tested),
-                higher_is_better=arrangement.is_higher_better(metric),
-                of_models=test.unit == "images",
-                level=arrangement.level,
-            )
-            yield PairTest(
-                a=a,
-                b=b,
-                metric=metric,
-                unit=test.unit,
-                difference=test.difference,
-                interval=test.interval,
-                p_value=test.p_value,
-                adjusted=p_value,
-                outcome=said.outcome,
-                sentence=said.sentence,
-            )
+    return hits.get(group.counted[0].run_id) if group.is_alone else None
 
 
 def _image_intervals(
     arrangement: Arrangement, hits: Mapping[str, CorrectMatrix]
 ) -> dict[int, Mapping[str, Interval]]:
-    """Of groups of one run: its predictions say more than its counts do."""
+    """Of groups with one result: its predictions say more than its counts do."""
     found: dict[int, Mapping[str, Interval]] = {}
     for position, group in enumerate(arrangement.groups):
-        if len(group.counted) != 1:
+        if not group.is_alone:
             continue
         run = group.counted[0]
         protocol, level = run.record.protocol, arrangement.level
@@ -341,10 +263,7 @@ def _image_intervals(
 
 
 def _warnings(
-    arrangement: Arrangement,
-    pairs: Sequence[tuple[int, int]],
-    pooled: Mapping[tuple[int, int], Mapping[str, object]],
-    unlike: set[tuple[int, int]],
+    arrangement: Arrangement, verdicts: Sequence[Verdict], unlike: set[tuple[int, int]]
 ) -> Iterator[str]:
     groups, settings = arrangement.groups, arrangement.settings
     if len(settings) > 1:
@@ -358,7 +277,12 @@ def _warnings(
     for group in groups:
         for run in group.members:
             stored, width = len([r for r in run.record.rows if r > 0]), len(run.grid[0])
-            if run not in group.counted:
+            if run.diverged:
+                yield (
+                    f"{label_of(run)} diverged after {stored} of {width} rows: its cells and "
+                    "curves are shown, it counts as a seed, and it has no value in any mean."
+                )
+            elif run not in group.counted:
                 yield (
                     f"{label_of(run)} was trained on {run.record.matrix.num_rows} of {width} "
                     f"buckets, others on {group.length}: its cells and curves are shown, its "
@@ -369,6 +293,27 @@ def _warnings(
                     f"{label_of(run)} is partial: {stored} of {width} rows. A metric that they do "
                     "not define is left empty."
                 )
+        for lost in group.rowless:
+            yield (
+                f"{label_of(lost)} diverged before its first row: it counts as a seed, and it has "
+                "no value in any mean."
+            )
+        if group.is_deterministic:
+            yield (
+                f"All {len(group.counted)} seeds of {cut(group.name)} gave the same matrix: "
+                "nothing in its training depends on the seed, so there is no spread and no "
+                "interval over seeds."
+            )
+        elif twins := _identical(group):
+            yield (
+                f"{label_of(twins[0])} and {label_of(twins[1])} gave the same matrix from "
+                "different seeds: if one is a copy, the spread of the group is too small."
+            )
+    for lost in arrangement.lost:
+        yield (
+            f"{label_of(lost)} diverged before its first row, and no other run is of its group: "
+            "there is nothing to show of it."
+        )
     alone = [group for group in groups if len(group.counted) == 1]
     if alone:
         names = ", ".join(cut(group.name) for group in alone[:5]) + (", …" if alone[5:] else "")
@@ -376,29 +321,40 @@ def _warnings(
             f"{len(alone)} of {len(groups)} groups are one run each ({names}): they have no spread "
             "over seeds. What holds of one trained model need not hold of the method."
         )
-    few = [group for group in groups if 1 < len(group.counted) < 6]
-    if few and pairs:
-        counts = sorted({len(group.counted) for group in few})
-        yield (
-            f"Groups of {_either(counts)} seeds are too small for a paired test to reach "
-            f"{1 - arrangement.level:.2g}: six seeds are the least, more where several pairs are "
-            "compared."
-        )
     if unlike:
         a, b = min(unlike)
         yield (
             f"{cut(groups[a].name)} and {cut(groups[b].name)} answered different test images, "
             "though their dataset has the same digest: they are not tested against each other."
         )
-    untested = [pair for pair in pairs if not pooled[pair] and pair not in unlike]
+    pairs = arrangement.plan.pairs
+    untested = set(pairs) - {(verdict.a, verdict.b) for verdict in verdicts} - unlike
     if untested:
         yield (
-            f"{len(untested)} of {len(pairs)} pairs could not be tested: that needs two seeds or "
-            "more on both sides, or stored predictions of one run on each."
+            f"{len(untested)} of {len(pairs)} pairs could not be tested: that needs three seeds or "
+            f"more on both sides, or stored predictions of one run on each, of {MOST_READ} runs at "
+            "most."
         )
-    if sum(bool(group.counted) for group in groups) > MOST_TESTED:
-        yield f"Only the {MOST_TESTED} leading groups that share a test set are tested in pairs."
+    for leader in arrangement.plan.leaders:
+        yield (
+            f"Of more than {ALL_PAIRS} groups each is tested against the leader, "
+            f"{cut(groups[leader].name)}. It was found by looking, so p is adjusted for all pairs; "
+            "a baseline named beforehand (--baseline) is adjusted for its own pairs alone."
+        )
+    if arrangement.plan.baselines:
+        tested = {groups[position].setting for position in arrangement.plan.baselines}
+        for without in sorted(set(range(len(settings))) - tested):
+            yield (
+                f"No group on {cut(settings[without].dataset)} is the baseline: nothing is tested "
+                "there."
+            )
 
 
-def _either(counts: Sequence[int]) -> str:
-    return " or ".join(map(str, counts))
+def _identical(group: Group) -> tuple[Subject, Subject] | None:
+    """Two runs of a group with the same matrix."""
+    seen: dict[bytes, Subject] = {}
+    for member in group.counted:
+        twin = seen.setdefault(member.grid.tobytes(), member)
+        if twin is not member:
+            return twin, member
+    return None

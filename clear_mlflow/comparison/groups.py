@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.comparison.subjects import Setting, Subject
+from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import printable, shortened, shown
@@ -27,7 +27,8 @@ class Group:
         name: for people; differs from every other group's.
         labels: what the runs were grouped by.
         setting: position of the setting that all of them share.
-        members: the runs, by seed.
+        members: the runs that hold rows, by seed.
+        rowless: runs that diverged before their first row.
         length: buckets that the runs of this setting were trained on at most.
         level: of the intervals.
     """
@@ -38,15 +39,36 @@ class Group:
     members: tuple[Subject, ...]
     length: int
     level: float
+    rowless: tuple[RowlessRun, ...] = ()
 
     @cached_property
     def counted(self) -> tuple[Subject, ...]:
         """The runs whose metrics count: a run that ended early measured something else.
 
         Its average after five buckets is no average after ten. Its cells and curves are
-        comparable, step by step, and stay.
+        comparable, step by step, and stay. One that diverged has no result that a mean could hold.
         """
-        return tuple(m for m in self.members if m.record.matrix.num_rows == self.length)
+        return tuple(
+            m for m in self.members if m.record.matrix.num_rows == self.length and not m.diverged
+        )
+
+    @cached_property
+    def diverged(self) -> tuple[Subject | RowlessRun, ...]:
+        """The runs whose loss or output was no longer a number: results, too, without a value."""
+        return (*(member for member in self.members if member.diverged), *self.rowless)
+
+    @cached_property
+    def is_deterministic(self) -> bool:
+        """Whether several seeds gave one and the same matrix: then the seed changes nothing."""
+        grids = [member.grid for member in self.counted]
+        return len(grids) > 1 and all(
+            np.array_equal(grids[0], grid, equal_nan=True) for grid in grids[1:]
+        )
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one result only: of one run, or of seeds that all gave the same."""
+        return len(self.counted) == 1 or self.is_deterministic
 
     @cached_property
     def metrics(self) -> Mapping[str, SeedSummary]:
@@ -85,7 +107,10 @@ class Group:
 
 
 def group_runs(
-    subjects: Sequence[Subject], by: Sequence[str], level: float
+    subjects: Sequence[Subject],
+    by: Sequence[str],
+    level: float,
+    rowless: Sequence[RowlessRun] = (),
 ) -> tuple[list[Group], list[Setting], list[str]]:
     """Put runs together that agree in all labels and in their setting.
 
@@ -93,6 +118,7 @@ def group_runs(
         subjects: the runs; of two with the same id the first counts.
         by: names of labels; none: each run stands alone.
         level: of the intervals over seeds.
+        rowless: runs that diverged before their first row; each joins the groups of its labels.
 
     Returns:
         The groups in the order of their first run, the settings, and what a reader has to know of
@@ -123,7 +149,14 @@ def group_runs(
         else:
             members.append(subject)
     lengths = {
-        setting: max(m.record.matrix.num_rows for m in unique if m.setting == settings[setting])
+        setting: max(
+            (
+                m.record.matrix.num_rows
+                for m in unique
+                if m.setting == settings[setting] and not m.diverged
+            ),
+            default=len(settings[setting].buckets),
+        )
         for setting in range(len(settings))
     }
     names = _names(list(found), found, by, settings)
@@ -135,10 +168,22 @@ def group_runs(
             members=tuple(sorted(members, key=_seed_order)),
             length=lengths[setting],
             level=level,
+            rowless=tuple(run for run in rowless if _joins(run, by, labels, settings[setting])),
         )
         for position, ((labels, setting), members) in enumerate(found.items())
     ]
     return groups, settings, [*notes, *_splits(groups, settings), *_same_seeds(groups)]
+
+
+def _joins(run: RowlessRun, by: Sequence[str], labels: Sequence[str], setting: Setting) -> bool:
+    """Whether a run without rows is of a group, as far as its labels tell."""
+    tested = {"dataset": setting.dataset, "protocol": setting.protocol}
+    return bool(by) and all(
+        [
+            *(run.labels.get(n, NOT_SAID) == label for n, label in zip(by, labels, strict=True)),
+            *(run.labels.get(n, found) == found for n, found in tested.items()),
+        ]
+    )
 
 
 def _names(
@@ -208,9 +253,15 @@ def _seed_order(subject: Subject) -> tuple[bool, int, str]:
     return seed is None, seed or 0, subject.run_id
 
 
-def label_of(subject: Subject) -> str:
+def label_of(subject: Subject | RowlessRun) -> str:
     """A run as a sentence names it."""
     return f"{cut(subject.name)} ({cut(subject.run_id[:8])})"
+
+
+def seeds_text(group: Group) -> str:
+    """How many seeds have values, and how many diverged, as in ``4`` or ``4, 1 diverged``."""
+    lost = len(group.diverged)
+    return f"{len(group.counted)}, {lost} diverged" if lost else str(len(group.counted))
 
 
 def cut(name: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from clear_mlflow.comparison.build import Comparison
+from clear_mlflow.comparison.groups import seeds_text
 from clear_mlflow.core.text import NOT_MEASURED
 from clear_mlflow.report.markdown import escaped
 
@@ -22,10 +23,11 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
     """
     groups = comparison.groups
     heading = f"### {len(comparison.subjects)} runs in {len(groups)} groups compared"
-    headline = [test for test in comparison.tests if test.metric == comparison.ranked_by]
     # What is real before what is not: a long list is cut off at its end.
-    ordered = sorted(headline, key=lambda test: test.outcome != "different")
-    verdicts = [f"- {escaped(test.sentence, 500)}" for test in ordered]
+    ordered = sorted(comparison.verdicts, key=lambda verdict: verdict.outcome != "different")
+    verdicts = [f"- {escaped(verdict.sentence, 500)}" for verdict in ordered]
+    if comparison.across is not None:
+        verdicts += [f"- {escaped(sentence, 400)}" for sentence in comparison.across.sentences]
     warnings = [f"- {escaped(warning, 400)}" for warning in comparison.warnings]
     lead = f"Everything in one page: the artifact `{page}`."
     # The table gets what it needs first, up to half of the room; then verdicts, then warnings.
@@ -88,7 +90,7 @@ def _table(comparison: Comparison) -> list[str]:
             found = group.metrics.get(metric)
             spread = "" if found is None or found.std is None else f" ± {found.std:.4f}"
             cells.append(NOT_MEASURED if found is None else f"{found.mean:.4f}{spread}")
-        lines.append(f"| {escaped(group.name, 60)} | {len(group.counted)} | {' | '.join(cells)} |")
+        lines.append(f"| {escaped(group.name, 60)} | {seeds_text(group)} | {' | '.join(cells)} |")
     return lines
 
 

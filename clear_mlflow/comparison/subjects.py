@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -23,6 +23,8 @@ class Subject:
         record: what its rows say.
         summary: metric name to value; a metric that is not defined is not there.
         labels: what it may be grouped by, as strategy and dataset.
+        params: the parameters that were asked for, as they were logged; none of an imported run.
+        diverged: whether its loss or output was no longer a number.
     """
 
     run_id: str
@@ -30,6 +32,8 @@ class Subject:
     record: Record
     summary: Mapping[str, float]
     labels: Mapping[str, str]
+    params: Mapping[str, str] = field(default_factory=dict)
+    diverged: bool = False
 
     @property
     def evidence(self) -> AccuracyMatrix:
@@ -58,6 +62,23 @@ class Subject:
     def is_partial(self) -> bool:
         """Whether rows of the matrix are not stored."""
         return not self.record.is_complete
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowlessRun:
+    """A run that diverged before its first row: a result of its method, and no matrix.
+
+    Args:
+        run_id: of the run.
+        name: for people; any text.
+        seed: None: not known.
+        labels: what it may be grouped by.
+    """
+
+    run_id: str
+    name: str
+    seed: int | None
+    labels: Mapping[str, str]
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,14 @@ from collections.abc import Iterator
 
 from rich import box
 from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from clear_mlflow.comparison.across import AcrossDatasets
 from clear_mlflow.comparison.build import Comparison
+from clear_mlflow.comparison.groups import seeds_text
+from clear_mlflow.comparison.verdicts import tests_about
 from clear_mlflow.core.text import NOT_MEASURED, printable, shortened
 
 # Columns of a terminal's 80 that the metrics have: the one that ranks, and those said most often.
@@ -20,6 +24,8 @@ _SHOWN = (
     "renate/forgetting",
 )
 _MOST_ROWS = 50
+# Verdicts with effect sizes, permutation tests and seeds needed; of more, those are on the page.
+_MOST_TOLD = 6
 
 
 def comparison_text(comparison: Comparison) -> Iterator[RenderableType]:
@@ -27,14 +33,20 @@ def comparison_text(comparison: Comparison) -> Iterator[RenderableType]:
     yield _leaderboard(comparison)
     if len(comparison.groups) > _MOST_ROWS:
         yield Text(f"… {len(comparison.groups) - _MOST_ROWS} more groups", style="dim")
-    headline = [test for test in comparison.tests if test.metric == comparison.ranked_by]
-    if headline:
+    if comparison.across is not None:
         yield Text()
-    for test in headline:
-        mark = "✓" if test.outcome == "different" else "–"
-        yield Text.assemble(
-            (mark, "green" if test.outcome == "different" else "dim"), " ", test.sentence
-        )
+        yield _across(comparison.across)
+        for sentence in comparison.across.sentences:
+            yield Text.assemble(("- ", "dim"), sentence)
+    for verdict in comparison.verdicts:
+        real = verdict.outcome in ("different", "equivalent")
+        yield Text()
+        yield Text.assemble(("✓ " if real else "– ", "green" if real else "dim"), verdict.sentence)
+        for sentence in verdict.beside if len(comparison.verdicts) <= _MOST_TOLD else ():
+            yield Padding(Text(sentence, style="dim"), (0, 0, 0, 2))
+    if about := tests_about(comparison.verdicts, comparison.level):
+        yield Text()
+        yield Text(about, style="dim")
     if comparison.warnings:
         yield Text()
     for warning in comparison.warnings:
@@ -62,5 +74,16 @@ def _leaderboard(comparison: Comparison) -> Table:
                 spread = "" if found.std is None else f" ±{found.std:.3f}"
                 text = f"{found.mean:.3f}{spread}"
             cells.append(text)
-        table.add_row(Text(shortened(printable(group.name), 60)), str(len(group.counted)), *cells)
+        table.add_row(Text(shortened(printable(group.name), 60)), seeds_text(group), *cells)
+    return table
+
+
+def _across(across: AcrossDatasets) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
+    table.add_column("method", overflow="fold")
+    for heading in ("average\nrank", "interquartile\nmean", *map(printable, across.datasets)):
+        table.add_column(heading, justify="right")
+    for method in across.methods:
+        means = [method.mean, *(one.mean for one in method.on_each)]
+        table.add_row(Text(method.name), f"{method.rank:.2f}", *(f"{mean:.3f}" for mean in means))
     return table

@@ -8,7 +8,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,15 @@ from mlflow.utils.mlflow_tags import (
     MLFLOW_RUN_NOTE,
 )
 
-from clear_mlflow.comparison import Comparison, Subject, arrange, compare
+from clear_mlflow.comparison import (
+    Comparison,
+    PairTest,
+    RowlessRun,
+    Subject,
+    Verdict,
+    arrange,
+    compare,
+)
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.groups import cut
 from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_table
@@ -67,6 +75,8 @@ def read_comparison(
     *,
     group_by: Sequence[str],
     rank_by: str | None = None,
+    baseline: str | None = None,
+    margin: float | None = None,
     metrics: Sequence[Metric] = METRICS,
     named: bool,
     cluster: RayCluster | None = None,
@@ -78,7 +88,9 @@ def read_comparison(
         client: the store.
         runs: what :func:`~clear_mlflow.store.search.select` gave.
         group_by: names of parameters or tags that runs of one group share.
-        rank_by: the metric that ranks; None: a usual one.
+        rank_by: the metric that ranks, and that verdicts are on; None: a usual one.
+        baseline: the group that all others are tested against; None: the leader, or all pairs.
+        margin: the largest difference that does not matter; None: equivalence is not asked for.
         metrics: to compare by.
         named: the runs were asked for one by one, so one without rows is told of; found by a
             search, it is only passed over.
@@ -90,16 +102,19 @@ def read_comparison(
 
     Raises:
         TrackingError: a run that was asked for is not there, or the store does not answer.
-        ConfigError: there is no run to compare, none has what it is to be grouped by, or the
-            cluster's workers cannot reach the store.
+        ConfigError: there is no run to compare, none has what it is to be grouped by, no group is
+            the baseline, the margin is none, or the cluster's workers cannot reach the store.
     """
     left_out: list[LeftOut] = []
     subjects: list[Subject] = []
+    rowless: list[RowlessRun] = []
     experiment_id = ""
     read = _Reading(client, cluster, jobs)
     for stored in read.over(partial(read_matrices, metrics=metrics), _there(runs), batch=_BATCH):
         if stored.record is None:
-            if stored.problem or named:
+            if not stored.problem and stored.tags.get(names.DIVERGED_TAG) == "true":
+                rowless.append(_rowless(stored))
+            elif stored.problem or named:
                 reason = stored.problem or "holds no rows of an accuracy matrix"
                 left_out.append(LeftOut(stored.run_id, stored.run_name, reason))
             continue
@@ -108,7 +123,15 @@ def read_comparison(
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
-    arrangement = arrange(subjects, group_by, rank_by=rank_by, metrics=metrics)
+    arrangement = arrange(
+        subjects,
+        group_by,
+        rank_by=rank_by,
+        baseline=baseline,
+        margin=margin,
+        rowless=rowless,
+        metrics=metrics,
+    )
     hits, refused = {}, []
     for subject, found, problem in read.over(
         read_correctness, arrangement.wants_predictions(), batch=_BATCH_OF_PREDICTIONS
@@ -191,10 +214,36 @@ def _subject(stored: StoredMatrix) -> Subject:
     if stored.record is None:
         raise ValueError("a run without a record is no subject")
     record = stored.record
-    labels = {
+    tested = {
         "dataset": record.dataset.name,
         "protocol": record.protocol,
         "seed": "none" if record.seed is None else str(record.seed),
+    }
+    return Subject(
+        run_id=stored.run_id,
+        name=stored.run_name,
+        record=record,
+        summary=stored.summary,
+        labels={**tested, **_labels(stored)},
+        params={name: _unquoted(text) for name, text in stored.params.items()},
+        diverged=stored.tags.get(names.DIVERGED_TAG) == "true",
+    )
+
+
+def _rowless(stored: StoredMatrix) -> RowlessRun:
+    labels = _labels(stored)
+    seed = labels.get("seed", "")
+    return RowlessRun(
+        run_id=stored.run_id,
+        name=stored.run_name,
+        seed=int(seed) if seed.isascii() and seed.isdecimal() and len(seed) < 20 else None,
+        labels=labels,
+    )
+
+
+def _labels(stored: StoredMatrix) -> dict[str, str]:
+    """What a run may be grouped by: its parameters and its tags."""
+    labels = {
         **{name: _unquoted(text) for name, text in stored.params.items()},
         **{
             name: text
@@ -203,18 +252,11 @@ def _subject(stored: StoredMatrix) -> Subject:
         },
     }
     # What a run really used goes before what was asked for, which may be "auto".
-    labels |= {
+    return labels | {
         name.removeprefix("used/"): text
         for name, text in stored.params.items()
         if name.startswith("used/")
     }
-    return Subject(
-        run_id=stored.run_id,
-        name=stored.run_name,
-        record=record,
-        summary=stored.summary,
-        labels=labels,
-    )
 
 
 def _unquoted(text: str) -> str:
@@ -362,24 +404,13 @@ def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:
                 "name": group.name,
                 "labels": dict(group.labels),
                 "runs": [{"run_id": m.run_id, "run_name": m.name} for m in group.members],
+                "diverged": [run.run_id for run in group.diverged],
             }
             for group in comparison.groups
         ],
-        "tests": [
-            {
-                "a": comparison.groups[test.a].name,
-                "b": comparison.groups[test.b].name,
-                "metric": test.metric,
-                "unit": test.unit,
-                "difference": test.difference,
-                "interval": None if test.interval is None else list(test.interval),
-                "p_value": test.p_value,
-                "p_adjusted": test.adjusted,
-                "outcome": test.outcome,
-                "sentence": test.sentence,
-            }
-            for test in comparison.tests
-        ],
+        "verdicts": [_verdict_json(comparison, verdict) for verdict in comparison.verdicts],
+        "exploratory": [_test_json(comparison, test) for test in comparison.exploratory],
+        "across_datasets": None if comparison.across is None else asdict(comparison.across),
         "warnings": list(comparison.warnings),
         "left_out": [
             {"run_id": run.run_id, "run_name": run.run_name, "reason": run.reason}
@@ -387,3 +418,42 @@ def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:
         ],
     }
     return json.dumps(content, indent=2) + "\n"
+
+
+def _verdict_json(comparison: Comparison, verdict: Verdict) -> dict[str, object]:
+    content: dict[str, object] = {
+        **({} if verdict.test is None else _test_json(comparison, verdict.test)),
+        "a": comparison.groups[verdict.a].name,
+        "b": comparison.groups[verdict.b].name,
+        "metric": verdict.metric,
+        "outcome": verdict.outcome,
+        "sentence": verdict.sentence,
+        "beside": list(verdict.beside),
+        "interval_adjusted": verdict.adjusted_interval,
+        "equivalence": None if verdict.equivalence is None else asdict(verdict.equivalence),
+        "more_seeds": verdict.more_seeds,
+    }
+    if evidence := verdict.evidence:
+        content |= {
+            "hedges_g": evidence.hedges_g,
+            "probability_of_improvement": evidence.better,
+            "probability_interval": evidence.better_interval,
+            "permutation_p": evidence.permutation.p_value,
+            "permutation_smallest_p": evidence.permutation.smallest_p,
+        }
+    return content
+
+
+def _test_json(comparison: Comparison, test: PairTest) -> dict[str, object]:
+    return {
+        "a": comparison.groups[test.a].name,
+        "b": comparison.groups[test.b].name,
+        "metric": test.metric,
+        "unit": test.unit,
+        "test": test.method,
+        "n": [test.n_a, test.n_b],
+        "difference": test.difference,
+        "interval": list(test.interval),
+        "p_value": test.p_value,
+        "p_adjusted": test.adjusted,
+    }

@@ -5,24 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import shown
 
 
-def holm(p_values: Sequence[float]) -> list[float]:
+def holm(p_values: Sequence[float], *, family: int | None = None) -> list[float]:
     """Holm's step-down adjustment: the chance of any false finding stays below the level.
 
     Valid however the tests depend on each other.
 
     Args:
-        p_values: of all comparisons that were made, also of those that are not shown.
+        p_values: of the comparisons.
+        family: how many comparisons there are in all, where some are left out because they would
+            show less: each of those counts as a p of 1. None: as many as there are p-values.
 
     Returns:
         Adjusted p-values in the same order: below 0.05 is a finding at the level of 5 %.
 
     Raises:
-        RecordError: one of them is no number from 0 to 1.
+        RecordError: one of them is no number from 0 to 1, or the family is smaller than they are.
 
     Source:
         Holm 1979, A simple sequentially rejective multiple test procedure.
@@ -30,11 +33,45 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> [round(p, 2) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
+    return [float(p) for p in np.minimum(1.0, _adjusted(p_values, family))]
+
+
+def holm_factors(p_values: Sequence[float], *, family: int | None = None) -> list[float]:
+    """By how much Holm's adjustment multiplies each p-value.
+
+    An interval at a level of ``1 - alpha / factor`` agrees with the adjusted test: it leaves out 0
+    just where the adjusted p-value is at most alpha.
+
+    Args:
+        p_values: of the comparisons.
+        family: how many there are in all, as for :func:`holm`.
+
+    Returns:
+        In the same order; at least 1.
+
+    Raises:
+        RecordError: as :func:`holm`.
+
+    >>> [round(factor, 2) for factor in holm_factors([0.01, 0.04, 0.03])]
+    [3.0, 1.5, 2.0]
+    """
+    plain = np.array(p_values, dtype=np.float64)
+    adjusted = _adjusted(p_values, family)
+    most = np.full(len(plain), float(len(plain) if family is None else family))
+    factors = np.divide(adjusted, plain, out=most, where=plain > 0)
+    return [float(factor) for factor in factors]
+
+
+def _adjusted(p_values: Sequence[float], family: int | None) -> NDArray[np.float64]:
+    """Without the bound of 1."""
     found = np.array(p_values, dtype=np.float64)
     if found.ndim != 1 or not bool(((found >= 0) & (found <= 1)).all()):
         raise RecordError(f"p-values are {shown(p_values)}; expected numbers from 0 to 1")
+    size = len(found) if family is None else family
+    if size < len(found):
+        raise RecordError(f"{len(found)} p-values of a family of {size} arrived; expected no more")
     order = np.argsort(found, kind="stable")
-    factors = np.arange(len(found), 0, -1)
     adjusted = np.empty(len(found))
-    adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * found[order]))
-    return [float(p) for p in adjusted]
+    factors = np.arange(size, size - len(found), -1)
+    adjusted[order] = np.maximum.accumulate(factors * found[order])
+    return adjusted

@@ -59,6 +59,7 @@ class BootstrapTest:
     a: float
     b: float
     difference: float  # a - b
+    error: float  # standard error of the difference: its deviation over the resamples
     interval: Interval  # of the difference
     p_value: float  # two-sided
     smallest_p: float  # 2 / (resamples + 1): what p is where no resample disagrees
@@ -176,6 +177,7 @@ def paired_bootstrap(
             a=value_a,
             b=value_b,
             difference=value_a - value_b,
+            error=float(changes.std()),
             interval=_percentiles(changes, level),
             p_value=_two_sided(changes),
             smallest_p=2 / (len(changes) + 1),

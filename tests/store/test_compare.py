@@ -72,7 +72,8 @@ def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
     assert len(note) < 8000
     told = json.loads((folder / "compared_runs.json").read_text())
     assert [group["name"] for group in told["groups"]] == ["replay", "naive"]
-    assert told["tests"][0]["outcome"] == "too few"
+    (verdict,) = told["verdicts"]
+    assert (verdict["outcome"], verdict["metric"]) == ("too few", SCORE)
 
     # MLflow's own reader finds the table; pandas, which it reads with, keeps 15 digits.
     table = mlflow.load_table(names.LEADERBOARD_TABLE, run_ids=[run.info.run_id])
@@ -82,7 +83,7 @@ def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
     assert table[f"{SCORE} mean"].tolist() == pytest.approx(values, rel=1e-12)
 
     output = " ".join(result.output.split())
-    assert "Too little to say whether replay and naive differ" in output
+    assert "Too few seeds to say whether replay and naive differ" in output
     assert f"{values[0]:.3f} ±" in output
     assert "/#/experiments/" in output
     assert str(folder / names.COMPARISON_PAGE) in result.output

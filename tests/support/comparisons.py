@@ -45,7 +45,9 @@ def row_records(
     ]
 
 
-def subject(name, correct, *, run_id=None, labels=None, **row_options) -> Subject:
+def subject(
+    name, correct, *, run_id=None, labels=None, diverged=False, params=None, **row_options
+) -> Subject:
     """One run, as the comparison sees it."""
     rows = row_records(correct, **row_options)
     record = assemble({row_file_name(r.row.row): r for r in rows})
@@ -55,6 +57,8 @@ def subject(name, correct, *, run_id=None, labels=None, **row_options) -> Subjec
         record=record,
         summary=summarize(record.matrix, record.protocol),
         labels={"strategy": name, "dataset": record.dataset.name, **(labels or {})},
+        params=params or {},
+        diverged=diverged,
     )
 
 

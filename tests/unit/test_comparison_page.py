@@ -166,11 +166,14 @@ def test_sentences_and_warnings_are_on_the_page():
     """All of them, for the metric that ranks; with how p was adjusted."""
     comparison, text = page_of(three_groups())
     told = " ".join("".join(Page(text).texts).split())
-    sentences = [t.sentence for t in comparison.tests if t.metric == comparison.ranked_by]
-    assert len(sentences) == 3
-    for sentence in (*sentences, *comparison.warnings):
-        assert sentence in told
-    assert "adjusted by Holm" in told
+    assert len(comparison.verdicts) == 3
+    beside = [sentence for verdict in comparison.verdicts for sentence in verdict.beside]
+    assert len(beside) >= 6
+    sentences = [verdict.sentence for verdict in comparison.verdicts]
+    for sentence in (*sentences, *beside, *comparison.warnings):
+        assert " ".join(sentence.split()) in told
+    assert "adjusted by Holm's method" in told
+    assert f"{len(comparison.exploratory)} comparisons" in told
 
 
 def test_one_run_and_two_settings_make_a_page():

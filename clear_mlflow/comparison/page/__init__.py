@@ -16,7 +16,7 @@ from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page.charts import curve_parts, metric_plots, plots_about
 from clear_mlflow.comparison.page.colours import DIVERGING, SCALE
 from clear_mlflow.comparison.page.matrices_section import differences, matrices
-from clear_mlflow.comparison.page.tables import leaderboard, verdicts
+from clear_mlflow.comparison.page.tables import across, leaderboard, verdicts
 from clear_mlflow.comparison.page.wording import group_name, many, one_line, setting_text
 
 
@@ -41,6 +41,7 @@ def comparison_page(comparison: Comparison, *, title: str, footer: str) -> str:
         ramp=SCALE.gradient(),
         diverging=DIVERGING.gradient(),
         **verdicts(comparison),
+        across=across(comparison),
         board=leaderboard(comparison),
         plots=list(metric_plots(comparison)),
         plots_about=plots_about(comparison),

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group
-from clear_mlflow.comparison.page.wording import group_name, one_line, p_text, seed_text
+from clear_mlflow.comparison.page.wording import group_name, one_line, p_value_text, seed_text
 from clear_mlflow.core.text import ending, percent, printable
 
 _LONGEST_KEY = 8
@@ -220,7 +220,7 @@ def _difference(
                 {
                     "style": f"w{50 + math.floor(50 * 100 * value / scale + 0.5)}{mark}",
                     "text": _points(float(value)),
-                    "title": "" if math.isnan(p_value) else f"adjusted p = {p_text(p_value)}",
+                    "title": "" if math.isnan(p_value) else f"adjusted p = {p_value_text(p_value)}",
                 }
             )
         rows.append({"first": i == 0, "label": _row_label(i, buckets), "cells": cells})

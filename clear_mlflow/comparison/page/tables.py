@@ -5,36 +5,27 @@ from __future__ import annotations
 from itertools import groupby
 from typing import Any
 
-from clear_mlflow.comparison.build import Comparison, PairTest
+from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group
-from clear_mlflow.comparison.page.wording import group_name, interval_text, one_line, p_text, signed
+from clear_mlflow.comparison.page.wording import (
+    group_name,
+    interval_text,
+    one_line,
+    p_value_text,
+    signed,
+)
+from clear_mlflow.comparison.verdicts import Verdict, tests_about
 from clear_mlflow.statistics import SeedSummary
 
-_WORDS = {"different": "different", "not shown": "not shown", "too few": "too little to say"}
-_SIGNS = {"different": "✓", "not shown": "–", "too few": "?"}
+_SIGNS = {"different": "✓", "equivalent": "=", "not shown": "–", "too few": "?"}
 
 
 def verdicts(comparison: Comparison) -> dict[str, Any]:
     """What the tests of pairs say: of the ranking metric in sentences, of others in a table."""
-    headline = [test for test in comparison.tests if test.metric == comparison.ranked_by]
-    units = {test.unit for test in headline}
-    how = {
-        frozenset({"seeds"}): "The unit is the seed: permutation tests over seeds.",
-        frozenset({"images"}): (
-            "The unit is the test image: a paired bootstrap of two trained models; it says nothing "
-            "of other seeds."
-        ),
-    }.get(
-        frozenset(units),
-        "The unit is the seed where both sides have several, else the test image of two single "
-        "models.",
-    )
-    level = 100 * comparison.level
-    how += f" Intervals are of {level:g} %; p is adjusted by Holm over the pairs of one metric."
     return {
-        "headline": [_sentence(test) for test in headline],
+        "headline": [_sentence(verdict) for verdict in comparison.verdicts],
         "headline_metric": comparison.ranked_by,
-        "how": how,
+        "how": tests_about(comparison.verdicts, comparison.level),
         "nothing_to_test": (
             "There is one group: nothing to test it against."
             if len(comparison.groups) == 1
@@ -48,22 +39,50 @@ def verdicts(comparison: Comparison) -> dict[str, Any]:
                 "metric": test.metric,
                 "difference": signed(test.difference),
                 "interval": interval_text(test.interval),
-                "p": p_text(test.p_value),
-                "adjusted": p_text(test.adjusted),
-                "word": _WORDS[test.outcome],
+                "p": p_value_text(test.p_value),
+                "adjusted": p_value_text(test.adjusted),
+                "real": test.adjusted <= 1 - comparison.level,
             }
-            for test in comparison.tests
-            if test.metric != comparison.ranked_by
+            for test in comparison.exploratory
         ],
     }
 
 
-def _sentence(test: PairTest) -> dict[str, Any]:
+def _sentence(verdict: Verdict) -> dict[str, Any]:
     return {
-        "sign": _SIGNS[test.outcome],
-        "real": test.outcome == "different",
-        "sentence": test.sentence,
-        "pair": f"{test.a}-{test.b}",
+        "sign": _SIGNS[verdict.outcome],
+        "real": verdict.outcome in ("different", "equivalent"),
+        "sentence": verdict.sentence,
+        "beside": " ".join(verdict.beside),
+        "pair": f"{verdict.a}-{verdict.b}",
+    }
+
+
+def across(comparison: Comparison) -> dict[str, Any] | None:
+    """Methods by datasets; None: there is one dataset, or no two methods on all."""
+    found = comparison.across
+    if found is None:
+        return None
+    return {
+        "metric": found.metric,
+        "datasets": [one_line(name, 40) for name in found.datasets],
+        "rows": [
+            {
+                "name": method.name,
+                "rank": f"{method.rank:.2f}",
+                "mean": f"{method.mean:.4f}",
+                "interval": interval_text(method.interval, 3),
+                "cells": [
+                    {
+                        "text": f"{one.mean:.4f}",
+                        "spread": "" if one.std is None else f"± {one.std:.4f}",
+                    }
+                    for one in method.on_each
+                ],
+            }
+            for method in found.methods
+        ],
+        "sentences": found.sentences,
     }
 
 
@@ -105,7 +124,12 @@ def leaderboard(comparison: Comparison) -> dict[str, Any]:
                 }
             )
         rows.append(
-            {"name": group_name(comparison, group), "seeds": len(group.counted), "cells": cells}
+            {
+                "name": group_name(comparison, group),
+                "seeds": len(group.counted),
+                "diverged": len(group.diverged),
+                "cells": cells,
+            }
         )
     return {"about": about, "columns": columns, "families": families, "rows": rows}
 

@@ -49,7 +49,7 @@ def signed(value: float) -> str:
     return f"{value:+.4f}"
 
 
-def p_text(value: float) -> str:
+def p_value_text(value: float) -> str:
     """A p-value."""
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 

@@ -1,0 +1,346 @@
+"""Verdicts over seeds: what is found at three and five, what is not, and what is said of it."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import numpy as np
+import pytest
+from comparisons import NUM_TEST, counts, subject
+from rich.console import Console
+from scipy import stats
+
+from clear_mlflow.comparison import Comparison, RowlessRun, Subject, arrange, compare
+from clear_mlflow.comparison.note import comparison_note
+from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.terminal_summary import comparison_text
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.statistics import hedges_g, holm, probability_of_improvement
+
+BY = ("strategy", "dataset")
+SCORE = "clear/challenge_score"
+
+
+def run(name: str, mean: float, seed: int, *, spread: float = 1.0, **options: object) -> Subject:
+    """A run whose challenge score is about *mean* percent."""
+    draws = np.random.default_rng([sum(map(ord, name)), seed])
+    cells = 2 * mean + draws.normal(0, spread, (5, 4))
+    return subject(
+        name, np.clip(np.round(cells), 0, NUM_TEST).astype(int).tolist(), seed=seed, **options
+    )
+
+
+def runs(name: str, mean: float, seeds: range, **options: object) -> list[Subject]:
+    return [run(name, mean, seed, **options) for seed in seeds]
+
+
+def compared(subjects: list[Subject], by: tuple[str, ...] = BY, **options: object) -> Comparison:
+    return compare(arrange(subjects, by, **options))  # type: ignore[arg-type]
+
+
+def values(comparison: Comparison, position: int) -> list[float]:
+    return [value for _, value in comparison.groups[position].values(SCORE)]
+
+
+def printed(comparison: Comparison) -> str:
+    console = Console(width=100, file=io.StringIO())
+    for part in comparison_text(comparison):
+        console.print(part)
+    return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_large_difference_is_found_at_three_and_five_seeds(shared: bool) -> None:
+    """35 points apart: sharing seeds does not make it unsayable; p is that of scipy's test."""
+    for n in (3, 5):
+        others = range(n) if shared else range(n, 2 * n)
+        found = compared([*runs("replay", 90, range(n)), *runs("naive", 55, others)])
+        (verdict,) = found.verdicts
+        a, b = values(found, 0), values(found, 1)
+        expected = stats.ttest_rel(a, b) if shared else stats.ttest_ind(a, b, equal_var=False)
+        assert verdict.outcome == "different"
+        assert verdict.test is not None
+        assert verdict.test.p_value == pytest.approx(expected.pvalue)
+        assert verdict.adjusted_interval == pytest.approx(tuple(expected.confidence_interval()))
+        assert verdict.sentence.startswith(f"replay is better than naive at {SCORE} by 3")
+        method = (
+            f"paired t-test over {n} shared seeds" if shared else f"Welch's t-test over {n} and {n}"
+        )
+        assert method in verdict.sentence
+        assert "takes the" in printed(found), "the assumption is named"
+
+
+def test_ten_deviations_among_six_methods_are_found_at_five_seeds() -> None:
+    """All fifteen pairs, with Holm over them; and the interval agrees with the adjusted p."""
+    found = compared([r for i in range(6) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
+    assert len(found.verdicts) == 15
+    assert {verdict.outcome for verdict in found.verdicts} == {"different"}
+    plain = [v.test.p_value for v in found.verdicts if v.test]
+    assert [v.test.adjusted for v in found.verdicts if v.test] == pytest.approx(holm(plain))
+    assert all("adjusted for 15 comparisons" in verdict.sentence for verdict in found.verdicts)
+
+
+def test_an_interval_holds_zero_just_where_nothing_is_found() -> None:
+    """Small differences, some found and some not: verdict, adjusted p and interval agree."""
+    found = compared([r for i in range(6) for r in runs(f"m{i}", 80 + 0.6 * i, range(4), spread=2)])
+    outcomes = set()
+    for verdict in found.verdicts:
+        assert verdict.test is not None
+        assert verdict.adjusted_interval is not None
+        low, high = verdict.adjusted_interval
+        outcomes.add(verdict.outcome)
+        assert (verdict.outcome == "different") == (verdict.test.adjusted <= 0.05)
+        assert (verdict.outcome == "different") == (not low <= 0 <= high)
+        inner = verdict.test.interval
+        assert low <= inner.low < inner.high <= high
+        assert (verdict.test.p_value <= 0.05) == (not inner.low <= 0 <= inner.high)
+    assert outcomes == {"different", "not shown"}
+
+
+def test_of_many_groups_each_is_tested_against_the_leader() -> None:
+    """Also the last one; adjusted for all pairs, because the leader was found by looking."""
+    found = compared([r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(5))])
+    assert [(v.a, v.b) for v in found.verdicts] == [(0, i) for i in range(1, 9)]
+    plain = [v.test.p_value for v in found.verdicts if v.test]
+    adjusted = holm([*plain, *[1.0] * (math.comb(9, 2) - 8)])[:8]
+    assert [v.test.adjusted for v in found.verdicts if v.test] == pytest.approx(adjusted)
+    assert found.verdicts[-1].sentence.startswith("m8 is better than m0")
+    (warning,) = found.warnings
+    assert "tested against the leader, m8" in warning
+
+
+def test_a_baseline_is_adjusted_for_its_own_pairs_alone() -> None:
+    """Every other group against it, m - 1 in all; by its name or a label of it."""
+    subjects = [r for i in range(9) for r in runs(f"m{i}", 40 + 5 * i, range(3))]
+    found = compared(subjects, baseline="m0")
+    assert [(v.a, v.b) for v in found.verdicts] == [(i, 8) for i in range(8)]
+    plain = [v.test.p_value for v in found.verdicts if v.test]
+    assert [v.test.adjusted for v in found.verdicts if v.test] == pytest.approx(holm(plain))
+    assert all("adjusted for 8 comparisons" in verdict.sentence for verdict in found.verdicts)
+    assert found.warnings == ()
+    with pytest.raises(ConfigError, match=r"baseline is 'm9', which no group is; there are 'm8', "):
+        compared(subjects, baseline="m9")
+    with pytest.raises(ConfigError, match=r"baseline is 'clear10', which 9 groups on clear10 are"):
+        compared(subjects, baseline="clear10")
+
+
+def test_other_metrics_are_exploratory_and_adjusted_over_all_of_them() -> None:
+    """No verdicts on them; p by Holm over pairs and metrics together."""
+    found = compared([r for i in range(3) for r in runs(f"m{i}", 60 + 10 * i, range(4))])
+    assert {verdict.metric for verdict in found.verdicts} == {SCORE}
+    assert len(found.exploratory) == 3 * (len(found.metrics) - 1)
+    assert SCORE not in {test.metric for test in found.exploratory}
+    adjusted = holm([test.p_value for test in found.exploratory])
+    assert [test.adjusted for test in found.exploratory] == pytest.approx(adjusted)
+    by_forgetting = compared([*found.subjects], rank_by="renate/forgetting")
+    assert {verdict.metric for verdict in by_forgetting.verdicts} == {"renate/forgetting"}
+
+
+def test_equal_methods_are_called_different_in_few_comparisons() -> None:
+    """Simulated: 200 comparisons of four equal methods with three shared seeds, all metrics."""
+    verdicts = others = 0
+    times = 200
+    for time in range(times):
+        seeds = range(3 * time, 3 * time + 3)
+        found = compared(
+            [r for name in ("a", "bb", "ccc", "dddd") for r in runs(name, 70, seeds, spread=6)]
+        )
+        verdicts += any(verdict.outcome == "different" for verdict in found.verdicts)
+        others += any(test.adjusted <= 0.05 for test in found.exploratory)
+    most = stats.binom.ppf(1 - 1e-4, times, 0.05)
+    assert verdicts <= most
+    assert others <= most
+
+
+def test_two_seeds_are_told_how_many_more() -> None:
+    """No verdict at two; what it would take is named, as more seeds of each."""
+    found = compared([*runs("replay", 90, range(2)), *runs("naive", 85, range(2))])
+    (verdict,) = found.verdicts
+    assert (verdict.outcome, verdict.test) == ("too few", None)
+    assert verdict.sentence.startswith(
+        f"Too few seeds to say whether replay and naive differ at {SCORE}: replay is ahead by "
+    )
+    assert verdict.more_seeds is not None
+    assert verdict.more_seeds[0] == verdict.more_seeds[1] >= 1
+    assert "in 8 of 10 cases" in verdict.beside[0]
+    assert "normally distributed" not in printed(found), "speaks only of tests that were used"
+
+
+def test_the_undecided_is_decided_with_the_seeds_that_it_asks_for() -> None:
+    """Simulated from what three seeds showed: about 8 of 10 times."""
+    a, b = runs("a", 80, range(3), spread=4), runs("b", 80, range(3), spread=4)
+    found = compared([*a, *b])
+    (verdict,) = found.verdicts
+    assert verdict.outcome == "not shown"
+    assert verdict.more_seeds is not None
+    change = np.subtract(values(found, 0), values(found, 1))
+    draws, n = np.random.default_rng(0), 3 + verdict.more_seeds[0]
+    drawn = draws.normal(change.mean(), change.std(ddof=1), (4000, n))
+    assert (stats.ttest_1samp(drawn, 0, axis=1).pvalue <= 0.05).mean() >= 0.78
+    fewer = drawn[:, :-1]
+    assert (stats.ttest_1samp(fewer, 0, axis=1).pvalue <= 0.05).mean() < 0.82
+
+
+def test_a_verdict_tells_effect_and_permutation_test_beside_it() -> None:
+    """Hedges' g, the chance of a better run, the exact test and the least that it can show."""
+    found = compared([*runs("replay", 90, range(5)), *runs("naive", 55, range(5))])
+    (verdict,) = found.verdicts
+    assert verdict.evidence is not None
+    a, b = values(found, 0), values(found, 1)
+    assert verdict.evidence.hedges_g == hedges_g(a, b)
+    assert (verdict.evidence.better, verdict.evidence.better_interval) == (
+        probability_of_improvement(a, b)
+    )
+    assert verdict.beside[0].startswith(
+        "A run of replay is better than one of naive with probability 1.00"
+    )
+    assert verdict.beside[1].startswith("The exact permutation test, not adjusted: p = 0.062")
+    assert verdict.beside[1].endswith("the least that 5 shared seeds can show.")
+
+
+def test_no_difference_can_be_a_result() -> None:
+    """Within a margin of a point, by scipy's two one-sided tests; without, nothing is shown."""
+    subjects = [*runs("a", 80, range(8)), *runs("c", 80, range(8))]
+    (verdict,) = compared(subjects).verdicts
+    assert verdict.outcome == "not shown"
+    found = compared(subjects, margin=0.01)
+    (verdict,) = found.verdicts
+    change = np.subtract(values(found, 0), values(found, 1))
+    sides = [
+        stats.ttest_1samp(change, -0.01, alternative="greater").pvalue,
+        stats.ttest_1samp(change, 0.01, alternative="less").pvalue,
+    ]
+    assert verdict.outcome == "equivalent"
+    assert verdict.equivalence is not None
+    assert verdict.equivalence.p_value == pytest.approx(max(sides))
+    assert f"are equivalent at {SCORE} within 1 percentage point: " in verdict.sentence
+    with pytest.raises(ConfigError, match="margin is -1"):
+        compared(subjects, margin=-1)
+
+
+def diverged(name: str, seed: int, rows: int = 2) -> Subject:
+    return subject(name, counts(150, seed)[: rows + 1], seed=seed, diverged=True)
+
+
+def test_a_seed_that_diverged_is_a_result() -> None:
+    """With rows or without any: in leaderboard, sentence, warnings and the chance to be better."""
+    lost = RowlessRun(
+        run_id="f" * 32,
+        name="naive seed 4",
+        seed=4,
+        labels={"strategy": "naive", "dataset": "clear10"},
+    )
+    subjects = [*runs("replay", 90, range(5)), *runs("naive", 55, range(3)), diverged("naive", 3)]
+    found = compared(subjects, rowless=[lost])
+    naive = found.groups[1]
+    assert (len(naive.counted), len(naive.diverged)) == (3, 2)
+    (verdict,) = found.verdicts
+    assert (
+        "paired t-test over 3 shared seeds; 2 of 5 seeds of naive diverged and have no value"
+        in verdict.sentence
+    )
+    assert verdict.evidence is not None
+    expected = probability_of_improvement(values(found, 0), [*values(found, 1), *[-math.inf] * 2])
+    assert verdict.evidence.better == expected[0]
+    assert sum("diverged" in warning for warning in found.warnings) == 2
+    page = comparison_page(found, title="t", footer="f")
+    assert "<small>2 diverged</small>" in page
+    assert "3, 2 diverged" in printed(found)
+    assert "| naive | 3, 2 diverged |" in comparison_note(found, page="p")
+
+
+def test_a_method_of_which_all_seeds_diverged_is_not_left_out() -> None:
+    """With rows it is a group without metrics; without any row it is named."""
+    whole = [diverged("naive", seed) for seed in range(3)]
+    found = compared([*runs("replay", 90, range(3)), *whole])
+    assert [(len(g.counted), len(g.diverged)) for g in found.groups] == [(3, 0), (0, 3)]
+    assert "0, 3 diverged" in printed(found)
+    lost = RowlessRun(run_id="f" * 32, name="naive seed 4", seed=4, labels={"strategy": "naive"})
+    found = compared(runs("replay", 90, range(3)), rowless=[lost])
+    (warning,) = found.warnings
+    assert warning.startswith("naive seed 4 (ffffffff) diverged before its first row")
+
+
+def test_seeds_without_randomness_give_no_interval() -> None:
+    """The same matrix from every seed: said so, no interval of width 0, known exactly in a test."""
+    same = [subject("ncm", counts(150, 0), seed=seed, run_id=f"ncm{seed}") for seed in range(3)]
+    found = compared([*runs("replay", 90, range(3)), *same])
+    position = next(i for i, group in enumerate(found.groups) if group.name == "ncm")
+    summary = found.groups[position].metrics[SCORE]
+    assert (summary.n, summary.std, summary.interval) == (3, 0.0, None)
+    assert any("All 3 seeds of ncm gave the same matrix" in warning for warning in found.warnings)
+    (verdict,) = found.verdicts
+    assert verdict.outcome == "different"
+    assert "all seeds of ncm gave the same matrix" in verdict.sentence
+    both = [subject("slda", counts(140, 0), seed=seed, run_id=f"slda{seed}") for seed in range(3)]
+    (verdict,) = compared([*same, *both]).verdicts
+    assert (verdict.outcome, verdict.test) == ("too few", None)
+    assert "where nothing varies, seeds say nothing of chance" in verdict.sentence
+
+
+def test_one_copy_among_seeds_is_named() -> None:
+    """Two of three seeds with one matrix: the spread may be too small."""
+    subjects = [*runs("a", 80, range(2)), run("a", 80, 0, run_id="copy")]
+    object.__setattr__(subjects[2].record, "seed", 7)
+    found = compared(subjects)
+    assert any("gave the same matrix from different seeds" in text for text in found.warnings)
+
+
+def test_several_datasets_are_ranked() -> None:
+    """Per dataset, the interquartile mean, ranks with a critical difference: in all outputs."""
+    subjects = [
+        run(
+            name,
+            level + 3 * j,
+            seed,
+            dataset=dataset,
+            digest="sha256:" + f"{j}0" * 32,
+            run_id=f"{name}{j}{seed}",
+        )
+        for name, level in (("a", 50), ("bb", 60), ("ccc", 70))
+        for j, dataset in enumerate(("clear10", "clear100", "digits"))
+        for seed in range(3)
+    ]
+    found = compared(subjects)
+    across = found.across
+    assert across is not None
+    assert across.datasets == ("clear10", "clear100", "digits")
+    assert [(m.name, m.rank) for m in across.methods] == [("ccc", 1), ("bb", 2), ("a", 3)]
+    scores = sorted(s.summary[SCORE] for s in subjects if s.labels["strategy"] == "a")
+    assert across.methods[2].mean == pytest.approx(np.mean(scores[2:-2]))
+    assert across.ranks.critical_difference == pytest.approx(1.913, abs=0.001)
+    assert "ccc and a" in across.sentences[0]
+    page = comparison_page(found, title="t", footer="f")
+    assert "<h2>Over 3 datasets</h2>" in page
+    assert "critical difference" in printed(found)
+    # A method that lacks on a dataset has no rank, and it is said.
+    fewer = [
+        s
+        for s in subjects
+        if not (s.labels["strategy"] == "bb" and s.labels["dataset"] == "digits")
+    ]
+    across = compared(fewer).across
+    assert across is not None
+    assert [method.name for method in across.methods] == ["ccc", "a"]
+    assert "1 methods that were not run on every dataset" in across.sentences[-1]
+    assert compared([s for s in subjects if s.labels["dataset"] == "digits"]).across is None
+
+
+def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
+    """Which ones want their predictions read: the leader and all others, the last included."""
+    subjects = [run(f"m{i}", 40 + 3 * i, 0) for i in range(10)]
+    wanted = [s.name for s in arrange(subjects, BY).wants_predictions()]
+    assert wanted[0] == "m9 seed 0"
+    assert sorted(wanted) == [f"m{i} seed 0" for i in range(10)]
+    assert len(arrange([run(f"m{i}", 30 + i, 0) for i in range(40)], BY).wants_predictions()) == 24
+
+
+def test_seeds_pair_up_where_one_of_them_diverged() -> None:
+    """The same seeds were trained of both: those that ended well in both are pairs."""
+    a = [*runs("replay", 90, range(5))]
+    b = [*runs("naive", 55, range(4)), diverged("naive", 4)]
+    (verdict,) = compared([*a, *b]).verdicts
+    assert "paired t-test over 4 shared seeds; 1 of 5 seeds of naive diverged" in verdict.sentence
+    (verdict,) = compared([*a, *runs("naive", 55, range(1, 6))]).verdicts
+    assert "Welch's t-test over 5 and 5 seeds" in verdict.sentence
