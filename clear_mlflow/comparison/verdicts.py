@@ -11,7 +11,7 @@ from itertools import combinations
 from clear_mlflow.comparison.groups import Group, cut
 from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import Metric
 from clear_mlflow.statistics import (
     CorrectMatrix,

@@ -11,7 +11,7 @@ from scipy.special import gammaln, stdtrit
 from scipy.stats import rankdata
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
 from clear_mlflow.statistics.intervals import Interval, check_level
 from clear_mlflow.statistics.seeds import finite_values
 

@@ -11,7 +11,7 @@ from scipy.special import stdtrit
 from scipy.stats import nct
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
 from clear_mlflow.statistics.t_tests import TTest
 
 POWER = 0.8  # the chance of a finding that is worth training for

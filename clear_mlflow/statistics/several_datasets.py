@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from scipy.stats import friedmanchisquare, rankdata, studentized_range, trim_mean
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import shown
+from clear_mlflow.core.text import shown
 from clear_mlflow.statistics.intervals import Interval, check_level
 from clear_mlflow.statistics.seeds import finite_values
 
