@@ -182,6 +182,18 @@ def test_intervals_cover_however_rows_depend_on_each_other(kind: str, level: flo
         assert covered[CHANGE] < covered["clear/accuracy"]
 
 
+def test_coverage_near_one_is_what_the_docs_say() -> None:
+    """Summed over all counts of 50 images: 93 % or more in the middle, 83.8 % at 0.9965."""
+    n = 50
+    low, high = wilson_interval(np.arange(n + 1), n)
+    shares = np.linspace(0.05, 0.9999, 20_000)
+    inside = (low <= shares[:, np.newaxis]) & (shares[:, np.newaxis] <= high)
+    covered = (binom.pmf(np.arange(n + 1), n, shares[:, np.newaxis]) * inside).sum(axis=1)
+    assert covered[shares <= 0.95].min() > 0.93
+    assert covered.min() == pytest.approx(0.838, abs=0.0005)
+    assert shares[covered.argmin()] == pytest.approx(0.9965, abs=0.0001)
+
+
 def test_differences_are_wider_where_less_is_known() -> None:
     """On other images the errors add up; on the same ones the worst case may be worse."""
     a, b = random_matrix(2), random_matrix(3)
