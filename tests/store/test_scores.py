@@ -1,0 +1,187 @@
+"""One run scored from its stored rows: what is logged, at which times, and what is left alone."""
+
+import json
+
+import pytest
+from mlflow.entities import Metric as StoredMetric
+from stored_runs import histories, row_texts, rows_folder, stored_run
+from trainings import FOUR_BUCKETS, NUM_TEST
+
+from clear_mlflow import AccuracyMatrix, series
+from clear_mlflow.core.errors import UndefinedMetricError
+from clear_mlflow.core.record import assemble
+from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.scoring.computed import compute
+from clear_mlflow.scoring.plan import Depth
+from clear_mlflow.scoring.scores import Scoring, read_scores, score, write_scores
+from clear_mlflow.scoring.series import bucket_metric_names
+from clear_mlflow.store import names
+from clear_mlflow.store.rows import parse_rows
+
+
+def steps_of(store, run_id):
+    """Every series as a store holds it: metric to step to the values at it, oldest first."""
+    found = {}
+    for name, points in histories(store, run_id).items():
+        for step, _, value in points:
+            found.setdefault(name, {}).setdefault(step, []).append(value)
+    return found
+
+
+def matrix_of(correct):
+    rows = [[c / NUM_TEST for c in row] for row in correct]
+    return AccuracyMatrix(rows[1:], rows[0], [NUM_TEST] * len(rows[0]))
+
+
+def test_every_point_of_many_is_stored_once(store, experiment_id):
+    """More than one request to MLflow holds; the untrained model's accuracies are at step 0."""
+    correct = [[(7 * i + 3 * j) % 11 for j in range(30)] for i in range(31)]
+    run = stored_run(store, experiment_id, correct)
+    run_id = run.info.run_id
+    score(store, run_id)
+    found = steps_of(store, run_id)
+    matrix = matrix_of(correct)
+    for name, steps in series(matrix).items():
+        assert found[name] == {step: [value] for step, value in steps.items()}
+    for j in range(30):
+        expected = {0: matrix.initial[j]} | {i + 1: matrix.values[i, j] for i in range(30)}
+        assert found[f"accuracy/bucket_{j + 1:02d}"] == {s: [v] for s, v in expected.items()}
+    assert sum(len(steps) for steps in found.values()) > 1000
+    tables = json.loads(store.get_run(run_id).data.tags[names.MLFLOW_TABLES])
+    (rows_folder(run) / "row_030.json").unlink()
+    score(store, run_id)
+    assert json.loads(store.get_run(run_id).data.tags[names.MLFLOW_TABLES]) == tables
+    assert len(tables) == 1
+
+
+def test_rows_that_come_later_are_scored_though_nothing_changes(store, experiment_id):
+    """The same accuracies again are points of their own."""
+    same = [[5, 5, 5]] * 4
+    run = stored_run(store, experiment_id, same[:2])
+    run_id = run.info.run_id
+    score(store, run_id)
+    assert steps_of(store, run_id)["accuracy/bucket_02"].keys() == {0, 1}
+    for name, text in row_texts(same).items():
+        (rows_folder(run) / name).write_text(text)
+    score(store, run_id)
+    found = steps_of(store, run_id)
+    assert found["accuracy/bucket_02"].keys() == {0, 1, 2, 3}
+    for name, steps in series(matrix_of(same)).items():
+        assert found[name].keys() == steps.keys()
+
+
+def test_a_wrong_value_is_set_right_at_its_step(store, experiment_id):
+    """MLflow shows the later of two values at one step: the right one has to be it."""
+    run = stored_run(store, experiment_id)
+    run_id = run.info.run_id
+    score(store, run_id)
+    right = store.get_run(run_id).data.metrics["clear/accuracy"]
+    times = [time for step, time, _ in histories(store, run_id)["clear/accuracy"] if step == 4]
+    store.log_batch(run_id, metrics=[StoredMetric("clear/accuracy", 0.125, times[0] + 5_000, 4)])
+    assert store.get_run(run_id).data.metrics["clear/accuracy"] == 0.125
+    score(store, run_id)
+    assert store.get_run(run_id).data.metrics["clear/accuracy"] == right
+
+
+def lowest(matrix):
+    """The lowest accuracy of the first bucket."""
+    if matrix.num_rows < 1:
+        raise UndefinedMetricError("needs a row")
+    return float(matrix.values[:, 0].min())
+
+
+def highest(matrix):
+    """The highest accuracy of the first bucket."""
+    if matrix.num_rows < 1:
+        raise UndefinedMetricError("needs a row")
+    return float(matrix.values[:, 0].max())
+
+
+FIRST = Metric(name="lab/first", function=lowest)
+SECOND = Metric(name="lab/first", function=highest, version=2)
+
+
+def scored(store, run_id, metric, **depth):
+    scores = read_scores(
+        store,
+        store.get_run(run_id),
+        Scoring(metrics=(*METRICS, metric), depth=Depth(**depth)),
+    )
+    write_scores(store, scores)
+    return scores
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_values_of_another_definition_are_left_alone(store, experiment_id, is_told):
+    """Until somebody says so; whether a scoring wrote the version down or a program logged them."""
+    run = stored_run(store, experiment_id)
+    run_id = run.info.run_id
+    first, second = (f(matrix_of(FOUR_BUCKETS)) for f in (lowest, highest))
+    assert first != second
+    if is_told:
+        scored(store, run_id, FIRST)
+    else:
+        store.log_metric(run_id, "lab/first", first, step=4)
+    before = histories(store, run_id)["lab/first"]
+    scores = scored(store, run_id, SECOND)
+    assert scores.plan.outdated == {"lab/first": 1}
+    assert "lab/first" not in scores.summary
+    assert scores.reasons["lab/first"] == "the run holds values of version 1 of its definition"
+    assert histories(store, run_id)["lab/first"] == before
+    scored(store, run_id, SECOND, accept_new=True)
+    after = store.get_run(run_id)
+    assert after.data.metrics["lab/first"] == second
+    assert json.loads(after.data.tags[names.REPLACED_TAG]) == {"lab/first": [1]}
+    assert scored(store, run_id, SECOND).plan.is_empty
+
+
+def test_a_description_is_kept_where_a_person_wrote_it(store, experiment_id):
+    """Ours is kept up to date; theirs is theirs."""
+    run = stored_run(store, experiment_id)
+    run_id = run.info.run_id
+    score(store, run_id)
+    ours = store.get_run(run_id).data.tags[names.MLFLOW_NOTE]
+    (rows_folder(run) / "row_004.json").unlink()
+    score(store, run_id)
+    assert store.get_run(run_id).data.tags[names.MLFLOW_NOTE] != ours
+    store.set_tag(run_id, names.MLFLOW_NOTE, "mine")
+    (rows_folder(run) / "row_003.json").unlink()
+    score(store, run_id)
+    assert store.get_run(run_id).data.tags[names.MLFLOW_NOTE] == "mine"
+
+
+def test_a_run_of_another_program_is_not_touched(store, experiment_id):
+    """It holds no rows, and never said that it would."""
+    run_id = store.create_run(experiment_id).info.run_id
+    before = store.get_run(run_id).data.tags
+    score(store, run_id)
+    assert store.get_run(run_id).data.tags == before
+    store.set_tag(run_id, names.KIND_TAG, names.KIND_TRAIN)
+    score(store, run_id)
+    assert store.get_run(run_id).data.tags[names.ROWS_TAG] == "none"
+
+
+def test_a_step_has_the_time_of_its_row_or_of_the_last_before():
+    """Rows were written a second apart; two of them were lost."""
+    texts = row_texts()
+    first, last = (
+        parse_rows({n: texts[n].encode()})[n].written_at for n in ("row_000.json", "row_004.json")
+    )
+    assert (first, last) == ("2026-01-31T00:00:00.123+00:00", "2026-01-31T00:04:00.123+00:00")
+    records = parse_rows(
+        {n: text.encode() for n, text in texts.items() if n not in ("row_000.json", "row_002.json")}
+    )
+    computed = compute("a run", records, assemble(records), digest="d", matrix_tag=None)
+    start = 1_769_817_600_123  # 2026-01-31T00:00:00.123 UTC, in milliseconds
+    minutes = [1, 1, 1, 3, 4]
+    assert computed.times == {k: start + 60_000 * m for k, m in enumerate(minutes)}
+
+
+def test_each_bucket_has_a_series_of_its_own():
+    """Whatever its key: MLflow takes few signs, and sorts names as texts."""
+    assert bucket_metric_names(["a b", "a_b", "3", "010"]) == [
+        "accuracy/bucket_a_b",
+        "accuracy/bucket_a_b.1",
+        "accuracy/bucket_003",
+        "accuracy/bucket_010",
+    ]

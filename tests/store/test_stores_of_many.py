@@ -1,0 +1,320 @@
+"""What a store holds, read back whatever else lies there: heartbeats, rows, states, listings."""
+
+import json
+import os
+import subprocess
+import sys
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import mlflow
+import psutil
+import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
+from stored_runs import row_texts, rows_folder, stored_run
+
+from clear_mlflow.core.errors import RecordError, StateError, TrackingError
+from clear_mlflow.core.record import RowRecord
+from clear_mlflow.core.untrusted import MAX_ROW_BYTES
+from clear_mlflow.store import names, search
+from clear_mlflow.store.client import bound_retries, mlflow_errors
+from clear_mlflow.store.conflicts import retry_on_conflict
+from clear_mlflow.store.heartbeat import begins_now, heartbeat, is_abandoned, time_ahead, trains_now
+from clear_mlflow.store.matrices import read_matrices, stored_rows_of
+from clear_mlflow.store.rows import read_rows, refuse_foreign_rows, stored_rows, write_row
+from clear_mlflow.store.search import MissingRun, Selection, select
+from clear_mlflow.store.states import (
+    Manifest,
+    read_newest_state,
+    remove_states,
+    store_state,
+    stored_states,
+)
+
+
+def beating(store, experiment_id, **changes):
+    """A RUNNING run with a heartbeat of this process, but for these changes."""
+    told = {**json.loads(heartbeat()), **changes}
+    run = store.create_run(experiment_id, tags={names.PROCESS_TAG: json.dumps(told)})
+    return store.get_run(run.info.run_id)
+
+
+def ago(**time):
+    return (datetime.now(timezone.utc) - timedelta(**time)).isoformat(timespec="seconds")
+
+
+def test_a_number_that_was_given_out_again_is_another_process(store, experiment_id):
+    """Only the start time tells that the process which trained is gone."""
+    assert trains_now(beating(store, experiment_id))
+    started = psutil.Process().create_time()
+    assert trains_now(beating(store, experiment_id, started=started + 0.5))
+    for other in (started - 60, started + 2):
+        run = beating(store, experiment_id, started=other)
+        assert is_abandoned(run)
+        assert not trains_now(run)
+        assert not begins_now(run.data.tags[names.PROCESS_TAG], 60)
+
+
+def test_a_process_that_has_ended_is_gone(store, experiment_id):
+    """Also while nobody has taken note of its end."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        started = psutil.Process(child.pid).create_time()
+        run = beating(store, experiment_id, pid=child.pid, started=started, alive_at=ago(days=1))
+        assert not is_abandoned(run)  # it is asked for; its age does not matter
+        child.stdin.close()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+        assert is_abandoned(run)
+    assert is_abandoned(run)
+
+
+@pytest.mark.parametrize(
+    ("age", "abandoned"),
+    [
+        ({"minutes": 14}, False),
+        ({"minutes": 16}, True),
+        ({"minutes": -4}, False),
+        ({"minutes": -6}, True),
+    ],
+)
+def test_of_another_machine_s_process_the_age_decides(store, experiment_id, age, abandoned):
+    """A quarter of an hour's silence; a clock may differ by five minutes."""
+    run = beating(store, experiment_id, host="elsewhere", alive_at=ago(**age))
+    assert is_abandoned(run) is abandoned
+    ahead = time_ahead(run.data.tags[names.PROCESS_TAG])
+    assert (ahead is not None) is (age == {"minutes": -6})
+
+
+def test_who_is_never_called_abandoned(store, experiment_id):
+    """A run of somebody else's, one that has ended, and one whose tag is none of ours."""
+    others = store.get_run(store.create_run(experiment_id).info.run_id)
+    damaged = beating(store, experiment_id, pid="first")
+    ended = beating(store, experiment_id, started=0)
+    store.set_terminated(ended.info.run_id)
+    for run in (others, damaged, store.get_run(ended.info.run_id)):
+        assert not is_abandoned(run)
+    assert not trains_now(others)
+
+
+def test_a_row_is_refused_where_one_is(store, experiment_id):
+    """Training into the same run again would contradict it."""
+    empty = store.get_run(store.create_run(experiment_id).info.run_id)
+    refuse_foreign_rows(store, empty)
+    run = stored_run(store, experiment_id)
+    with pytest.raises(TrackingError, match=r"already holds 5 rows \(row_000.json to row_004"):
+        refuse_foreign_rows(store, run)
+
+
+def test_rows_come_in_their_order_and_other_files_are_not_looked_at(store, experiment_id):
+    """By number: the thousandth comes after the last of three digits, whatever else lies there."""
+    run = stored_run(store, experiment_id)
+    folder = rows_folder(run)
+    (folder / "notes.txt").write_text("x")
+    (folder / "row_0001.json").write_text("{")
+    (folder / "row_1000.json").write_text((folder / "row_004.json").read_text())
+    outside = folder.parent / "secret.json"
+    outside.write_text((folder / "row_004.json").read_text())
+    (folder / "row_005.json").symlink_to(outside)
+    expected = [f"row_00{i}.json" for i in range(5)]
+    assert stored_rows(store, run) == [*expected, "row_1000.json"]
+    (folder / "row_1000.json").unlink()
+    rows = read_rows(store, run)
+    assert list(rows) == expected
+    assert rows["row_002.json"].to_json() == row_texts()["row_002.json"]
+    (folder / "row_003.json").write_bytes(b" " * (MAX_ROW_BYTES + 1))
+    with pytest.raises(RecordError, match=r"row_003.json has \d+ bytes; a row has at most 1 MiB"):
+        stored_rows(store, run)
+
+
+def test_a_row_that_is_written_is_read_back(store, experiment_id):
+    """From the store, to the last field."""
+    run = store.get_run(store.create_run(experiment_id).info.run_id)
+    text = row_texts()["row_003.json"]
+    write_row(store, run.info.run_id, RowRecord.from_json(text, source="row_003.json"))
+    (row,) = read_rows(store, run).values()
+    assert row.to_json() == text
+
+
+def manifest(row, content, **changes):
+    import hashlib
+
+    told = {
+        "row": row,
+        "written_at": "2026-01-31T12:00:00.000Z",
+        "size": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "config": {},
+        "data": {},
+        "package_version": "1",
+        "torch_version": "2",
+    }
+    return Manifest(**{**told, **changes})
+
+
+def test_the_newest_whole_state_is_the_one_to_go_on_from(store, experiment_id, tmp_path):
+    """One that is damaged, cut off, or another row's gives way, with what is wrong."""
+    run = store.get_run(store.create_run(experiment_id).info.run_id)
+    run_id = run.info.run_id
+    for row, changes in (
+        (1, {}),
+        (2, {}),
+        (3, {"sha256": "0" * 64}),
+        (4, {"size": 3}),
+        (5, {"size": 0}),
+    ):
+        store_state(store, run_id, manifest(row, b"state %d" % row, **changes), b"state %d" % row)
+    folder = Path(run.info.artifact_uri.removeprefix("file://"), names.STATE_FOLDER)
+    (folder / "after_006.safetensors").write_bytes(b"no manifest yet")
+    (folder / "after_007.safetensors").write_bytes(b"state 2")
+    (folder / "after_007.json").write_text((folder / "after_002.json").read_text())
+    assert stored_states(store, run) == (1, 2, 3, 4, 5, 7)
+    state, problems = read_newest_state(store, run, tmp_path)
+    assert state is not None
+    assert (state.manifest.row, state.file.read_bytes()) == (2, b"state 2")
+    assert [problem.split()[0] for problem in problems] == [
+        "after_007.json",
+        "after_005.json",
+        "after_004.safetensors",
+        "after_003.safetensors",
+    ]
+    remove_states(store, run, before=5)
+    assert stored_states(store, run) == (5, 7)
+    remove_states(store, run)
+    assert not folder.exists()
+    assert read_newest_state(store, run, tmp_path) == (None, [])
+
+
+def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path):
+    """Cut off between the two, there is no state; and none is removed by halves."""
+    run = store.get_run(store.create_run(experiment_id).info.run_id)
+    stored = []
+
+    class CutOff(mlflow.MlflowClient):
+        def log_artifact(self, run_id, local_path, artifact_path=None):
+            if stored:
+                raise OSError("cut off")
+            stored.append(Path(local_path).name)
+            super().log_artifact(run_id, local_path, artifact_path)
+
+    with pytest.raises(TrackingError, match="cut off"):
+        store_state(CutOff(store.tracking_uri), run.info.run_id, manifest(1, b"s"), b"s")
+    assert stored == ["after_001.safetensors"]
+    assert stored_states(store, run) == ()
+    assert read_newest_state(store, run, tmp_path) == (None, [])
+
+
+@pytest.mark.parametrize("change", [{"format": 2}, {"row": "1"}, {"config": {"a": 1}}, {"x": 1}])
+def test_what_is_no_manifest_is_refused(change):
+    """A field too many, of another type, or a newer format."""
+    told = {**json.loads(manifest(1, b"s").to_json()), **change}
+    with pytest.raises(StateError, match="is no manifest of a training state"):
+        Manifest.from_json(json.dumps(told), source="m")
+
+
+def test_a_listing_brings_each_run_once_however_many_start_at_once(
+    store, experiment_id, monkeypatch
+):
+    """Over pages of two, of which one is full of runs of one millisecond."""
+    monkeypatch.setattr(search, "_PAGE", 2)
+    times = [1_000, 2_000, 2_000, 2_000, 2_000, 2_000, 3_000, 4_000, 5_000]
+    made = {
+        store.create_run(experiment_id, start_time=time, run_name=f"{at}").info.run_id: time
+        for at, time in enumerate(times)
+    }
+    scored, comparison, deleted = list(made)[:3]
+    store.set_tag(scored, names.SCORED_TAG, "d")
+    store.set_tag(comparison, names.KIND_TAG, names.KIND_COMPARE)
+    store.delete_run(deleted)
+    found = [run.info.run_id for run in select(store, Selection(experiment="test"))]
+    assert sorted(found) == sorted(set(made) - {comparison, deleted})
+    assert [made[run_id] for run_id in found] == sorted((made[r] for r in found), reverse=True)
+    unscored = [r.info.run_id for r in select(store, Selection(unscored_only=True))]
+    assert sorted(unscored) == sorted(set(found) - {scored})
+    one, missing, gone = select(store, Selection(run_ids=(scored, "0" * 32, deleted, scored)))
+    assert one.info.run_id == scored
+    assert isinstance(missing, MissingRun)
+    assert "no such run" in missing.problem
+    assert "is deleted" in gone.problem
+    with pytest.raises(TrackingError, match="no experiment has the name or id 'none'"):
+        list(select(store, Selection(experiment="none")))
+    with pytest.raises(TrackingError, match="cannot list the runs"):
+        list(select(store, Selection(filter="nonsense")))
+
+
+def test_an_experiment_s_name_goes_before_an_id(store, experiment_id):
+    """One may be called as another's id is."""
+    run = store.create_run(store.create_experiment(experiment_id)).info.run_id
+    store.create_run(experiment_id)
+    assert [r.info.run_id for r in select(store, Selection(experiment=experiment_id))] == [run]
+
+
+def test_who_was_faster_is_asked_again_once():
+    """Another program made what is shared: looking again finds it. Other refusals stay refusals."""
+    answers = [MlflowException("there", BAD_REQUEST), "made"]
+
+    def make():
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    assert retry_on_conflict(make) == "made"
+    answers = [MlflowException("down", INTERNAL_ERROR), "made"]
+    with pytest.raises(MlflowException, match="down"):
+        retry_on_conflict(make)
+    assert answers == ["made"]
+
+
+def test_a_dead_server_is_given_up_within_seconds(monkeypatch):
+    """Unless the environment says else; nobody waits an hour because a server asks for it."""
+    settings = {
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+        "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
+        "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
+        "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER": "false",
+    }
+    for name in settings:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "7")
+    bound_retries()
+    found = {name: os.environ[name] for name in settings}
+    for name in settings:
+        monkeypatch.delenv(name, raising=False)
+    assert found == {**settings, "MLFLOW_HTTP_REQUEST_TIMEOUT": "7"}
+
+
+def test_what_mlflow_refuses_is_one_line_without_a_password():
+    """And what is clear already stays as it is."""
+    with pytest.raises(TrackingError) as told, mlflow_errors("read it"):
+        raise ValueError("two\nlines of mysql://me:secret@host/db")
+    assert "cannot read it in the tracking store" in str(told.value)
+    assert str(told.value).endswith("ValueError: two lines of mysql://me:***@host/db")
+    own = RecordError("damaged")
+    with pytest.raises(RecordError) as told, mlflow_errors("read it"):
+        raise own
+    assert told.value is own
+
+
+def test_a_tag_is_trusted_where_nothing_has_changed_since(store, experiment_id, monkeypatch):
+    """Elsewhere than on this disk: while names and sizes of the row files are those of the tag."""
+    run = stored_run(store, experiment_id)
+    tag = stored_rows_of(store, run).tag
+    store.set_tag(run.info.run_id, names.MATRIX_TAG, tag)
+    monkeypatch.setattr("clear_mlflow.store.matrices.are_rows_local", lambda run: False)
+
+    def read():
+        return stored_rows_of(store, store.get_run(run.info.run_id))
+
+    assert read().from_tag
+    assert read().digest == stored_rows_of(store, run, "all").digest
+    assert not stored_rows_of(store, store.get_run(run.info.run_id), "all").from_tag
+    row = rows_folder(run) / "row_004.json"
+    text = row.read_text()
+    row.write_text(text + " ")
+    assert not read().from_tag
+    assert stored_rows_of(store, store.get_run(run.info.run_id), "none").from_tag
+    row.unlink()
+    assert not read().from_tag
+    (matrix,) = read_matrices(store, [store.get_run(run.info.run_id)])
+    assert matrix.record.rows == (0, 1, 2, 3)
