@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.learning.config import NONE, TrainConfig, parameter_defaults
+from clear_mlflow.learning.config import NONE, TrainConfig, parameter_defaults, switches
 
 if TYPE_CHECKING:
     from clear_mlflow.core.predictions import EvaluationSet
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from clear_mlflow.runs.loop_run import LoopRun
     from clear_mlflow.scoring.scores import Scores
     from clear_mlflow.store.client import MlflowClient
-
-
-_SWITCHES = ("channels_last", "allocator", "compile", "resumable")
 
 
 def train(
@@ -56,7 +53,7 @@ def train(
     channels_last: bool | Literal["on", "off"] = True,
     allocator: bool | Literal["on", "off"] = True,
     compile: bool | Literal["on", "off"] = False,  # noqa: A002
-    predictions: Literal["labels", "probs", "none"] = "labels",
+    predictions: Literal["labels", "none", "probs"] = "labels",
     log_models: Literal["none", "last", "all"] = "none",
     resumable: bool | Literal["on", "off"] = True,
     seed: int = 0,
@@ -87,8 +84,8 @@ def train(
             the stream's training images; other strategies ignore it.
         model: small_cnn, any torchvision classification model by name, as resnet18, or
             linear, which goes with features.
-        weights: What the model starts from: none, DEFAULT (torchvision's best
-            pretrained weights), or a file of weights, .safetensors or .pth.
+        weights: What the model starts from: none, DEFAULT (torchvision's best pretrained
+            weights), or a file of weights, .safetensors or .pth.
         freeze: backbone: train the head alone and leave all other weights as they are.
         image_size: Side of the model's square input, pixels.
         epochs: Passes over each bucket's training data.
@@ -178,7 +175,7 @@ def train_ensemble(
     channels_last: bool | Literal["on", "off"] = True,
     allocator: bool | Literal["on", "off"] = True,
     compile: bool | Literal["on", "off"] = False,  # noqa: A002
-    predictions: Literal["labels", "probs", "none"] = "labels",
+    predictions: Literal["labels", "none", "probs"] = "labels",
     log_models: Literal["none", "last", "all"] = "none",
     resumable: bool | Literal["on", "off"] = True,
     seed: int = 0,
@@ -210,8 +207,8 @@ def train_ensemble(
             the stream's training images; other strategies ignore it.
         model: small_cnn, any torchvision classification model by name, as resnet18, or
             linear, which goes with features.
-        weights: What the model starts from: none, DEFAULT (torchvision's best
-            pretrained weights), or a file of weights, .safetensors or .pth.
+        weights: What the model starts from: none, DEFAULT (torchvision's best pretrained
+            weights), or a file of weights, .safetensors or .pth.
         freeze: backbone: train the head alone and leave all other weights as they are.
         image_size: Side of the model's square input, pixels.
         epochs: Passes over each bucket's training data.
@@ -367,7 +364,7 @@ def _asked(given: Mapping[str, object]) -> dict[str, str]:
 
 def _text_of(name: str, value: object) -> str:
     """A parameter's value, as a Python user writes it, as the text that the command line takes."""
-    if isinstance(value, bool) and name in _SWITCHES:
+    if isinstance(value, bool) and name in switches():
         return "on" if value else "off"
     if isinstance(value, Mapping):
         return ",".join(

@@ -13,11 +13,13 @@ from concept_matrix import picture
 from metrics_table import metrics_page
 from mlproject import mlproject
 from reference import reference
+from signatures import api
 
 ROOT = Path(__file__).parent.parent
 
 GENERATED: dict[str, Callable[[], str]] = {
     "MLproject": mlproject,
+    "clear_mlflow/api.py": api,
     "docs/reference.md": reference,
     "docs/metrics.md": metrics_page,
     "docs/images/matrix-4x4.svg": picture,

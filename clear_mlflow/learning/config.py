@@ -76,13 +76,18 @@ RECIPES: Mapping[str, Mapping[str, str]] = {
 }
 
 
-def _one_of(*known: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in known:
-            raise ValueError(f"expected one of {', '.join(known)}")
+@dataclass(frozen=True)
+class _OneOf:
+    known: tuple[str, ...]
+
+    def __call__(self, text: str) -> str:
+        if text not in self.known:
+            raise ValueError(f"expected one of {', '.join(self.known)}")
         return text
 
-    return parse
+
+def _one_of(*known: str) -> Callable[[str], str]:
+    return _OneOf(known)
 
 
 _LARGEST_WHOLE = 2**63 - 1  # what torch's seeds, MLflow's store and JSON's readers all hold
@@ -201,8 +206,33 @@ def _path(text: str) -> str:
         raise ValueError("expected a path; its ~ names no home folder") from None
 
 
-def _parameter(parse: Callable[[str], Any], *, help: str, default: str = AUTO) -> Any:  # noqa: A002
-    return field(metadata={"parse": parse, "help": help, "default": default})
+def _parameter(
+    parse: Callable[[str], Any],
+    *,
+    help: str,  # noqa: A002
+    default: str = AUTO,
+    python: str = "",
+    about: str = "",
+) -> Any:
+    """A field that is a training's parameter.
+
+    Args:
+        parse: gives the value that a text is, or raises ValueError with what was expected.
+        help: what it is, as the command line says it.
+        default: the text that it has when nobody says anything.
+        python: the type that a caller in Python gives, where it does not follow from the field's.
+        about: what it is, as Python's documentation says it, where that differs from the help.
+    """
+    return field(
+        metadata={
+            "parse": parse,
+            "help": help,
+            "default": default,
+            "choices": getattr(parse, "known", ()),
+            "python": python,
+            "about": about,
+        }
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -219,7 +249,9 @@ class TrainConfig:
         help="digits (embedded; nothing to download), clear10 or clear100.",
     )
     data_root: str = _parameter(
-        _path, help="Folder of the dataset, in any of CLEAR's layouts; auto for the embedded one."
+        _path,
+        python="str | Path",
+        help="Folder of the dataset, in any of CLEAR's layouts; auto for the embedded one.",
     )
     protocol: str = _parameter(
         _one_of(*PROTOCOLS),
@@ -228,6 +260,7 @@ class TrainConfig:
     )
     split: str = _parameter(
         _split,
+        python="int | str",
         help="Under iid, a number: that seeded 70/30 split of each bucket's training images; auto: "
         "the released test set where there is one, else split 0.",
     )
@@ -244,12 +277,17 @@ class TrainConfig:
     strategy: str = _parameter(
         _strategy,
         default="naive",
+        about="How to learn from the stream, as replay (docs/strategies.md), or a class of your "
+        "own as package.module:Class.",
         help=f"How to learn from the stream: {', '.join(known_strategies())}, or a class of your "
         "own as package.module:Class.",
     )
     strategy_args: str = _parameter(
         _text,
         default=NONE,
+        python="str | Mapping[str, object]",
+        about='The strategy\'s own numbers: {"name": value}, or name=value,name=value; '
+        "docs/strategies.md lists them.",
         help="The strategy's own numbers, as name=value,name=value; docs/strategies.md lists them.",
     )
     memory: int | float = _parameter(
@@ -265,6 +303,7 @@ class TrainConfig:
     weights: str = _parameter(
         _weights,
         default=NONE,
+        python="str | Path",
         help="What the model starts from: none, DEFAULT (torchvision's best pretrained weights), "
         "or a file of weights, .safetensors or .pth.",
     )
@@ -351,6 +390,8 @@ class TrainConfig:
     seeds: str = _parameter(
         _seeds,
         default=NONE,
+        python="str | Sequence[int]",
+        about="Seeds of an ensemble, as [0, 1, 2]; for train_ensemble.",
         help="Seeds of an ensemble whose members train together, as 0,1,2; each is a run of its "
         "own under one parent.",
     )
@@ -445,6 +486,11 @@ _FIELDS = {f.name: f for f in fields(TrainConfig)}
 def parameter_defaults() -> dict[str, str]:
     """Every parameter's name and the text it has when a user says nothing."""
     return {name: f.metadata["default"] for name, f in _FIELDS.items()}
+
+
+def switches() -> frozenset[str]:
+    """Names of the parameters that are on or off."""
+    return frozenset(n for n, f in _FIELDS.items() if set(f.metadata["choices"]) == {"on", "off"})
 
 
 def parameter_help(name: str) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import mlflow
 import pytest
@@ -543,7 +544,7 @@ def test_a_training_into_a_run_with_unsent_rows_is_refused(proxy, tmp_path, monk
 class LosingServer:
     """A training of an ensemble whose server goes away after the first rows."""
 
-    training: object
+    training: Any
     proxy: FaultyProxy
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
@@ -363,7 +364,7 @@ def test_a_training_tells_its_dataset_and_always_leaves_its_progress(tmp_path):
     assert (facts.buckets, facts.num_classes) == (("key0", "key1"), 3)
     assert (facts.num_train, facts.num_test) == ((6, 4), (2, 3))
     assert progress.told == []
-    rows = training.rows()
+    rows: Any = training.rows()  # a generator, which can be closed
     assert next(rows).row.row == 0
     assert ("decoded", 5, 5) in progress.told
     rows.close()

@@ -6,8 +6,10 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 from stored_runs import change, histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
@@ -153,7 +155,7 @@ def test_stopped_half_way_the_next_call_does_the_rest(store, many):
     """What has its verdict is done, and is not done again."""
     many("1", "2", "3", "4")
     runs = select(store, Selection(experiment="test"))
-    verdicts = Evaluation(jobs=1).over(store, runs)
+    verdicts: Any = Evaluation(jobs=1).over(store, runs)
     assert [next(verdicts).run_name, next(verdicts).run_name] == ["4", "3"]
     verdicts.close()
     assert [(v.run_name, v.action) for v in search(store)] == [
@@ -208,6 +210,9 @@ def test_two_evaluations_at_once_lose_and_double_nothing(store, many):
 
 class Watched(KnownTraining):
     """A training during which somebody evaluates the experiment, after every row."""
+
+    store: MlflowClient
+    seen: list[list[str]]
 
     def rows(self):
         for row in super().rows():

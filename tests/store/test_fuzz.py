@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,11 +77,15 @@ VALUES = [
 ]
 
 
+# How many times as many examples as CI tries: .ci/nightly tries more.
+_TIMES = int(os.environ.get("CLEAR_MLFLOW_FUZZ_TIMES", "1"))
+
+
 def seeds(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Run a test on so many seeds, each for a batch of cases."""
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
-        return settings(max_examples=examples, deadline=None)(
+        return settings(max_examples=_TIMES * examples, deadline=None)(
             given(seed=st.integers(0, 2**32 - 1))(test)
         )
 
@@ -92,7 +97,7 @@ def draws(seed: int, number: int = BATCH):
     return (random.Random(f"{seed} {case}") for case in range(number))
 
 
-def read_or_refused(read: Callable[[], object]) -> object:
+def read_or_refused(read: Callable[[], object]) -> Any:
     """What is read; None where it is refused, in one line that names what is wrong."""
     try:
         return read()
@@ -105,24 +110,24 @@ def read_or_refused(read: Callable[[], object]) -> object:
 
 def mangled(content: bytes, draw: random.Random) -> bytes:
     """A file with bytes changed, put in, taken out, doubled, or cut off."""
-    content = bytearray(content)
+    changed = bytearray(content)
     for _ in range(draw.choice((1, 1, 1, 2, 5))):
-        at, length = draw.randint(0, len(content)), draw.choice((0, 1, 1, 2, 8, 40))
+        at, length = draw.randint(0, len(changed)), draw.choice((0, 1, 1, 2, 8, 40))
         kind = draw.randrange(5)
-        if kind == 0 and content:
-            content[at % len(content)] = draw.randrange(256)
+        if kind == 0 and changed:
+            changed[at % len(changed)] = draw.randrange(256)
         elif kind == 1:
-            content[at : at + length] = draw.choice(TOKENS)
+            changed[at : at + length] = draw.choice(TOKENS)
         elif kind == 2:
-            del content[at : at + length]
+            del changed[at : at + length]
         elif kind == 3:
-            content[at:at] = content[at : at + length]
+            changed[at:at] = changed[at : at + length]
         elif draw.random() < 0.2:
-            del content[at:]
-    return bytes(content)
+            del changed[at:]
+    return bytes(changed)
 
 
-def altered(value: object, draw: random.Random, odds: float = 0.1) -> object:
+def altered(value: object, draw: random.Random, odds: float = 0.1) -> Any:
     """A document with other values, of other kinds, in some of its places."""
     if draw.random() < odds:
         return copy.deepcopy(draw.choice(VALUES))
@@ -134,12 +139,12 @@ def altered(value: object, draw: random.Random, odds: float = 0.1) -> object:
             found[draw.choice(["x", "accuracy", "schema", "\x1b", "row", ""])] = draw.choice(VALUES)
         return found
     if isinstance(value, list):
-        found = [altered(part, draw, odds) for part in value]
-        if found and draw.random() < odds:
-            found.append(draw.choice(found))
-        if found and draw.random() < odds:
-            found.pop(draw.randrange(len(found)))
-        return found
+        parts = [altered(part, draw, odds) for part in value]
+        if parts and draw.random() < odds:
+            parts.append(draw.choice(parts))
+        if parts and draw.random() < odds:
+            parts.pop(draw.randrange(len(parts)))
+        return parts
     if isinstance(value, int) and not isinstance(value, bool) and draw.random() < odds:
         return value + draw.choice((-1, 1, 1000))
     return value

@@ -97,11 +97,12 @@ def test_a_comparison_shows_a_hostile_name_as_text(name):
     note = comparison_note(found, page="comparison.html")
     assert len(note.encode()) < 8_000
     assert not re.search(r"[<\[]|\]\(|!\[", note.replace("&nbsp;", ""))
-    out = Console(width=200, file=io.StringIO(), force_terminal=False)
+    written = io.StringIO()
+    out = Console(width=200, file=written, force_terminal=False)
     for part in comparison_text(found):
         out.print(part)
-    assert is_safe_line(out.file.getvalue())
-    assert len(out.file.getvalue()) < 10_000
+    assert is_safe_line(written.getvalue())
+    assert len(written.getvalue()) < 10_000
 
 
 @pytest.mark.parametrize("name", HOSTILE.values(), ids=HOSTILE)

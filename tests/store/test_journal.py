@@ -146,7 +146,7 @@ def test_an_entry_that_was_half_removed_is_none(spool):
 def test_whose_journal_it_is(spool, tmp_path, monkeypatch):
     """Without the password, and with a path that means the same elsewhere."""
     origin = read_origin(spool.folder)
-    assert (origin.run_id, origin.tracking_uri) == (RUN, "http://me:***@host:1")
+    assert (origin.run_id, origin.tracking_uri) == (RUN, "http://***@host:1")
     assert origin.password
     monkeypatch.chdir(tmp_path)
     local = Spool.create(tmp_path / "other", "f" * 32, "sqlite:///mlflow.db")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -149,7 +150,7 @@ def test_a_pool_keeps_the_order_and_takes_items_as_there_is_room(jobs):
         time.sleep(0.002 * (3 - i % 3))
         return i
 
-    results = mapped(work, items(), jobs)
+    results: Any = mapped(work, items(), jobs)
     assert [next(results) for _ in range(20)] == list(range(20))
     assert len(taken) <= 20 + 4 * jobs
     results.close()

@@ -8,6 +8,7 @@ import io
 import json
 import math
 import pickle
+from typing import Any
 
 import numpy as np
 
@@ -116,7 +117,7 @@ def facil(rows) -> str:
 def van_de_ven(rows) -> dict:
     """eval/evaluate.py: ``test_all_so_far``, where future contexts are the integer 0."""
     width = len(rows[0])
-    found = {"acc per context": {f"context {j + 1}": [] for j in range(width)}}
+    found: dict[str, Any] = {"acc per context": {f"context {j + 1}": [] for j in range(width)}}
     found |= {"average": [], "x_iteration": [], "x_context": []}
     for i, row in enumerate(rows):
         for j, cell in enumerate(row):

@@ -276,7 +276,7 @@ def test_tables_say_the_same_and_steer_no_spreadsheet() -> None:
 
 def test_the_reference_lists_just_these_metrics(project: object) -> None:
     """docs/metrics.md has one line per metric, with the direction that the code has."""
-    text = (project / "docs" / "metrics.md").read_text()  # type: ignore[operator]
+    text = (project / "docs" / "metrics.md").read_text()
     part = text.split("## From stored predictions")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.split("|")] for line in part.splitlines()]
     told = {row[1].strip("`"): row[3] for row in rows if len(row) > 4 and row[1].startswith("`")}

@@ -39,7 +39,7 @@ def row_predictions(images: EvaluationSet, labels: list[int], **more: object) ->
         row=2,
         labels=np.array(labels, dtype=np.uint8),
         evaluation_set=images.digest,
-        **more,  # type: ignore[arg-type]
+        **more,
     )
 
 

@@ -25,9 +25,10 @@ TEN = AccuracyMatrix(np.full((10, 10), 1.0), initial=[0.0912] * 10)
 
 
 def printed(table, width: int = 80) -> list[str]:
-    console = Console(width=width, file=io.StringIO(), force_terminal=False, _environ={})
+    written = io.StringIO()
+    console = Console(width=width, file=written, force_terminal=False, _environ={})
     console.print(table)
-    return [line.rstrip() for line in console.file.getvalue().splitlines()]
+    return [line.rstrip() for line in written.getvalue().splitlines()]
 
 
 def texts(matrix: AccuracyMatrix, title: str) -> list[str]:
@@ -55,9 +56,10 @@ def test_unmeasured_cells_are_dashes():
 
 def test_the_diagonal_is_bold_on_a_terminal():
     """The eye finds what was just trained on."""
-    console = Console(width=80, file=io.StringIO(), force_terminal=True, _environ={})
+    written = io.StringIO()
+    console = Console(width=80, file=written, force_terminal=True, _environ={})
     console.print(matrix_table(AccuracyMatrix([[0.123, 0.5], [0.6, 0.456]])))
-    header, body = console.file.getvalue().split("─", 1)
+    header, body = written.getvalue().split("─", 1)
     assert header.split()[0].startswith("\x1b[1m%")
     assert re.findall(r"\x1b\[1m *([0-9.]+)", body) == ["12.3", "45.6"]
 
@@ -229,9 +231,9 @@ def test_every_class_of_a_confusion_can_be_read(classes, name):
         assert figure.bbox.contains(box.x0, box.y0)
         assert figure.bbox.contains(box.x1, box.y1)
         assert text.get_fontsize() > 7.5
-        if text.get_rotation() == 90 and text.get_va() == "bottom":
+        if text.get_rotation() == 90 and text.get_verticalalignment() == "bottom":
             across.append(box)
-        elif text.get_ha() == "right":
+        elif text.get_horizontalalignment() == "right":
             down.append(box)
     assert len(across) == len(down) == classes
     assert all(a.x1 <= b.x0 for a, b in itertools.pairwise(across))

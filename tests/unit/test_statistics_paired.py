@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom, binomtest
 
 from clear_mlflow import AccuracyMatrix, metrics, summarize
-from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.statistics import (
@@ -270,7 +270,7 @@ def test_a_users_metric_is_compared_where_it_is_defined() -> None:
     def lucky(matrix: AccuracyMatrix) -> float:
         metrics._base.need_trained(matrix, 2, "two")
         if matrix.values[0, 0] < 0.5:
-            raise metrics.UndefinedMetricError("too low")
+            raise UndefinedMetricError("too low")
         return float(matrix.values.max())
 
     own = [Metric(name="own/lucky", function=lucky)]

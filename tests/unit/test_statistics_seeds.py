@@ -170,7 +170,7 @@ def said(**given: object) -> str:
         "p_value": 0.01,
         "evidence": "8 seeds each",
     }
-    return verdict("A", "B", "clear/accuracy", **{**values, **given}).sentence  # type: ignore[arg-type]
+    return verdict("A", "B", "clear/accuracy", **{**values, **given}).sentence
 
 
 def test_verdicts_are_plain_sentences() -> None:
