@@ -138,7 +138,7 @@ def test_a_step_has_the_short_way_only_where_nothing_is_added():
     replay = load_strategy("replay")
     assert replay.has_plain_steps(replay.Arguments())
     assert not replay.has_plain_steps(replay.Arguments(batches="balanced"))
-    assert not type("OwnReplay", (replay,), {"after_step": Own.after_step}).has_plain_steps(
+    assert not type("OwnReplay", (replay,), {"after_step": Own.after_step}).has_plain_steps(  # type: ignore[attr-defined]
         replay.Arguments()
     )
 

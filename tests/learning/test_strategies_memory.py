@@ -10,11 +10,9 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from feature_streams import CLASSES, WIDTH, Silent
 from learning_streams import CPU, config, write_stream
 from strategy_runs import (
-    CLASSES,
-    WIDTH,
-    Silent,
     feature_stream,
     image_stream,
     on_features,

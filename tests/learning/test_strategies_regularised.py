@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from feature_streams import CLASSES, WIDTH
 from learning_streams import config
-from strategy_runs import (
-    CLASSES,
-    WIDTH,
-    feature_stream,
-    image_stream,
-    on_features,
-    rows_of,
-    strategy_on,
-)
+from strategy_runs import feature_stream, image_stream, on_features, rows_of, strategy_on
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError

@@ -9,6 +9,7 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.journal.spool import Spool
+from clear_mlflow.runs.sync import sync_each
 from clear_mlflow.store.rows import read_rows
 
 CORRECT = [[1, 2], [6, 3], [4, 7]]
@@ -21,8 +22,8 @@ def run(store, experiment_id):
 
 
 @pytest.fixture
-def spool(run, tmp_path):
-    found = Spool.create(tmp_path / "journal", run.info.run_id, "http://host:1")
+def spool(store, run, tmp_path):
+    found = Spool.create(tmp_path / "journal", run.info.run_id, store.tracking_uri)
     yield found
     found.close()
 
@@ -76,3 +77,18 @@ def test_a_file_that_is_damaged_or_renamed_is_no_row(store, run, spool, name):
     with pytest.raises(RecordError, match=name):
         list(send_waiting(store, run, spool))
     assert {path.name: path.read_bytes() for path in rows_folder(run).iterdir()} == before
+
+
+def test_sync_keeps_what_it_could_not_send(store, run, spool):
+    """The rest waits for the next time; then the folder is gone."""
+    put(spool, "row_002.json", "{")
+    spool.close()
+    (synced,) = sync_each([spool.folder])
+    assert not synced.done
+    assert "row_002.json" in synced.detail
+    (waiting,) = spool.folder.rglob("row_002.json")
+    waiting.write_text(row_texts(CORRECT)["row_002.json"])
+    (synced,) = sync_each([spool.folder])
+    assert (synced.done, synced.sent) == (True, 1)
+    assert not spool.folder.exists()
+    assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT

@@ -235,7 +235,7 @@ def _main(module: str) -> int:
     except BaseException:
         traceback.print_exc()
         code = 1
-    threading._shutdown()
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -367,7 +367,7 @@ def _serve_and_run(line: socket.socket) -> NoReturn:
         _servers.append(_fork_server())
     forking = SimpleNamespace(**{**vars(subprocess), "Popen": _start})
     for module in ("clear_mlflow.process.parent", "clear_mlflow.engines.local"):
-        sys.modules[module].subprocess = forking
+        sys.modules[module].subprocess = forking  # type: ignore[attr-defined]
     os._exit(_main(PROGRAM))
 
 
