@@ -1,7 +1,7 @@
 """What verdicts are worth: ``python benchmarks/verdicts.py`` prints false and true findings.
 
-Made-up runs go through the comparison itself (`clear_mlflow.comparison`), one metric each. *False*:
-all methods are equal; the share of comparisons with any verdict of a difference. *Power*: one
+Made-up values of one metric go through the tests and the adjustment of `compare`. *False*: all
+methods are equal; the share of comparisons with any verdict of a difference. *Power*: one
 method is ahead of all others by so many standard deviations of a seed; the share of its pairs that
 are found. Paired runs share what the seed does to all methods, half of their variance; others
 have seeds of their own. Spreads: normal; Student's t with three degrees of freedom (heavy tails); a
@@ -13,19 +13,15 @@ from __future__ import annotations
 import argparse
 import time
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.comparison.groups import Group
-from clear_mlflow.comparison.subjects import Setting, Subject
-from clear_mlflow.comparison.verdicts import judge_pairs, plan_pairs
-from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.record import DatasetIdentity, Record
-from clear_mlflow.metrics import METRICS
+from clear_mlflow.comparison import LEVEL
+from clear_mlflow.comparison.verdicts import ALL_PAIRS
+from clear_mlflow.statistics import holm, paired_t, welch_t
 
-METRIC = next(metric for metric in METRICS if metric.name == "clear/challenge_score")
-SETTING = Setting("made up", "sha256:0", "iid", ("1",), (1,))
 SEEDS, GROUPS = (3, 5, 10), (2, 6, 16)
 EFFECTS = (2.0, 4.0, 10.0)
 
@@ -124,53 +120,23 @@ def drawn(case: Case, draws: np.random.Generator, seeds: int, methods: int) -> N
 
 
 def found(values: NDArray[np.float64], case: Case, baseline: str | None) -> list[tuple[str, str]]:
-    """Names of the pairs of which a difference is said."""
-    groups = []
-    for method, row in enumerate(values):
-        members = tuple(
-            subject(method, seed if case.paired else 1000 * method + seed, float(value))
-            for seed, value in enumerate(row)
-        )
-        groups.append(
-            Group(name=str(method), labels={}, setting=0, members=members, length=1, level=0.95)
-        )
-    groups.sort(key=lambda group: -group.metrics[METRIC.name].mean)
-    plan = plan_pairs(groups, [SETTING], baseline)
-    verdicts, _ = judge_pairs(
-        groups,
-        plan,
-        metrics=[METRIC],
-        protocols=["iid"],
-        correct={},
-        level=0.95,
-        margin=None,
-        details=False,
-    )
+    """Names of the pairs of which a difference is said: the tests and the family of `compare`."""
+    ranked = sorted(range(len(values)), key=lambda method: -values[method].mean())
+    pairs = list(combinations(ranked, 2))
+    family = len(pairs)
+    if baseline is not None:
+        pairs = [(method, int(baseline)) for method in ranked if method != int(baseline)]
+        family = len(pairs)
+    elif len(values) > ALL_PAIRS:
+        pairs = pairs[: len(values) - 1]
+    test = paired_t if case.paired else welch_t
+    tests = [test(values[a], values[b]) for a, b in pairs]
+    adjusted = holm([1.0 if one is None else one.p_value for one in tests], family=family)
     return [
-        (groups[verdict.a].name, groups[verdict.b].name)
-        for verdict in verdicts
-        if verdict.outcome == "different"
+        (str(a), str(b))
+        for (a, b), p in zip(pairs, adjusted, strict=True)
+        if p <= 1 - LEVEL + 1e-12
     ]
-
-
-def subject(method: int, seed: int, value: float) -> Subject:
-    """A run of which nothing counts but its seed and its value."""
-    record = Record(
-        # Another one for each run: runs of one matrix would count as one result.
-        matrix=AccuracyMatrix([[1 / (2 + value * value)]]),
-        protocol="iid",
-        dataset=DatasetIdentity("made up", "0"),
-        seed=seed,
-        rows=(1,),
-        missing=(),
-    )
-    return Subject(
-        run_id=f"{method}-{seed}",
-        name="",
-        record=record,
-        summary={METRIC.name: value},
-        labels={},
-    )
 
 
 if __name__ == "__main__":

@@ -85,6 +85,7 @@ def compare(
     from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
     from clear_mlflow.store.search import Selection, select
     from clear_mlflow.store.ui_urls import comparison_links
+    from clear_mlflow.sweep.more_seeds import more_seeds_grid
 
     bound_retries()
     quiet_mlflow()
@@ -121,13 +122,20 @@ def compare(
         )
         if text != NONE
     }
+    more = more_seeds_grid(comparison)
     run = write_comparison(
-        client, comparison, left_out, experiment_id=experiment_id, run_id=own_run, params=asked
+        client,
+        comparison,
+        left_out,
+        experiment_id=experiment_id,
+        run_id=own_run,
+        params=asked,
+        more_seeds=more,
     )
     out = console()
     print_comparison(comparison, out)
     out.print()
-    print_links(comparison_links(client, run), out)
+    print_links(comparison_links(client, run, more_seeds=more is not None), out)
 
 
 def _own_metrics(metric: str) -> tuple[Metric, ...]:

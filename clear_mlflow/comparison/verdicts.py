@@ -171,7 +171,6 @@ def judge_pairs(
     correct: Mapping[tuple[int, int], tuple[CorrectMatrix, CorrectMatrix]],
     level: float,
     margin: float | None,
-    details: bool = True,
 ) -> tuple[list[Verdict], list[PairTest]]:
     """Verdicts on the first metric, and tests of all the others.
 
@@ -186,11 +185,9 @@ def judge_pairs(
         correct: what the stored predictions of both got right, of pairs of single runs.
         level: of confidence.
         margin: the largest difference that does not matter; None: equivalence is not asked for.
-        details: whether effect sizes, permutation tests and seeds needed are computed, too: they
-            take most of the time, and change no outcome.
     """
     metric, *others = (one.name for one in metrics)
-    judge = _Judge(groups, metric, metrics[0].higher_is_better, level, margin, details)
+    judge = _Judge(groups, metric, metrics[0].higher_is_better, level, margin)
     tests: dict[str, dict[tuple[int, int], _Test]] = {one.name: {} for one in metrics}
     untested: dict[tuple[int, int], _SeedValues] = {}
     for pair in plan.pairs:
@@ -378,7 +375,6 @@ class _Judge:
     higher_is_better: bool
     level: float
     margin: float | None
-    details: bool
 
     def tested(
         self, tests: Mapping[tuple[int, int], _Test], possible: int
@@ -470,7 +466,7 @@ class _Judge:
             level=self.level,
         )
         beside, evidence, more = [], None, None
-        if test.values is not None and self.details:
+        if test.values is not None:
             evidence = self._evidence(pair, test.values)
             beside = self._beside(pair, test, evidence)
             if said.outcome not in (DIFFERENT, EQUIVALENT):

@@ -291,6 +291,7 @@ def write_comparison(
     experiment_id: str,
     run_id: str | None = None,
     params: Mapping[str, str] | None = None,
+    more_seeds: str | None = None,
 ) -> Run:
     """Store a comparison in a run of its own.
 
@@ -301,13 +302,14 @@ def write_comparison(
         experiment_id: where the run is opened.
         run_id: a run that is there for it already; it is left open.
         params: how the comparison was asked for.
+        more_seeds: a sweep's file that trains the seeds that are needed; None: none are.
 
     Returns:
         The run, as it is then.
     """
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         # Before any run is opened: what cannot be drawn leaves nothing half done.
-        write_files(comparison, left_out, Path(scratch))
+        write_files(comparison, left_out, Path(scratch), more_seeds)
         with mlflow_errors("store the comparison"):
             return _store(client, comparison, scratch, experiment_id, run_id, params or {})
 
@@ -343,13 +345,19 @@ def _store(
     return client.get_run(opened)
 
 
-def write_files(comparison: Comparison, left_out: Sequence[LeftOut], folder: Path) -> None:
+def write_files(
+    comparison: Comparison,
+    left_out: Sequence[LeftOut],
+    folder: Path,
+    more_seeds: str | None = None,
+) -> None:
     """Write all artifacts of a comparison run into a folder."""
     now = datetime.now(timezone.utc).isoformat(timespec="minutes").replace("+00:00", " UTC")
     page = comparison_page(
         comparison,
         title=run_name(comparison),
         footer=f"clear_mlflow {__version__}, {now.replace('T', ' ')}",
+        more_seeds=None if more_seeds is None else names.MORE_SEEDS,
     )
     texts = {
         names.COMPARISON_PAGE: page,
@@ -357,6 +365,8 @@ def write_files(comparison: Comparison, left_out: Sequence[LeftOut], folder: Pat
         names.LEADERBOARD_CSV: leaderboard_csv(comparison),
         names.COMPARED_JSON: _compared_json(comparison, left_out),
     }
+    if more_seeds is not None:
+        texts[names.MORE_SEEDS] = more_seeds
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     pictures = folder / names.FIGURES_FOLDER

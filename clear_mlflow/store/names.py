@@ -101,6 +101,8 @@ LEADERBOARD_TABLE = "leaderboard.json"
 LEADERBOARD_CSV = "leaderboard.csv"
 COMPARED_JSON = "compared_runs.json"
 FIGURES_FOLDER = "figures"
+# The grid of a sweep that trains the seeds that undecided verdicts ask for.
+MORE_SEEDS = "more_seeds.yaml"
 
 # Keys of the images that MLflow's chart view shows side by side, runs beside runs.
 IMAGE_PER_ROW = "accuracy_matrix_by_row"

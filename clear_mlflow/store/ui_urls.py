@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -12,7 +13,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.credentials import masked
 from clear_mlflow.store.client import is_server
-from clear_mlflow.store.names import COMPARISON_PAGE
+from clear_mlflow.store.names import COMPARISON_PAGE, MORE_SEEDS
 
 # Without it an experiment opens in the UI's view for language-model traces.
 _RUNS_VIEW = "workflowType=machine_learning"
@@ -40,10 +41,22 @@ def _address(uri: str) -> str:
     return masked(f"{parts.scheme}://{host}{parts.path}").rstrip("/")
 
 
-def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
-    """Lines that tell how to see a comparison; the page itself, too, if it is on this machine."""
+def comparison_links(client: MlflowClient, run: Run, *, more_seeds: bool = False) -> Sequence[str]:
+    """Lines that tell how to see a comparison; the page itself, too, if it is on this machine.
+
+    With *more_seeds*, also the command that trains the seeds that are needed.
+    """
     lines = list(run_links(client, run))
     root = urlsplit(str(run.info.artifact_uri))
+    grid, get = (
+        MORE_SEEDS,
+        f"mlflow artifacts download -r {run.info.run_id} -a {MORE_SEEDS} -d . && ",
+    )
     if root.scheme in ("", "file"):
-        lines.append(f"page     {Path(url2pathname(root.path), COMPARISON_PAGE)}")
+        folder = Path(url2pathname(root.path))
+        lines.append(f"page     {folder / COMPARISON_PAGE}")
+        grid, get = shlex.quote(str(folder / MORE_SEEDS)), ""
+    if more_seeds:
+        experiment = f"MLFLOW_EXPERIMENT_ID={run.info.experiment_id}"
+        lines.append(f"seeds    {get}{experiment} clear-mlflow sweep --grid {grid}")
     return lines

@@ -43,6 +43,7 @@ from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import heartbeat, is_abandoned, trains_now
 from clear_mlflow.store.search import Selection, select
 from clear_mlflow.sweep import Grid, PlannedRun, digest_of, fingerprint
+from clear_mlflow.sweep.more_seeds import OF_THE_MACHINE, more_seeds_grid
 
 _DEFAULT_EXPERIMENT_ID = "0"
 _PAGE = 200
@@ -50,8 +51,6 @@ _HEARTBEAT_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
 # A sweep takes days, and its trainings outlast a server that is started anew: so does the sweep.
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 600.0, 10.0
-# Known to the training process alone: what was asked for is what tells two runs apart.
-_OF_THE_MACHINE = ("device", "precision")
 _MOST_TOLD = 200  # failures with a line of their own in the description
 
 # What became of a planned run.
@@ -154,7 +153,7 @@ class Sweep:
         ids = [
             member
             for run in result.runs
-            if run.state in (DONE, DONE_BEFORE) and run.run_id is not None
+            if _has_a_result(client, run)
             for member in _members(client, run, experiment_id)
         ]
         if not ids:
@@ -174,7 +173,12 @@ class Sweep:
                 named=True,
             )
             run = write_comparison(
-                client, comparison, left_out, experiment_id=experiment_id, params=asked
+                client,
+                comparison,
+                left_out,
+                experiment_id=experiment_id,
+                params=asked,
+                more_seeds=more_seeds_grid(comparison),
             )
             run_id = str(run.info.run_id)
             with mlflow_errors(f"tag run {run_id}"):
@@ -411,7 +415,7 @@ def _fingerprint_of_run(run: Run) -> str:
     told = {}
     for name, default in parameter_defaults().items():
         used = f"used/{name}"
-        if default == AUTO and name not in _OF_THE_MACHINE and used in params:
+        if default == AUTO and name not in OF_THE_MACHINE and used in params:
             told[name] = params[used]
         elif name in params:
             told[name] = params[name]
@@ -461,6 +465,16 @@ def _why(run: Run) -> str:
     if is_abandoned(run) or run.info.status in ("RUNNING", "SCHEDULED"):
         return "the process that trained it is gone"
     return str(run.data.tags.get(names.ERROR_TAG, "it ended early"))
+
+
+def _has_a_result(client: MlflowClient, run: SweptRun) -> bool:
+    """Whether a run is done, or ended because it diverged, which is a result of its method."""
+    if run.run_id is None or run.state not in (DONE, DONE_BEFORE, FAILED):
+        return False
+    if run.state != FAILED:
+        return True
+    with mlflow_errors(f"read run {run.run_id}"):
+        return client.get_run(run.run_id).data.tags.get(names.DIVERGED_TAG) == "true"
 
 
 def _members(client: MlflowClient, run: SweptRun, experiment_id: str) -> list[str]:

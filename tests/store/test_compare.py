@@ -15,7 +15,9 @@ from click.testing import CliRunner
 from comparisons import counts, log_predictions, log_run
 
 from clear_mlflow.cli import main
+from clear_mlflow.learning.config import TrainConfig, parameter_defaults
 from clear_mlflow.store import names
+from clear_mlflow.sweep import fingerprint, read_grid
 
 SCORE = "clear/challenge_score"
 
@@ -217,3 +219,71 @@ def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_p
     assert run.data.tags[names.COMPARED_COUNT_TAG] == "4"
     assert (folder / "comparison.html").is_file()
     assert len(store.search_runs([experiment_id])) == 5
+
+
+def test_a_seed_that_diverged_without_a_row_is_counted(store, experiment_id, runs):
+    """Found by a search it would be passed over: in the leaderboard and among the warnings."""
+    lost = store.create_run(experiment_id, run_name="naive clear10 seed 2")
+    for name, text in (("strategy", "naive"), ("dataset", "clear10"), ("seed", "2")):
+        store.set_tag(lost.info.run_id, name, text)
+    store.set_tag(lost.info.run_id, names.DIVERGED_TAG, "true")
+    store.set_terminated(lost.info.run_id, "FAILED")
+    output = " ".join(invoke("--experiment", "test").output.split())
+    assert "2, 1 diverged" in output
+    assert "1 of 3 seeds of naive diverged and has no value" in output
+    _, folder = comparison_of(store, experiment_id)
+    told = json.loads((folder / "compared_runs.json").read_text())
+    assert told["groups"][1]["diverged"] == [lost.info.run_id]
+
+
+def test_what_is_undecided_names_the_command_that_trains_more_seeds(store, experiment_id):
+    """As a training logs them: the grid asks for the same parameters, and for new seeds."""
+    for strategy in ("naive", "replay"):
+        for seed in range(2):
+            run = log_run(
+                store,
+                experiment_id,
+                f"{strategy} {seed}",
+                counts(150 if strategy == "naive" else 155, seed),
+                strategy=strategy,
+                seed=seed,
+                dataset="digits",
+            )
+            config = TrainConfig.resolve({"strategy": strategy, "epochs": "3", "seed": str(seed)})
+            asked = {"strategy": strategy, "epochs": "3", "seed": str(seed)}
+            for name, text in asked.items():
+                store.log_param(run.info.run_id, name, text)
+            for name, text in config.as_text().items():
+                if parameter_defaults()[name] == "auto":
+                    store.log_param(run.info.run_id, f"used/{name}", text)
+    result = invoke("--experiment", "test")
+    assert result.exit_code == 0, result.output
+    _, folder = comparison_of(store, experiment_id)
+    grid = read_grid(folder / names.MORE_SEEDS)
+    (verdict,) = json.loads((folder / "compared_runs.json").read_text())["verdicts"]
+    more = verdict["more_seeds"][0]
+    assert more >= 1
+    expected = {
+        fingerprint(TrainConfig.resolve({"strategy": s, "epochs": "3", "seed": str(2 + i)}))
+        for s in ("naive", "replay")
+        for i in range(more)
+    }
+    assert {run.fingerprint for run in grid.runs} == expected
+    command = f"clear-mlflow sweep --grid {folder / names.MORE_SEEDS}"
+    assert f"MLFLOW_EXPERIMENT_ID={experiment_id} {command}" in result.output
+    assert names.MORE_SEEDS in (folder / names.COMPARISON_PAGE).read_text()
+
+
+def test_a_baseline_and_a_margin(store, experiment_id, runs):
+    """Both are parameters of the comparison; what is neither is one line."""
+    result = invoke("--experiment", "test", "--baseline", "naive", "--margin", "1")
+    assert result.exit_code == 0, result.output
+    run, _ = comparison_of(store, experiment_id)
+    assert (run.data.params["baseline"], run.data.params["margin"]) == ("naive", "1")
+    result = invoke("--experiment", "test", "--margin", "none of it")
+    assert result.output == (
+        "error: margin is 'none of it'; expected percentage points above 0, as 1 or 0.5\n"
+    )
+    assert "baseline is 'gdumb', which no group is" in (
+        invoke("--experiment", "test", "--baseline", "gdumb").output
+    )

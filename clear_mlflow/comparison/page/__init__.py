@@ -20,13 +20,16 @@ from clear_mlflow.comparison.page.tables import across, leaderboard, verdicts
 from clear_mlflow.comparison.page.wording import group_name, many, one_line, setting_text
 
 
-def comparison_page(comparison: Comparison, *, title: str, footer: str) -> str:
+def comparison_page(
+    comparison: Comparison, *, title: str, footer: str, more_seeds: str | None = None
+) -> str:
     """The whole page.
 
     Args:
         comparison: what is shown.
         title: its heading; any text.
         footer: who made it, and when.
+        more_seeds: name of the artifact that trains the seeds that are needed; None: none is.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = environment.from_string(_text_of("page.html"))
@@ -37,6 +40,7 @@ def comparison_page(comparison: Comparison, *, title: str, footer: str) -> str:
         title=one_line(title, 160),
         subtitle=_subtitle(comparison),
         footer=footer,
+        more_seeds=more_seeds,
         warnings=comparison.warnings,
         ramp=SCALE.gradient(),
         diverging=DIVERGING.gradient(),
