@@ -36,7 +36,7 @@ def runs(name: str, mean: float, seeds: range, **options: object) -> list[Subjec
 
 
 def compared(subjects: list[Subject], by: tuple[str, ...] = BY, **options: object) -> Comparison:
-    return compare(arrange(subjects, by, **options))  # type: ignore[arg-type]
+    return compare(arrange(subjects, by, **options))
 
 
 def values(comparison: Comparison, position: int) -> list[float]:

@@ -1,0 +1,297 @@
+"""How a run of ours ends, whoever ends it: its status, what is said of it, and who is told."""
+
+import json
+import signal
+import statistics
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from stored_runs import rows_folder, stored_run
+
+from clear_mlflow.core.errors import DivergedError, TrackingError
+from clear_mlflow.journal.sender import UnsentError
+from clear_mlflow.journal.spool import End, Spool, left_spools
+from clear_mlflow.process.parent import TrainingDied
+from clear_mlflow.runs.lifecycle import (
+    RunResult,
+    close,
+    close_unopened,
+    create_run,
+    end,
+    open_run,
+    refuse_second,
+    result_of_block,
+    result_of_child,
+)
+from clear_mlflow.runs.sync import sync_each
+from clear_mlflow.scoring.scores import score
+from clear_mlflow.store import names
+from clear_mlflow.store.heartbeat import heartbeat
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Journals lie in a folder of the test's own."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
+    """A run that holds rows, and that this process trains into."""
+    run_id = stored_run(store, experiment_id, correct).info.run_id
+    store.update_run(run_id, status="RUNNING")
+    store.set_tag(run_id, names.PROCESS_TAG, heartbeat())
+    return run_id
+
+
+def ended(store, run_id):
+    run = store.get_run(run_id)
+    tags = run.data.tags
+    return run.info.status, tags.get(names.ERROR_TAG), tags.get(names.DIVERGED_TAG)
+
+
+def test_an_end_says_why_and_forgets_the_process(store, experiment_id):
+    """The status before the process: while a run is RUNNING, its process has to be known."""
+    happened = []
+
+    class Watched(MlflowClient):
+        def set_terminated(self, run_id, status=None, end_time=None):
+            super().set_terminated(run_id, status, end_time)
+            happened.append(names.PROCESS_TAG in store.get_run(run_id).data.tags)
+
+    run_id = running(store, experiment_id)
+    run = end(Watched(store.tracking_uri), run_id, "FAILED", "no more " * 2000, diverged=True)
+    assert happened == [True]
+    assert run.info.status == "FAILED"
+    status, error, diverged = ended(store, run_id)
+    assert (status, diverged) == ("FAILED", "true")
+    assert error == ("no more " * 2000)[:8000]
+    assert names.PROCESS_TAG not in store.get_run(run_id).data.tags
+    end(store, run_id, "FAILED")  # another evaluate closes it, too
+    left = running(store, experiment_id)
+    end(store, left, None, "stopped")
+    assert ended(store, left) == ("RUNNING", "stopped", None)
+    assert names.PROCESS_TAG not in store.get_run(left).data.tags
+
+
+def test_the_active_run_is_ended_for_mlflow_too(store):
+    """The next one is a run of its own."""
+    run_id = open_run(store, "a run", lambda run: None)
+    assert mlflow.active_run().info.run_id == run_id
+    end(store, run_id, "KILLED")
+    assert mlflow.active_run() is None
+    assert store.get_run(run_id).info.status == "KILLED"
+
+
+def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch):
+    """Also where the environment names it; it is left as it is."""
+    run_id = running(store, experiment_id)
+    with pytest.raises(TrackingError, match=r"another process trains into run .* now; wait"):
+        refuse_second(store.get_run(run_id), "wait")
+    monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+    before = store.get_run(run_id).data.tags
+    with pytest.raises(TrackingError, match="unset MLFLOW_RUN_ID"):
+        open_run(store, "a run", lambda run: None)
+    assert store.get_run(run_id).data.tags == before
+    assert mlflow.active_run() is None
+    store.delete_tag(run_id, names.PROCESS_TAG)
+    refuse_second(store.get_run(run_id), "wait")
+
+
+def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):
+    """One of the user's own stays open."""
+    for ours, status in ((True, "FINISHED"), (False, "RUNNING")):
+        run_id = running(store, experiment_id)
+        result = close(store, run_id, result_of_block(None, run_id), ours=ours)
+        assert (result.exit_code, result.status, result.problem) == (0, "FINISHED", None)
+        assert ended(store, run_id) == (status, None, None)
+        assert (
+            store.get_run(run_id).data.metrics["renate/average_accuracy"]
+            == (result.scores.summary["renate/average_accuracy"])
+        )
+
+
+def test_a_record_that_is_not_in_order_fails_a_run(store, experiment_id):
+    """However well its training went; the exit code of one that went ill stays."""
+    for before, code, status in (
+        (RunResult(0, "FINISHED", None), 2, "FAILED"),
+        (RunResult(130, "KILLED", None, error="stopped"), 130, "KILLED"),
+    ):
+        run_id = running(store, experiment_id)
+        (rows_folder(store.get_run(run_id)) / "row_001.json").write_text("{")
+        result = close(store, run_id, before)
+        assert (result.exit_code, result.status) == (code, status)
+        assert "row_001.json" in str(result.problem)
+        told = ended(store, run_id)
+        assert told[0] == status
+        assert "row_001.json" in told[1]
+
+
+def test_the_run_above_members_sums_them_up(store, experiment_id):
+    """Mean and deviation of a sample of what all of them define; the diverged one is named."""
+    above = create_run(store, experiment_id, "above", {names.KIND_TAG: names.KIND_ENSEMBLE})
+    members = {
+        seed: running(store, experiment_id, correct)
+        for seed, correct in enumerate(
+            [((1, 1), (6, 3), (4, 7)), ((1, 1), (8, 3), (2, 9)), ((1, 1), (7, 7), (7, 7))]
+        )
+    }
+    result = close(store, above, result_of_block(None, above), members)
+    assert result.exit_code == 0
+    metrics = store.get_run(above).data.metrics
+    for name in ("renate/forgetting", "clear/accuracy"):
+        values = [store.get_run(run_id).data.metrics[name] for run_id in members.values()]
+        assert metrics[f"mean/{name}"] == pytest.approx(statistics.fmean(values))
+        assert metrics[f"std/{name}"] == pytest.approx(statistics.stdev(values))
+    assert store.get_run(above).data.tags[names.MEMBERS_TAG] == "3"
+    for run_id in (above, *members.values()):
+        assert store.get_run(run_id).info.status == "FINISHED"
+
+    above = create_run(store, experiment_id, "above", {names.KIND_TAG: names.KIND_ENSEMBLE})
+    members = {
+        0: running(store, experiment_id),
+        1: running(store, experiment_id, ((1, 1), (6, 3))),
+    }
+    diverged = result_of_block(DivergedError("no number", seed=1), above)
+    close(store, above, diverged, members)
+    assert [ended(store, run_id)[2] for run_id in (members[0], members[1])] == [None, "true"]
+    metrics = store.get_run(above).data.metrics
+    assert "mean/renate/average_accuracy" in metrics
+    assert not any("forgetting" in name for name in metrics)
+
+
+def test_an_ensemble_with_a_member_that_is_not_in_order_has_failed(store, experiment_id):
+    """Its seed is named."""
+    above = create_run(store, experiment_id, "above", {names.KIND_TAG: names.KIND_ENSEMBLE})
+    members = {5: running(store, experiment_id), 7: running(store, experiment_id)}
+    (rows_folder(store.get_run(members[7])) / "row_001.json").write_text("{")
+    result = close(store, above, result_of_block(None, above), members)
+    assert (result.exit_code, result.status) == (2, "FAILED")
+    assert str(result.problem).startswith("seed 7: ")
+    assert [store.get_run(members[seed]).info.status for seed in (5, 7)] == ["FINISHED", "FAILED"]
+    assert store.get_run(above).info.status == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("error", "received", "died", "expected"),
+    [
+        (TrainingDied(1), [], (), (1, "FAILED")),
+        (TrainingDied(-signal.SIGKILL), [], (), (137, "KILLED")),
+        (TrainingDied(-signal.SIGSEGV), [], (), (1, "FAILED")),
+        (TrainingDied(-signal.SIGTERM), [signal.SIGINT], (), (130, "KILLED")),
+        (TrackingError("no"), [signal.SIGTERM], (), (143, "KILLED")),
+        (TrackingError("no"), [], (), (2, "FAILED")),
+        (TrackingError("no"), [signal.SIGTERM], (1,), (1, "FAILED")),
+    ],
+)
+def test_how_a_training_in_a_child_ended(error, received, died, expected):
+    """Stopped from outside, broken, or refused: the exit code of each."""
+    found = result_of_child(error, received, "r", died)
+    assert (found.exit_code, found.status) == expected
+    assert found.run_id == "r"
+    unsent = UnsentError("waits", {})
+    unsent.__cause__ = error
+    found = result_of_child(unsent, received, "r", died)
+    assert (found.exit_code, found.status, found.unsent) == (*expected, unsent)
+
+
+def test_how_a_training_in_this_process_ended():
+    """To its end, by an exception, or by Ctrl-C; and what diverged."""
+    assert (result_of_block(None, "r").exit_code, result_of_block(None, "r").status) == (
+        0,
+        "FINISHED",
+    )
+    assert result_of_block(SystemExit(0), "r").status == "FINISHED"
+    assert result_of_block(SystemExit(3), "r").status == "FAILED"
+    assert result_of_block(KeyboardInterrupt(), "r").status == "KILLED"
+    found = result_of_block(DivergedError("no number", seed=3), "r")
+    assert (found.status, found.diverged, found.seed) == ("FAILED", True, 3)
+    assert found.error == "DivergedError: no number"
+    assert not result_of_block(ValueError("x"), "r").diverged
+    unsent = result_of_block(UnsentError("waits", {}), "r")
+    assert (unsent.exit_code, unsent.status) == (2, "FINISHED")
+
+
+def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
+    """And sync closes the run so, though evaluate has called it KILLED meanwhile."""
+    run_id = running(store, experiment_id)
+    unsent = UnsentError("waits", {})
+    unsent.__cause__ = DivergedError("no number")
+    result = close(store, run_id, result_of_block(unsent, run_id))
+    assert result.exit_code == 1
+    assert store.get_run(run_id).info.status == "RUNNING"
+    (folder,) = left_spools(run_id)
+    store.set_terminated(run_id, "KILLED")
+    (synced,) = sync_each([folder])
+    assert synced.done
+    assert not folder.exists()
+    assert ended(store, run_id) == ("FAILED", "DivergedError: no number", "true")
+    assert "clear/accuracy" in store.get_run(run_id).data.metrics
+
+
+def left(store, run_id, tmp_path, told=None):
+    """A journal in which nothing waits but, perhaps, how the training ended."""
+    spool = Spool.create(tmp_path / run_id, run_id, store.tracking_uri)
+    if told is not None:
+        spool.write_end(told)
+    spool.close()
+    return spool.folder
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "expected"),
+    [
+        ("RUNNING", End("FINISHED"), "FINISHED"),
+        ("KILLED", End("FINISHED"), "FINISHED"),
+        ("FAILED", End("FINISHED"), "FAILED"),
+        ("RUNNING", End(None), "RUNNING"),
+        ("RUNNING", None, "RUNNING"),
+    ],
+)
+def test_the_status_that_sync_gives(store, experiment_id, tmp_path, status, told, expected):
+    """What a person or a training said stays; a run whose process lives is left open."""
+    run_id = running(store, experiment_id)
+    store.update_run(run_id, status=status)
+    (synced,) = sync_each([left(store, run_id, tmp_path, told)])
+    assert synced.done, synced.detail
+    assert store.get_run(run_id).info.status == expected
+    assert "clear/accuracy" in store.get_run(run_id).data.metrics
+
+
+def test_a_run_whose_process_is_gone_is_closed_as_killed(store, experiment_id, tmp_path):
+    """It lived too short to say how it ended; what a deleted run's journal holds stays."""
+    run_id = running(store, experiment_id)
+    tag = store.get_run(run_id).data.tags[names.PROCESS_TAG]
+
+    store.set_tag(run_id, names.PROCESS_TAG, json.dumps({**json.loads(tag), "started": 0}))
+    (synced,) = sync_each([left(store, run_id, tmp_path)])
+    assert synced.done
+    status, error, _ = ended(store, run_id)
+    assert status == "KILLED"
+    assert "killed while the tracking store was away" in error
+    deleted = running(store, experiment_id)
+    store.delete_run(deleted)
+    folder = left(store, deleted, tmp_path, End("FINISHED"))
+    (synced,) = sync_each([folder])
+    assert not synced.done
+    assert "is deleted: restore it" in synced.detail
+    assert folder.exists()
+
+
+def test_what_mlflow_run_opened_for_nothing_is_closed(store, experiment_id, monkeypatch):
+    """Stopped before it began; a run of a person's own is left alone."""
+    for tags, status in (({"mlflow.project.entryPoint": "main"}, "KILLED"), ({}, "RUNNING")):
+        run_id = store.create_run(experiment_id, tags=tags).info.run_id
+        monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
+        close_unopened(RunResult(2, "FAILED", None, error="no"))
+        assert store.get_run(run_id).info.status == "RUNNING"
+        close_unopened(RunResult(130, "KILLED", None, error="stopped"))
+        assert store.get_run(run_id).info.status == status
+
+
+def test_scoring_twice_writes_once(store, experiment_id):
+    """What closes a run is the same scoring that evaluate does."""
+    run_id = running(store, experiment_id)
+    close(store, run_id, result_of_block(None, run_id))
+    assert score(store, run_id).plan.is_empty
