@@ -53,8 +53,8 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def asked_parameters(
     context: click.Context, config_file: str, asked: dict[str, str]
-) -> dict[str, str]:
-    """What the options and the file that they name ask for.
+) -> tuple[dict[str, str], TrainConfig]:
+    """What the options and the file that they name ask for: as text, and resolved.
 
     Raises:
         ConfigError: the file cannot be read, or a value is wrong.
@@ -62,8 +62,8 @@ def asked_parameters(
     if config_file != NONE:
         given = {name: asked[name] for name in _given(context, asked)}
         asked = {**parameter_defaults(), **read_config_file(Path(config_file)), **given}
-    TrainConfig.resolve(asked)  # a wrong value is told at once, before anything is started
-    return asked
+    # Here and nowhere else: a wrong value is refused at once, before anything is started.
+    return asked, TrainConfig.resolve(asked)
 
 
 @click.command()
@@ -85,12 +85,12 @@ def train(context: click.Context, /, resume: str, config_file: str, **asked: str
     place = place_of_environment()
     with StoppingSignals(tell=place.keeps_record) as signals:
         given = _given_to_resume(context, resume, config_file, asked, place)
-        asked = asked_parameters(context, config_file, asked)
+        asked, config = asked_parameters(context, config_file, asked)
         if not place.keeps_record:
-            sys.exit(run_rank(place, asked, signals))
+            sys.exit(run_rank(place, config, signals))
 
         # Its torch is loaded while MLflow is loaded here.
-        process = TrainingProcess(asked) if resume == NONE else None
+        process = TrainingProcess(config) if resume == NONE else None
 
         from clear_mlflow.cli.output import print_outcome
         from clear_mlflow.runs.supervised import resume_supervised, train_supervised

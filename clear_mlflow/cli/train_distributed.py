@@ -9,7 +9,7 @@ from click.core import ParameterSource
 
 from clear_mlflow.cli.train import asked_parameters, train_options
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import AUTO, TrainConfig
+from clear_mlflow.learning.config import AUTO
 from clear_mlflow.process.launch import launch, processes_to_start
 
 
@@ -34,7 +34,7 @@ def train_distributed(
     """
     if processes != AUTO and not (processes.isdecimal() and int(processes) > 0):
         raise ConfigError(f"processes is {processes!r}; expected a number of at least 1, or auto")
-    config = TrainConfig.resolve(asked_parameters(context, config_file, asked))
+    _, config = asked_parameters(context, config_file, asked)
     arguments = []
     # Handed on as they were given: a default must not go before a configuration file.
     for name, text in {**asked, "config_file": config_file}.items():

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import PROTOCOLS
@@ -206,6 +206,29 @@ def _path(text: str) -> str:
         raise ValueError("expected a path; its ~ names no home folder") from None
 
 
+Argument: TypeAlias = bool | int | float | str
+
+
+def argument_text(value: Argument) -> str:
+    """One of a strategy's own numbers, as a user writes it.
+
+    >>> argument_text(True), argument_text(0.5)
+    ('yes', '0.5')
+    """
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _strategy_args(text: str) -> dict[str, Argument]:
+    """Name to the text of its value; which names and values there are, the strategy knows."""
+    found: dict[str, Argument] = {}
+    for part in [] if text == NONE else text.split(","):
+        name, _, value = (piece.strip() for piece in part.partition("="))
+        if name in found:
+            raise ValueError(f"{name} stands twice, pass it once")
+        found[name] = value
+    return found
+
+
 def _parameter(
     parse: Callable[[str], Any],
     *,
@@ -282,8 +305,9 @@ class TrainConfig:
         help=f"How to learn from the stream: {', '.join(known_strategies())}, or a class of your "
         "own as package.module:Class.",
     )
-    strategy_args: str = _parameter(
-        _text,
+    # As texts; when the strategy has checked them, all of them, as values of their types.
+    strategy_args: Mapping[str, Argument] = _parameter(
+        _strategy_args,
         default=NONE,
         python="str | Mapping[str, object]",
         about='The strategy\'s own numbers: {"name": value}, or name=value,name=value; '
@@ -466,12 +490,19 @@ class TrainConfig:
 
     def as_text(self) -> dict[str, str]:
         """Every parameter as the text that :meth:`resolve` reads back to the same value."""
-        return {name: str(value) for name, value in asdict(self).items()}
+        return {name: _as_text(value) for name, value in self.values().items()}
+
+    def values(self) -> dict[str, Any]:
+        """Every parameter's value, of which ``TrainConfig(**values)`` makes the same again.
+
+        They are what JSON holds, so that another process can be given them as they are.
+        """
+        return asdict(self)
 
     def is_said_by(self, name: str, text: str | None) -> bool:
         """Whether a text, as it was asked for, tells the value in force: ``auto`` does not."""
         try:
-            return text is not None and bool(_parse(name, text) == getattr(self, name))
+            return text is not None and _as_text(_parse(name, text)) == self.as_text()[name]
         except ConfigError:
             return False
 
@@ -511,6 +542,12 @@ def read_config_file(path: Path) -> dict[str, str]:
             f"cannot read the configuration {path}: {error}; expected a JSON object of texts, as "
             "config.json of a run is"
         ) from error
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ",".join(f"{name}={argument_text(v)}" for name, v in value.items()) or NONE
+    return str(value)
 
 
 def _parse(name: str, text: str) -> Any:

@@ -34,7 +34,6 @@ from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import strategy_names
 from clear_mlflow.learning.samples.decoded import DecodedStream
 from clear_mlflow.learning.samples.feature_stream import FeatureStream, TrainingStream
-from clear_mlflow.learning.strategies._arguments import arguments_as_text
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
@@ -53,7 +52,7 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
     Raises:
         ConfigError: one of them is unknown, absent, or does not fit the others.
     """
-    arguments = arguments_as_text(check_strategy(config))
+    arguments = check_strategy(config)
     device = resolve_device(config.device)
     precision = resolve_precision(config.precision, device)
     if place.size > 1:
@@ -68,7 +67,7 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
         config,
         device=device,
         precision=precision,
-        strategy_args=",".join(f"{k}={v}" for k, v in arguments.items()) or NONE,
+        strategy_args=dataclasses.asdict(arguments),
     )
 
 

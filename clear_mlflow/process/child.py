@@ -37,7 +37,7 @@ def main() -> None:
     # Unbuffered: a thread that waits in a buffered read would hold its lock at the exit.
     down = os.fdopen(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
     with os.fdopen(int(sys.argv[1]), "wb", buffering=0) as up:
-        asked = json.loads(down.readline())
+        config = TrainConfig(**json.loads(down.readline()))
         cues = _cues(down)
 
         def say(message: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ def main() -> None:
                     view = view[up.write(view) :]
 
         try:
-            _train(asked, cues, say)
+            _train(config, cues, say)
             last = messages.done()
         except ClearError as error:
             last = messages.refused(error)
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _train(
-    asked: dict[str, str],
+    config: TrainConfig,
     cues: queue.SimpleQueue[bytes],
     say: Callable[[dict[str, Any]], None],
 ) -> None:
@@ -74,10 +74,10 @@ def _train(
     gc.freeze()
     gc.enable()
     place = place_of_environment()
-    config = check(TrainConfig.resolve(asked), place)
+    config = check(config, place)
     if config.allocator == "on":
         keep_freed_memory()
-    say(messages.checked(config.to_json()))
+    say(messages.checked(config.values()))
     progress = progress_for(sys.stderr) if place.keeps_record else SilentProgress()
     with joined(place, config.device) as group:
         # Not when the supervisor asks for it: by then it has been to the store.

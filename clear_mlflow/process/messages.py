@@ -39,9 +39,9 @@ def state_of(cue: bytes) -> Path | None:
     return None if cue == NEXT else Path(json.loads(cue)["resume"])
 
 
-def checked(config_json: str) -> dict[str, Any]:
-    """All that can be known without data is in order; the configuration is resolved."""
-    return {"kind": "checked", "config": json.loads(config_json)}
+def checked(config: Mapping[str, Any]) -> dict[str, Any]:
+    """All that can be known without data is in order; these are the parameters in force."""
+    return {"kind": "checked", "config": config}
 
 
 def facts(found: StreamMetadata) -> dict[str, Any]:

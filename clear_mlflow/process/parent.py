@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -65,9 +65,12 @@ class TrainingProcess:
 
     The child is in a session of its own: a Ctrl-C or a signal to the process group reaches the
     supervisor alone, which hands it on once (:meth:`stop`).
+
+    Args:
+        config: the parameters, resolved; what is left of them is decided by the child.
     """
 
-    def __init__(self, asked: Mapping[str, str]) -> None:
+    def __init__(self, config: TrainConfig) -> None:
         up, child_up = os.pipe()
         child_down, down = os.pipe()
         self._process = subprocess.Popen(  # noqa: S603
@@ -84,7 +87,7 @@ class TrainingProcess:
         self._config: TrainConfig | None = None
         self._facts: StreamMetadata | None = None
         self._state: Path | None = None
-        self._say(json.dumps(dict(asked)).encode() + b"\n")
+        self._say(json.dumps(config.values()).encode() + b"\n")
 
     def __enter__(self) -> TrainingProcess:
         return self
@@ -106,7 +109,7 @@ class TrainingProcess:
     def config(self) -> TrainConfig:
         """The parameters in force; waits until the child has checked them."""
         if self._config is None:
-            self._config = TrainConfig.resolve(self._hear("checked")["config"])
+            self._config = TrainConfig(**self._hear("checked")["config"])
         return self._config
 
     @property

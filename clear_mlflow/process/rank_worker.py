@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
 
 from clear_mlflow.core.distributed import DistributedEnv
 from clear_mlflow.core.errors import (
@@ -19,6 +18,7 @@ from clear_mlflow.core.errors import (
     PeerLostError,
 )
 from clear_mlflow.core.text import one_line
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
 
@@ -29,18 +29,18 @@ _LINGER_SECONDS = 5.0
 _LONG_LINGER_SECONDS = 60.0
 
 
-def run_rank(place: DistributedEnv, asked: Mapping[str, str], signals: StoppingSignals) -> int:
+def run_rank(place: DistributedEnv, config: TrainConfig, signals: StoppingSignals) -> int:
     """Train along.
 
     Args:
         place: of this process.
-        asked: parameters as text, the same as rank 0 has.
+        config: the parameters, the same as rank 0 has.
         signals: entered already.
 
     Returns:
         The exit code.
     """
-    with TrainingProcess(asked) as process:
+    with TrainingProcess(config) as process:
         signals.hand_to(process.stop)
         try:
             _ = process.facts if process.config else None

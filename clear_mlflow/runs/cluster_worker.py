@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Mapping
 
-from clear_mlflow.learning.config import parameter_defaults
+from clear_mlflow.learning.config import TrainConfig, parameter_defaults
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.runs.supervised import train_supervised
@@ -32,6 +32,8 @@ def train_into(
     os.environ |= {"MLFLOW_RUN_ID": run_id, "MLFLOW_EXPERIMENT_ID": experiment_id}
     with StoppingSignals(tell=False) as signals:
         parameters = {**parameter_defaults(), **asked}
-        outcome = train_supervised(TrainingProcess(parameters), parameters, signals)
+        outcome = train_supervised(
+            TrainingProcess(TrainConfig.resolve(parameters)), parameters, signals
+        )
     lost = outcome.exit_code == 128 + signal.SIGKILL
     return outcome.exit_code, outcome.error, lost

@@ -51,6 +51,7 @@ class ResumePoint:
     Args:
         run: as it was when it was read.
         config: its parameters, all resolved, as text.
+        resolved: the same, as values.
         records: its rows.
         states: the rows that states are stored of, whole or not.
         state: the newest whole one; None where nothing was measured yet.
@@ -59,6 +60,7 @@ class ResumePoint:
 
     run: Run
     config: Mapping[str, str]
+    resolved: TrainConfig
     records: Mapping[int, RowRecord]
     states: tuple[int, ...]
     state: StoredState | None
@@ -145,7 +147,7 @@ def read_resume_point(client: MlflowClient, run_id: str, folder: Path) -> Resume
         TrackingError: it cannot be resumed, and why.
     """
     run = _run(client, run_id)
-    config = _config_of(client, run)
+    config, resolved = _config_of(client, run)
     _send_what_waits(client, run)
     records = {record.row.row: record for record in read_rows(client, run).values()}
     states = stored_states(client, run)
@@ -153,7 +155,7 @@ def read_resume_point(client: MlflowClient, run_id: str, folder: Path) -> Resume
     for problem in problems:
         instead = "the one before is used" if state else "there is no other"
         warn(f"run {run_id}: {problem}; {instead}")
-    point = ResumePoint(run, config, records, states, state, _files(client, run))
+    point = ResumePoint(run, config, resolved, records, states, state, _files(client, run))
     if point.is_complete:
         return point
     if records:
@@ -182,8 +184,10 @@ def read_resume_point(client: MlflowClient, run_id: str, folder: Path) -> Resume
     return point
 
 
-def parameters_to_resume(point: ResumePoint, given: Mapping[str, str]) -> dict[str, str]:
-    """The parameters that a run goes on with.
+def parameters_to_resume(
+    point: ResumePoint, given: Mapping[str, str]
+) -> tuple[dict[str, str], TrainConfig]:
+    """The parameters that a run goes on with, as text and resolved.
 
     Args:
         point: the run.
@@ -193,7 +197,7 @@ def parameters_to_resume(point: ResumePoint, given: Mapping[str, str]) -> dict[s
         ConfigError: one of them differs from the run's.
     """
     told = {name: text for name, text in given.items() if text != AUTO}
-    config = TrainConfig.resolve(point.config)
+    config = point.resolved
     if config.strategy not in known_strategies() and told.get("strategy") != config.strategy:
         raise ConfigError(
             f"run {point.run.info.run_id} was trained by strategy {config.strategy}, a class of "
@@ -208,7 +212,8 @@ def parameters_to_resume(point: ResumePoint, given: Mapping[str, str]) -> dict[s
     }
     if differing:
         raise _other_parameters(point, _differences(differing, point.config))
-    return {**point.config, **told}
+    asked = {**point.config, **told}
+    return asked, TrainConfig.resolve(asked) if told else config
 
 
 def check_parameters(point: ResumePoint, config: TrainConfig) -> None:
@@ -374,7 +379,7 @@ def _check_torch(version: str) -> None:
         )
 
 
-def _config_of(client: MlflowClient, run: Run) -> dict[str, str]:
+def _config_of(client: MlflowClient, run: Run) -> tuple[dict[str, str], TrainConfig]:
     run_id = run.info.run_id
     with mlflow_errors(f"list the artifacts of run {run_id}"):
         listed = {file.path: file.file_size for file in client.list_artifacts(run_id)}
@@ -394,10 +399,9 @@ def _config_of(client: MlflowClient, run: Run) -> dict[str, str]:
         lacking = [name for name in parameter_defaults() if name not in config]
         if lacking:
             raise RecordError(f"it lacks {lacking[0]}")
-        TrainConfig.resolve(config)
+        return config, TrainConfig.resolve(config)
     except (RecordError, ConfigError) as error:
         raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
-    return config
 
 
 def _send_what_waits(client: MlflowClient, run: Run) -> None:

@@ -114,12 +114,12 @@ def resume_supervised(
             return close_unopened(result_of_child(error, signals.received))
         try:
             point = read_resume_point(client, run_id, Path(folder))
-            asked = parameters_to_resume(point, given)
+            asked, wanted = parameters_to_resume(point, given)
         except ClearError as error:
             return close_beside(client, beside, result_of_child(error, signals.received))
         if point.is_complete:
             return close_beside(client, beside, _close_complete(client, point))
-        with TrainingProcess(asked) as process:
+        with TrainingProcess(wanted) as process:
 
             def stop() -> None:
                 siblings.look()

@@ -20,7 +20,7 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
-from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, parameter_defaults
+from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, argument_text, parameter_defaults
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
 from clear_mlflow.runs.lifecycle import open_run
 from clear_mlflow.runs.resume import ResumePoint, data_of, rows_before
@@ -234,10 +234,8 @@ class TrainingRun(TrackedRun):
             or not self.config.is_said_by(name, told.get(name))
         }
         # One name per argument: a column of its own to sort and compare runs by.
-        if self.config.strategy_args != NONE:
-            for argument in self.config.strategy_args.split(","):
-                key, _, value = argument.partition("=")
-                used[f"strategy/{key}"] = value
+        for name, value in self.config.strategy_args.items():
+            used[f"strategy/{name}"] = argument_text(value)
         params = {**self.asked, **used}
         missing = [Param(name, text) for name, text in params.items() if name not in there]
         self.client.log_batch(self.run_id, params=missing)

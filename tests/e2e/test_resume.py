@@ -363,7 +363,7 @@ def test_where_it_computes_may_differ(interrupted, tmp_path):
     """A device, a folder, an allocator; another text for the same number; auto says nothing."""
     point = read_resume_point(*interrupted, tmp_path)
     given = {"device": "auto", "allocator": "off", "lr": "1.0", "batch_size": "auto"}
-    asked = parameters_to_resume(point, given)
+    asked, _ = parameters_to_resume(point, given)
     config = TrainConfig.resolve({**asked, "device": "cuda"})
     check_parameters(point, config)
     with pytest.raises(ConfigError, match="batch_size is 3 and the run has 512"):

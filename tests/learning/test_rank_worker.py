@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from clear_mlflow.core.distributed import DistributedEnv
+from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.process.rank_worker import run_rank
 from clear_mlflow.process.signals import StoppingSignals
 
@@ -16,12 +17,12 @@ SECOND_HERE = DistributedEnv(rank=1, size=2, local_rank=1, local_size=2)
 ALONE_ON_ITS_MACHINE = DistributedEnv(rank=1, size=2, local_rank=0, local_size=1)
 SHORT = {"features": "pixels", "strategy": "linear", "epochs": "1", "device": "cpu"}
 LONG = {**SHORT, "epochs": "100000"}
-WRONG = {**SHORT, "strategy": "no-such-strategy"}
+WRONG = {**SHORT, "strategy_args": "nope=1"}
 
 
 def part(place, asked):
     with StoppingSignals() as signals:
-        return run_rank(place, asked, signals)
+        return run_rank(place, TrainConfig.resolve(asked), signals)
 
 
 def trainings():
@@ -66,7 +67,7 @@ def test_where_rank_0_cannot_meet_the_error_it_is_told_here(capfd):
     assert part(ALONE_ON_ITS_MACHINE, WRONG) == 2
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: rank 1: ")
-    assert "no-such-strategy" in line
+    assert "no argument of strategy linear" in line
 
 
 def test_what_rank_0_meets_too_is_told_by_rank_0_alone(capfd):

@@ -37,8 +37,8 @@ def importable(project, monkeypatch):
 def test_the_example_trains_through_the_loop(tmp_path):
     """Its arguments are read, defaults are told, and it does something."""
     settings = check(config(strategy=NAME, strategy_args="strength=2"))
-    assert settings.strategy_args == "strength=2.0"
-    assert check(config(strategy=NAME)).strategy_args == "strength=1.0"
+    assert settings.strategy_args == {"strength": 2.0}
+    assert check(config(strategy=NAME)).strategy_args == {"strength": 1.0}
     rows, model = rows_of(image_stream(tmp_path), settings)
     assert len(rows) == 4
     _, naive = rows_of(image_stream(tmp_path / "again"), config(strategy="naive"))
@@ -76,9 +76,9 @@ def test_the_training_process_finds_it_below_the_folder_that_the_command_ran_in(
 ):
     """As ``clear-mlflow train`` and ``mlflow run`` start it."""
     monkeypatch.chdir(project)
-    with TrainingProcess({"strategy": NAME, "strategy_args": "strength=0.5"}) as process:
+    with TrainingProcess(config(strategy=NAME, strategy_args="strength=0.5")) as process:
         assert process.config.strategy == NAME
-        assert process.config.strategy_args == "strength=0.5"
+        assert process.config.strategy_args == {"strength": 0.5}
 
 
 def test_a_package_can_name_its_strategy_by_an_entry_point(tmp_path, monkeypatch):

@@ -139,7 +139,7 @@ def test_a_run_on_own_features_is_recorded_as_such(store, experiment_id, tmp_pat
     write_released_features(root / "train")
     asked = {"dataset": "clear10", "data_root": str(root), "features": KIND, "split": "1"}
     asked |= {"epochs": "3", "device": "cpu", "strategy": "replay", "memory": "4"}
-    with TrainingProcess(asked) as process:
+    with TrainingProcess(TrainConfig.resolve(asked)) as process:
         assert process.config.model == "linear"
         facts = process.facts
         train_in_process(store, process, asked)

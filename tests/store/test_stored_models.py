@@ -39,7 +39,7 @@ def trained_run(store, experiment_id, root, *, process=False, **more):
     """A run, trained here, or in a process of its own as the command line does."""
     asked = {**SMALL, "data_root": str(root), **more}
     if process:
-        with TrainingProcess(asked) as training:
+        with TrainingProcess(TrainConfig.resolve(asked)) as training:
             train_in_process(store, training, asked)
     else:
         config = check(TrainConfig.resolve(asked))

@@ -1,11 +1,13 @@
 """Parameters: texts in, a checked configuration out, and back."""
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import clear_mlflow
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.config import RECIPES, TrainConfig, parameter_defaults, read_config_file
 
@@ -87,3 +89,28 @@ def test_what_says_a_value():
     assert config.is_said_by("weight_decay", "1e-05")
     assert not config.is_said_by("epochs", "auto")
     assert not config.is_said_by("epochs", None)
+
+
+def test_values_go_to_another_process_as_they_are():
+    """Resolved once: what JSON hands over makes the same configuration, and its text does, too."""
+    asked = {"strategy": "replay", "strategy_args": "buffer=reservoir, alpha=0.5", "lr": "0.10"}
+    config = TrainConfig.resolve(asked)
+    assert config.strategy_args == {"buffer": "reservoir", "alpha": "0.5"}
+    assert TrainConfig(**json.loads(json.dumps(config.values()))) == config
+    assert TrainConfig.resolve(config.as_text()) == config
+    assert config.as_text()["strategy_args"] == "buffer=reservoir,alpha=0.5"
+    assert config.is_said_by("strategy_args", "buffer=reservoir,alpha=0.5")
+    with pytest.raises(ConfigError, match="alpha stands twice"):
+        TrainConfig.resolve({"strategy_args": "alpha=1,alpha=2"})
+
+
+def test_a_training_resolves_its_texts_once():
+    """Where they arrive, in the command; its child and what trains there are handed values."""
+    package = Path(clear_mlflow.__file__).parent
+    resolving = {
+        path.relative_to(package).as_posix(): text.count("TrainConfig.resolve(")
+        for room in ("cli", "process", "learning", "data")
+        for path in (package / room).rglob("*.py")
+        if "TrainConfig.resolve(" in (text := path.read_text(encoding="utf-8"))
+    }
+    assert resolving == {"cli/train.py": 1}

@@ -141,8 +141,9 @@ def _in_step(
         samples = [strategy.training_set(position) for strategy in strategies]
         sizes = sorted({len(of_member) for of_member in samples})
         if len(sizes) > 1:
+            text_of_arguments = config.as_text()["strategy_args"]
             raise ConfigError(
-                f"with strategy {config.strategy} ({config.strategy_args}) members train on "
+                f"with strategy {config.strategy} ({text_of_arguments}) members train on "
                 f"{sizes[0]} to {sizes[-1]} images of one bucket; runs that train together need "
                 "equally many: train with one seed at a time"
             )

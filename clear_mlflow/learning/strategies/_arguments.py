@@ -5,42 +5,40 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import TypeVar, get_type_hints
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import NONE
+from clear_mlflow.learning.config import Argument
 
 T = TypeVar("T")
 
 _YES_NO = {"yes": True, "no": False}
 
 
-def parse_arguments(strategy: str, kind: type[T], text: str) -> T:
-    """Read what ``strategy_args`` says.
+def parse_arguments(strategy: str, kind: type[T], given: Mapping[str, Argument]) -> T:
+    """What ``strategy_args`` says, as values of their types; those that have theirs stay.
 
     Args:
         strategy: its name, for messages.
         kind: a frozen dataclass whose fields are ``int``, ``float``, ``bool`` or ``str``, each with
             a default; its ``__post_init__`` may raise ConfigError.
-        text: ``none``, or ``name=value`` joined by commas; booleans are yes and no.
+        given: name to value, or to the text of it; booleans are yes and no.
 
     Raises:
-        ConfigError: a name is unknown or stands twice, or a text is not a value of its type.
+        ConfigError: a name is unknown, or a text is not a value of its type.
     """
     hints = get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
-    values: dict[str, Any] = {}
-    for part in [] if text == NONE else text.split(","):
-        name, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or name not in names:
+    values: dict[str, Argument] = {}
+    for name, value in given.items():
+        if name not in names or value == "":
             known = f"known are {', '.join(names)}" if names else "it takes none"
+            shown = f"{name}={value}" if value != "" else name
             raise ConfigError(
-                f"strategy_args holds {part.strip()!r}, which is no argument of strategy "
+                f"strategy_args holds {shown!r}, which is no argument of strategy "
                 f"{strategy}; {known}, as name=value,name=value"
             )
-        if name in values:
-            raise ConfigError(f"strategy_args holds {name} twice; pass it once")
-        values[name] = _value(name, hints[name], value)
+        values[name] = _value(name, hints[name], value) if isinstance(value, str) else value
     return kind(**values)
 
 
@@ -70,20 +68,11 @@ def check_above_zero(arguments: object, *names: str) -> None:
             )
 
 
-def arguments_as_text(arguments: object) -> Mapping[str, str]:
-    """Every argument's name and the text that :func:`parse_arguments` reads back."""
-    found = {}
-    for f in dataclasses.fields(arguments):  # type: ignore[arg-type]
-        value = getattr(arguments, f.name)
-        found[f.name] = ("yes" if value else "no") if isinstance(value, bool) else str(value)
-    return found
-
-
-def _value(name: str, kind: type, text: str) -> Any:
+def _value(name: str, kind: type, text: str) -> Argument:
     try:
         if kind is bool:
             return _YES_NO[text]
-        value = kind(text)
+        value: Argument = kind(text)
     except (KeyError, ValueError):
         expected = {bool: "yes or no", int: "a whole number", float: "a number"}[kind]
         raise ConfigError(f"strategy_args has {name}={text}; expected {expected}") from None
