@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -344,3 +345,31 @@ def test_seeds_pair_up_where_one_of_them_diverged() -> None:
     assert "paired t-test over 4 shared seeds; 1 of 5 seeds of naive diverged" in verdict.sentence
     (verdict,) = compared([*a, *runs("naive", 55, range(1, 6))]).verdicts
     assert "Welch's t-test over 5 and 5 seeds" in verdict.sentence
+
+
+def documented_examples() -> list[Comparison]:
+    """The examples of docs/statistics.md: made-up runs of three and of five seeds."""
+    lost = RowlessRun(
+        run_id="f" * 32,
+        name="ewc seed 3",
+        seed=3,
+        labels={"strategy": "ewc", "dataset": "clear10"},
+    )
+    three = [*runs("ewc", 55.5, range(3)), *runs("naive", 55, range(3))]
+    five = [*runs("replay", 80, range(5), spread=8), *runs("naive", 55, range(5), spread=8)]
+    same = [*runs("der", 90, range(5)), *runs("replay", 90, range(5))]
+    return [
+        compared(five),
+        compared(three, rowless=[lost]),
+        compared(same, margin=0.01),
+    ]
+
+
+def test_examples_in_the_docs_are_what_is_said() -> None:
+    """Word by word, the sentences beside the verdict included."""
+    docs = Path(__file__).parents[2] / "docs" / "statistics.md"
+    told = " ".join(docs.read_text(encoding="utf-8").split())
+    for example in documented_examples():
+        (verdict,) = example.verdicts
+        for sentence in (verdict.sentence, *verdict.beside):
+            assert sentence in told
