@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from forked import run_forked
 from released_layout import write_released
 
 ROOT = Path(__file__).parents[2]
@@ -53,7 +54,7 @@ def test_the_commands_of_the_first_screen_are_known():
 def test_command(store, experiment_id, tmp_path, command):
     """It ends well, and a training leaves a complete run."""
     if "evaluate" in command or "compare" in command:
-        run(["clear-mlflow", "train", "--epochs", "1"], cwd=ROOT)
+        run_forked("train", "--epochs", "1", check=True, timeout=300)
         (trained,) = store.search_runs([experiment_id])
         command = command.replace("=RUN", f"={trained.info.run_id}").replace("=NAME", "=test")
         command = command.replace(" NAME ", " test ")

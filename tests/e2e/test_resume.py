@@ -19,6 +19,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from damaged_spools import DAMAGES
+from forked import Forked
 from safetensors.numpy import load_file
 
 from clear_mlflow import AccuracyMatrix, AccuracyRow, summarize
@@ -53,11 +54,11 @@ def environment(**more):
 
 
 def start(project, *arguments, **variables):
-    return subprocess.Popen(
-        [sys.executable, "-m", "clear_mlflow", "train", *arguments],
+    return Forked(
+        "train",
+        *arguments,
         env=environment(**variables),
         cwd=project,
-        text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )

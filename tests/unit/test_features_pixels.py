@@ -14,9 +14,10 @@ from clear_mlflow.data.features.stored import load_features, refuse_taken_name
 from clear_mlflow.data.stream import ImageSet
 
 
-@pytest.fixture
-def digits(tmp_path):
-    return load_stream("digits", "auto", cache_dir=tmp_path, protocol="iid", split="auto")
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    cache_dir = tmp_path_factory.mktemp("digits")
+    return load_stream("digits", "auto", cache_dir=cache_dir, protocol="iid", split="auto")
 
 
 def test_a_small_image_is_its_bytes_around_zero(tmp_path):
