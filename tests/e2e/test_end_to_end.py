@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from forked import Forked, run_forked
 from layout_trees import LAYOUTS, Photos
 
 from clear_mlflow import AccuracyMatrix, summarize
@@ -42,14 +43,8 @@ def mlflow_run(project, *arguments, **options):
 
 
 def clear_mlflow(*arguments, experiment="test", **options):
-    return subprocess.run(
-        [sys.executable, "-m", "clear_mlflow", *arguments],
-        env=environment(MLFLOW_EXPERIMENT_NAME=experiment),
-        text=True,
-        capture_output=True,
-        timeout=LONG,
-        check=False,
-        **options,
+    return run_forked(
+        *arguments, env=environment(MLFLOW_EXPERIMENT_NAME=experiment), timeout=LONG, **options
     )
 
 
@@ -109,18 +104,21 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
     assert not record.data.metrics
 
 
-def test_mlflow_run_takes_every_layout(project, store, experiment_id, tmp_path):
-    """The same images under the same split are the same dataset, whatever the layout."""
+def test_every_layout_is_the_same_dataset(project, store, experiment_id, tmp_path):
+    """The same images under the same split, whatever the layout; the last one by mlflow run."""
     photos = Photos(buckets=("1", "2", "10"))
-    for name, write in LAYOUTS.items():
-        root = write(tmp_path / name, photos)
-        process = mlflow_run(
-            project,
-            *("-P", "dataset=clear10", "-P", f"data_root={root}", "-P", "split=0"),
-            *("-P", "model=small_cnn", "-P", "image_size=32", "-P", "epochs=1"),
-        )
-        output, _ = process.communicate(timeout=LONG)
-        assert process.returncode == 0, output
+    options = {"split": "0", "model": "small_cnn", "image_size": "32", "epochs": "1"}
+    roots = [write(tmp_path / name, photos) for name, write in LAYOUTS.items()]
+    for root in roots[:-1]:
+        asked = {"dataset": "clear10", "data-root": root, **options}
+        pairs = [f"--{name.replace('_', '-')}={value}" for name, value in asked.items()]
+        done = clear_mlflow("train", *pairs, cwd=project)
+        assert done.returncode == 0, done.stderr
+    asked = {"dataset": "clear10", "data_root": roots[-1], **options}
+    pairs = [word for name, value in asked.items() for word in ("-P", f"{name}={value}")]
+    process = mlflow_run(project, *pairs)
+    output, _ = process.communicate(timeout=LONG)
+    assert process.returncode == 0, output
     runs = store.search_runs([experiment_id])
     assert len(runs) == len(LAYOUTS)
     assert {run.info.status for run in runs} == {"FINISHED"}
@@ -237,10 +235,9 @@ def test_options_go_before_a_configuration_file(project, store, experiment_id, t
 
 def test_killed_supervisor_leaves_rows_that_evaluate_scores(project, store, experiment_id):
     """Training stops by itself, and evaluate closes the run that nobody else will."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "clear_mlflow", "train", "--epochs", "20"],
+    process = Forked(
+        *("train", "--epochs", "20"),
         env=environment(),
-        text=True,
         cwd=project,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

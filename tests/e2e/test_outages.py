@@ -28,6 +28,7 @@ from damaged_spools import DAMAGES
 from faulty_proxy import Fault, FaultyProxy, every, wait_until
 from feature_streams import config as features_config
 from feature_streams import training as features_training
+from forked import Forked
 from mlflow import MlflowClient
 from ports import free_port
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
@@ -589,10 +590,9 @@ def test_an_ensemble_is_sent_later_too(server, proxy, tmp_path):
 
 def test_the_command_says_where_the_rows_are(server, proxy, tmp_path):
     """clear-mlflow train ends with 2 and the command that sends them; after it, all is as ever."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "clear_mlflow", "train", "--epochs", "1", "--device", "cpu"],
+    process = Forked(
+        *("train", "--epochs", "1", "--device", "cpu"),
         env={**os.environ, "CLEAR_MLFLOW_CACHE": str(tmp_path / "cache")},
-        text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
@@ -620,12 +620,7 @@ def test_a_sweep_outlasts_an_outage(server, proxy, tmp_path, monkeypatch):
     quick = {"features": "pixels", "predictions": "none", "strategy": "naive", "device": "cpu"}
     content = {"fixed": quick, "runs": [{"epochs": "80"}, {"epochs": "1"}]}
     grid.write_text(json.dumps(content))  # JSON is YAML
-    process = subprocess.Popen(
-        [sys.executable, "-m", "clear_mlflow", "sweep", "--grid", str(grid)],
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    )
+    process = Forked("sweep", "--grid", str(grid), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_until(lambda: len(requests_of_rows(proxy)) >= 2 or process.poll() is not None, LONG)
     proxy.down()
     time.sleep(8)

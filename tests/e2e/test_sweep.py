@@ -10,12 +10,14 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
 from click.testing import CliRunner
+from forked import Forked
 from ports import free_port
 
 from clear_mlflow.cli import main
@@ -34,16 +36,11 @@ SLOWER = {**QUICK, "epochs": "60"}
 FOUR = {"fixed": QUICK, "grid": {"strategy": ["naive", "ncm"], "seed": [0, 1]}}
 
 
-def command(*arguments):
-    return [sys.executable, "-m", "clear_mlflow", "sweep", *arguments]
-
-
 def started(grid, *arguments):
-    return subprocess.Popen(
-        command("--grid", str(grid), *arguments),
+    return Forked(
+        *("sweep", "--grid", str(grid), *arguments),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        text=True,
         start_new_session=True,
     )
 
@@ -64,10 +61,16 @@ def output_of(process):
 
 
 def again(grid, *arguments):
-    """The same command in this process, which has loaded everything already."""
-    result = CliRunner().invoke(main, ["sweep", "--grid", str(grid), *arguments])
-    assert not isinstance(result.exception, Exception), result.exception
-    return result
+    """The same command, to its end: its exit code, and what it said."""
+    process = started(grid, *arguments)
+    output = output_of(process)
+    return Ended(process.returncode, output)
+
+
+@dataclass(frozen=True)
+class Ended:
+    exit_code: int
+    output: str
 
 
 @pytest.fixture

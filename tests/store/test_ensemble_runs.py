@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import mlflow
 import pytest
 from feature_streams import Silent, config, rows_of, training
+from forked import run_forked
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, DivergedError, TrainingError
@@ -236,14 +234,7 @@ def test_matrices_by_seed_from_python(store):
 def test_the_command_trains_members_in_one_supervised_process(store, experiment_id, asked):
     """Heads and networks: from parameters to closed runs, and the means of both on the screen."""
     asked = [*asked, "--seeds", "0,5", "--device", "cpu"]
-    done = subprocess.run(
-        [sys.executable, "-m", "clear_mlflow", "train", *asked],
-        env={**os.environ, "MLFLOW_EXPERIMENT_NAME": "test"},
-        text=True,
-        capture_output=True,
-        check=True,
-        timeout=180,
-    )
+    done = run_forked("train", *asked, check=True, timeout=180)
     parent, members = runs_of(store, experiment_id)
     assert set(members) == {0, 5}
     assert all(len(rows_in(run)) == 11 for run in members.values())

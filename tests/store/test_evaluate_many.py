@@ -1,14 +1,13 @@
 """Re-scoring many runs: damage, definitions, interruptions, and others at work at the same time."""
 
-import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from typing import Any
 
 import pytest
+from forked import Forked
 from mlflow import MlflowClient
 from stored_runs import change, histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
@@ -240,12 +239,10 @@ def test_an_evaluation_during_a_training_leaves_it_alone(store, experiment_id):
 
 
 def evaluate_command(*options):
-    return subprocess.Popen(
-        [sys.executable, "-m", "clear_mlflow", "evaluate", "--experiment", "test", *options],
-        env=os.environ,
+    return Forked(
+        *("evaluate", "--experiment", "test", *options),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
     )
 
 

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from forked import Forked
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -73,11 +74,12 @@ class Trainings:
         self.client = MlflowClient(self.uri)
         self.experiment = self.client.create_experiment(EXPERIMENT, (folder / "artifacts").as_uri())
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str) -> Forked:
         """Start ``clear-mlflow train``."""
         variables = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
-        return subprocess.Popen(
-            [sys.executable, "-m", "clear_mlflow", "train", *arguments],
+        return Forked(
+            "train",
+            *arguments,
             cwd=PROJECT,
             env={
                 **variables,
@@ -85,7 +87,6 @@ class Trainings:
                 "MLFLOW_EXPERIMENT_NAME": EXPERIMENT,
                 "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
             },
-            text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -176,7 +177,7 @@ def metrics(run: Run) -> Mapping[str, float]:
 
 def kill_at_random(
     trainings: Trainings,
-    process: subprocess.Popen[str],
+    process: Forked,
     draw: random.Random,
     known: set[str],
     run: Run | None,
