@@ -1,5 +1,7 @@
 """The comparison's page: whole without a network, and nothing from outside is markup."""
 
+import base64
+import hashlib
 import json
 import re
 from html.parser import HTMLParser
@@ -148,6 +150,26 @@ def test_every_cell_of_every_matrix_is_there():
             for value in grid.ravel()
         ]
         assert cells == expected
+
+
+def test_a_browser_is_allowed_the_pages_own_script_and_style_alone():
+    """The policy stands before both, names their hashes, and nothing in the page needs more."""
+    _, text = page_of(three_groups())
+    page = Page(text)
+    policies = [a["content"] for _, a in page.tags if a.get("http-equiv")]
+    assert len(policies) == 1
+    assert text.index("Content-Security-Policy") < text.index("<style>")
+    rules = dict(rule.strip().split(" ", 1) for rule in policies[0].split(";"))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    for kind, content in (
+        ("style-src", re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1]),
+        ("script-src", page.scripts[1]),
+    ):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert rules[kind] == f"'sha256-{digest}'"
+    for _, attributes in page.tags:
+        assert not [name for name in attributes if name == "style" or name.startswith("on")]
+    assert not re.search(r"setAttribute\(.style|innerHTML|cssText", page.scripts[1])
 
 
 def test_the_difference_without_a_script():

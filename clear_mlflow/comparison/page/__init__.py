@@ -2,11 +2,14 @@
 
 Names come from outside: autoescape is on, no value is ever marked as safe, and every name is cut to
 one line of a bounded length. The only texts that are not escaped are the page's own style and
-script, which come with the package.
+script, which come with the package; a content security policy names their hashes, so that a browser
+runs no other script and loads nothing, whatever got into the page.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Iterator
 from importlib.resources import files
 
@@ -32,18 +35,17 @@ def comparison_page(
         more_seeds: name of the artifact that trains the seeds that are needed; None: none is.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["policy"] = _hash_for_policy
     template = environment.from_string(_text_of("page.html"))
     page = template.render(
         # Not escaped by the template: see _Own.
-        css=_Own(_text_of("page.css") + SCALE.css("v") + DIVERGING.css("w")),
+        css=_Own(_text_of("page.css") + SCALE.css("v", "scale") + DIVERGING.css("w", "diverging")),
         js=_Own(_text_of("page.js")),
         title=one_line(title, 160),
         subtitle=_subtitle(comparison),
         footer=footer,
         more_seeds=more_seeds,
         warnings=comparison.warnings,
-        ramp=SCALE.gradient(),
-        diverging=DIVERGING.gradient(),
         **verdicts(comparison),
         across=across(comparison),
         board=leaderboard(comparison),
@@ -65,6 +67,12 @@ class _Own(str):
 
     def __html__(self) -> str:
         return str(self)
+
+
+def _hash_for_policy(own: str) -> str:
+    """How a content security policy names the one style, or script, that may be in the page."""
+    digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+    return _Own(f"'sha256-{digest}'")
 
 
 def _text_of(name: str) -> str:

@@ -27,18 +27,20 @@ class Ramp:
         found: NDArray[np.int64] = np.rint(np.stack(channels, axis=1)).astype(np.int64)
         return found
 
-    def css(self, prefix: str) -> str:
-        """Classes ``v0`` to ``v100``, each with an ink that can be read on it."""
-        rules = []
+    def css(self, prefix: str, ramp: str) -> str:
+        """Classes ``v0`` to ``v100``, each with an ink that can be read on it; and the whole ramp.
+
+        Args:
+            prefix: of the classes of single colours, as ``v``.
+            ramp: the class of the ramp.
+        """
+        stops = ",".join(f"#{point}" for point in self.points)
+        rules = [f".ramp .{ramp}{{background:linear-gradient(to right,{stops})}}"]
         for i, (red, green, blue) in enumerate(self.colours(101).tolist()):
             light = 0.299 * red + 0.587 * green + 0.114 * blue
             ink = "fff" if light < 128 else "111"
             rules.append(f".{prefix}{i}{{background:#{red:02x}{green:02x}{blue:02x};color:#{ink}}}")
         return "".join(rules)
-
-    def gradient(self) -> str:
-        """The ramp as the stops of a gradient."""
-        return ",".join(f"#{point}" for point in self.points)
 
 
 SCALE = Ramp(
