@@ -5,29 +5,25 @@ Drawn without pyplot, as the heat map of a run is: no global state of matplotlib
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.curves import mean_charts
+from clear_mlflow.comparison.page.matrices_section import STEPS
 from clear_mlflow.core.text import ending, printable, shortened
-from clear_mlflow.report.canvas import drawable, ink_on
+from clear_mlflow.report.canvas import FAINT, FONT, INK, blank_figure, drawable, ink_on, png
+from clear_mlflow.report.colours import DIVERGING, GROUPS
 from clear_mlflow.report.heatmap import heatmap_png
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_DPI = 120
-_INK, _FAINT, _LINE = "#1a1a1a", "#6b6b6b", "#dddddd"
-_FONT = "DejaVu Sans"
-_COLOURS = (
-    "#0b66c3", "#d1495b", "#1a8a5a", "#a05a00", "#7a3db8", "#00838f", "#6b6b00", "#b5307f",
-)  # fmt: skip
+_LINE = "#dddddd"
 _EDGE, _BELOW = 0.15, 0.42  # inches right of a panel and below it
 _STYLES = ("solid", "dashed", "dotted")
 # The leaders: what a person looks at, one picture at a time. The page shows more.
@@ -72,7 +68,7 @@ def metrics_png(comparison: Comparison) -> bytes:
             found = group.metrics.get(metric)
             if found is None:
                 continue
-            colour, style, interval = _COLOURS[position % len(_COLOURS)], "solid", found.interval
+            colour, style, interval = GROUPS[position % len(GROUPS)], "solid", found.interval
             if interval is None:
                 interval = comparison.image_intervals.get(position, {}).get(metric)
                 style = "dotted"
@@ -89,7 +85,7 @@ def metrics_png(comparison: Comparison) -> bytes:
         _finish(panel, f"{metric}{lower}", grid="x")
     for panel in panels[len(comparison.metrics) :]:
         panel.set_axis_off()
-    return _png(figure)
+    return png(figure)
 
 
 def curves_png(comparison: Comparison, setting: int) -> bytes | None:
@@ -101,13 +97,13 @@ def curves_png(comparison: Comparison, setting: int) -> bytes | None:
     figure, panels = _grid(1, len(charts), 5.6, 4.2, left=0.6, top=0.4)
     for panel, chart in zip(panels, charts, strict=True):
         for curve in chart.curves:
-            colour = _COLOURS[curve.group % len(_COLOURS)]
+            colour = GROUPS[curve.group % len(GROUPS)]
             steps = [k for k, _ in curve.points]
             panel.plot(
                 steps,
                 [100 * s.mean for _, s in curve.points],
                 color=colour,
-                linestyle=_STYLES[curve.group // len(_COLOURS) % len(_STYLES)],
+                linestyle=_STYLES[curve.group // len(GROUPS) % len(_STYLES)],
                 marker="o",
                 markersize=3.5,
                 label=_text(comparison.groups[curve.group].name, 40),
@@ -123,18 +119,17 @@ def curves_png(comparison: Comparison, setting: int) -> bytes | None:
                     linewidth=0,
                 )
         panel.set_ylim(0, 100)
-        panel.set_xlabel("buckets trained on", fontsize=9, color=_FAINT, fontfamily=_FONT)
-        panel.set_ylabel("accuracy, %", fontsize=9, color=_FAINT, fontfamily=_FONT)
+        panel.set_xlabel("buckets trained on", fontsize=9, color=FAINT, fontfamily=FONT)
+        panel.set_ylabel("accuracy, %", fontsize=9, color=FAINT, fontfamily=FONT)
         _finish(panel, chart.title, grid="y")
     legend = panels[0].legend(loc="lower right", fontsize=8, frameon=False)
     for text in legend.get_texts():
-        text.set(fontfamily=_FONT, parse_math=False, usetex=False)
-    return _png(figure)
+        text.set(fontfamily=FONT, parse_math=False, usetex=False)
+    return png(figure)
 
 
 def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
     """A - B in percentage points, cell by cell; cells that differ by McNemar's test are framed."""
-    from matplotlib import colormaps
     from matplotlib.patches import Rectangle
 
     one, other = comparison.groups[a], comparison.groups[b]
@@ -142,11 +137,11 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
     size = change.shape[1]
     measured = change[~np.isnan(change)]
     largest = float(np.abs(measured).max()) if measured.size else 0.0
-    scale = next((step for step in (2, 5, 10, 20, 30, 50) if largest <= step), 100)
+    scale = next((step for step in STEPS if largest <= step), STEPS[-1])
     side = min(max(0.5 * size, 2.8), 7.5)
     height = side * (size + 1) / size + 1.1 + _BELOW
     figure, (panel,) = _grid(1, 1, side + 0.8 + _EDGE, height, left=0.8, top=1.1)
-    colours = colormaps["RdBu"](0.5 + np.nan_to_num(change) / (2 * scale))
+    colours = DIVERGING.at(0.5 + np.nan_to_num(change) / (2 * scale))
     colours[np.isnan(change)] = (0.94, 0.94, 0.94, 1.0)
     panel.imshow(colours, interpolation="nearest", aspect="equal")
     p_values = comparison.cells.get((a, b))
@@ -162,7 +157,7 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
                 fontsize=7.5,
                 fontweight="bold" if real else "normal",
                 color=ink_on(colours[i, j]),
-                fontfamily=_FONT,
+                fontfamily=FONT,
             )
         if real:
             frame = Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, fill=False, linewidth=1.3)
@@ -177,11 +172,11 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
         f"A − B, percentage points, ±{scale}\nA: {_text(one.name, 40)}\nB: {_text(other.name, 40)}",
         fontsize=9,
         loc="left",
-        fontfamily=_FONT,
+        fontfamily=FONT,
         parse_math=False,
         usetex=False,
     )
-    return _png(figure)
+    return png(figure)
 
 
 def _grid(
@@ -191,13 +186,7 @@ def _grid(
 
     Laid out by hand: matplotlib's own layout takes twice as long as all the drawing.
     """
-    # Imported late: matplotlib takes longer to load than a whole comparison takes to compute.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(columns * width, rows * height), dpi=_DPI, facecolor="white")
-    figure.set_layout_engine("none")
-    FigureCanvasAgg(figure)
+    figure = blank_figure(columns * width, rows * height)
     inner_width, inner_height = width - left - _EDGE, height - top - _BELOW
     panels = figure.subplots(
         rows,
@@ -217,13 +206,13 @@ def _grid(
 
 def _finish(panel: Axes, title: str, *, grid: str) -> None:
     if title:
-        panel.set_title(title, fontsize=10, loc="left", fontfamily=_FONT, parse_math=False)
+        panel.set_title(title, fontsize=10, loc="left", fontfamily=FONT, parse_math=False)
     for name, spine in panel.spines.items():
         spine.set_visible(bool(grid) and name == "bottom")
         spine.set_color(_LINE)
-    panel.tick_params(length=0, labelsize=8, labelcolor=_INK)
+    panel.tick_params(length=0, labelsize=8, labelcolor=INK)
     for label in (*panel.get_xticklabels(), *panel.get_yticklabels()):
-        label.set(fontfamily=_FONT, parse_math=False, usetex=False)
+        label.set(fontfamily=FONT, parse_math=False, usetex=False)
     if grid:
         panel.grid(axis="x" if grid == "x" else "y", color=_LINE, linewidth=0.7)
         panel.set_axisbelow(True)
@@ -236,10 +225,3 @@ def _signed(points: float) -> str:
 
 def _text(text: str, limit: int) -> str:
     return drawable(shortened(printable(text), limit))
-
-
-def _png(figure: Figure) -> bytes:
-    content = io.BytesIO()
-    canvas: Any = figure.canvas
-    canvas.print_png(content, metadata={"Software": None})
-    return content.getvalue()

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
+
+from clear_mlflow.report.colours import SCALE, is_dark
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,12 +22,11 @@ if TYPE_CHECKING:
 _DPI = 120
 INK, FAINT = "#1a1a1a", "#6b6b6b"
 UNMEASURED, HATCH = "#f0f0f0", "#cfcfcf"
-_FONT = "DejaVu Sans"  # comes with matplotlib: the same text everywhere
-_COLOURS = "viridis"  # even in lightness, and readable with any colour vision
+FONT = "DejaVu Sans"  # comes with matplotlib: the same text everywhere
 
 
-def blank_sheet(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of so many inches, which has a canvas of its own, and the sheet that fills it."""
+def blank_figure(width: float, height: float) -> Figure:
+    """A white figure of so many inches, which has a canvas of its own, and no layout."""
     # Imported late: matplotlib takes longer to load than a whole run takes to score.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -33,6 +34,12 @@ def blank_sheet(width: float, height: float) -> tuple[Figure, Axes]:
     figure = Figure(figsize=(width, height), dpi=_DPI, facecolor="white")
     figure.set_layout_engine("none")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def blank_sheet(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure of so many inches, which has a canvas of its own, and the sheet that fills it."""
+    figure = blank_figure(width, height)
     # Instead of an Axes per part: ticks and spines take half the time.
     sheet = figure.add_axes((0, 0, 1, 1))
     sheet.set_axis_off()
@@ -62,16 +69,9 @@ def png_array(content: bytes) -> NDArray[np.uint8]:
         return np.asarray(picture.convert("RGB"))
 
 
-def colours_of(values: ArrayLike) -> NDArray[np.float64]:
-    """Red, green, blue and opacity of fractions, always on the scale from 0 to 1."""
-    from matplotlib import colormaps
-
-    return np.asarray(colormaps[_COLOURS](values), dtype=np.float64)
-
-
 def ink_on(colour: NDArray[np.float64]) -> str:
     """What can be read on a colour."""
-    return "white" if float(colour[:3] @ (0.299, 0.587, 0.114)) < 0.5 else INK
+    return "white" if is_dark(colour) else INK
 
 
 def draw_grid(
@@ -101,7 +101,7 @@ def draw_grid(
     (left, top), (width, height) = corner, cell
     right, bottom = left + columns * width, top + rows * height
     unmeasured = np.isnan(values)
-    colours = colours_of(np.nan_to_num(values))
+    colours = SCALE.at(np.nan_to_num(values))
     if unmeasured.any():
         # One hatched ground, seen through the cells that have no value.
         colours[unmeasured, 3] = 0
@@ -135,7 +135,7 @@ def draw_scale(
         height: of the ramp, inches.
         ticks: values on the scale from 0 to 1, and the texts beside them.
     """
-    ramp = colours_of(np.linspace(1, 0, 256))[:, np.newaxis]
+    ramp = SCALE.at(np.linspace(1, 0, 256))[:, np.newaxis]
     extent = (left, left + 0.13, top + height, top)
     sheet.imshow(ramp, extent=extent, aspect="auto", interpolation="nearest", origin="upper")
     for value, text in ticks.items():
@@ -160,7 +160,7 @@ def write(
     sheet.text(
         *at,
         text,
-        fontfamily=_FONT,
+        fontfamily=FONT,
         fontsize=size,
         fontweight=weight,
         color=colour,
@@ -176,7 +176,7 @@ def drawable(text: str) -> str:
     """The text with a box for what the font does not have, which matplotlib would warn about."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    font = get_font(findfont(FontProperties(family=_FONT)))
+    font = get_font(findfont(FontProperties(family=FONT)))
     return "".join(c if font.get_char_index(ord(c)) else "□" for c in text)
 
 
@@ -184,7 +184,7 @@ def text_width(text: str, size: float) -> float:
     """How wide a text of that many points is drawn, in inches."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    font = get_font(findfont(FontProperties(family=_FONT)))
+    font = get_font(findfont(FontProperties(family=FONT)))
     font.set_size(size, 72)
     font.set_text(text, 0.0)
     return float(font.get_width_height()[0]) / 64 / 72

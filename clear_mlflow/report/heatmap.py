@@ -18,7 +18,6 @@ from clear_mlflow.report.canvas import (
     FAINT,
     HATCH,
     blank_sheet,
-    colours_of,
     draw_grid,
     draw_scale,
     drawable,
@@ -26,6 +25,7 @@ from clear_mlflow.report.canvas import (
     png,
     write,
 )
+from clear_mlflow.report.colours import SCALE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +108,7 @@ def _outline_diagonal(sheet: Axes, diagonal: NDArray[np.float64], top: float, ce
     # Just inside its cells, so that neighbours do not cover each other's outline.
     square = np.array([[0.03, 0.03], [0.97, 0.03], [0.97, 0.97], [0.03, 0.97]]) * cell
     squares = [square + np.array([_LEFT, top]) + i * cell for i in range(len(diagonal))]
-    inks = [HATCH if np.isnan(value) else ink_on(colours_of(value)) for value in diagonal]
+    inks = [HATCH if np.isnan(value) else ink_on(SCALE.at(value)) for value in diagonal]
     sheet.add_collection(
         PolyCollection(
             squares,

@@ -17,10 +17,10 @@ from jinja2 import Environment, StrictUndefined
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page.charts import curve_parts, metric_plots, plots_about
-from clear_mlflow.comparison.page.colours import DIVERGING, SCALE
 from clear_mlflow.comparison.page.matrices_section import differences, matrices
 from clear_mlflow.comparison.page.tables import across, leaderboard, verdicts
 from clear_mlflow.comparison.page.wording import group_name, many, one_line, setting_text
+from clear_mlflow.report.colours import DIVERGING, GROUPS, SCALE
 
 
 def comparison_page(
@@ -39,7 +39,15 @@ def comparison_page(
     template = environment.from_string(_text_of("page.html"))
     page = template.render(
         # Not escaped by the template: see _Own.
-        css=_Own(_text_of("page.css") + SCALE.css("v", "scale") + DIVERGING.css("w", "diverging")),
+        css=_Own(
+            # First, for the style sheet has others for dark ground.
+            ":root{"
+            + "".join(f"--g{i}:{colour};" for i, colour in enumerate(GROUPS))
+            + "}"
+            + _text_of("page.css")
+            + SCALE.css("v", "scale")
+            + DIVERGING.css("w", "diverging")
+        ),
         js=_Own(_text_of("page.js")),
         title=one_line(title, 160),
         subtitle=_subtitle(comparison),

@@ -11,12 +11,12 @@ from clear_mlflow.comparison.curves import Curve, CurveChart, bucket_charts, mea
 from clear_mlflow.comparison.groups import Group
 from clear_mlflow.comparison.page.wording import interval_text, many, one_line, setting_text
 from clear_mlflow.core.text import percent, shortened
+from clear_mlflow.report.colours import GROUPS
 from clear_mlflow.statistics import Interval, SeedSummary
 
 # Groups whose curves can be told apart in one chart, and whose dots fit beside their names.
 _MOST_CURVES = 8
 _MOST_DOTS = 24
-_COLOURS = 8
 
 
 def plots_about(comparison: Comparison) -> str:
@@ -60,7 +60,7 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 told += f" {interval_text(interval)}"
             dots.append(
                 {
-                    "colour": position % _COLOURS,
+                    "colour": position % len(GROUPS),
                     "name": shortened(name, 20),
                     "title": f"{told}; {'test images' if images else many(summary.n, 'seed')}",
                     "x": at(summary.mean),
@@ -120,8 +120,8 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
             "about": about,
             "legend": [
                 {
-                    "colour": position % _COLOURS,
-                    "dash": position // _COLOURS % 3,
+                    "colour": position % len(GROUPS),
+                    "dash": position // len(GROUPS) % 3,
                     "name": one_line(group.name),
                 }
                 for position, group in shown
@@ -178,8 +178,8 @@ def _chart(
             lower = [f"{x(k)} {y(ends.low)}" for k, ends in reversed(spread)]
             band = f"M{'L'.join([*upper, *lower])}Z"
         return {
-            "colour": curve.group % _COLOURS,
-            "dash": curve.group // _COLOURS % 3,
+            "colour": curve.group % len(GROUPS),
+            "dash": curve.group // len(GROUPS) % 3,
             "line": f"M{line}",
             "band": band,
             "dots": [

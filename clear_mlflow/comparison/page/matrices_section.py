@@ -18,7 +18,7 @@ from clear_mlflow.core.text import ending, percent, printable
 _LONGEST_KEY = 8
 # Cells of single runs' matrices: about 40 bytes each, twice.
 _MOST_CELLS = 12_000
-_STEPS = (2, 5, 10, 20, 30, 50, 100)  # ends of the scale of differences, percentage points
+STEPS = (2, 5, 10, 20, 30, 50, 100)  # ends of the scale of differences, percentage points
 _DIGITS = 6  # of the fractions that the script subtracts; shown with three
 
 
@@ -169,7 +169,7 @@ def differences(comparison: Comparison) -> dict[str, Any]:
         ],
         "marks": {f"{a}-{b}": _rounded(p) for (a, b), p in comparison.cells.items()},
         "unlike": [f"{a}-{b}" for a, b in sorted(comparison.unlike)],
-        "scales": list(_STEPS),
+        "scales": list(STEPS),
         "alpha": alpha,
     }
     first = _first_pair(comparison, items)
@@ -199,7 +199,7 @@ def _difference(
     buckets = comparison.settings[items[a].setting].buckets
     change = items[a].grid - items[b].grid
     largest = float(np.nanmax(np.abs(change))) if (~np.isnan(change)).any() else 0.0
-    scale = next((step for step in _STEPS if 100 * largest <= step + 1e-9), 100)
+    scale = next((step for step in STEPS if 100 * largest <= step + 1e-9), 100)
     p_values = comparison.cells.get((a, b))
     about = (
         f"A − B in percentage points; colours from −{scale} (B is better) to +{scale} (A is "
