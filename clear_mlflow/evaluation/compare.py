@@ -322,7 +322,7 @@ def _store(
     run_id: str | None,
     params: Mapping[str, str],
 ) -> Run:
-    name = run_name(comparison)
+    name = comparison_name(comparison)
     opened = run_id
     if opened is None:
         kind = {names.KIND_TAG: names.KIND_COMPARE}
@@ -355,7 +355,7 @@ def write_files(
     now = datetime.now(timezone.utc).isoformat(timespec="minutes").replace("+00:00", " UTC")
     page = comparison_page(
         comparison,
-        title=run_name(comparison),
+        title=comparison_name(comparison),
         footer=f"clear_mlflow {__version__}, {now.replace('T', ' ')}",
         more_seeds=None if more_seeds is None else names.MORE_SEEDS,
     )
@@ -375,7 +375,7 @@ def write_files(
         (pictures / name).write_bytes(content)
 
 
-def run_name(comparison: Comparison) -> str:
+def comparison_name(comparison: Comparison) -> str:
     """What the comparison is of: its leading groups, and how many there are."""
     groups = [cut(group.name) for group in comparison.groups]
     runs = len(comparison.subjects)

@@ -26,7 +26,7 @@ from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.rows import are_rows_local
 from clear_mlflow.store.search import MissingRun, Selection, select
 
-__all__ = ["Evaluation", "MissingRun", "ScoringResult", "Selection", "evaluate", "select"]
+__all__ = ["Evaluation", "MissingRun", "ScoringResult", "Selection", "select"]
 
 # Runs under way at once. A server keeps each request waiting some 50 ms and answers many at a time;
 # an object store behind a database is slow in another way. Files on this machine are read faster
@@ -203,30 +203,6 @@ class Evaluation:
         if not client.tracking_uri.startswith("sqlite:"):
             return nullcontext()
         return self._writing if self.turn is None else self.turn()
-
-
-def evaluate(
-    client: MlflowClient,
-    runs: Iterable[Run | MissingRun],
-    *,
-    named: bool,
-    dry_run: bool,
-    on_run: Callable[[ScoringResult], None] = lambda _: None,
-) -> list[ScoringResult]:
-    """Score runs, and keep all that became of them; see :meth:`Evaluation.over` for many runs.
-
-    Args:
-        client: the store.
-        runs: what :func:`select` gave.
-        named: the runs were asked for one by one.
-        dry_run: write nothing.
-        on_run: called with each verdict as it is reached.
-    """
-    verdicts = []
-    for verdict in Evaluation(named=named, dry_run=dry_run).over(client, runs):
-        verdicts.append(verdict)
-        on_run(verdict)
-    return verdicts
 
 
 def _failed(run_id: str, run_name: str, detail: str) -> ScoringResult:

@@ -90,7 +90,7 @@ def train(
     descent = descent_for(strategy, model, config, keys=stream.keys, progress=progress, group=group)
 
     def tested(trained: int) -> Trained:
-        row = measured_row(model, stream, config, trained=trained, progress=progress, group=group)
+        row = measure_row(model, stream, config, trained=trained, progress=progress, group=group)
         return replace(row, snapshot=lambda: capture(model, strategy, descent))
 
     if saved is None:
@@ -130,7 +130,7 @@ def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.
     return model.to(memory_format=torch.channels_last) if config.channels_last == "on" else model
 
 
-def measured_row(
+def measure_row(
     model: nn.Module,
     stream: TrainingStream,
     config: TrainConfig,

@@ -66,7 +66,7 @@ def _train(
     # what is loaded is never looked through again.
     gc.disable()
     from clear_mlflow.learning.allocator import keep_freed_memory
-    from clear_mlflow.learning.parallel.group import joined
+    from clear_mlflow.learning.parallel.group import process_group
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.progress import SilentProgress, progress_for
     from clear_mlflow.learning.session import check
@@ -79,7 +79,7 @@ def _train(
         keep_freed_memory()
     say(messages.checked(config.values()))
     progress = progress_for(sys.stderr) if place.keeps_record else SilentProgress()
-    with joined(place, config.device) as group:
+    with process_group(place, config.device) as group:
         # Not when the supervisor asks for it: by then it has been to the store.
         training = prepare(config, progress, group)
         cues.get()

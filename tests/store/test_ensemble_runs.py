@@ -16,7 +16,7 @@ from forked import run_forked
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, DivergedError, TrainingError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.evaluation.rescore import Selection, evaluate, select
+from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.learning.prepare import prepare
@@ -126,7 +126,9 @@ def test_evaluate_scores_members_and_passes_their_parent_over(finished, store):
     parent, members = finished
     verdicts = {
         verdict.run_id: verdict.action
-        for verdict in evaluate(store, select(store, Selection()), named=False, dry_run=False)
+        for verdict in Evaluation(named=False, dry_run=False).over(
+            store, select(store, Selection())
+        )
     }
     assert verdicts.keys() == {run.info.run_id for run in members.values()}
     assert parent.info.run_id not in verdicts

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.evaluation.rescore import Selection, evaluate, select
+from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import heartbeat
@@ -28,7 +28,7 @@ def rows_of(run):
 
 def run_evaluate(store, *run_ids, dry_run=False):
     chosen = select(store, Selection(run_ids=run_ids))
-    return evaluate(store, chosen, named=True, dry_run=dry_run)
+    return list(Evaluation(named=True, dry_run=dry_run).over(store, chosen))
 
 
 def everything(store, run_id):
@@ -140,7 +140,9 @@ def test_a_store_that_cannot_be_read_stops_only_its_own_runs(store, trained):
     failed, unchanged = run_evaluate(store, foreign, good.info.run_id)
     assert (failed.action, unchanged.action) == ("failed", "unchanged")
     assert "nowhere" in failed.detail
-    everywhere = evaluate(store, select(store, Selection()), named=False, dry_run=False)
+    everywhere = list(
+        Evaluation(named=False, dry_run=False).over(store, select(store, Selection()))
+    )
     assert sorted(v.action for v in everywhere) == ["skipped", "unchanged"]
 
 
@@ -239,7 +241,7 @@ def test_search_passes_over_runs_of_other_programs(store, trained, experiment_id
     trained()
     store.create_run(experiment_id)
     chosen = select(store, Selection(experiment="test"))
-    verdicts = evaluate(store, chosen, named=False, dry_run=False)
+    verdicts = list(Evaluation(named=False, dry_run=False).over(store, chosen))
     assert sorted(v.action for v in verdicts) == ["skipped", "unchanged"]
     assert not any(v.is_problem for v in verdicts)
 

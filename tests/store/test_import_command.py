@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import assemble
-from clear_mlflow.evaluation.rescore import Selection, evaluate, select
+from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
 from clear_mlflow.importers import FORMATS
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
@@ -73,9 +73,8 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
 def test_an_imported_run_is_evaluated_as_any_other(store, experiment_id, matrix_file):
     """Nothing is lacking afterwards, and that no untrained model was tested is no damage."""
     run_import(matrix_file)
-    (verdict,) = evaluate(
-        store, select(store, Selection(experiment="test")), named=False, dry_run=False
-    )
+    chosen = select(store, Selection(experiment="test"))
+    (verdict,) = Evaluation(named=False, dry_run=False).over(store, chosen)
     assert (verdict.action, verdict.is_problem) == ("unchanged", False)
     assert verdict.detail == "3 of 3 rows"
 

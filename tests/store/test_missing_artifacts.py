@@ -10,7 +10,7 @@ from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.evaluation.rescore import Selection, evaluate, select
+from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.resume import holds_rows, read_resume_point
 from clear_mlflow.store import names
@@ -54,9 +54,8 @@ def test_evaluate_refuses_and_leaves_the_run_as_it_is(store, trained, unmount, t
     run_id = trained.info.run_id
     before = known(store, run_id)
     unmount()
-    (verdict,) = evaluate(
-        store, select(store, Selection(run_ids=(run_id,))), named=named, dry_run=False
-    )
+    chosen = select(store, Selection(run_ids=(run_id,)))
+    (verdict,) = Evaluation(named=named, dry_run=False).over(store, chosen)
     assert (verdict.action, verdict.is_problem) == ("failed", True)
     assert LOST in verdict.detail
     assert known(store, run_id) == before
@@ -83,7 +82,7 @@ def test_a_run_that_was_cut_off_is_refused_too(store, trained, unmount):
     unmount()
     with pytest.raises(RecordError, match=LOST):
         holds_rows(store, run_id)
-    (verdict,) = evaluate(store, select(store, Selection()), named=False, dry_run=False)
+    (verdict,) = Evaluation(named=False, dry_run=False).over(store, select(store, Selection()))
     assert LOST in verdict.detail
     assert known(store, run_id) == before
 
@@ -112,7 +111,9 @@ def test_a_row_that_is_gone_is_named(store, trained):
     """A part of the rows is no smaller matrix: the complete run stays tagged so."""
     before = known(store, trained.info.run_id)
     (rows_folder(trained) / "row_002.json").unlink()
-    (verdict,) = evaluate(store, [store.get_run(trained.info.run_id)], named=True, dry_run=False)
+    (verdict,) = Evaluation(named=True, dry_run=False).over(
+        store, [store.get_run(trained.info.run_id)]
+    )
     assert f"{LOST} (row_002.json in" in verdict.detail
     assert known(store, trained.info.run_id) == before
 
@@ -121,11 +122,13 @@ def test_a_row_of_a_matrix_too_large_for_a_tag_is_missed(store, experiment_id):
     """Where no tag holds the names of the rows, that the run is complete says how many."""
     correct = [[(i + j) % 101 for j in range(60)] for i in range(61)]
     run = stored_run(store, experiment_id, correct)
-    (scored,) = evaluate(store, [run], named=False, dry_run=False)
+    (scored,) = Evaluation(named=False, dry_run=False).over(store, [run])
     assert scored.action == "scored"
     before = known(store, run.info.run_id)
     assert names.MATRIX_TAG not in before[1]
     (rows_folder(run) / "row_060.json").unlink()
-    (verdict,) = evaluate(store, [store.get_run(run.info.run_id)], named=False, dry_run=False)
+    (verdict,) = Evaluation(named=False, dry_run=False).over(
+        store, [store.get_run(run.info.run_id)]
+    )
     assert f"{LOST} (row_060.json in" in verdict.detail
     assert known(store, run.info.run_id) == before

@@ -19,7 +19,7 @@ from clear_mlflow.core.predictions import (
     predictions_file_name,
 )
 from clear_mlflow.core.record import assemble
-from clear_mlflow.evaluation.rescore import evaluate
+from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.report.confusion import confusion_png
 from clear_mlflow.scoring import prediction_scores as tracked
@@ -79,7 +79,7 @@ def predictions_folder(run) -> Path:
 def score(client, run, **options):
     """One verdict, as a search for runs would reach it."""
     options = {"named": False, "dry_run": False, **options}
-    (verdict,) = evaluate(client, [client.get_run(run.info.run_id)], **options)
+    (verdict,) = Evaluation(**options).over(client, [client.get_run(run.info.run_id)])
     return verdict
 
 

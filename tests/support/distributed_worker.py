@@ -19,7 +19,7 @@ from learning_streams import random_stream
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.learning.loop import train
-from clear_mlflow.learning.parallel.group import ALONE, joined
+from clear_mlflow.learning.parallel.group import ALONE, process_group
 from clear_mlflow.learning.samples.decoded import DecodedStream
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.session import check
@@ -56,7 +56,7 @@ def main():
     folder = Path(sys.argv[1])
     cases = json.loads((folder / "cases.json").read_text())
     place = place_of_environment()
-    with joined(place, "cpu") as group:
+    with process_group(place, "cpu") as group:
         found = results(cases, folder / f"images{place.rank}", group)
     np.savez(folder / f"{place.rank}.npz", **found)
 

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.learning.checkpoint import read_state
-from clear_mlflow.learning.parallel.group import joined
+from clear_mlflow.learning.parallel.group import process_group
 from clear_mlflow.learning.progress import SilentProgress
 from clear_mlflow.learning.session import StreamTraining, check
 
@@ -40,7 +40,7 @@ def main():
         folder / f"images{place.rank}", train=(11, 8, 9), test=(5, 3, 7), side=8
     )
     settings = check(config(strategy="replay", optimizer_state="keep"), place)
-    with joined(place, "cpu") as group:
+    with process_group(place, "cpu") as group:
 
         def rows(saved=None):
             made = StreamTraining(

@@ -97,7 +97,7 @@ def stream_of(
     )
 
 
-def digest_of(buckets: Sequence[Bucket], class_names: Sequence[str]) -> str:
+def stream_digest(buckets: Sequence[Bucket], class_names: Sequence[str]) -> str:
     """The digest of buckets whose contents are hashed; see :class:`BucketStream`."""
     return _digest(_images(buckets, class_names))
 

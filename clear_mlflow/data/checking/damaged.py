@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.checking.content import digest_of
+from clear_mlflow.data.checking.content import stream_digest
 from clear_mlflow.data.decoding.decode import Damaged, refusal
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.files import path_text
@@ -112,7 +112,7 @@ def sound_stream(
     sound = dataclasses.replace(
         stream,
         buckets=buckets,
-        digest=digest_of(buckets, stream.class_names),
+        digest=stream_digest(buckets, stream.class_names),
         warnings=(*stream.warnings, *warnings),
     )
     paths = tuple(_below(one.path, root) for one in listed)

@@ -13,7 +13,7 @@ from torch import nn
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import translate_oom
-from clear_mlflow.learning.loop import fresh_model, measured_row
+from clear_mlflow.learning.loop import fresh_model, measure_row
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
 from clear_mlflow.learning.session import StreamTraining
 
@@ -75,7 +75,7 @@ class Reevaluation:
             model = fresh_model(stream, config)
             for stored in self.models:
                 _load(model, stored.path)
-                trained = measured_row(model, stream, config, trained=stored.row, progress=progress)
+                trained = measure_row(model, stream, config, trained=stored.row, progress=progress)
                 yield self.training.measured(trained)
 
 

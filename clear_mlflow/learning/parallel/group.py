@@ -69,8 +69,8 @@ class Group:
         """
         if self.size == 1:
             return list(parts)
-        joined = self.add_up(torch.cat([part.flatten() for part in parts])).div_(self.size)
-        pieces = torch.split(joined, [part.numel() for part in parts])
+        added = self.add_up(torch.cat([part.flatten() for part in parts])).div_(self.size)
+        pieces = torch.split(added, [part.numel() for part in parts])
         return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
 
     def put_together(self, part: Tensor, start: int, total: int) -> Tensor:
@@ -157,7 +157,7 @@ def check_devices(place: DistributedEnv, device: str) -> None:
 
 
 @contextlib.contextmanager
-def joined(place: DistributedEnv, device: str) -> Iterator[Group]:
+def process_group(place: DistributedEnv, device: str) -> Iterator[Group]:
     """Meet the other processes, over gloo on CPUs and NCCL on GPUs.
 
     Args:
