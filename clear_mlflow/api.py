@@ -36,13 +36,14 @@ def train(
     weights: str | Path = "none",
     freeze: Literal["none", "backbone"] = "none",
     image_size: int | str = "auto",
+    augment: Literal["auto", "random_crop", "random_crop_flip", "square", "none"] = "auto",
     epochs: int | str = "auto",
     batch_size: int | str = "auto",
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
     optimizer_state: Literal["reset", "keep"] = "reset",
     lr: float | str = "auto",
     momentum: float = 0.9,
-    weight_decay: float = 0.00001,
+    weight_decay: float | str = "auto",
     schedule: Literal["step", "cosine", "constant"] = "step",
     lr_step: int | str = "auto",
     lr_gamma: float = 0.1,
@@ -88,6 +89,9 @@ def train(
             weights), or a file of weights, .safetensors or .pth.
         freeze: backbone: train the head alone and leave all other weights as they are.
         image_size: Side of the model's square input, pixels.
+        augment: How images are cropped: random_crop, as the CLEAR authors do;
+            random_crop_flip, mirrored too; square, the centre alone, cropped and
+            mirrored; none: the centre.
         epochs: Passes over each bucket's training data.
         batch_size: Images in one optimiser step; full: all of an epoch.
         optimizer: sgd, adam or adamw.
@@ -158,13 +162,14 @@ def train_ensemble(
     weights: str | Path = "none",
     freeze: Literal["none", "backbone"] = "none",
     image_size: int | str = "auto",
+    augment: Literal["auto", "random_crop", "random_crop_flip", "square", "none"] = "auto",
     epochs: int | str = "auto",
     batch_size: int | str = "auto",
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
     optimizer_state: Literal["reset", "keep"] = "reset",
     lr: float | str = "auto",
     momentum: float = 0.9,
-    weight_decay: float = 0.00001,
+    weight_decay: float | str = "auto",
     schedule: Literal["step", "cosine", "constant"] = "step",
     lr_step: int | str = "auto",
     lr_gamma: float = 0.1,
@@ -211,6 +216,9 @@ def train_ensemble(
             weights), or a file of weights, .safetensors or .pth.
         freeze: backbone: train the head alone and leave all other weights as they are.
         image_size: Side of the model's square input, pixels.
+        augment: How images are cropped: random_crop, as the CLEAR authors do;
+            random_crop_flip, mirrored too; square, the centre alone, cropped and
+            mirrored; none: the centre.
         epochs: Passes over each bucket's training data.
         batch_size: Images in one optimiser step; full: all of an epoch.
         optimizer: sgd, adam or adamw.

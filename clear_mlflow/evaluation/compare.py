@@ -42,6 +42,7 @@ from clear_mlflow.core.errors import ConfigError, FailedMetricError, TrackingErr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.evaluation.read_correctness import read_correctness
+from clear_mlflow.learning.config import stored_parameters
 from clear_mlflow.metrics import METRICS, Metric, undefined
 from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.store import names
@@ -123,6 +124,9 @@ def read_comparison(
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
+    if group_by and len({subject.labels.get("augment") for subject in subjects}) > 1:
+        # Seeds that were shown other pixels are not the seeds of one method.
+        group_by = tuple(dict.fromkeys((*group_by, "augment")))
     arrangement = arrange(
         subjects,
         group_by,
@@ -252,11 +256,14 @@ def _labels(stored: StoredMatrix) -> dict[str, str]:
         },
     }
     # What a run really used goes before what was asked for, which may be "auto".
-    return labels | {
+    labels |= {
         name.removeprefix("used/"): text
         for name, text in stored.params.items()
         if name.startswith("used/")
     }
+    if "image_size" in labels and "augment" not in labels:  # trained before there was one
+        labels["augment"] = stored_parameters(labels)["augment"]
+    return labels
 
 
 def _unquoted(text: str) -> str:

@@ -16,7 +16,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_WEIGHTS_BYTES, json_texts, read_bytes
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.config import TrainConfig, stored_parameters
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import create_run
@@ -126,6 +126,7 @@ def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, st
             "program that trained them"
         )
     # Where to compute is this machine's to say; the weights are in the stored file.
+    told = stored_parameters(told)
     return {**told, "device": "auto", "weights": "none", "log_models": "none", "compile": "off"}
 
 

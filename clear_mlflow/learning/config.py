@@ -27,14 +27,21 @@ NONE = "none"
 FULL: Literal["full"] = "full"
 LINEAR = "linear"  # the only model on stored features, and a model on nothing else
 
-# The recipe of the CLEAR authors' own examples: ResNet-18 from scratch at 224 pixels.
-# Source: Avalanche's examples/clear.py and Renate's CLEAR benchmark.
+RANDOM_CROP = "random_crop"
+RANDOM_CROP_FLIP = "random_crop_flip"
+SQUARE = "square"
+
+# The recipe of the CLEAR authors' own examples: ResNet-18 from scratch at 224 pixels, cropped at
+# random and not mirrored.
+# Source: Avalanche's examples/clear.py, the challenge's starter kit, Renate's CLEAR benchmark.
 _CLEAR_RECIPE: Mapping[str, str] = {
     "model": "resnet18",
     "image_size": "224",
+    "augment": RANDOM_CROP,
     "epochs": "100",
     "batch_size": "256",
     "lr": "0.01",
+    "weight_decay": "0.00001",
     "lr_step": "30",
     "memory": "3300",
     "precision": AUTO,
@@ -46,9 +53,11 @@ _CLEAR_RECIPE: Mapping[str, str] = {
 _DIGITS_RECIPE: Mapping[str, str] = {
     "model": "small_cnn",
     "image_size": "32",
+    "augment": NONE,  # a digit's mirror image is no digit
     "epochs": "6",
     "batch_size": "32",
     "lr": "0.02",
+    "weight_decay": "0.00001",
     "lr_step": "30",
     "memory": "300",
     # So few numbers that making them half as wide costs more time than it saves.
@@ -57,14 +66,16 @@ _DIGITS_RECIPE: Mapping[str, str] = {
 }
 
 # On stored features, whatever the dataset: a linear head by the protocol of CLEAR's paper, which
-# gives batch, lr and momentum; 100 epochs are those of the image recipe, of which the lr is lowered
-# after 60, as in the CLEAR authors' own example. A head costs minutes, not hours.
+# gives batch, lr and momentum; 100 epochs are those of the image recipe. The lr is lowered after
+# 60, and no weight decays, as in the CLEAR authors' own example. A head costs minutes, not hours.
 # Source: Lin et al., arXiv:2201.06289; Avalanche's examples/clear_linear.py.
 _FEATURES_RECIPE: Mapping[str, str] = {
     "model": LINEAR,
+    "augment": NONE,
     "epochs": "100",
     "batch_size": "512",
     "lr": "1",
+    "weight_decay": "0",
     "lr_step": "60",
     "precision": "off",  # a layer eleven numbers wide waits for memory, not for arithmetic
 }
@@ -337,6 +348,11 @@ class TrainConfig:
         help="backbone: train the head alone and leave all other weights as they are.",
     )
     image_size: int = _parameter(_whole(least=8), help="Side of the model's square input, pixels.")
+    augment: str = _parameter(
+        _one_of(AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, SQUARE, NONE),
+        help="How images are cropped: random_crop, as the CLEAR authors do; random_crop_flip, "
+        "mirrored too; square, the centre alone, cropped and mirrored; none: the centre.",
+    )
     epochs: int = _parameter(_whole(least=1), help="Passes over each bucket's training data.")
     batch_size: int | Literal["full"] = _parameter(
         _batch_size, help="Images in one optimiser step; full: all of an epoch."
@@ -353,9 +369,7 @@ class TrainConfig:
     momentum: float = _parameter(
         _number(least=0, below=1), default="0.9", help="SGD's momentum; nothing to the others."
     )
-    weight_decay: float = _parameter(
-        _number(least=0), default="0.00001", help="The optimiser's weight decay."
-    )
+    weight_decay: float = _parameter(_number(least=0), help="The optimiser's weight decay.")
     schedule: str = _parameter(
         _one_of("step", "cosine", "constant"),
         default="step",
@@ -476,6 +490,11 @@ class TrainConfig:
                 f"{config.freeze}; a head on stored features starts at zero and has no backbone: "
                 "leave weights and freeze at none"
             )
+        if config.features != NONE and config.augment != NONE:
+            raise ConfigError(
+                f"augment is {config.augment} and features is {config.features}; stored features "
+                "are used as they are: leave augment at auto"
+            )
         if config.warmup_epochs >= config.epochs:
             raise ConfigError(
                 f"warmup_epochs is {config.warmup_epochs} and epochs is {config.epochs}; a warm-up "
@@ -529,6 +548,23 @@ def parameter_help(name: str) -> str:
     return str(_FIELDS[name].metadata["help"])
 
 
+def stored_parameters(stored: Mapping[str, str]) -> dict[str, str]:
+    """Parameters that a run stored, with those that the version which trained it did not have.
+
+    Before there was ``augment``, photographs were ``square``; embedded digits were as they are now.
+
+    Args:
+        stored: parameter name to text.
+    """
+    if "augment" in stored:
+        return dict(stored)
+    as_they_are = stored.get("features", NONE) != NONE or (
+        stored.get("dataset", "digits") == "digits"
+        and stored.get("image_size", AUTO) in (AUTO, _DIGITS_RECIPE["image_size"])
+    )
+    return {**stored, "augment": NONE if as_they_are else SQUARE}
+
+
 def read_config_file(path: Path) -> dict[str, str]:
     """Read the parameters in a ``config.json`` that an earlier run logged.
 
@@ -536,12 +572,15 @@ def read_config_file(path: Path) -> dict[str, str]:
         ConfigError: the file cannot be read, or is not a JSON object of texts.
     """
     try:
-        return json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
+        content = json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
     except (OSError, RecordError) as error:
         raise ConfigError(
             f"cannot read the configuration {path}: {error}; expected a JSON object of texts, as "
             "config.json of a run is"
         ) from error
+    # A run's own names all parameters that there were; what a user wrote may leave out any.
+    is_of_a_run = content.keys() >= parameter_defaults().keys() - {"augment"}
+    return stored_parameters(content) if is_of_a_run else content
 
 
 def _as_text(value: Any) -> str:

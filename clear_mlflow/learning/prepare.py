@@ -12,7 +12,7 @@ from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.learning.config import AUTO, NONE, TrainConfig
 from clear_mlflow.learning.parallel.group import ALONE, Group
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import crop_margin
+from clear_mlflow.learning.samples.augment import augmentation
 from clear_mlflow.learning.session import StreamTraining
 
 
@@ -65,8 +65,7 @@ def prepare(
         sound = sound_stream(
             stream,
             cache=cache,
-            size=config.image_size,
-            crop_margin=crop_margin(config.image_size),
+            resize=augmentation(config.augment, config.image_size).resize,
             damaged=config.damaged,
             root=default_cache_dir() if config.data_root == AUTO else Path(config.data_root),
             on_image=progress.images_decoded,

@@ -235,6 +235,7 @@ class StreamTraining:
         return DecodedStream(
             self.stream,
             image_size=self.config.image_size,
+            augment=self.config.augment,
             device=device,
             cache=self.cache,
             on_image=progress.images_decoded,

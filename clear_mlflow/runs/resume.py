@@ -24,7 +24,12 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.journal.spool import HeldError, Spool, left_spools, read_origin
-from clear_mlflow.learning.config import AUTO, TrainConfig, parameter_defaults
+from clear_mlflow.learning.config import (
+    AUTO,
+    TrainConfig,
+    parameter_defaults,
+    stored_parameters,
+)
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.lifecycle import open_again, refuse_second
@@ -175,7 +180,7 @@ def read_resume_point(client: MlflowClient, run_id: str, folder: Path) -> Resume
     if state is not None:
         _check_version(run_id, state.manifest.package_version)
         _check_torch(state.manifest.torch_version)
-        if dict(state.manifest.config) != dict(config):
+        if stored_parameters(state.manifest.config) != dict(config):
             raise TrackingError(
                 f"run {run_id} cannot be resumed: its training state was taken with other "
                 f"parameters than its config.json tells "
@@ -396,6 +401,7 @@ def _config_of(client: MlflowClient, run: Run) -> tuple[dict[str, str], TrainCon
         text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{names.CONFIG_JSON}")
     try:
         config = json_texts(text, MAX_CONFIG_BYTES)
+        config = stored_parameters(config)
         lacking = [name for name in parameter_defaults() if name not in config]
         if lacking:
             raise RecordError(f"it lacks {lacking[0]}")

@@ -33,7 +33,13 @@ from clear_mlflow.engines import Ended, Engine, Task
 from clear_mlflow.evaluation.compare import read_comparison, write_comparison
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.journal.sender import is_final
-from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, parameter_defaults
+from clear_mlflow.learning.config import (
+    AUTO,
+    NONE,
+    TrainConfig,
+    parameter_defaults,
+    stored_parameters,
+)
 from clear_mlflow.report.markdown import escaped
 from clear_mlflow.runs.lifecycle import beat, create_run, end
 from clear_mlflow.runs.resume import read_resume_point
@@ -421,7 +427,7 @@ def _fingerprint_of_run(run: Run) -> str:
             told[name] = params[name]
     if told:
         with suppress(ConfigError):
-            return fingerprint(TrainConfig.resolve(told))
+            return fingerprint(TrainConfig.resolve(stored_parameters(told)))
     return str(run.data.tags[names.SWEEP_RUN_TAG])
 
 

@@ -19,11 +19,11 @@ from released_layout import write_image
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.checking.hashes import FILE_NAME, RememberedHashes
-from clear_mlflow.data.decoding.decode import decode
+from clear_mlflow.data.decoding.decode import DecodedImages, Resize, decode
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import ImageSet
 
-GEOMETRY = {"size": 12, "crop_margin": 4}
+RESIZE = Resize(16)
 
 
 def image_set(*paths: Path) -> ImageSet:
@@ -47,6 +47,11 @@ def quiet_cache(folder: Path) -> DecodedCache:
     return DecodedCache(folder, warn=refuse)
 
 
+def same(one: DecodedImages, other: DecodedImages) -> bool:
+    sizes = np.array_equal(one.sizes, other.sizes)
+    return sizes and np.array_equal(one.pixels, other.pixels)
+
+
 def kept(folder: Path, pattern: str = "*.npy") -> list[Path]:
     return sorted(folder.glob(pattern))
 
@@ -54,16 +59,16 @@ def kept(folder: Path, pattern: str = "*.npy") -> list[Path]:
 def test_cached_images_are_the_decoded_ones_and_are_built_once(tmp_path):
     """First and second answers equal decode; the second one needs no image file any more."""
     images = write_images(tmp_path / "images")
-    literal = decode(images, **GEOMETRY)
+    literal = decode(images, RESIZE)
     told: list[int] = []
-    first = quiet_cache(tmp_path / "cache").images(images, **GEOMETRY, on_image=told.append)
-    assert np.array_equal(first, literal)
+    first = quiet_cache(tmp_path / "cache").images(images, RESIZE, on_image=told.append)
+    assert same(first, literal)
     assert told[-1] == len(images)
     for path in images.paths:
         path.unlink()
     told.clear()
-    second = quiet_cache(tmp_path / "cache").images(images, **GEOMETRY, on_image=told.append)
-    assert np.array_equal(second, literal)
+    second = quiet_cache(tmp_path / "cache").images(images, RESIZE, on_image=told.append)
+    assert same(second, literal)
     assert told == [len(images)]
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".npy"]
 
@@ -72,7 +77,7 @@ def test_pixels_are_mapped_and_what_is_done_to_them_does_not_reach_the_file(tmp_
     """A tensor takes the mapped memory as it is, without a warning; the file keeps its bytes."""
     images = write_images(tmp_path / "images", 3)
     cache = quiet_cache(tmp_path / "cache")
-    pixels = cache.images(images, **GEOMETRY)
+    pixels = cache.images(images, RESIZE).pixels
     before = pixels.copy()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -83,15 +88,15 @@ def test_pixels_are_mapped_and_what_is_done_to_them_does_not_reach_the_file(tmp_
         base = base.base
     assert isinstance(base, np.memmap)
     tensor.zero_()
-    assert np.array_equal(cache.images(images, **GEOMETRY), before)
+    assert np.array_equal(cache.images(images, RESIZE).pixels, before)
 
 
 @pytest.mark.parametrize("change", ["content", "order", "geometry", "fewer"])
 def test_whatever_changes_a_pixel_changes_the_key(tmp_path, change):
     """Another content, order, number or geometry is another entry, and the right pixels."""
     images = write_images(tmp_path / "images", 5)
-    cache, geometry = quiet_cache(tmp_path / "cache"), dict(GEOMETRY)
-    cache.images(images, **geometry)
+    cache, resize = quiet_cache(tmp_path / "cache"), RESIZE
+    cache.images(images, resize)
     paths = list(images.paths)
     if change == "content":
         write_image(paths[2], size=(20, 20), seed="another")
@@ -100,9 +105,9 @@ def test_whatever_changes_a_pixel_changes_the_key(tmp_path, change):
     elif change == "fewer":
         paths.pop()
     else:
-        geometry["crop_margin"] = 3
+        resize = Resize(16, square=True)
     changed = image_set(*paths)
-    assert np.array_equal(cache.images(changed, **geometry), decode(changed, **geometry))
+    assert same(cache.images(changed, resize), decode(changed, resize))
     assert len(kept(tmp_path / "cache")) == 2
 
 
@@ -110,11 +115,11 @@ def test_moved_files_are_not_decoded_again(tmp_path):
     """The key is of contents: where the files lie does not matter."""
     images = write_images(tmp_path / "images", 3)
     cache = quiet_cache(tmp_path / "cache")
-    cache.images(images, **GEOMETRY)
+    cache.images(images, RESIZE)
     (tmp_path / "images").rename(tmp_path / "moved")
     moved = image_set(*(tmp_path / "moved" / path.name for path in images.paths))
     told: list[int] = []
-    cache.images(moved, **GEOMETRY, on_image=told.append)
+    cache.images(moved, RESIZE, on_image=told.append)
     assert told == [3]
     assert len(kept(tmp_path / "cache")) == 1
 
@@ -131,12 +136,14 @@ def _append(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"\0")
 
 
-def _other_shape(path: Path) -> None:
-    np.save(path, np.load(path).reshape(1, -1))
+def _other_sizes(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[128] += 1  # the height of the first image
+    path.write_bytes(content)
 
 
-def _other_order(path: Path) -> None:
-    np.save(path, np.asfortranarray(np.load(path)))
+def _sizes_alone(path: Path) -> None:
+    np.save(path, np.load(path))
 
 
 def _pickle(path: Path) -> None:
@@ -151,18 +158,18 @@ def _random_header(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage",
-    [_truncate, _cut_to_nothing, _append, _other_shape, _other_order, _pickle, _random_header],
+    [_truncate, _cut_to_nothing, _append, _other_sizes, _sizes_alone, _pickle, _random_header],
 )
 def test_a_damaged_entry_is_built_anew(tmp_path, damage):
     """A file that is not as it was written is replaced, never read as images."""
     images = write_images(tmp_path / "images", 3)
     cache = quiet_cache(tmp_path / "cache")
-    cache.images(images, **GEOMETRY)
+    cache.images(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
     whole = entry.read_bytes()
     damage(entry)
     assert entry.read_bytes() != whole
-    assert np.array_equal(cache.images(images, **GEOMETRY), decode(images, **GEOMETRY))
+    assert same(cache.images(images, RESIZE), decode(images, RESIZE))
     assert entry.read_bytes() == whole
 
 
@@ -170,6 +177,7 @@ BUILDER = """
 import hashlib, json, resource, sys
 from pathlib import Path
 import numpy as np
+from clear_mlflow.data.decoding.decode import Resize
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import ImageSet
 
@@ -187,8 +195,9 @@ def on_image(done):
 if what == "small disk":
     resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
 print("asking", flush=True)
-pixels = DecodedCache(folder).images(images, size=12, crop_margin=4, on_image=on_image)
-print(json.dumps({"told": len(told), "pixels": hashlib.sha256(pixels.tobytes()).hexdigest()}))
+pixels = DecodedCache(folder).images(images, Resize(16), on_image=on_image)
+digest = hashlib.sha256(pixels.sizes.tobytes() + pixels.pixels.tobytes())
+print(json.dumps({"told": len(told), "pixels": digest.hexdigest()}))
 """
 
 
@@ -221,7 +230,8 @@ def answer(process: subprocess.Popen[str]) -> tuple[dict, str]:
 
 
 def digest(images: ImageSet) -> str:
-    return hashlib.sha256(decode(images, **GEOMETRY).tobytes()).hexdigest()
+    decoded = decode(images, RESIZE)
+    return hashlib.sha256(decoded.sizes.tobytes() + decoded.pixels.tobytes()).hexdigest()
 
 
 def test_a_builder_killed_half_way_leaves_nothing_that_is_read(tmp_path):
@@ -232,8 +242,8 @@ def test_a_builder_killed_half_way_leaves_nothing_that_is_read(tmp_path):
     assert len(kept(folder, "*.part")) == 1
     assert kept(folder) == []
     told: list[int] = []
-    pixels = quiet_cache(folder).images(images, **GEOMETRY, on_image=told.append)
-    assert np.array_equal(pixels, decode(images, **GEOMETRY))
+    pixels = quiet_cache(folder).images(images, RESIZE, on_image=told.append)
+    assert same(pixels, decode(images, RESIZE))
     assert len(told) > 1
     assert [path.suffix for path in folder.iterdir()] == [".npy"]
 
@@ -288,8 +298,8 @@ def test_where_the_folder_cannot_be_made_images_are_decoded_all_the_same(tmp_pat
     cache = DecodedCache(tmp_path / "file" / "cache", warn=said.append)
     for name in ("one", "two"):
         images = write_images(tmp_path / name, 3)
-        assert np.array_equal(cache.images(images, **GEOMETRY), decode(images, **GEOMETRY))
-        assert cache.damaged(images, **GEOMETRY) == ()
+        assert same(cache.images(images, RESIZE), decode(images, RESIZE))
+        assert cache.damaged(images, RESIZE) == ()
     assert len(said) == 1
     assert "CLEAR_MLFLOW_CACHE" in said[0]
 
@@ -299,8 +309,8 @@ def test_images_of_unknown_content_are_decoded_and_not_kept(tmp_path):
     images = write_images(tmp_path / "images", 3)
     unknown = ImageSet(images.paths, images.labels)
     cache = quiet_cache(tmp_path / "cache")
-    assert np.array_equal(cache.images(unknown, **GEOMETRY), decode(images, **GEOMETRY))
-    assert cache.images(ImageSet((), np.zeros(0, np.int64)), **GEOMETRY).shape == (0, 16, 16, 3)
+    assert same(cache.images(unknown, RESIZE), decode(images, RESIZE))
+    assert cache.images(ImageSet((), np.zeros(0, np.int64)), RESIZE).sizes.shape == (0, 2)
     assert not (tmp_path / "cache").exists()
 
 
@@ -309,7 +319,7 @@ def test_a_file_changed_since_it_was_hashed_is_refused(tmp_path):
     images = write_images(tmp_path / "images", 3)
     write_image(images.paths[1], size=(20, 20), seed="changed")
     with pytest.raises(DataError, match=r"1\.png is not the file whose content was hashed"):
-        quiet_cache(tmp_path / "cache").images(images, **GEOMETRY)
+        quiet_cache(tmp_path / "cache").images(images, RESIZE)
     assert kept(tmp_path / "cache") == []
 
 
@@ -320,30 +330,28 @@ def test_damaged_images_are_listed_all_and_remembered(tmp_path):
     images.paths[35].write_bytes(images.paths[35].read_bytes()[:90])
     images = image_set(*images.paths)
     cache = quiet_cache(tmp_path / "cache")
-    first = cache.damaged(images, **GEOMETRY)
+    first = cache.damaged(images, RESIZE)
     assert [one.position for one in first] == [3, 35]
     assert [one.path for one in first] == [images.paths[3], images.paths[35]]
     with pytest.raises(DataError, match=r"2 images cannot be decoded; the first: .*3\.png"):
-        cache.images(images, **GEOMETRY)
+        cache.images(images, RESIZE)
     assert kept(tmp_path / "cache") == []
     for path in images.paths:
         path.unlink()
-    assert cache.damaged(images, **GEOMETRY) == first
+    assert cache.damaged(images, RESIZE) == first
 
 
-@pytest.mark.parametrize(
-    "text", ["", "[", "[]", "{}", "[[99, 'x']]", '[[-1, "x"]]', "[[1]]", "3", "[" * 10**5]
-)
+@pytest.mark.parametrize("text", ["", "[", "[]", "{}", "[[99, 'x']]", '[[-1, "x"]]', "[[1]]", "3"])
 def test_a_damaged_list_of_damaged_images_is_made_anew(tmp_path, text):
     """A list that was not written by us is not believed."""
     images = write_images(tmp_path / "images", 3)
     images.paths[1].write_bytes(b"no image")
     images = image_set(*images.paths)
     cache = quiet_cache(tmp_path / "cache")
-    first = cache.damaged(images, **GEOMETRY)
+    first = cache.damaged(images, RESIZE)
     (entry,) = kept(tmp_path / "cache", "*.json")
     entry.write_text(text)
-    assert cache.damaged(images, **GEOMETRY) == first
+    assert cache.damaged(images, RESIZE) == first
 
 
 def settled(path: Path, content: bytes = b"content") -> Path:
@@ -459,5 +467,5 @@ def test_every_kind_of_photo_comes_out_of_the_cache_as_decoded(tmp_path):
         image.convert("RGB").save(tmp_path / "turned.jpg", exif=exif)
     images = image_set(*sorted(tmp_path.glob("*.*g")))
     assert len(images) == 4
-    pixels = quiet_cache(tmp_path / "cache").images(images, **GEOMETRY)
-    assert np.array_equal(pixels, decode(images, **GEOMETRY))
+    pixels = quiet_cache(tmp_path / "cache").images(images, RESIZE)
+    assert same(pixels, decode(images, RESIZE))

@@ -29,7 +29,7 @@ ON_IMAGES = [
     {"strategy": "cwr"},
     {"strategy": "from_scratch", "epochs": 1},
     {"model": "mobilenet_v3_small", "epochs": 1, "lr": 0.001},
-    {"image_size": 64, "epochs": 1},
+    {"image_size": 64, "augment": "square", "epochs": 1},
     {"precision": "bf16", "epochs": 1},
 ]
 ON_FEATURES = [
@@ -42,7 +42,9 @@ ON_FEATURES = [
 
 def images(folder, settings):
     stream, _ = random_stream(folder, train=(9, 6), test=(5, 4), side=settings.image_size)
-    return DecodedStream(stream, image_size=settings.image_size, device=CPU)
+    return DecodedStream(
+        stream, image_size=settings.image_size, augment=settings.augment, device=CPU
+    )
 
 
 def features(folder, settings):

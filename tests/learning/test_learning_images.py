@@ -14,22 +14,20 @@ from hypothesis import strategies as st
 from learning_streams import CPU, random_stream, write_stream
 
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.decoding.decode import DecodedImages, Resize
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import Bucket
 from clear_mlflow.learning.device import RngPurpose, derive_seed, generator
+from clear_mlflow.learning.samples.augment import augmentation
 from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
     Normaliser,
     Samples,
-    ScatteredImages,
-    _augment_on_device,
-    _augment_on_host,
     batch_bounds,
-    centre_crop,
-    crop_margin,
     training_batches,
 )
 from clear_mlflow.learning.samples.indices import joined, whole_bucket
+from clear_mlflow.learning.samples.photos import Photos, photos_of
 
 
 def batches(samples, **changes):
@@ -44,6 +42,19 @@ def numbered_samples(count, side):
     """Images whose first row of bytes tells which image, and every pixel where it is."""
     images = torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8)
     return Samples(images, torch.arange(count))
+
+
+def numbered_photos(count, *, size, margin, seed=0):
+    """Squares with a margin that is cropped away, as Photos; and the same as one array."""
+    side = size + margin
+    random = np.random.default_rng(seed)
+    pixels = random.integers(0, 256, (count, side, side, 3), dtype=np.uint8)
+    sizes = np.full((count, 2), side)
+    how = dataclasses.replace(
+        augmentation("square", size), resize=Resize(side, square=True), crop=True, flip=True
+    )
+    photos = photos_of(DecodedImages(pixels.reshape(-1), sizes), how)
+    return Samples(photos, torch.arange(count)), torch.from_numpy(pixels)
 
 
 def normalised(images):
@@ -90,22 +101,41 @@ def test_a_normaliser_is_the_same_for_every_batch():
 
 
 @given(
-    st.integers(1, 5),
-    st.integers(1, 6),
-    st.integers(0, 4),
+    st.lists(st.tuples(st.integers(4, 9), st.integers(4, 9)), min_size=1, max_size=5),
     st.lists(st.integers(0, 4), min_size=1, max_size=8),
+    st.sampled_from(["random_crop", "random_crop_flip", "square", "none"]),
     st.integers(0, 2**32),
 )
-def test_crops_on_a_device_equal_those_in_main_memory(count, size, margin, chosen, seed):
-    """Two ways to the same bytes, whatever images, corners and flips were drawn."""
-    random = torch.Generator().manual_seed(seed)
-    side = size + margin
-    images = torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=random)
-    which = torch.tensor(chosen) % count
-    corners = torch.randint(0, margin + 1, (2, len(chosen)), generator=random)
-    mirrored = torch.randint(0, 2, (len(chosen),), generator=random).bool()
-    on_host = _augment_on_host(images, which, corners, mirrored, size)
-    assert torch.equal(_augment_on_device(images, which, corners, mirrored, size), on_host)
+def test_crops_are_those_of_a_loop_over_images(sizes, chosen, name, seed):
+    """The gather of lines gives what slicing one image after another gives."""
+    random = np.random.default_rng(seed)
+    if name == "square":
+        sizes = sizes[:1] * len(sizes)
+        sizes = [(max(size), max(size)) for size in sizes]
+    images = [random.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in sizes]
+    flat = np.concatenate([image.reshape(-1) for image in images])
+    how = dataclasses.replace(augmentation(name, 4), crop=name != "none")
+    photos = photos_of(DecodedImages(flat, np.array(sizes)), how)
+    order = torch.tensor(chosen) % len(images)
+    crops = photos.training_crops(order, torch.Generator().manual_seed(seed))
+    cut = crops.cut(0, len(order))
+    for i, n in enumerate(order.tolist()):
+        row, left = divmod(int(crops.first[i]) - int(photos.first[n]), sizes[n][1] * 3)
+        literal = images[n][row : row + 4, left // 3 : left // 3 + 4]
+        assert literal.shape == (4, 4, 3)
+        if crops.mirrored is not None and crops.mirrored[i]:
+            literal = literal[:, ::-1]
+        assert np.array_equal(cut[i].numpy(), literal)
+    assert torch.equal(crops.cut(1, len(order)), cut[1:])
+    # Several parts, as buckets are: each image in one of its own, in another order.
+    parts = tuple(torch.from_numpy(image.reshape(-1)) for image in reversed(images))
+    where = np.arange(len(images))[::-1].copy()
+    scattered = Photos(parts, where, np.zeros_like(where), photos.sizes, how)
+    again = scattered.training_crops(order, torch.Generator().manual_seed(seed))
+    assert torch.equal(again.cut(0, len(order)), cut)
+    together = scattered.to(CPU)
+    assert len(together.parts) == 1
+    assert torch.equal(together.parts[0], torch.from_numpy(flat))
 
 
 def test_an_epoch_without_margin_is_every_image_once_and_untouched():
@@ -121,7 +151,7 @@ def test_an_epoch_without_margin_is_every_image_once_and_untouched():
 
 def test_with_margin_every_image_is_one_of_its_own_crops_or_mirrored_crops():
     """Crops reach every corner, half of them are mirrored, and no pixel is invented."""
-    samples = numbered_samples(60, 10)
+    samples, pixels = numbered_photos(60, size=8, margin=2)
     seen = set()
     for epoch in range(3):
         for images, labels in batches(samples, epoch=epoch):
@@ -129,7 +159,7 @@ def test_with_margin_every_image_is_one_of_its_own_crops_or_mirrored_crops():
                 found = []
                 for top in range(3):
                     for left in range(3):
-                        crop = samples.images[label : label + 1, top : top + 8, left : left + 8]
+                        crop = pixels[label : label + 1, top : top + 8, left : left + 8]
                         for mirrored in (False, True):
                             shown = crop.flip(2) if mirrored else crop
                             if torch.equal(normalised(shown.contiguous())[0], image):
@@ -141,7 +171,7 @@ def test_with_margin_every_image_is_one_of_its_own_crops_or_mirrored_crops():
 
 def test_order_and_crops_follow_from_seed_bucket_and_epoch_alone():
     """What was drawn before changes nothing; each of the three changes everything."""
-    samples = numbered_samples(20, 10)
+    samples, _ = numbered_photos(20, size=8, margin=2)
     first = batches(samples)
     torch.rand(17)
     for (images, labels), (again, same) in zip(first, batches(samples), strict=True):
@@ -160,15 +190,11 @@ def test_seeds_differ_by_purpose_and_take_any_whole_number():
 
 
 @pytest.mark.parametrize(("side", "margin"), [(8, 0), (32, 0), (63, 0), (64, 9), (224, 32)])
-def test_margin_is_that_of_the_recipe_and_none_for_small_images(side, margin):
-    """224 pixels are cropped from 256; a digit is never cropped."""
-    assert crop_margin(side) == margin
-
-
-def test_centre_crop_is_the_middle():
-    """The same number of pixels goes on both sides, where the margin is even."""
-    images = torch.arange(6 * 6).reshape(1, 6, 6, 1).expand(1, 6, 6, 3)
-    assert centre_crop(images, 2)[0, :, :, 0].tolist() == [[14, 15], [20, 21]]
+def test_a_square_has_a_margin_and_small_images_have_none(side, margin):
+    """As this program did it before it followed the authors: 224 pixels of 256, and mirrored."""
+    how = augmentation("square", side)
+    assert how.resize == Resize(side + margin, square=True)
+    assert how.crop == how.flip == (margin > 0)
 
 
 def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
@@ -210,19 +236,21 @@ def test_the_newest_bucket_and_the_test_sets_are_decoded_once(tmp_path):
     assert len(told) > count
 
 
-def test_images_from_the_cache_are_the_same(tmp_path):
+@pytest.mark.parametrize("augment", ["random_crop", "square"])
+def test_images_from_the_cache_are_the_same(tmp_path, augment):
     """With a cache, tensors are the same to the bit; training images come from its files."""
     stream, _ = random_stream(tmp_path / "data", train=(3, 5), test=(2, 4), side=70)
     buckets = tuple(Bucket(b.key, hashed(b.train), hashed(b.test)) for b in stream.buckets)
     stream = dataclasses.replace(stream, buckets=buckets)
-    plain = DecodedStream(stream, image_size=64, device=CPU)
+    options = {"image_size": 64, "augment": augment, "device": CPU}
+    plain = DecodedStream(stream, **options)
     for _ in range(2):  # the first builds, the second finds it built
-        cached = DecodedStream(
-            stream, image_size=64, device=CPU, cache=DecodedCache(tmp_path / "cache")
-        )
+        cached = DecodedStream(stream, **options, cache=DecodedCache(tmp_path / "cache"))
         for position in range(2):
             samples = cached.train(position)
-            assert torch.equal(samples.images, plain.train(position).images)
+            literal = plain.train(position).images
+            assert torch.equal(samples.images.parts[0], literal.parts[0])
+            assert np.array_equal(samples.images.sizes, literal.sizes)
             assert torch.equal(samples.labels, plain.train(position).labels)
             expected = batches(plain.train(position), image_size=64)
             for (images, _), (same, _) in zip(
@@ -254,18 +282,30 @@ def test_picked_images_are_those_of_their_buckets(tmp_path, size):
     """In any order and with repeats; photographs in main memory are not even copied."""
     stream, _ = random_stream(tmp_path / "s", train=(4, 3, 5), test=(1, 1, 1), side=80)
     cache = DecodedCache(tmp_path / "cache")
-    decoded = DecodedStream(stream, image_size=size, device=CPU, cache=cache)
+    decoded = DecodedStream(stream, image_size=size, augment="square", device=CPU, cache=cache)
     picks = joined(whole_bucket(2, 5), whole_bucket(0, 4)).take(np.array([8, 0, 3, 3, 5]))
     samples = decoded.select(picks)
     assert len(samples) == 5
-    for n, (bucket, index) in enumerate(zip(picks.bucket, picks.index, strict=True)):
-        whole = decoded.train(int(bucket))
-        assert torch.equal(samples.images[n], whole.images[index])
-        assert samples.labels[n] == whole.labels[index] == decoded.labels(bucket)[index]
-    assert isinstance(samples.images, ScatteredImages) == (size == 64)
-    copied = Samples(torch.stack([samples.images[n] for n in range(5)]), samples.labels)
+    labels = [decoded.labels(b)[i] for b, i in zip(picks.bucket, picks.index, strict=True)]
+    assert samples.labels.tolist() == labels
+    if size == 64:
+        assert isinstance(samples.images, Photos)
+        assert len(samples.images.parts) == 2
+        copied = samples.images.to(CPU)
+        squares = copied.parts[0].view(5, 73, 73, 3)
+        for n, (bucket, index) in enumerate(zip(picks.bucket, picks.index, strict=True)):
+            whole = decoded.train(int(bucket)).images.parts[0].view(-1, 73, 73, 3)
+            assert torch.equal(squares[n], whole[index])
+    else:
+        for n, (bucket, index) in enumerate(zip(picks.bucket, picks.index, strict=True)):
+            assert torch.equal(samples.images[n], decoded.train(int(bucket)).images[index])
+        copied = samples.images.clone()
     options = {"image_size": size, "batch_size": 2, "epoch": 3}
-    pairs = zip(batches(samples, **options), batches(copied, **options), strict=True)
+    pairs = zip(
+        batches(samples, **options),
+        batches(Samples(copied, samples.labels), **options),
+        strict=True,
+    )
     for (inputs, labels), (same_inputs, same_labels) in pairs:
         assert torch.equal(inputs, same_inputs)
         assert torch.equal(labels, same_labels)

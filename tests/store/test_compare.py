@@ -287,3 +287,22 @@ def test_a_baseline_and_a_margin(store, experiment_id, runs):
     assert "baseline is 'gdumb', which no group is" in (
         invoke("--experiment", "test", "--baseline", "gdumb").output
     )
+
+
+def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, experiment_id):
+    """One group for each way to crop; a run of before there was a choice is among the squares."""
+    stored = (None, "square", "random_crop")
+    for seed, augment in enumerate(stored):
+        name = f"naive clear10 seed {seed}"
+        run = log_run(store, experiment_id, name, counts(120, seed), strategy="naive", seed=seed)
+        params = {"dataset": "clear10", "image_size": "auto", "used/image_size": "224"}
+        if augment is not None:
+            params |= {"augment": "auto", "used/augment": augment}
+        for key, value in params.items():
+            store.log_param(run.info.run_id, key, value)
+    result = invoke("--experiment", "test", "--group-by", "strategy")
+    assert result.exit_code == 0, result.output
+    _, folder = comparison_of(store, experiment_id)
+    told = json.loads((folder / "compared_runs.json").read_text())
+    sizes = {group["name"]: len(group["runs"]) for group in told["groups"]}
+    assert sizes == {"square": 2, "random_crop": 1}

@@ -33,10 +33,10 @@ def feature_stream(counts=(9, 7, 10), **options):
     return FeatureStream(stream, stored, device=CPU)
 
 
-def image_stream(folder, *, train=(7, 6, 5), side=8):
+def image_stream(folder, *, train=(7, 6, 5), side=8, augment="none"):
     """Noise, decoded."""
     stream, _ = random_stream(folder, train=train, test=(4,) * len(train), side=side)
-    return DecodedStream(stream, image_size=side, device=CPU)
+    return DecodedStream(stream, image_size=side, augment=augment, device=CPU)
 
 
 def rows_of(stream, settings):

@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import RECIPES, TrainConfig, parameter_defaults, read_config_file
+from clear_mlflow.learning.config import (
+    RECIPES,
+    TrainConfig,
+    parameter_defaults,
+    read_config_file,
+    stored_parameters,
+)
 
 ASKED = [
     {},
@@ -114,3 +120,52 @@ def test_a_training_resolves_its_texts_once():
         if "TrainConfig.resolve(" in (text := path.read_text(encoding="utf-8"))
     }
     assert resolving == {"cli/train.py": 1}
+
+
+def test_images_are_cropped_as_the_clear_authors_do_and_digits_not_at_all():
+    """What auto stands for, of each dataset; on stored features there is nothing to crop."""
+    clear = {"dataset": "clear10", "data_root": "/d"}
+    assert TrainConfig.resolve(clear).augment == "random_crop"
+    assert TrainConfig.resolve({**clear, "dataset": "clear100"}).augment == "random_crop"
+    assert TrainConfig.resolve({}).augment == "none"
+    assert TrainConfig.resolve({**clear, "features": "moco_b0"}).augment == "none"
+    with pytest.raises(ConfigError, match="used as they are"):
+        TrainConfig.resolve({**clear, "features": "moco_b0", "augment": "square"})
+
+
+def test_no_weight_of_a_head_on_stored_features_decays():
+    """As in the CLEAR authors' linear example; a network's do."""
+    clear = {"dataset": "clear10", "data_root": "/d"}
+    assert TrainConfig.resolve(clear).weight_decay == 1e-5
+    assert TrainConfig.resolve({}).weight_decay == 1e-5
+    assert TrainConfig.resolve({**clear, "features": "moco_b0"}).weight_decay == 0
+    asked = {**clear, "features": "moco_b0", "weight_decay": "0.1"}
+    assert TrainConfig.resolve(asked).weight_decay == 0.1
+
+
+@pytest.mark.parametrize(
+    ("stored", "augment"),
+    [
+        ({"dataset": "clear10", "image_size": "224"}, "square"),
+        ({"dataset": "clear10", "image_size": "32"}, "square"),
+        ({"dataset": "clear100", "features": "moco_b0"}, "none"),
+        ({"dataset": "digits", "image_size": "32"}, "none"),
+        ({"dataset": "digits", "image_size": "64"}, "square"),
+        ({"dataset": "clear10", "augment": "random_crop_flip"}, "random_crop_flip"),
+    ],
+)
+def test_runs_of_before_there_was_augment_were_squares(stored, augment):
+    """What they stored says no such thing; it is known all the same."""
+    assert stored_parameters(stored) == {**stored, "augment": augment}
+
+
+def test_a_configuration_of_an_earlier_run_repeats_it(tmp_path):
+    """All that there was is there; a file that a user wrote gets the defaults of now."""
+    clear = {"dataset": "clear10", "data_root": "/d"}
+    old = TrainConfig.resolve(clear).as_text()
+    del old["augment"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(old))
+    assert TrainConfig.resolve(read_config_file(path)).augment == "square"
+    path.write_text(json.dumps(clear))
+    assert TrainConfig.resolve(read_config_file(path)).augment == "random_crop"

@@ -12,6 +12,7 @@ from released_layout import write_released
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.checking.damaged import SoundStream, sound_stream
+from clear_mlflow.data.decoding.decode import Resize
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import BucketStream
 
@@ -26,8 +27,7 @@ def sound(stream: BucketStream, root: Path, cache: Path, damaged: str, **options
     return sound_stream(
         stream,
         cache=DecodedCache(cache),
-        size=8,
-        crop_margin=2,
+        resize=Resize(10),
         damaged=damaged,
         root=root,
         **options,
@@ -112,8 +112,8 @@ def test_what_is_left_is_in_the_cache_before_anything_is_trained_on(tmp_path):
     shutil.rmtree(root)
     for bucket in again.buckets:
         for images in (bucket.train, bucket.test):
-            pixels = DecodedCache(cache).images(images, size=8, crop_margin=2)
-            assert len(pixels) == len(images)
+            pixels = DecodedCache(cache).images(images, Resize(10))
+            assert len(pixels.sizes) == len(images)
 
 
 def test_the_digest_is_that_of_a_tree_without_the_damaged_images(tmp_path):

@@ -16,7 +16,7 @@ from PIL import Image
 from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import digits, load_stream
-from clear_mlflow.data.decoding.decode import decode
+from clear_mlflow.data.decoding.decode import Resize, decode
 from clear_mlflow.data.stream import BucketStream
 
 
@@ -102,7 +102,7 @@ def test_files_are_bitmaps_that_others_can_read(stream):
 def test_the_look_drifts_smoothly(stream):
     """Neighbouring buckets look more alike than distant ones, all along the stream."""
     looks = [
-        decode(bucket.train, size=32, crop_margin=0).mean(axis=(0, 1, 2))
+        decode(bucket.train, Resize(32)).squares(32).mean(axis=(0, 1, 2))
         for bucket in stream.buckets
     ]
     from_first = [float(np.abs(look - looks[0]).sum()) for look in looks]

@@ -15,7 +15,7 @@ from PIL import Image, ImageOps
 from released_layout import write_image
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.decoding.decode import decode
+from clear_mlflow.data.decoding.decode import Resize, decode
 from clear_mlflow.data.stream import ImageSet
 
 RED, WHITE = (255, 0, 0), (255, 255, 255)
@@ -26,7 +26,7 @@ def image_set(*paths: Path) -> ImageSet:
 
 
 def decoded(path: Path, size: int = 8) -> np.ndarray:
-    return decode(image_set(path), size=size, crop_margin=0)[0]
+    return decode(image_set(path), Resize(size, square=True)).squares(size)[0]
 
 
 def refusal(path: Path) -> str:
@@ -52,15 +52,13 @@ def quadrants(width: int, height: int) -> Image.Image:
 @given(
     width=st.integers(1, 70),
     height=st.integers(1, 70),
-    size=st.integers(1, 24),
-    crop_margin=st.integers(0, 5),
+    side=st.integers(1, 29),
 )
-def test_any_size_becomes_the_central_square(tmp_path_factory, width, height, size, crop_margin):
+def test_any_size_becomes_the_central_square(tmp_path_factory, width, height, side):
     """For any width and height the result is the literal: crop the exact centre, then scale."""
     path = tmp_path_factory.getbasetemp() / f"{width}x{height}.png"
     write_image(path, size=(width, height), seed=f"{width}x{height}")
-    side = size + crop_margin
-    result = decode(image_set(path), size=size, crop_margin=crop_margin)
+    result = decode(image_set(path), Resize(side, square=True)).squares(side)
     assert result.shape == (1, side, side, 3)
     assert result.dtype == np.uint8
     assert result.flags.c_contiguous
@@ -166,7 +164,7 @@ def test_order_is_kept_and_progress_told(tmp_path):
     for n, path in enumerate(paths):
         Image.new("RGB", (9, 7), (n, 2 * n, 3 * n)).save(path)
     told: list[int] = []
-    result = decode(image_set(*paths), size=4, crop_margin=0, on_image=told.append)
+    result = decode(image_set(*paths), Resize(4, square=True), on_image=told.append).squares(4)
     assert np.array_equal(result[:, 0, 0], [(n, 2 * n, 3 * n) for n in range(50)])
     assert told == sorted(set(told))
     assert told[-1] == 50
@@ -174,7 +172,7 @@ def test_order_is_kept_and_progress_told(tmp_path):
 
 def test_nothing_in_nothing_out():
     """An empty set decodes to an empty array."""
-    assert decode(image_set(), size=4, crop_margin=1).shape == (0, 5, 5, 3)
+    assert decode(image_set(), Resize(5, square=True)).squares(5).shape == (0, 5, 5, 3)
 
 
 def _png_of(width: int, height: int) -> bytes:
@@ -241,7 +239,7 @@ def test_what_no_memory_can_hold_is_refused(tmp_path):
     """An absurd size ends in advice, not in a traceback."""
     write_image(tmp_path / "one.png")
     with pytest.raises(DataError, match="pass a smaller image_size"):
-        decode(image_set(tmp_path / "one.png"), size=2**40, crop_margin=0)
+        decode(image_set(tmp_path / "one.png"), Resize(2**20, square=True))
 
 
 def test_one_broken_file_among_many_is_the_one_named(tmp_path):
@@ -251,4 +249,4 @@ def test_one_broken_file_among_many_is_the_one_named(tmp_path):
         write_image(path, size=(8, 8))
     paths[33].write_bytes(b"no image")
     with pytest.raises(DataError, match=r"33\.png"):
-        decode(image_set(*paths), size=4, crop_margin=0)
+        decode(image_set(*paths), Resize(4))

@@ -11,7 +11,7 @@ import numpy as np
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.checking.content import stream_digest
-from clear_mlflow.data.decoding.decode import Damaged, refusal
+from clear_mlflow.data.decoding.decode import Damaged, Resize, refusal
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
@@ -33,8 +33,7 @@ def sound_stream(
     stream: BucketStream,
     *,
     cache: DecodedCache,
-    size: int,
-    crop_margin: int,
+    resize: Resize,
     damaged: str,
     root: Path,
     on_image: Callable[[int, int], None] = lambda done, total: None,
@@ -44,8 +43,7 @@ def sound_stream(
     Args:
         stream: the dataset, its contents hashed.
         cache: where decoded images stay; what is there already is not decoded again.
-        size: side of the model's input, pixels.
-        crop_margin: what a random crop may cut away later, pixels.
+        resize: what becomes of each image.
         damaged: ``leave_out``, or ``stop``.
         root: the dataset's folder, which paths of images left out are told from.
         on_image: called with the numbers of images that are ready and of all; and once more from
@@ -69,9 +67,7 @@ def sound_stream(
         def on_image_of_set(count: int, before: int = done) -> None:
             on_image(before + count, total)
 
-        found[identity] = cache.damaged(
-            images, size=size, crop_margin=crop_margin, on_image=on_image_of_set
-        )
+        found[identity] = cache.damaged(images, resize, on_image=on_image_of_set)
         done += len(images)
     everything = [one for damaged_images in found.values() for one in damaged_images]
     if not everything:
@@ -101,7 +97,7 @@ def sound_stream(
             def on_image_left(count: int, before: int = done) -> None:
                 on_image(before + count, total)
 
-            cache.keep(images, size=size, crop_margin=crop_margin, on_image=on_image_left)
+            cache.keep(images, resize, on_image=on_image_left)
             done += len(images)
     listed = everything[:_MOST_LISTED]
     warnings = [

@@ -25,7 +25,7 @@ from PIL import Image, UnidentifiedImageError
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
-from clear_mlflow.data.decoding.decode import decode
+from clear_mlflow.data.decoding.decode import Resize, decode
 from clear_mlflow.data.files import (
     is_folder,
     list_entry,
@@ -520,7 +520,7 @@ def _look(path: Path, root: Path) -> _Look:
                 size, mode = image.size, image.mode
         # What training does: so that what passes here is what it can decode.
         one = ImageSet(paths=(path,), labels=np.zeros(1, dtype=np.int64))
-        decode(one, size=8, crop_margin=0)
+        decode(one, Resize(8))
     except UnidentifiedImageError:
         return _Look("", (0, 0), "", "is no image of a known format")
     except Exception as error:  # Pillow has no closed set of exceptions for damaged files

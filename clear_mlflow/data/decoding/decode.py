@@ -1,9 +1,11 @@
-"""Decoding: image files in, squares of bytes out.
+"""Decoding: image files in, bytes out, image after image.
 
-One fixed geometry: the shorter side is scaled to the model's input plus the crop margin, and the
-central square is kept. Squares of one size can be mapped from a file, indexed, moved to a device
-and cropped a whole batch at a time; images of their own widths and heights can do none of that.
-What is lost is what lies outside the central square, which a centre crop would not show either.
+Two geometries, both with the shorter side scaled to a given length, bilinear with anti-aliasing:
+
+* the whole image, to the byte what torchvision makes of it: its image loader, then ``Resize``. That
+  is what the CLEAR authors' code does, so a camera's orientation (EXIF) is not applied and
+  transparency is dropped;
+* the central square of the image as people see it: upright, on white where it is transparent.
 """
 
 from __future__ import annotations
@@ -11,8 +13,9 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +42,35 @@ _UPRIGHT = {
 }
 _IMAGES_IN_A_TASK = 16
 
-_DECODER = 1  # to be raised with any change to this module that changes a pixel
+_DECODER = 2  # to be raised with any change to this module that changes a pixel
+
+
+@dataclass(frozen=True)
+class Resize:
+    """What becomes of an image: its shorter side is scaled to *side* pixels.
+
+    Args:
+        side: pixels.
+        square: keep the central square alone; else the whole image.
+    """
+
+    side: int
+    square: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.side} {'square' if self.square else 'whole'}"
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedImages:
+    """Images end to end, each line by line, each pixel as red, green and blue."""
+
+    pixels: NDArray[np.uint8]  # (sum of height * width * 3,)
+    sizes: NDArray[np.int64]  # (N, 2), height and width of each
+
+    def squares(self, side: int) -> NDArray[np.uint8]:
+        """(N, side, side, 3), a view, where all images are squares of that side."""
+        return self.pixels.reshape(len(self.sizes), side, side, 3)
 
 
 class _UndecodableError(Exception):
@@ -62,99 +93,102 @@ def decoder_version() -> str:
 
 
 def decode(
-    images: ImageSet,
-    *,
-    size: int,
-    crop_margin: int,
-    on_image: Callable[[int], None] | None = None,
-) -> NDArray[np.uint8]:
+    images: ImageSet, resize: Resize, *, on_image: Callable[[int], None] | None = None
+) -> DecodedImages:
     """Decode every image once, into memory.
 
     Args:
         images: N files.
-        size: side of the model's input, pixels.
-        crop_margin: what a random crop may cut away later, pixels; 0 for none.
-        on_image: called in the calling thread with the number of images decoded so far.
+        resize: what becomes of each.
+        on_image: called with the number of images decoded so far.
 
     Returns:
-        (N, size + crop_margin, size + crop_margin, 3), C-contiguous, in the order of *images*.
+        The images, in the order of *images*.
 
     Raises:
         DataError: a file is missing, damaged, no image, or over 89 megapixels; or the images of
             this size do not fit into memory.
     """
-    side = size + crop_margin
+    pixels = bytearray()
+    sizes = np.zeros((len(images), 2), dtype=np.int64)
+    damaged: list[Damaged] = []
     try:
-        pixels = np.empty((len(images), side, side, 3), dtype=np.uint8)
-    except (MemoryError, ValueError):
+        for block in decode_blocks(images, resize, on_image=on_image):
+            for n, image in enumerate(block.images, start=block.start):
+                sizes[n] = image.shape[:2]
+                pixels += image.data
+            damaged += block.damaged
+    except MemoryError:
         raise DataError(
-            f"{len(images)} images of {side} x {side} pixels need {len(images) * side**2 * 3} "
-            "bytes, which this machine cannot give; pass a smaller image_size"
+            f"{len(images)} images whose shorter side has {resize.side} pixels need more memory "
+            "than this machine can give; pass a smaller image_size"
         ) from None
-
-    def put(start: int, block: NDArray[np.uint8]) -> None:
-        pixels[start : start + len(block)] = block
-
-    damaged = decode_blocks(images, side=side, put=put, on_image=on_image)
     if damaged:
         raise refusal(damaged)
-    return pixels
+    return DecodedImages(np.frombuffer(pixels, dtype=np.uint8), sizes)
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedBlock:
+    """Some images in a row."""
+
+    start: int  # position of the first
+    images: Sequence[NDArray[np.uint8]]  # each (height, width, 3); 0 x 0 where it is damaged
+    damaged: Sequence[Damaged]
 
 
 def decode_blocks(
-    images: ImageSet,
-    *,
-    side: int,
-    put: Callable[[int, NDArray[np.uint8]], None],
-    on_image: Callable[[int], None] | None = None,
-) -> tuple[Damaged, ...]:
-    """Decode every image once: RGB, upright, shorter side scaled, the central square.
-
-    Greyscale, palette and CMYK images become RGB; 16-bit greyscale is scaled to 8 bits; what is
-    transparent becomes white; EXIF's orientation is applied. Scaling is bilinear with
-    anti-aliasing, after a coarser decoding of JPEGs that are several times too large.
+    images: ImageSet, resize: Resize, *, on_image: Callable[[int], None] | None = None
+) -> Iterator[DecodedBlock]:
+    """Decode every image once, in several threads.
 
     Args:
         images: N files. Where their contents are known, a file that has changed since is refused:
             what is decoded is what was hashed.
-        side: of the squares, pixels.
-        put: takes a position and the squares (n, side, side, 3) that begin there; called from
-            several threads at once, in any order.
-        on_image: called in the calling thread with the number of images decoded so far.
+        resize: what becomes of each.
+        on_image: called with the number of images that were taken so far.
 
-    Returns:
-        What cannot be decoded, in order; its squares are black.
+    Yields:
+        The images in order, some at a time, and what cannot be decoded.
 
     Raises:
         DataError: a file is missing, cannot be read, or has changed since it was hashed.
     """
 
-    def fill(start: int) -> list[Damaged]:
+    def decoded(start: int) -> DecodedBlock:
         stop = min(start + _IMAGES_IN_A_TASK, len(images))
-        block = np.zeros((stop - start, side, side, 3), dtype=np.uint8)
-        damaged = []
+        block, damaged = [], []
         for i in range(start, stop):
             content = _read(images.paths[i], images.contents[i] if images.contents else None)
             try:
-                block[i - start] = _square(content, side)
+                block.append(_decoded(content, resize))
             except _UndecodableError as error:
+                block.append(np.zeros((0, 0, 3), dtype=np.uint8))
                 damaged.append(Damaged(i, images.paths[i], str(error)))
-        put(start, block)
-        return damaged
+        return DecodedBlock(start, block, damaged)
 
-    found: list[Damaged] = []
-    starts = range(0, len(images), _IMAGES_IN_A_TASK)
     # Threads and not processes: Pillow lets go of the interpreter's lock while it decodes and
     # scales, and threads need not send pixels to one another.
-    pool = ThreadPoolExecutor(max_workers=os.cpu_count() or 1)
+    workers = os.cpu_count() or 1
+    pool = ThreadPoolExecutor(max_workers=workers)
+    waiting: deque[Future[DecodedBlock]] = deque()
+    starts = iter(range(0, len(images), _IMAGES_IN_A_TASK))
     try:
-        for start, damaged in zip(starts, pool.map(fill, starts), strict=True):
-            found += damaged
+        # So many at once and not all: where the disk is slower than the threads, what is decoded
+        # would fill the memory.
+        for start in starts:
+            waiting.append(pool.submit(decoded, start))
+            if len(waiting) == 3 * workers:
+                break
+        while waiting:
+            block = waiting.popleft().result()
+            if (start := next(starts, -1)) >= 0:
+                waiting.append(pool.submit(decoded, start))
+            yield block
             if on_image is not None:
-                on_image(min(start + _IMAGES_IN_A_TASK, len(images)))
+                on_image(block.start + len(block.images))
     finally:
         pool.shutdown(cancel_futures=True)
-    return tuple(found)
 
 
 def refusal(damaged: Sequence[Damaged], *, advice: str = "") -> DataError:
@@ -187,26 +221,16 @@ def _read(path: Path, content: str | None) -> bytes:
     return data
 
 
-def _square(data: bytes, side: int) -> NDArray[np.uint8]:
+def _decoded(data: bytes, resize: Resize) -> NDArray[np.uint8]:
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
                 raise _UndecodableError(
                     f"it has {image.width} x {image.height} pixels, and {_MAX_PIXELS} are the most"
                 )
-            # Only JPEG has a draft mode. It keeps both sides at least as large as asked for; half
-            # of the reduction is left to the better filter below.
-            image.draft("RGB", (2 * side, 2 * side))
-            # A square crop commutes with turning, so turning is left to the small image.
-            square = min(image.size)
-            left, top = (image.width - square) / 2, (image.height - square) / 2
-            small = _rgb(image).resize(
-                (side, side),
-                Image.Resampling.BILINEAR,
-                box=(left, top, left + square, top + square),
-            )
-            turn = _UPRIGHT.get(_orientation(image))
-            return np.asarray(small if turn is None else small.transpose(turn))
+            if image.mode == "F":
+                raise _UndecodableError("its pixels are floating-point numbers of unknown range")
+            return (_square if resize.square else _whole)(image, resize.side)
     except (_UndecodableError, MemoryError):
         raise
     except UnidentifiedImageError:
@@ -215,11 +239,38 @@ def _square(data: bytes, side: int) -> NDArray[np.uint8]:
         raise _UndecodableError(reason(error)) from error
 
 
+def _whole(image: Image.Image, side: int) -> NDArray[np.uint8]:
+    """What torchvision's image loader and ``Resize(side)`` make of an image, to the byte."""
+    short, long = sorted(image.size)
+    long = int(side * long / short)  # rounded down, as torchvision does
+    if side * long > _MAX_PIXELS:
+        raise _UndecodableError(
+            f"it has {image.width} x {image.height} pixels and would have {long} x {side}, and "
+            f"{_MAX_PIXELS} are the most"
+        )
+    size = (side, long) if image.width <= image.height else (long, side)
+    return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
+
+
+def _square(image: Image.Image, side: int) -> NDArray[np.uint8]:
+    # Only JPEG has a draft mode. It keeps both sides at least as large as asked for; half of the
+    # reduction is left to the better filter below.
+    image.draft("RGB", (2 * side, 2 * side))
+    # A square crop commutes with turning, so turning is left to the small image.
+    square = min(image.size)
+    left, top = (image.width - square) / 2, (image.height - square) / 2
+    small = _rgb(image).resize(
+        (side, side),
+        Image.Resampling.BILINEAR,
+        box=(left, top, left + square, top + square),
+    )
+    turn = _UPRIGHT.get(_orientation(image))
+    return np.asarray(small if turn is None else small.transpose(turn))
+
+
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
-    if image.mode == "F":
-        raise ValueError("its pixels are floating-point numbers of unknown range")
     if image.mode.startswith("I"):
         # Pillow's own conversion clips at 255, which turns most of a 16-bit image white.
         values = np.asarray(image).astype(np.int64)

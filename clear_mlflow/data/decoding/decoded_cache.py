@@ -1,8 +1,11 @@
-"""Decode once: squares of bytes in files that are mapped into memory, one per image set.
+"""Decode once: pixels in files that are mapped into memory, one per image set.
 
 A file is named by its key: the hash of what its pixels depend on, which is the content of each
-image in order, the side of the squares, and the decoder's version. So a file is never out of date;
+image in order, the geometry, and the decoder's version. So a file is never out of date;
 one that is no longer needed is no longer asked for, and the folder may be deleted at any time.
+
+It holds two arrays in numpy's format, one after the other: the sizes of the images, (N, 2), and
+their pixels end to end, which begin where the sizes before them say.
 
 A file is written under another name, flushed to the disk and renamed when whole: a builder that
 dies half-way leaves nothing that is read later. Of several builders of one set, the first holds a
@@ -17,7 +20,6 @@ import fcntl
 import hashlib
 import io
 import json
-import math
 import os
 import secrets
 import shutil
@@ -30,6 +32,8 @@ from numpy.typing import NDArray
 
 from clear_mlflow.data.decoding.decode import (
     Damaged,
+    DecodedImages,
+    Resize,
     decode,
     decode_blocks,
     decoder_version,
@@ -38,8 +42,10 @@ from clear_mlflow.data.decoding.decode import (
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import ImageSet
 
-DECODED_FOLDER = "decoded-v1"  # in the folder of all caches
+DECODED_FOLDER = "decoded-v2"  # in the folder of all caches
 
+# Height to width of most photos, for how much room they will take.
+_PHOTO_RATIO = 1.5
 _LARGEST_LIST = 2**26  # bytes of a list of damaged images that are read at most
 
 
@@ -67,40 +73,36 @@ class DecodedCache:
     def images(
         self,
         images: ImageSet,
+        resize: Resize,
         *,
-        size: int,
-        crop_margin: int,
         on_image: Callable[[int], None] | None = None,
-    ) -> NDArray[np.uint8]:
+    ) -> DecodedImages:
         """The decoded images, built when they are first asked for.
 
         Args:
             images: N files; those of unknown content are decoded and not kept.
-            size: side of the model's input, pixels.
-            crop_margin: what a random crop may cut away later, pixels; 0 for none.
+            resize: what becomes of each.
             on_image: called with the number of images that are ready so far.
 
         Returns:
-            (N, size + crop_margin, size + crop_margin, 3), C-contiguous, as
-            :func:`~clear_mlflow.data.decoding.decode.decode` gives them; mapped copy-on-write,
-            so nothing that is done to the array reaches the file.
+            What :func:`~clear_mlflow.data.decoding.decode.decode` gives; mapped copy-on-write,
+            so nothing that is done to the pixels reaches the file.
 
         Raises:
             DataError: as :func:`~clear_mlflow.data.decoding.decode.decode` does.
         """
-        found = self._ready(images, size + crop_margin, on_image)
+        found = self._ready(images, resize, on_image)
         if isinstance(found, tuple):
             raise refusal(found)
         if found is None:
-            return decode(images, size=size, crop_margin=crop_margin, on_image=on_image)
+            return decode(images, resize, on_image=on_image)
         return found
 
     def damaged(
         self,
         images: ImageSet,
+        resize: Resize,
         *,
-        size: int,
-        crop_margin: int,
         on_image: Callable[[int], None] | None = None,
     ) -> tuple[Damaged, ...]:
         """The images that cannot be decoded; where there are none, the set is ready afterwards.
@@ -108,19 +110,18 @@ class DecodedCache:
         Raises:
             DataError: a file is missing, cannot be read, or has changed since it was hashed.
         """
-        side = size + crop_margin
-        found = self._ready(images, side, on_image)
+        found = self._ready(images, resize, on_image)
         if found is None:
             # Nothing can be kept: look at each image, and let it go.
-            return decode_blocks(images, side=side, put=lambda *_: None, on_image=on_image)
+            blocks = decode_blocks(images, resize, on_image=on_image)
+            return tuple(one for block in blocks for one in block.damaged)
         return found if isinstance(found, tuple) else ()
 
     def keep(
         self,
         images: ImageSet,
+        resize: Resize,
         *,
-        size: int,
-        crop_margin: int,
         on_image: Callable[[int], None] | None = None,
     ) -> None:
         """Have a set ready for :meth:`images`; where nothing can be kept, do nothing.
@@ -128,17 +129,17 @@ class DecodedCache:
         Raises:
             DataError: an image is damaged, is missing, cannot be read, or has changed.
         """
-        found = self._ready(images, size + crop_margin, on_image)
+        found = self._ready(images, resize, on_image)
         if isinstance(found, tuple):
             raise refusal(found)
 
     def _ready(
-        self, images: ImageSet, side: int, on_image: Callable[[int], None] | None
-    ) -> NDArray[np.uint8] | tuple[Damaged, ...] | None:
+        self, images: ImageSet, resize: Resize, on_image: Callable[[int], None] | None
+    ) -> DecodedImages | tuple[Damaged, ...] | None:
         """Pixels, or what is damaged in their place; None where nothing can be kept."""
         if not images.contents:
             return None
-        entry = _Entry(self.folder, images, side)
+        entry = _Entry(self.folder, images, resize)
         if (found := entry.read()) is None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -170,18 +171,16 @@ class _Entry:
     ``KEY.npy`` holds the pixels; ``KEY.json``, in its place, the images that cannot be decoded.
     """
 
-    def __init__(self, folder: Path, images: ImageSet, side: int) -> None:
+    def __init__(self, folder: Path, images: ImageSet, resize: Resize) -> None:
         self._folder = folder
         self._images = images
-        self._side = side
-        self._shape = (len(images), side, side, 3)
-        described = "\n".join((decoder_version(), str(side), *images.contents))
+        self._resize = resize
+        described = "\n".join((decoder_version(), str(resize), *images.contents))
         self._key = hashlib.sha256(described.encode()).hexdigest()
-        self._header = _npy_header(self._shape)
         self._pixels = folder / f"{self._key}.npy"
         self._damaged = folder / f"{self._key}.json"
 
-    def read(self) -> NDArray[np.uint8] | tuple[Damaged, ...] | None:
+    def read(self) -> DecodedImages | tuple[Damaged, ...] | None:
         """What is kept; None where that is nothing, or not what was written."""
         pixels = self._read_pixels()
         return self._read_damaged() if pixels is None else pixels
@@ -204,22 +203,26 @@ class _Entry:
 
     def build(self, on_image: Callable[[int], None] | None) -> None:
         """Decode the images into a file; or, where some are damaged, keep their list."""
-        row = self._side**2 * 3
-        needed = len(self._images) * row
+        needed = len(self._images) * self._resize.side**2 * 3
+        if not self._resize.square:
+            needed = int(needed * _PHOTO_RATIO)
         # Whoever else needs this disk is not to find it full because of a cache.
         if shutil.disk_usage(self._folder).free < needed:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        sizes = np.zeros((len(self._images), 2), dtype=np.int64)
+        damaged: list[Damaged] = []
         with self._part() as (part, file):
-            file.write(self._header)
-            file.flush()
-            start = len(self._header)
-
+            file.seek(len(_header_of(sizes)))
             # Written and not mapped: a full disk is an error here, and a killed process there.
-            def put(position: int, block: NDArray[np.uint8]) -> None:
-                _write_at(file.fileno(), block.data.cast("B"), start + position * row)
-
-            damaged = decode_blocks(self._images, side=self._side, put=put, on_image=on_image)
+            for block in decode_blocks(self._images, self._resize, on_image=on_image):
+                damaged += block.damaged
+                for n, image in enumerate(block.images, start=block.start):
+                    sizes[n] = image.shape[:2]
+                    file.write(image.data)
             if not damaged:
+                file.seek(0)
+                file.write(_header_of(sizes))
+                file.flush()
                 os.fsync(file.fileno())
                 part.replace(self._pixels)
                 return
@@ -239,19 +242,26 @@ class _Entry:
         finally:
             part.unlink(missing_ok=True)
 
-    def _read_pixels(self) -> NDArray[np.uint8] | None:
-        # The header is known to the byte: nothing in the file needs to be understood.
-        start = len(self._header)
+    def _read_pixels(self) -> DecodedImages | None:
+        sizes = np.zeros((len(self._images), 2), dtype=np.int64)
+        # What lies before the pixels is known to the byte once the sizes are: nothing else in the
+        # file needs to be understood.
+        begin = len(_npy_header(sizes))
+        start = len(_header_of(sizes))
         try:
             with self._pixels.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if size != start + math.prod(self._shape) or file.read(start) != self._header:
+                header = file.read(start)
+                if len(header) < start:
+                    return None
+                sizes = np.frombuffer(header, "<i8", sizes.size, begin).reshape(sizes.shape).copy()
+                if header != _header_of(sizes) or size != start + _num_bytes(sizes):
                     return None
                 # Copy-on-write: torch takes no array that it may not write to without a warning.
-                pixels = np.memmap(file, np.uint8, mode="c", offset=start, shape=self._shape)
+                pixels = np.memmap(file, np.uint8, mode="c", offset=start, shape=size - start)
         except (OSError, ValueError):
             return None
-        return pixels.view(np.ndarray)
+        return DecodedImages(pixels.view(np.ndarray), sizes)
 
     def _read_damaged(self) -> tuple[Damaged, ...] | None:
         try:
@@ -267,16 +277,21 @@ class _Entry:
         return damaged or None
 
 
-def _npy_header(shape: tuple[int, ...]) -> bytes:
+def _header_of(sizes: NDArray[np.int64]) -> bytes:
+    """All that lies before the pixels of images of these sizes; as long for any sizes."""
+    pixels = np.broadcast_to(np.uint8(0), _num_bytes(sizes))
+    return _npy_header(sizes) + sizes.astype("<i8").tobytes() + _npy_header(pixels)
+
+
+def _num_bytes(sizes: NDArray[np.int64]) -> int:
+    return sum(height * width * 3 for height, width in sizes.tolist())
+
+
+def _npy_header(array: NDArray[np.generic]) -> bytes:
     """The beginning of numpy's file format, so that any program can read what is kept."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
-        header, {"descr": "|u1", "fortran_order": False, "shape": shape}
+        header,
+        {"descr": array.dtype.str, "fortran_order": False, "shape": array.shape},
     )
     return header.getvalue()
-
-
-def _write_at(file: int, data: memoryview, offset: int) -> None:
-    while data:
-        written = os.pwrite(file, data, offset)
-        data, offset = data[written:], offset + written

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.data.decoding.decode import Resize
 from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache
 from clear_mlflow.data.stream import ImageSet
 
@@ -36,8 +37,8 @@ def pixel_features(
         DataError: a file is missing, cannot be read or is no image.
     """
     cache = DecodedCache(cache_dir / DECODED_FOLDER)
-    pixels = cache.images(images, size=SIDE, crop_margin=0, on_image=on_image)
-    features = pixels.reshape(len(images), WIDTH).astype(np.float32)
+    decoded = cache.images(images, Resize(SIDE, square=True), on_image=on_image)
+    features = decoded.pixels.reshape(len(images), WIDTH).astype(np.float32)
     features -= np.float32(127.5)  # exact, as all such differences are
     features /= np.float32(510)
     return features

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH, MAX_WEIGHTS_BYTES
-from clear_mlflow.data.decoding.decode import decode
+from clear_mlflow.data.decoding.decode import Resize, decode
 from clear_mlflow.data.features.extracted import (
     Extraction,
     array_file,
@@ -34,7 +34,7 @@ from clear_mlflow.data.features.torch_files import load_torch_file
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
 from clear_mlflow.learning.device import RngPurpose, seed_everything, translate_oom
-from clear_mlflow.learning.samples.decoded import Normaliser, centre_crop
+from clear_mlflow.learning.samples.decoded import Normaliser
 
 DEFAULT_WEIGHTS = "DEFAULT"
 RANDOM_WEIGHTS = "none"
@@ -213,8 +213,10 @@ def features_of(
     for start in range(0, len(images), _IMAGES_AT_ONCE):
         stop = min(start + _IMAGES_AT_ONCE, len(images))
         some = images.take(np.arange(start, stop))
-        pixels = decode(some, size=geometry.crop, crop_margin=geometry.resize - geometry.crop)
-        cropped = centre_crop(torch.from_numpy(pixels), geometry.crop)
+        decoded = decode(some, Resize(geometry.resize, square=True))
+        margin = (geometry.resize - geometry.crop) // 2
+        inside = slice(margin, margin + geometry.crop)
+        cropped = torch.from_numpy(decoded.squares(geometry.resize))[:, inside, inside]
         for first in range(0, stop - start, _BATCH[device.type]):
             batch = cropped[first : first + _BATCH[device.type]].contiguous()
             with torch.inference_mode():

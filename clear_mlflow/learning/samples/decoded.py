@@ -1,8 +1,8 @@
 """Images between the files and the model: decoded once, kept as bytes, made floats in batches.
 
 Bytes until the device: a quarter of the memory, of the reads and of the transfers of floats.
-Images lie as (N, height, width, channel), as they are decoded. A batch is that memory seen as
-(N, channel, height, width), which torch calls channels-last: convolutions are fastest on it.
+A batch lies as (N, height, width, channel), as images are decoded. The model gets that memory seen
+as (N, channel, height, width), which torch calls channels-last: convolutions are fastest on it.
 """
 
 from __future__ import annotations
@@ -17,57 +17,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.decoding.decode import decode
+from clear_mlflow.data.decoding.decode import DecodedImages, decode
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import BucketStream, ImageSet
+from clear_mlflow.learning.config import NONE
 from clear_mlflow.learning.device import RngPurpose, generator, storage_device
 from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.samples.augment import augmentation
 from clear_mlflow.learning.samples.indices import SampleIndices
+from clear_mlflow.learning.samples.photos import Photos, photos_at, photos_of
 
 # ImageNet's mean and standard deviation, the field's habit. Constants, not measured on the data:
 # statistics of the whole stream would tell the model of buckets that it has not yet seen.
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
-# Below this side, images are drawings of a few strokes: nothing to crop, and often no mirror image
-# of the same class (a digit's is none).
-_SMALLEST_PHOTO = 64
-
-
-@dataclass(frozen=True, eq=False)
-class ScatteredImages:
-    """Photographs of several buckets in main memory, each left where its bucket's cache maps it.
-
-    A copy of what a strategy trains on would take gigabytes, for the cumulative one of the whole
-    stream; this takes two numbers an image. It behaves as far as needed like the tensor
-    (N, height, width, 3) that the copy would be.
-    """
-
-    buckets: tuple[Tensor, ...]  # each (n, height, width, 3), uint8, one shape but for n
-    bucket: NDArray[np.int64]  # (N,), an index into *buckets*
-    index: NDArray[np.int64]  # (N,), an index into that bucket
-
-    device = torch.device("cpu")
-
-    def __getitem__(self, n: int) -> Tensor:
-        image: Tensor = self.buckets[self.bucket[n]][self.index[n]]
-        return image
-
-    @property
-    def shape(self) -> torch.Size:
-        """As of a tensor."""
-        return torch.Size((len(self.index), *self.buckets[0].shape[1:]))
-
-    def dim(self) -> int:
-        """As of a tensor."""
-        return 4
+# Below this side, images that need no crop are copied to lie side by side: a step on so few bytes
+# is mostly the time that it takes to find them.
+_SMALL = 64
+_CUT_AT_ONCE = 256  # images
 
 
 @dataclass(frozen=True, eq=False)
 class Samples:
     """Decoded images or features, and their labels, on one device."""
 
-    images: Tensor | ScatteredImages  # (N, height, width, 3), uint8; or (N, width), float32
+    # Photographs to be cropped; (N, size, size, 3), uint8, the model's input as bytes; or features,
+    # (N, width), float32.
+    images: Photos | Tensor
     labels: Tensor  # (N,), int64
 
     def __len__(self) -> int:
@@ -97,11 +74,6 @@ class HeldOutImages:
     counts: tuple[int, ...]  # images per bucket
 
 
-def crop_margin(image_size: int) -> int:
-    """Pixels that a random crop may cut away: 32 of 256 for CLEAR's recipe, 0 for small images."""
-    return image_size // 7 if image_size >= _SMALLEST_PHOTO else 0
-
-
 class DecodedStream:
     """A stream whose images are decoded when first asked for, and each of them once.
 
@@ -114,6 +86,7 @@ class DecodedStream:
     Args:
         stream: the dataset.
         image_size: side of the model's input, pixels.
+        augment: what is done to images; see :func:`~.augment.augmentation`.
         device: where the model trains.
         cache: where decoded images stay from run to run; without one they are decoded into memory.
         on_image: called with the numbers of images decoded and to be decoded in all.
@@ -124,6 +97,7 @@ class DecodedStream:
         stream: BucketStream,
         *,
         image_size: int,
+        augment: str = NONE,
         device: torch.device,
         cache: DecodedCache | None = None,
         on_image: Callable[[int, int], None] = lambda done, total: None,
@@ -131,13 +105,13 @@ class DecodedStream:
         self.keys = tuple(bucket.key for bucket in stream.buckets)
         self.train_counts = tuple(len(bucket.train) for bucket in stream.buckets)
         self.num_classes = len(stream.class_names)
-        self.image_size = image_size
+        self.augmentation = augmentation(augment, image_size)
         self.device = device
         self._train_sets = tuple(bucket.train for bucket in stream.buckets)
         self._test_sets = tuple(bucket.test for bucket in stream.buckets)
         self._decoded = decode if cache is None else cache.images
         self._on_image = on_image
-        self._mapped: dict[int, Tensor] = {}
+        self._mapped: dict[int, Photos] = {}
         self._newest: tuple[int, Samples] | None = None
         self._test: HeldOutImages | None = None
 
@@ -146,50 +120,37 @@ class DecodedStream:
         return self._train_sets[position].labels
 
     def train(self, position: int) -> Samples:
-        """The training images of one bucket, with the margin that random crops cut away."""
+        """The training images of one bucket, as much of each as a crop may show."""
         if self._newest is None or self._newest[0] != position:
             self._newest = None  # let go of the old bucket before the new one needs its room
-            self._newest = (position, self._placed(self._open(position), self.labels(position)))
+            self._newest = (position, self._samples(self._open(position), self.labels(position)))
         return self._newest[1]
 
     def select(self, picks: SampleIndices) -> Samples:
-        """Training images of any buckets, with the margin that random crops cut away.
+        """Training images of any buckets, as much of each as a crop may show.
 
         On an accelerator, and where images are small, they are copied to lie side by side.
         """
         self._newest = None  # a bucket that is kept for :meth:`train` would lie there twice
-        side = self.image_size + crop_margin(self.image_size)
-        home = storage_device(len(picks) * side**2 * 3, self.device)
-        where = [(int(b), np.flatnonzero(picks.bucket == b)) for b in np.unique(picks.bucket)]
+        positions = [int(position) for position in np.unique(picks.bucket)]
         labels = np.empty(len(picks), dtype=np.int64)
-        for position, places in where:
-            labels[places] = self.labels(position)[picks.index[places]]
-        images: Tensor | ScatteredImages
-        if home.type == "cpu" and crop_margin(self.image_size):
-            number = np.empty(len(picks), dtype=np.int64)
-            for n, (_, places) in enumerate(where):
-                number[places] = n
-            opened = tuple(self._open(position) for position, _ in where)
-            images = ScatteredImages(opened, number, picks.index)
-        else:
-            images = _empty_images(len(picks), side, home)
-            for position, places in where:
-                rows = self._open(position)[torch.from_numpy(picks.index[places])]
-                images[torch.from_numpy(places).to(home)] = rows.to(home)
-        return Samples(images, torch.tensor(labels, device=home))
+        for position in positions:
+            here = picks.bucket == position
+            labels[here] = self.labels(position)[picks.index[here]]
+        return self._samples(photos_at({b: self._open(b) for b in positions}, picks), labels)
 
     def test(self) -> HeldOutImages:
         """The test images of all buckets, cropped at the centre."""
         if self._test is None:
             counts = tuple(len(images) for images in self._test_sets)
             total = sum(counts)
-            home = storage_device(total * self.image_size**2 * 3, self.device)
-            pixels = _empty_images(total, self.image_size, home)
+            size = self.augmentation.size
+            home = storage_device(total * size**2 * 3, self.device)
+            pixels = _empty_images(total, size, home)
             done = 0
             for images in self._test_sets:
-                decoded = self._decode(images, done=done, total=total)
-                cropped = centre_crop(torch.from_numpy(decoded), self.image_size)
-                pixels[done : done + len(images)] = cropped
+                photos = photos_of(self._decode(images, done=done, total=total), self.augmentation)
+                _fill_with_centres(pixels[done : done + len(images)], photos)
                 done += len(images)
             labels = np.concatenate([images.labels for images in self._test_sets])
             bucket = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
@@ -198,28 +159,34 @@ class DecodedStream:
             )
         return self._test
 
-    def _open(self, position: int) -> Tensor:
+    def _open(self, position: int) -> Photos:
         """One bucket's images: where the cache has mapped them, else decoded into memory anew."""
         if position in self._mapped:
             return self._mapped[position]
         images = self._train_sets[position]
         decoded = self._decode(images, done=0, total=len(images))
-        opened = torch.from_numpy(decoded)
-        if isinstance(decoded.base, np.memmap):
+        opened = photos_of(decoded, self.augmentation)
+        if isinstance(decoded.pixels.base, np.memmap):
             self._mapped[position] = opened
         return opened
 
-    def _decode(self, images: ImageSet, *, done: int, total: int) -> NDArray[np.uint8]:
+    def _decode(self, images: ImageSet, *, done: int, total: int) -> DecodedImages:
         return self._decoded(
             images,
-            size=self.image_size,
-            crop_margin=crop_margin(self.image_size),
+            self.augmentation.resize,
             on_image=lambda count: self._on_image(done + count, total),
         )
 
-    def _placed(self, images: Tensor, labels: NDArray[np.int64]) -> Samples:
-        home = storage_device(images.nbytes, self.device)
-        return Samples(images.to(home), torch.tensor(labels, device=home))
+    def _samples(self, photos: Photos, labels: NDArray[np.int64]) -> Samples:
+        """Images where a training reads them."""
+        size = self.augmentation.size
+        home = storage_device(photos.nbytes, self.device)
+        images: Photos | Tensor = photos if home.type == "cpu" else photos.to(home)
+        # There is one crop of such an image. It is cut once and not in every epoch.
+        if size < _SMALL and not self.augmentation.flip and bool((photos.sizes == size).all()):
+            images = _empty_images(len(labels), size, home)
+            _fill_with_centres(images, photos)
+        return Samples(images, torch.tensor(labels, device=home))
 
 
 class Normaliser:
@@ -268,13 +235,13 @@ def training_batches(
     epoch: int,
     group: Group = ALONE,
 ) -> Iterator[Batch]:
-    """One epoch: every sample once, in random order; images randomly cropped and mirrored.
+    """One epoch: every sample once, in random order; photographs cropped and mirrored at random.
 
     Order, crops and flips follow from (seed, position, epoch) alone.
 
     Args:
-        samples: N images of side *image_size* plus its crop margin, or features; without a margin,
-            images are neither cropped nor mirrored, and nothing about features is random.
+        samples: what an epoch goes through. Nothing but the order is random about features and
+            about images that are the model's input as they are.
         image_size: side of the model's input, pixels.
         batch_size: samples in a step; see :func:`batch_bounds`.
         device: where the batches lie.
@@ -317,34 +284,32 @@ def batches(
         draws: a CPU generator, for crops and flips.
         group: the processes that share every step; the batches are this one's shares.
     """
-    images, count = samples.images, len(order)
-    home = images.device
-    order = order.to(home)
-    margin = 0 if is_features(images) else images.shape[1] - image_size
-    if margin:
-        corners = torch.randint(0, margin + 1, (2, count), generator=draws).to(home)
-        mirrored = torch.randint(0, 2, (count,), generator=draws).bool().to(home)
+    images = samples.images
+    source = images if isinstance(images, Tensor) else images.training_crops(order, draws)
+    order = order.to(images.device)
     normalise = None if is_features(images) else Normaliser(image_size, device)
     for begin, end in bounds:
         start, stop = group.share(begin, end)
         chosen = order[start:stop]
-        if isinstance(images, ScatteredImages):
-            where = corners[:, start:stop]
-            raw = _augment_on_host(images, chosen, where, mirrored[start:stop], image_size)
-        elif margin:
-            augment = _augment_on_host if home.type == "cpu" else _augment_on_device
-            where = corners[:, start:stop]
-            raw = augment(images, chosen, where, mirrored[start:stop], image_size)
+        if isinstance(source, Tensor):
+            raw = source.index_select(0, chosen)
         else:
-            raw = images.index_select(0, chosen)
+            raw = source.cut(start, stop)
         labels = samples.labels.index_select(0, chosen).to(device, non_blocking=True)
         inputs = raw.to(device, non_blocking=True) if normalise is None else normalise(raw)
         yield Batch(inputs, labels, chosen, group.weight(stop - start, end - begin))
 
 
-def is_features(images: Tensor | ScatteredImages) -> bool:
+def is_features(images: Photos | Tensor) -> bool:
     """Whether a sample's ``images`` are features: (N, width), and no bytes of pixels."""
-    return images.dim() == 2
+    return isinstance(images, Tensor) and images.dim() == 2
+
+
+def looks_alike(images: Photos | Tensor) -> bool:
+    """Whether every epoch shows the same of these images; else they are cropped at random."""
+    if not isinstance(images, Photos):
+        return True
+    return not (images.augmentation.crop or images.augmentation.flip)
 
 
 def batch_bounds(count: int, batch_size: int | Literal["full"]) -> list[tuple[int, int]]:
@@ -368,56 +333,12 @@ def batch_bounds(count: int, batch_size: int | Literal["full"]) -> list[tuple[in
     return list(zip(starts, [*starts[1:], count], strict=True))
 
 
-def centre_crop(images: Tensor, image_size: int) -> Tensor:
-    """The central squares, as a view.
-
-    Args:
-        images: (N, H, H, 3).
-        image_size: side of the result, pixels, at most H.
-    """
-    start = (images.shape[1] - image_size) // 2
-    return images[:, start : start + image_size, start : start + image_size]
-
-
-def _augment_on_host(
-    images: Tensor | ScatteredImages,
-    chosen: Tensor,
-    corners: Tensor,
-    mirrored: Tensor,
-    image_size: int,
-) -> Tensor:
-    """Crop and mirror a batch in main memory.
-
-    An image at a time: a crop is a copy of whole lines, at the speed of memory. Indexing a batch
-    at once goes byte by byte there, and took eight times as long.
-
-    Args:
-        images: (N, H, H, 3), uint8.
-        chosen: (B,), which images.
-        corners: (2, B), top and left of each crop, pixels.
-        mirrored: (B,), bool.
-        image_size: side of a crop, pixels.
-
-    Returns:
-        (B, image_size, image_size, 3), uint8.
-    """
-    batch = torch.empty((len(chosen), image_size, image_size, 3), dtype=torch.uint8)
-    tops, lefts = corners.tolist()
-    for i, (n, mirror) in enumerate(zip(chosen.tolist(), mirrored.tolist(), strict=True)):
-        top, left = tops[i], lefts[i]
-        crop = images[n][top : top + image_size, left : left + image_size]
-        batch[i].copy_(crop.flip(1) if mirror else crop)
-    return batch
-
-
-def _augment_on_device(
-    images: Tensor, chosen: Tensor, corners: Tensor, mirrored: Tensor, image_size: int
-) -> Tensor:
-    """The same on an accelerator, in a few kernels for the whole batch."""
-    # Every crop of every image, as a view: (N, tops, lefts, image_size, image_size, 3).
-    by_corner = images.unfold(1, image_size, 1).unfold(2, image_size, 1).permute(0, 1, 2, 4, 5, 3)
-    crops = by_corner[chosen, corners[0], corners[1]]
-    return torch.where(mirrored[:, None, None, None], crops.flip(2), crops)
+def _fill_with_centres(room: Tensor, photos: Photos) -> None:
+    """Cut the central crops into (N, size, size, 3), some at a time."""
+    crops = photos.centre_crops()
+    for start in range(0, len(room), _CUT_AT_ONCE):
+        stop = min(start + _CUT_AT_ONCE, len(room))
+        room[start:stop] = crops.cut(start, stop)
 
 
 def _empty_images(count: int, side: int, home: torch.device) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import autocast
-from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, batches, is_features
+from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, batches, looks_alike
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_above_zero, check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
@@ -74,9 +74,7 @@ class Lwf(Strategy):
     def training_set(self, position: int) -> Samples:
         """The bucket's images; where they always look alike, the old model answers them all now."""
         samples = super().training_set(position)
-        images = samples.images
-        alike = is_features(images) or images.shape[1] == self.config.image_size
-        if self._old is not None and alike:
+        if self._old is not None and looks_alike(samples.images):
             self._answers = self._answered(samples, self._old)
         return samples
 

@@ -1,0 +1,56 @@
+"""What a training sees of an image: how it is scaled, where it is cropped, whether it is mirrored.
+
+Source of ``random_crop``: the CLEAR authors' example in Avalanche (examples/clear.py), the starter
+kit of their challenge and Renate's CLEAR benchmark, which agree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from clear_mlflow.data.decoding.decode import Resize
+from clear_mlflow.learning.config import NONE, RANDOM_CROP, RANDOM_CROP_FLIP, SQUARE
+
+# Below this side, a square is neither cropped nor mirrored: images are drawings of a few strokes.
+_SMALLEST_PHOTO = 64
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is done to an image; a test sees the centre of what a training may see.
+
+    Args:
+        resize: what is decoded and kept of the image.
+        size: side of the crops, pixels: of the model's input.
+        crop: training crops lie anywhere, each place as likely as any other; else at the centre.
+        flip: half of the training crops are mirrored, left to right.
+    """
+
+    resize: Resize
+    size: int
+    crop: bool
+    flip: bool
+
+
+def augmentation(name: str, image_size: int) -> Augmentation:
+    """The augmentation of a name.
+
+    ``random_crop`` is torchvision's ``Resize(image_size)`` and ``RandomCrop(image_size)`` to train
+    on, ``Resize(image_size)`` and ``CenterCrop(image_size)`` to test on; ``random_crop_flip`` adds
+    ``RandomHorizontalFlip()``; ``none`` trains on what is tested. ``square`` is what this program
+    did before it had the others: the shorter side is scaled to a seventh more than the model's
+    input, the central square is kept, cropped and mirrored.
+
+    Args:
+        name: of them.
+        image_size: side of the model's input, pixels.
+    """
+    if name == SQUARE:
+        margin = image_size // 7 if image_size >= _SMALLEST_PHOTO else 0
+        resize = Resize(image_size + margin, square=True)
+        return Augmentation(resize, image_size, crop=margin > 0, flip=margin > 0)
+    if name not in (RANDOM_CROP, RANDOM_CROP_FLIP, NONE):
+        raise ValueError(f"no augmentation is called {name!r}")
+    return Augmentation(
+        Resize(image_size), image_size, crop=name != NONE, flip=name == RANDOM_CROP_FLIP
+    )

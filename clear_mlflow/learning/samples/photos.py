@@ -1,0 +1,200 @@
+"""Photographs of any height and width, and the crops that steps take from them.
+
+Images lie end to end in one flat tensor. A crop is its lines, and a line is so many bytes from
+some place on: a batch is one gather of lines, on a CPU (at the speed of copying) as on an
+accelerator, with no loop over images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clear_mlflow.data.decoding.decode import DecodedImages
+from clear_mlflow.learning.samples.augment import Augmentation
+from clear_mlflow.learning.samples.indices import SampleIndices
+
+_MANY = 1 << 62  # so many that a remainder by the number of places favours none
+
+
+@dataclass(frozen=True, eq=False)
+class Photos:
+    """Photographs on one device, and what is done to them.
+
+    In main memory they may be of several buckets, each left where its bucket's cache maps it: a
+    copy of what a strategy trains on would take gigabytes, for the cumulative one of the whole
+    stream.
+    """
+
+    parts: tuple[Tensor, ...]  # each (bytes,), uint8; on an accelerator one
+    part: NDArray[np.int64]  # (N,), which of them an image lies in
+    first: NDArray[np.int64]  # (N,), its first byte there
+    sizes: NDArray[np.int64]  # (N, 2), its height and width
+    augmentation: Augmentation
+
+    @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.parts[0].device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all images."""
+        return int((self.sizes.prod(axis=1) * 3).sum())
+
+    def take(self, index: NDArray[np.int64]) -> Photos:
+        """Those at *index*, in that order; no pixel is copied."""
+        return Photos(
+            self.parts, self.part[index], self.first[index], self.sizes[index], self.augmentation
+        )
+
+    def to(self, device: torch.device) -> Photos:
+        """The same on an accelerator, end to end in this order."""
+        num_bytes = self.sizes.prod(axis=1) * 3
+        first = _starts(num_bytes)
+        placed = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
+        # Images that follow one another on both sides are copied at once: mostly whole buckets.
+        follows = np.zeros(len(first), dtype=bool)
+        follows[1:] = (self.part[1:] == self.part[:-1]) & (
+            self.first[1:] == self.first[:-1] + num_bytes[:-1]
+        )
+        begins = np.flatnonzero(~follows)
+        lengths = np.add.reduceat(num_bytes, begins)
+        for n, length in zip(begins.tolist(), lengths.tolist(), strict=True):
+            source, there = int(self.first[n]), int(first[n])
+            placed[there : there + length] = self.parts[self.part[n]][source : source + length]
+        return Photos((placed,), np.zeros_like(self.part), first, self.sizes, self.augmentation)
+
+    def training_crops(self, order: Tensor, draws: torch.Generator) -> Crops:
+        """A crop of each image, as an epoch takes them.
+
+        Args:
+            order: (M,), int64, on a CPU: which images, in the order of their use.
+            draws: a CPU generator.
+        """
+        chosen = order.numpy()
+        if not self.augmentation.crop:
+            return self._crops(chosen, self._centre(chosen), self._flips(len(order), draws))
+        places = self._slack(chosen) + 1
+        if self.augmentation.resize.square:  # one number of places for all, drawn as ever
+            corners = (
+                torch.randint(0, int(places[0, 0]), (2, len(order)), generator=draws).numpy().T
+            )
+        else:
+            corners = torch.randint(0, _MANY, (2, len(order)), generator=draws).numpy().T % places
+        return self._crops(chosen, corners, self._flips(len(order), draws))
+
+    def centre_crops(self) -> Crops:
+        """What each image is tested by."""
+        chosen = np.arange(len(self.sizes))
+        return self._crops(chosen, self._centre(chosen), None)
+
+    def _slack(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(M, 2), pixels of height and width that a crop leaves out."""
+        return self.sizes[chosen] - self.augmentation.size
+
+    def _centre(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
+        slack = self._slack(chosen)
+        if self.augmentation.resize.square:
+            return slack // 2
+        # torchvision rounds a half to the even number: 1, 3, 5, 7 become 0, 2, 2, 4.
+        return np.rint(slack / 2).astype(np.int64)
+
+    def _flips(self, count: int, draws: torch.Generator) -> Tensor | None:
+        if not self.augmentation.flip:
+            return None
+        return torch.randint(0, 2, (count,), generator=draws).bool()
+
+    def _crops(
+        self, chosen: NDArray[np.int64], corners: NDArray[np.int64], mirrored: Tensor | None
+    ) -> Crops:
+        step = self.sizes[chosen, 1] * 3
+        first = self.first[chosen] + corners[:, 0] * step + corners[:, 1] * 3
+        return Crops(
+            self,
+            self.part[chosen],
+            torch.from_numpy(first).to(self.device),
+            torch.from_numpy(step).to(self.device),
+            None if mirrored is None else mirrored.to(self.device),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Crops:
+    """Where some crops are, in the order of their use."""
+
+    photos: Photos
+    part: NDArray[np.int64]  # (M,), which tensor of bytes
+    first: Tensor  # (M,), int64: the first byte of the first line; with the photos
+    step: Tensor  # (M,), int64: bytes from one line to the next; with the photos
+    mirrored: Tensor | None  # (M,), bool, with the photos; None where none is
+
+    def cut(self, start: int, stop: int) -> Tensor:
+        """(stop - start, size, size, 3), uint8: some of them, copied."""
+        side = self.photos.augmentation.size
+        some = slice(start, stop)
+        along = torch.arange(side, device=self.first.device)
+        lines = self.first[some, None] + along * self.step[some, None]
+        parts = self.photos.parts
+        if len(parts) == 1:
+            found = _lines(parts[0], lines, side)
+        else:
+            found = torch.empty((len(lines), side, side, 3), dtype=torch.uint8)
+            for n in np.unique(self.part[some]):
+                here = torch.from_numpy(np.flatnonzero(self.part[some] == n))
+                found[here] = _lines(parts[n], lines[here], side)
+        if self.mirrored is None:
+            return found
+        mirrored = self.mirrored[some]
+        if found.device.type != "cpu":
+            return torch.where(mirrored[:, None, None, None], found.flip(2), found)
+        # One at a time: in main memory, mirroring a batch at once takes five times as long.
+        for n in mirrored.nonzero().squeeze(1).tolist():
+            found[n] = found[n].flip(1)
+        return found
+
+
+def photos_of(decoded: DecodedImages, augmentation: Augmentation) -> Photos:
+    """Decoded images, where they are."""
+    return Photos(
+        (torch.from_numpy(decoded.pixels),),
+        np.zeros(len(decoded.sizes), dtype=np.int64),
+        _starts(decoded.sizes.prod(axis=1) * 3),
+        decoded.sizes,
+        augmentation,
+    )
+
+
+def photos_at(buckets: dict[int, Photos], picks: SampleIndices) -> Photos:
+    """Photographs of several buckets, each left where it is.
+
+    Args:
+        buckets: by position in the stream, each in one part; all that *picks* names.
+        picks: which, in their order.
+    """
+    number = {position: n for n, position in enumerate(buckets)}
+    first = np.empty(len(picks), dtype=np.int64)
+    sizes = np.empty((len(picks), 2), dtype=np.int64)
+    part = np.empty(len(picks), dtype=np.int64)
+    for position, photos in buckets.items():
+        here = np.flatnonzero(picks.bucket == position)
+        part[here] = number[position]
+        first[here] = photos.first[picks.index[here]]
+        sizes[here] = photos.sizes[picks.index[here]]
+    parts = tuple(photos.parts[0] for photos in buckets.values())
+    return Photos(parts, part, first, sizes, next(iter(buckets.values())).augmentation)
+
+
+def _starts(num_bytes: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.cumsum(num_bytes) - num_bytes
+
+
+def _lines(pixels: Tensor, lines: Tensor, side: int) -> Tensor:
+    """So many pixels from each of (M, side) bytes on, as (M, side, side, 3)."""
+    # A view with a row for each byte that a line may begin at.
+    from_each = pixels.unfold(0, side * 3, 1)
+    return from_each.index_select(0, lines.reshape(-1)).view(-1, side, side, 3)

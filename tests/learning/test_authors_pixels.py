@@ -1,0 +1,203 @@
+"""The CLEAR authors' pixels, against torchvision's own loader and transforms."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torchvision
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learning_streams import CPU
+from PIL import Image
+from scipy.stats import chisquare
+from torchvision.transforms import CenterCrop, Resize, ToTensor
+
+from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
+from clear_mlflow.learning.loop import measure
+from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
+from clear_mlflow.learning.samples.photos import Photos
+
+
+def photo(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Smooth colours with grain: no two places look alike."""
+    random = np.random.default_rng(seed)
+    coarse = random.integers(0, 256, (6, 7, 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
+    grain = random.integers(-25, 26, (height, width, 3))
+    return Image.fromarray((smooth + grain).clip(0, 255).astype(np.uint8))
+
+
+def turned(orientation: int) -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+def save_transparent(path: Path) -> None:
+    image = photo(60, 40)
+    image.putalpha(Image.linear_gradient("L").resize((60, 40)))
+    image.save(path)
+
+
+def save_sixteen_bits(path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 600, (40, 60)).astype(np.uint16)
+    Image.fromarray(values).save(path)
+
+
+KINDS = {
+    "photo.jpg": lambda p: photo(500, 375).save(p, quality=90),
+    "upright.jpg": lambda p: photo(375, 500).save(p, quality=75),
+    "progressive.jpg": lambda p: photo(333, 500).save(p, progressive=True),
+    "photo.png": lambda p: photo(301, 200).save(p),
+    "tiny.png": lambda p: photo(5, 3).save(p),
+    "one pixel.png": lambda p: photo(1, 1).save(p),
+    "square.png": lambda p: photo(224, 224).save(p),
+    "grey.jpg": lambda p: photo(500, 333).convert("L").save(p),
+    "grey.png": lambda p: photo(90, 140).convert("L").save(p),
+    "grey with alpha.png": lambda p: photo(90, 140).convert("LA").save(p),
+    "bilevel.png": lambda p: photo(70, 50).convert("1").save(p),
+    "sixteen bits.png": save_sixteen_bits,
+    "palette.png": lambda p: photo(70, 50).convert("P").save(p),
+    "palette.gif": lambda p: photo(70, 50).convert("P").save(p),
+    "transparent.png": save_transparent,
+    "see-through palette.png": lambda p: photo(70, 50).convert("P").save(p, transparency=b"\0\7"),
+    "cmyk.jpg": lambda p: photo(400, 300).convert("CMYK").save(p),
+    "very wide.jpg": lambda p: photo(3000, 40).save(p),
+    "very high.png": lambda p: photo(17, 2100).save(p),
+    "several times too large.jpg": lambda p: photo(1500, 2000).save(p),
+    **{
+        f"turned {n}.jpg": lambda p, n=n: photo(400, 300).save(p, exif=turned(n))
+        for n in range(2, 9)
+    },
+}
+
+
+def stream_of(*paths: Path) -> BucketStream:
+    """One bucket, whose test images are its training images."""
+    contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
+    images = ImageSet(tuple(paths), np.zeros(len(paths), dtype=np.int64), contents)
+    return BucketStream("photos", ("one", "two"), (Bucket("1", images, images),), "sha256:0")
+
+
+def torchvisions(path: Path, size: int) -> np.ndarray:
+    """What torchvision tests on: its image loader, Resize, CenterCrop; before normalisation."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of palettes with transparency
+        image = torchvision.datasets.folder.pil_loader(str(path))
+    cropped = CenterCrop(size)(Resize(size)(image))
+    return np.asarray(cropped)
+
+
+@pytest.mark.filterwarnings("ignore:Palette images")
+@pytest.mark.parametrize("size", [224, 225, 32, 99])
+def test_tests_see_the_bytes_that_torchvision_shows(tmp_path, size):
+    """Every kind of photo, at the recipe's size and at others, small and odd ones too."""
+    for name, save in KINDS.items():
+        save(tmp_path / name)
+    paths = sorted(tmp_path.iterdir())
+    for augment in ("random_crop", "random_crop_flip", "none"):
+        stream = DecodedStream(stream_of(*paths), image_size=size, augment=augment, device=CPU)
+        held_out = stream.test().images.numpy()
+        for path, ours in zip(paths, held_out, strict=True):
+            assert np.array_equal(ours, torchvisions(path, size)), path.name
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 90), st.integers(1, 90), st.integers(8, 70), st.sampled_from(["jpg", "png"]))
+def test_any_size_is_cropped_where_torchvision_crops_it(
+    tmp_path_factory, width, height, size, suffix
+):
+    """Which way a half is rounded, too."""
+    path = tmp_path_factory.getbasetemp() / f"{width}x{height}.{suffix}"
+    photo(width, height).save(path)
+    stream = DecodedStream(stream_of(path), image_size=size, augment="random_crop", device=CPU)
+    assert np.array_equal(stream.test().images[0].numpy(), torchvisions(path, size))
+
+
+def crops_of(path: Path, augment: str, size: int, *, epochs: int) -> np.ndarray:
+    """(epochs * 64, size, size, 3): what epochs on one image, 64 times in a bucket, train on."""
+    stream = DecodedStream(stream_of(*[path] * 64), image_size=size, augment=augment, device=CPU)
+    photos = stream.train(0).images
+    assert isinstance(photos, Photos)
+    order = torch.arange(64)
+    return np.concatenate(
+        [
+            photos.training_crops(order, torch.Generator().manual_seed(n)).cut(0, 64).numpy()
+            for n in range(epochs)
+        ]
+    )
+
+
+@pytest.mark.parametrize(("width", "height"), [(60, 40), (40, 60)])
+def test_training_crops_lie_anywhere_and_are_never_mirrored(tmp_path, width, height):
+    """Each of 17 places along the longer side is as likely as any other; all is as torchvision's.
+
+    The chance of a false alarm is 1 in 10,000, and the draws are the same at every run.
+    """
+    path = tmp_path / "photo.png"
+    photo(width, height).save(path)
+    size = 32
+    resized = np.asarray(Resize(size)(torchvision.datasets.folder.pil_loader(str(path))))
+    places = max(resized.shape[:2]) - size + 1
+    assert places == 17
+    literal = {}
+    for place in range(places):
+        top, left = (0, place) if width > height else (place, 0)
+        literal[resized[top : top + size, left : left + size].tobytes()] = place
+    found = [literal[crop.tobytes()] for crop in crops_of(path, "random_crop", size, epochs=40)]
+    counts = np.bincount(found, minlength=places)
+    assert chisquare(counts).pvalue > 1e-4
+    mirrored = crops_of(path, "random_crop_flip", size, epochs=40)
+    upright = np.array([crop.tobytes() in literal for crop in mirrored])
+    assert all(crop[:, ::-1].tobytes() in literal for crop in mirrored[~upright])
+    assert 0.45 < upright.mean() < 0.55
+    centre = crops_of(path, "none", size, epochs=1)
+    assert {crop.tobytes() for crop in centre} == {torchvisions(path, size).tobytes()}
+
+
+def test_an_epoch_is_made_of_such_crops(tmp_path):
+    """What a step trains on is torchvision's ToTensor and Normalize of one of them."""
+    path = tmp_path / "photo.jpg"
+    photo(90, 60).save(path)
+    stream = DecodedStream(stream_of(*[path] * 6), image_size=32, augment="random_crop", device=CPU)
+    image = Resize(32)(torchvision.datasets.folder.pil_loader(str(path)))
+    normalise = torchvision.transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    literal = torch.stack(
+        [normalise(ToTensor()(image.crop((n, 0, n + 32, 32)))) for n in range(17)]
+    )
+    options = {"image_size": 32, "batch_size": 4, "device": CPU, "seed": 0, "position": 0}
+    for batch in training_batches(stream.train(0), **options, epoch=0):
+        for crop in batch.inputs:
+            assert (literal - crop).abs().amax(dim=(1, 2, 3)).min() < 1e-5
+
+
+def test_a_network_answers_as_in_a_plain_torchvision_loop(tmp_path):
+    """The same network on the same files says the same: 200 of 200 photos."""
+    random = np.random.default_rng(1)
+    for n in range(200):
+        width, height = random.integers(60, 130, 2).tolist()
+        photo(width, height, seed=n).save(tmp_path / f"{n:03}.jpg")
+    paths = sorted(tmp_path.iterdir())
+    torch.manual_seed(0)
+    model = torchvision.models.resnet18(num_classes=5).eval()
+    stream = DecodedStream(stream_of(*paths), image_size=64, augment="random_crop", device=CPU)
+    ours = measure(model, stream.test(), device=CPU)
+    transform = torchvision.transforms.Compose(
+        [
+            Resize(64),
+            CenterCrop(64),
+            ToTensor(),
+            torchvision.transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+        ]
+    )
+    loader = torchvision.datasets.folder.pil_loader
+    with torch.inference_mode():
+        theirs = [int(model(transform(loader(str(p)))[None]).argmax()) for p in paths]
+    assert len(set(theirs)) > 1
+    assert ours is not None
+    assert ours.labels.tolist() == theirs
