@@ -36,6 +36,7 @@ def heartbeat() -> str:
             "host": _host(),
             "pid": os.getpid(),
             "started": psutil.Process().create_time(),
+            "ticks": _start_ticks(os.getpid()),
             "alive_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         }
     )
@@ -57,7 +58,7 @@ def is_abandoned(run: Run) -> bool:
     if found is None:
         return False
     if found.is_here:
-        return not _lives(found.pid, found.started)
+        return not _lives(found)
     return not -CLOCKS_DIFFER <= found.age <= SILENCE
 
 
@@ -72,7 +73,7 @@ def begins_now(told: str | None, seconds: float) -> bool:
     return (
         found is not None
         and -CLOCKS_DIFFER <= found.age < timedelta(seconds=seconds)
-        and (not found.is_here or _lives(found.pid, found.started))
+        and (not found.is_here or _lives(found))
     )
 
 
@@ -93,6 +94,7 @@ class _Heartbeat:
     is_here: bool  # of this machine and container: its process can be asked for
     pid: int
     started: float
+    ticks: object  # from the machine's start to the process's; no clock step moves them
     age: timedelta  # negative: it lies in the future
 
 
@@ -104,21 +106,35 @@ def _read(told: str | None) -> _Heartbeat | None:
         age = datetime.now(timezone.utc) - said_at
     except (RecordError, LookupError, ValueError, TypeError, OverflowError):
         return None
-    return _Heartbeat(host == _host(), pid, started, age)
+    return _Heartbeat(host == _host(), pid, started, process.get("ticks"), age)
 
 
 def _is_running(run: Run) -> bool:
     return str(run.info.status) == "RUNNING"
 
 
-def _lives(pid: int, started: float) -> bool:
+def _lives(found: _Heartbeat) -> bool:
     try:
-        process = psutil.Process(pid)
-        # A number is given out again: only the start time tells that it is the same process.
-        same = abs(process.create_time() - started) < 1.0
+        process = psutil.Process(found.pid)
+        # A number is given out again: only its start tells that it is the same process. The time of
+        # it moves when the clock is set; it counts where an earlier version wrote no ticks, or the
+        # system has none.
+        if found.ticks is None:
+            same = abs(process.create_time() - found.started) < 1.0
+        else:
+            same = _start_ticks(found.pid) == found.ticks
         return bool(same and process.status() != psutil.STATUS_ZOMBIE)
     except (psutil.Error, ValueError, OverflowError):  # a number that no machine gives out
         return False
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a process started, in ticks since the machine did; None where the system has none."""
+    try:
+        # The name of the program, in parentheses, may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _host() -> str:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import mlflow
+import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -273,7 +274,7 @@ def test_only_the_run_of_a_dead_process_is_closed(store, trained, copied, alive)
     copy = copied(trained(FOUR_BUCKETS[:3]))
     process = json.loads(heartbeat())
     if not alive:
-        process["started"] -= 100  # a process id that was given out again
+        process["ticks"] -= 100  # a process id that was given out again
     store.set_tag(copy.info.run_id, names.PROCESS_TAG, json.dumps(process))
     (verdict,) = run_evaluate(store, copy.info.run_id)
     run = store.get_run(copy.info.run_id)
@@ -283,6 +284,19 @@ def test_only_the_run_of_a_dead_process_is_closed(store, trained, copied, alive)
     else:
         assert (verdict.action, run.info.status) == ("scored", "KILLED")
         assert run.data.metrics["clear/in_domain_accuracy"] == pytest.approx((0.90 + 0.92) / 2)
+
+
+@pytest.mark.parametrize("seconds", [-3600, -5, 5, 3600])
+def test_a_clock_that_is_set_makes_no_living_process_a_dead_one(
+    store, trained, copied, monkeypatch, seconds
+):
+    """On its own machine: the time at which it started moves with the clock."""
+    run_id = copied(trained(FOUR_BUCKETS[:3])).info.run_id
+    store.set_tag(run_id, names.PROCESS_TAG, heartbeat())
+    started = psutil.Process.create_time
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: started(self) + seconds)
+    (verdict,) = run_evaluate(store, run_id)
+    assert (verdict.action, store.get_run(run_id).info.status) == ("skipped", "RUNNING")
 
 
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -21,7 +21,14 @@ from clear_mlflow.core.untrusted import MAX_ROW_BYTES
 from clear_mlflow.store import names, search
 from clear_mlflow.store.client import bound_retries, mlflow_errors
 from clear_mlflow.store.conflicts import retry_on_conflict
-from clear_mlflow.store.heartbeat import begins_now, heartbeat, is_abandoned, time_ahead, trains_now
+from clear_mlflow.store.heartbeat import (
+    _start_ticks,
+    begins_now,
+    heartbeat,
+    is_abandoned,
+    time_ahead,
+    trains_now,
+)
 from clear_mlflow.store.matrices import read_matrices, stored_rows_of
 from clear_mlflow.store.rows import read_rows, refuse_foreign_rows, stored_rows, write_row
 from clear_mlflow.store.search import MissingRun, Selection, select
@@ -46,12 +53,13 @@ def ago(**time):
 
 
 def test_a_number_that_was_given_out_again_is_another_process(store, experiment_id):
-    """Only the start time tells that the process which trained is gone."""
+    """Only its start tells that the process which trained is gone; older versions told the time."""
     assert trains_now(beating(store, experiment_id))
     started = psutil.Process().create_time()
-    assert trains_now(beating(store, experiment_id, started=started + 0.5))
-    for other in (started - 60, started + 2):
-        run = beating(store, experiment_id, started=other)
+    assert trains_now(beating(store, experiment_id, ticks=None, started=started + 0.5))
+    others = [{"ticks": None, "started": started + seconds} for seconds in (-60, 2)]
+    for other in (*others, {"ticks": 1}):
+        run = beating(store, experiment_id, **other)
         assert is_abandoned(run)
         assert not trains_now(run)
         assert not begins_now(run.data.tags[names.PROCESS_TAG], 60)
@@ -60,8 +68,9 @@ def test_a_number_that_was_given_out_again_is_another_process(store, experiment_
 def test_a_process_that_has_ended_is_gone(store, experiment_id):
     """Also while nobody has taken note of its end."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        started = psutil.Process(child.pid).create_time()
-        run = beating(store, experiment_id, pid=child.pid, started=started, alive_at=ago(days=1))
+        # As the child itself would tell it: the start is that of its own process.
+        told = {"pid": child.pid, "ticks": _start_ticks(child.pid), "alive_at": ago(days=1)}
+        run = beating(store, experiment_id, **told)
         assert not is_abandoned(run)  # it is asked for; its age does not matter
         child.stdin.close()
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
