@@ -9,6 +9,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, assemble, row_index
+from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.sender import store_entry
 from clear_mlflow.journal.spool import Entry, Spool
 from clear_mlflow.store.rows import parse_rows, read_row_files
@@ -53,7 +54,14 @@ def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[
     row = {name: entry.file.read_bytes()}
     records = parse_rows(row)
     assemble(records)  # a file that was renamed is told
-    if name in there and not _is_same(records[name], there[name], name):
+    if name not in there:
+        return row
+    try:
+        is_same = _is_same(records[name], there[name], name)
+    except RecordError as error:  # a power cut, or a store that does not flush
+        warn(f"run {run_id}: {error}; the row that waited takes its place")
+        return row
+    if not is_same:
         raise RecordError(
             f"{entry.file} contradicts {name} of run {run_id}: it was measured twice; remove one "
             "of them"

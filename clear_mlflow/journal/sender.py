@@ -24,6 +24,7 @@ from clear_mlflow.core.errors import ClearError, DataError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.spool import Entry, Spool, default_root, places
+from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
 
 # A healthy store takes a row in a tenth of a second.
@@ -292,8 +293,7 @@ def store_entry(client: MlflowClient, entry: Entry) -> None:
         if entry.artifact is None:
             client.log_batch(entry.run_id, metrics=entry.metrics())
         else:
-            folder, _, _ = entry.artifact.rpartition("/")
-            client.log_artifact(entry.run_id, str(entry.file), folder or None)
+            log_durably(client, entry.run_id, entry.file.read_bytes(), entry.artifact)
 
 
 def is_final(error: ClearError) -> bool:

@@ -31,6 +31,7 @@ from mlflow.entities import Metric
 
 from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.credentials import has_credentials, masked
+from clear_mlflow.core.durable import flush_folder, flush_into, write_durably
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.text import printable, shortened
 from clear_mlflow.core.untrusted import json_object
@@ -165,7 +166,7 @@ class Spool:
                 "tracking_uri": masked(uri),
                 "password": has_credentials(uri),
             }
-            _replace(folder / SPOOL_JSON, json.dumps(origin, indent=1).encode())
+            write_durably(folder / SPOOL_JSON, json.dumps(origin, indent=1).encode())
             (folder / END_JSON).unlink(missing_ok=True)
         except BaseException:
             spool.close(remove=fresh)
@@ -233,7 +234,7 @@ class Spool:
             OSError: the disk does not take it.
         """
         told = {"status": end.status, "error": end.error, "diverged": end.diverged}
-        _replace(self.folder / END_JSON, json.dumps(told, indent=1).encode())
+        write_durably(self.folder / END_JSON, json.dumps(told, indent=1).encode())
 
     def end(self) -> End | None:
         """How the training ended; None where its process did not live to tell.
@@ -266,11 +267,11 @@ class Spool:
         file = draft / path
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            _write(file, content)
+            flush_into(file, content)
             # A new file's flush brings the new folders above it along on Linux's file systems; one
             # flush each would take ten times as long.
             draft.rename(folder)
-            _flush_folder(self.folder)
+            flush_folder(self.folder)
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
@@ -396,31 +397,3 @@ def _read(file: Path, most: int) -> bytes:
     if len(content) > most:
         raise TrackingError(f"{file} has more than {most} bytes; no training writes that many")
     return content
-
-
-def _write(file: Path, content: bytes) -> None:
-    with file.open("wb") as stream:
-        stream.write(content)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _replace(file: Path, content: bytes) -> None:
-    draft = file.with_name(f"{file.name}.part")
-    try:
-        _write(draft, content)
-        draft.replace(file)
-        _flush_folder(file.parent)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
-
-
-def _flush_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk, where its file system can."""
-    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)

@@ -18,7 +18,7 @@ from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER
-from clear_mlflow.core.record import RowRecord, assemble
+from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_index
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
@@ -36,7 +36,7 @@ from clear_mlflow.runs.lifecycle import open_again, refuse_second
 from clear_mlflow.store import names
 from clear_mlflow.store.client import check_artifact_root, mlflow_errors
 from clear_mlflow.store.heartbeat import begins_now, heartbeat, time_ahead
-from clear_mlflow.store.rows import read_rows, stored_rows
+from clear_mlflow.store.rows import parse_rows, read_row_files, stored_rows
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
 
 # Parameters that may be others in a run that is resumed: where it computes. Whether the folder
@@ -58,6 +58,7 @@ class ResumePoint:
         config: its parameters, all resolved, as text.
         resolved: the same, as values.
         records: its rows.
+        damaged: rows that are measured again, because their files are damaged.
         states: the rows that states are stored of, whole or not.
         state: the newest whole one; None where nothing was measured yet.
         files: paths of the predictions and models that it holds.
@@ -67,6 +68,7 @@ class ResumePoint:
     config: Mapping[str, str]
     resolved: TrainConfig
     records: Mapping[int, RowRecord]
+    damaged: frozenset[int]
     states: tuple[int, ...]
     state: StoredState | None
     files: frozenset[str]
@@ -154,18 +156,23 @@ def read_resume_point(client: MlflowClient, run_id: str, folder: Path) -> Resume
     run = _run(client, run_id)
     config, resolved = _config_of(client, run)
     _send_what_waits(client, run)
-    records = {record.row.row: record for record in read_rows(client, run).values()}
     states = stored_states(client, run)
     state, problems = read_newest_state(client, run, folder)
     for problem in problems:
         instead = "the one before is used" if state else "there is no other"
         warn(f"run {run_id}: {problem}; {instead}")
-    point = ResumePoint(run, config, resolved, records, states, state, _files(client, run))
+    whole, damaged = _whole_rows(client, run, state)
+    records = {record.row.row: record for record in whole.values()}
+    point = ResumePoint(
+        run, config, resolved, records, damaged, states, state, _files(client, run)
+    )
     if point.is_complete:
         return point
     if records:
-        assemble(read_rows(client, run))  # rows that contradict each other are told
-    if state is None and (records or problems):
+        assemble(whole)  # rows that contradict each other are refused
+    # A run that was cut off while its first state was stored begins anew, with the same row 0.
+    begins_anew = config["resumable"] == "on" and records.keys() <= {0} and not damaged
+    if state is None and (records or problems) and not begins_anew:
         rows = f"rows {min(records)} to {max(records)}" if records else "no row"
         why = (
             "none of its training states is whole"
@@ -187,6 +194,28 @@ def read_resume_point(client: MlflowClient, run_id: str, folder: Path) -> Resume
                 f"({_differences(state.manifest.config, config)})"
             )
     return point
+
+
+def _whole_rows(
+    client: MlflowClient, run: Run, state: StoredState | None
+) -> tuple[dict[str, RowRecord], frozenset[int]]:
+    """The whole rows of a run, by file name, and the damaged ones that training writes anew.
+
+    Raises:
+        RecordError: a file is damaged of a row before the one that training begins with.
+    """
+    whole: dict[str, RowRecord] = {}
+    damaged = set()
+    for name, content in read_row_files(client, run).items():
+        row = row_index(name)
+        try:
+            whole |= parse_rows({name: content})
+        except RecordError as error:
+            if state is None or row is None or row < state.manifest.row:
+                raise
+            warn(f"run {run.info.run_id}: {error}; it is written anew from the training state")
+            damaged.add(row)
+    return whole, frozenset(damaged)
 
 
 def parameters_to_resume(
@@ -239,6 +268,12 @@ def check_data(point: ResumePoint, facts: StreamMetadata) -> None:
         DataError: it is another.
     """
     if point.state is None:
+        expected = DatasetIdentity(facts.name, facts.digest)
+        if any(record.dataset != expected for record in point.records.values()):
+            raise DataError(
+                f"run {point.run.info.run_id} cannot be resumed with this dataset: its row 0 is of "
+                "another; pass the data_root that it was trained on, or start a new run"
+            )
         return
     if told := _differences(data_of(facts), point.state.manifest.data):
         raise DataError(
@@ -294,7 +329,7 @@ def take_over(client: MlflowClient, point: ResumePoint) -> None:
             raise
         now = client.get_run(run_id)
     rows = {int(name[4:-5]) for name in stored_rows(client, now)}
-    if rows != set(point.records) or stored_states(client, now) != point.states:
+    if rows != point.records.keys() | point.damaged or stored_states(client, now) != point.states:
         raise TrackingError(
             f"run {run_id} was gone on with by another process just now; resume it again"
         )

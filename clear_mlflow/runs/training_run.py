@@ -26,6 +26,7 @@ from clear_mlflow.runs.lifecycle import open_run
 from clear_mlflow.runs.resume import ResumePoint, data_of, rows_before
 from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun, now
 from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import heartbeat
 from clear_mlflow.store.rows import refuse_foreign_rows
@@ -130,7 +131,8 @@ class TrainingRun(TrackedRun):
         self._set_tags(run)
         if self._resumed is None:
             # The first artifact: a store that takes no artifacts is found before any training.
-            self.client.log_text(self.run_id, self.config.to_json(), names.CONFIG_JSON)
+            content = self.config.to_json().encode()
+            log_durably(self.client, self.run_id, content, names.CONFIG_JSON)
         else:
             self._rows = rows_before(self._resumed)
 

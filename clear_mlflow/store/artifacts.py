@@ -3,15 +3,45 @@
 from __future__ import annotations
 
 import tempfile
+from functools import lru_cache
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mlflow import MlflowClient
+from mlflow.utils.file_utils import local_file_uri_to_path
+
+from clear_mlflow.core.durable import write_durably
 
 
 def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
     """Store bytes as an artifact; MLflow's own calls take texts, or files."""
-    folder, name = artifact.rsplit("/", 1)
+    folder, _, name = artifact.rpartition("/")
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         file = Path(scratch, name)
         file.write_bytes(content)
-        client.log_artifact(run_id, str(file), folder)
+        client.log_artifact(run_id, str(file), folder or None)
+
+
+def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
+    """Store bytes that nothing could replace; they survive a power cut once this returns.
+
+    MLflow does not flush the artifacts that it writes to this machine's disks (mlflow 3.17), so
+    here it does not write them. What a server or a remote store does with them is theirs.
+    """
+    root = _local_root(client, run_id)
+    if root is None:
+        log_bytes(client, run_id, content, artifact)
+    else:
+        write_durably(root / artifact, content)
+
+
+def is_local(artifact_uri: str) -> bool:
+    """Whether artifacts are files that this machine opens, with nothing between."""
+    return urlsplit(artifact_uri).scheme in ("", "file")
+
+
+@lru_cache(maxsize=256)
+def _local_root(client: MlflowClient, run_id: str) -> Path | None:
+    """The folder of a run's artifacts on this machine; None where they are elsewhere."""
+    uri = str(client.get_run(run_id).info.artifact_uri)
+    return Path(local_file_uri_to_path(uri)) if is_local(uri) else None

@@ -13,6 +13,8 @@ from typing import TypeVar
 from mlflow.exceptions import MlflowException
 from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH
 
+from clear_mlflow.core.durable import flush_folder
+
 _Made = TypeVar("_Made")
 
 # What MLflow answers: for an experiment, and for a row of any other table (mlflow 3.17).
@@ -100,6 +102,7 @@ def _set_up(database: Path) -> None:
         unfinished.unlink()
     else:
         unfinished.rename(database)
+        flush_folder(database.parent)
 
 
 def _wait_until_set_up(database: Path) -> None:

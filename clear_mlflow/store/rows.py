@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -17,6 +16,7 @@ from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name, row_index
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, read_bytes
+from clear_mlflow.store.artifacts import is_local, log_durably
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import download_file
 from clear_mlflow.store.matrix_tag import tagged_rows
@@ -27,12 +27,12 @@ def write_row(client: MlflowClient, run_id: str, record: RowRecord) -> None:
     """Store one row as an artifact; it is whole and there when this returns."""
     name = row_file_name(record.row.row)
     with mlflow_errors(f"store {name} of run {run_id}"):
-        client.log_text(run_id, record.to_json(), f"{ROWS_FOLDER}/{name}")
+        log_durably(client, run_id, record.to_json().encode(), f"{ROWS_FOLDER}/{name}")
 
 
 def are_rows_local(run: Run) -> bool:
     """Whether the artifacts of a run are files that this machine opens, with nothing between."""
-    return urlsplit(str(run.info.artifact_uri)).scheme in ("", "file")
+    return is_local(str(run.info.artifact_uri))
 
 
 def row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -27,6 +26,7 @@ from mlflow.utils.file_utils import local_file_uri_to_path
 from clear_mlflow.core.errors import RecordError, StateError, TrackingError
 from clear_mlflow.core.untrusted import MAX_MANIFEST_BYTES, MAX_STATE_BYTES, MAX_STATES, json_object
 from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import download_file
 from clear_mlflow.store.rows import are_rows_local
@@ -119,14 +119,9 @@ def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: 
         TrackingError: the store does not take it.
     """
     file, manifest_file = state_names(manifest.row)
-    with (
-        mlflow_errors(f"store the training state of run {run_id}"),
-        tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder,
-    ):
+    with mlflow_errors(f"store the training state of run {run_id}"):
         for name, what in ((file, content), (manifest_file, manifest.to_json().encode())):
-            path = Path(folder, name)
-            path.write_bytes(what)
-            client.log_artifact(run_id, str(path), names.STATE_FOLDER)
+            log_durably(client, run_id, what, f"{names.STATE_FOLDER}/{name}")
 
 
 def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) -> None:

@@ -1,0 +1,64 @@
+"""Files that survive a power cut: whole and under their name before anyone relies on them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from contextlib import suppress
+from pathlib import Path
+
+# What file systems answer that cannot flush a folder: some network and user-space ones.
+_CANNOT = (errno.EINVAL, errno.ENOTSUP)
+
+
+def write_durably(file: Path, content: bytes) -> None:
+    """Write a file, in the place of one that is there; folders above it are made.
+
+    Whatever moment the power goes at, the file is there as a whole, as it was before, or not at
+    all; once this returns, it is there.
+
+    Args:
+        file: where it goes. Beside it, ``.NAME.part`` may stay of a process that was killed.
+        content: what it holds.
+
+    Raises:
+        OSError: the disk does not take it; then what was there before still is.
+    """
+    _make_folder(file.parent)
+    draft = file.with_name(f".{file.name}.part")
+    try:
+        flush_into(draft, content)
+        draft.replace(file)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+    flush_folder(file.parent)
+
+
+def flush_into(file: Path, content: bytes) -> None:
+    """Bring a file's content to the disk; its name may follow with its folder's flush only."""
+    with file.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def flush_folder(folder: Path) -> None:
+    """Bring the names in a folder to the disk, where its file system can."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+    finally:
+        os.close(opened)
+
+
+def _make_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    flush_folder(folder.parent)

@@ -1,0 +1,107 @@
+"""A run whose machine loses its power, at every moment: nothing that was measured is lost."""
+
+import json
+
+import pytest
+from feature_streams import config, made_up, training
+from power_cuts import recorded, restore
+
+from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.journal.spool import left_spools
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.runs.resume import read_resume_point
+from clear_mlflow.runs.sync import sync_each
+from clear_mlflow.runs.training_run import TrainingRun, track
+from clear_mlflow.scoring.scores import score
+from clear_mlflow.store import names
+from clear_mlflow.store.rows import read_rows
+
+SETTINGS = config(strategy="naive", epochs=2, predictions="none", resumable="on")
+STREAM = made_up(((30, 20), (17, 9)))
+
+
+class Counting:
+    """A training that knows how many of its rows were taken."""
+
+    def __init__(self, inner):
+        self._inner = inner
+        self.config, self.facts = inner.config, inner.facts
+        self.taken = 0
+
+    def rows(self):
+        for measured in self._inner.rows():
+            yield measured
+            self.taken += 1
+
+
+def rows_in(client, run_id):
+    """The rows that a run holds, without the times at which they were written."""
+    records = read_rows(client, client.get_run(run_id))
+    texts = {name: json.loads(record.to_json()) for name, record in records.items()}
+    return {name: {**text, "written_at": None} for name, text in texts.items()}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def cuts(store, tmp_path, cache, monkeypatch):
+    """(run's id, its rows, the different disks that cuts during it leave)."""
+    folders = [tmp_path / "artifacts", cache]
+    counting = Counting(training(SETTINGS, STREAM))
+    with recorded(monkeypatch, folders, tmp_path / "mlflow.db", lambda: counting.taken) as disks:
+        train_in_process(store, counting, {})
+    (run,) = store.search_runs([store.get_experiment_by_name("test").experiment_id])
+    rows = rows_in(store, run.info.run_id)
+    assert len(rows) == 3
+    different = {
+        (tuple(sorted(d.files.items())), d.note): d for d in disks if _holds(d, run.info.run_id)
+    }
+    return run.info.run_id, rows, folders, list(different.values())
+
+
+def _holds(disk, run_id):
+    """Whether the run itself was there."""
+    return run_id.encode() in disk.database
+
+
+def _has_config(client, run_id):
+    return names.CONFIG_JSON in {file.path for file in client.list_artifacts(run_id)}
+
+
+def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(cuts, store, tmp_path):
+    """Rows that training went on from are there after a sync; resumed, the run is as if uncut."""
+    run_id, rows, folders, disks = cuts
+    assert len(disks) > 40
+    resumed = refused = 0
+    for disk in disks:
+        restore(disk, folders, tmp_path / "mlflow.db")
+        # The process is gone with its machine.
+        if names.PROCESS_TAG in store.get_run(run_id).data.tags:
+            store.delete_tag(run_id, names.PROCESS_TAG)
+        for synced in sync_each(left_spools(run_id)):
+            assert synced.done, (disk.when, synced.detail)
+        found = rows_in(store, run_id)
+        assert len(found) >= disk.note, disk.when
+        assert found == {name: rows[name] for name in found}, disk.when
+        if found:
+            score(store, run_id)
+        if not found and not _has_config(store, run_id):
+            with pytest.raises(TrackingError, match=r"it lacks config\.json"):
+                read_resume_point(store, run_id, tmp_path)
+            refused += 1
+            continue
+        point = read_resume_point(store, run_id, tmp_path)
+        if not point.is_complete:
+            again = training(SETTINGS, STREAM)
+            again = type(again)(**{**vars(again), "saved": point.state and point.state.file})
+            with TrainingRun(store, run_id, again.config, {}, resumed=point) as run:
+                track(again, run)
+            resumed += 1
+        assert rows_in(store, run_id) == rows, disk.when
+    assert resumed > 20
+    assert refused < 10
+    print(len(disks), resumed, refused)

@@ -1,0 +1,139 @@
+"""What a disk may hold after a power cut, at every moment of what a program does.
+
+In the manner of SQLite's crash tests: while a block runs, its flushes, renames and removals are
+noted, and before each of them two disks are kept that a cut at that moment may leave:
+
+- one that has nothing that was not flushed: neither contents nor names;
+- one on which all names arrived, and no content that was not flushed: such files are empty.
+
+A flushed file has its name on the disk, too, with the folders above it, as on Linux's file systems.
+SQLite flushes what it commits: a database is taken as it is at that moment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Disk:
+    """What a cut leaves."""
+
+    when: str  # before what
+    files: Mapping[Path, bytes]
+    database: bytes
+    note: int  # what the test knew at that moment
+
+
+class Recorder:
+    """Notes what is flushed below some folders.
+
+    Args:
+        folders: whose files are looked at.
+        database: of sqlite.
+        note: asked at each moment; kept with the disk.
+    """
+
+    def __init__(self, folders, database, note):
+        self.disks: list[Disk] = []
+        self._folders, self._database, self._note = folders, database, note
+        self._flushed: dict[int, bytes] = {}  # inode to content
+        self._named: dict[Path, int] = {}  # path to inode, as far as the names are on the disk
+        self._lock = threading.RLock()
+
+    def before(self, what):
+        """Keep both disks of a cut at this moment."""
+        with self._lock:
+            there = self._files()
+            names = {path: self._flushed.get(node, b"") for path, node in there.items()}
+            known = {path: self._flushed.get(node, b"") for path, node in self._named.items()}
+            with closing(sqlite3.connect(self._database)) as source:
+                database = source.serialize()
+            for files in (known, names):
+                self.disks.append(Disk(what, files, database, self._note()))
+
+    def flushed(self, descriptor):
+        """A file, or the names in a folder, are on the disk from here on."""
+        path = _path_of(descriptor)
+        if not any(path.is_relative_to(folder) for folder in self._folders):
+            return
+        with self._lock:
+            if path.is_dir():
+                there = self._files()
+                by_node = {node: at for at, node in there.items()}
+                # What lies there now, or lay there: further down, what moved along with a folder.
+                below = {at: node for at, node in self._named.items() if at.is_relative_to(path)}
+                for at in below:
+                    del self._named[at]
+                for node in below.values():
+                    if node in by_node:
+                        self._named[by_node[node]] = node
+                self._named |= {at: node for at, node in there.items() if at.parent == path}
+            else:
+                node = os.fstat(descriptor).st_ino
+                self._flushed[node] = path.read_bytes()
+                self._named[path] = node
+
+    def _files(self):
+        found = {}
+        for folder in self._folders:
+            for above, _, names in os.walk(folder):
+                for name in names:
+                    path = Path(above, name)
+                    try:
+                        found[path] = path.stat().st_ino
+                    except FileNotFoundError:  # removed by another thread just now
+                        continue
+        return found
+
+
+@contextmanager
+def recorded(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
+    """The disks that cuts in a block may leave."""
+    recorder = Recorder(folders, database, note)
+    fsync = os.fsync
+
+    def noting(name):
+        real = getattr(os, name)
+
+        def function(*arguments, **options):
+            if any(str(folder) in str(arguments[0]) for folder in folders):
+                recorder.before(f"{name} {arguments[0]}")
+            return real(*arguments, **options)
+
+        return function
+
+    def flush(descriptor):
+        recorder.before(f"flush {_path_of(descriptor)}")
+        fsync(descriptor)
+        recorder.flushed(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", flush)
+        for name in ("rename", "replace", "unlink"):
+            patch.setattr(os, name, noting(name))
+        yield recorder.disks
+        recorder.before("the end")
+
+
+def _path_of(descriptor):
+    return Path(f"/proc/self/fd/{descriptor}").readlink()
+
+
+def restore(disk: Disk, folders, database) -> None:
+    """Have the folders and the database be as a cut left them."""
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+    for path, content in disk.files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    with closing(sqlite3.connect(":memory:")) as source, closing(sqlite3.connect(database)) as to:
+        source.deserialize(disk.database)
+        source.backup(to)
