@@ -124,8 +124,9 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(cuts, store, t
 def test_a_torn_row_is_written_anew(cuts, store, tmp_path, capfd):
     """As a store leaves it that does not flush: from the journal, or from the training state."""
     run_id, rows, folders, disks = cuts
-    row = Path("artifacts", run_id, "accuracy_matrix", "rows", "row_001.json")
-    state = Path("artifacts", run_id, "training_state", "after_001.json")
+    artifacts = Path("artifacts", run_id, "artifacts")
+    row = artifacts / "accuracy_matrix" / "rows" / "row_001.json"
+    state = artifacts / names.STATE_FOLDER / "after_001.json"
     disk = next(d for d in disks if {tmp_path / row, tmp_path / state} <= d.files.keys())
     whole = disk.files[tmp_path / row]
     for waits in (True, False):

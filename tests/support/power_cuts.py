@@ -54,8 +54,9 @@ class Recorder:
             there = self._files()
             names = {path: self._flushed.get(node, b"") for path, node in there.items()}
             known = {path: self._flushed.get(node, b"") for path, node in self._named.items()}
-            with closing(sqlite3.connect(self._database)) as source:
-                database = source.serialize()
+            copied = self._database.with_suffix(".copy")
+            _copy(self._database, copied)
+            database = copied.read_bytes()
             for files in (known, names):
                 self.disks.append(Disk(what, files, database, self._note()))
 
@@ -134,6 +135,11 @@ def restore(disk: Disk, folders, database) -> None:
     for path, content in disk.files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-    with closing(sqlite3.connect(":memory:")) as source, closing(sqlite3.connect(database)) as to:
-        source.deserialize(disk.database)
-        source.backup(to)
+    copied = database.with_suffix(".copy")
+    copied.write_bytes(disk.database)
+    _copy(copied, database)
+
+
+def _copy(database: Path, to: Path) -> None:
+    with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(to)) as target:
+        source.backup(target)
