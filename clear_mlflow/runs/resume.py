@@ -163,9 +163,7 @@ def read_resume_point(client: MlflowClient, run_id: str, folder: Path) -> Resume
         warn(f"run {run_id}: {problem}; {instead}")
     whole, damaged = _whole_rows(client, run, state)
     records = {record.row.row: record for record in whole.values()}
-    point = ResumePoint(
-        run, config, resolved, records, damaged, states, state, _files(client, run)
-    )
+    point = ResumePoint(run, config, resolved, records, damaged, states, state, _files(client, run))
     if point.is_complete:
         return point
     if records:
