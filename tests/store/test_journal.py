@@ -72,7 +72,7 @@ def test_how_a_training_ended_is_on_the_disk_too(spool, disk):
     spool.write_end(End("FAILED", "no more"))
     (content,) = {text for what, _, text in disk if what == "flush" and text is not None}
     assert json.loads(content)["error"] == "no more"
-    draft, there = spool.folder / f"{END_JSON}.part", spool.folder / END_JSON
+    draft, there = spool.folder / f".{END_JSON}.part", spool.folder / END_JSON
     assert [(what, path) for what, path, _ in disk] == [
         ("flush", draft),
         ("name", draft),
