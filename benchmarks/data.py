@@ -44,8 +44,10 @@ def main() -> None:
         print(machine(), end="\n\n")
         print("| work | images/s | ratio | peak memory, MB |\n|---|---:|---:|---:|")
         compare("building the cache", "loop", "build", folder, asked.turns)
-        compare("the first epoch of augmented batches", "loader:1", "epoch:1", folder, asked.turns)
-        compare("a later epoch of augmented batches", "loader:2", "epoch:2", folder, asked.turns)
+        for augment in ("random_crop", "square"):
+            for work, epoch in (("the first epoch", 1), ("a later epoch", 2)):
+                sides = f"loader:{epoch}:{augment}", f"epoch:{epoch}:{augment}"
+                compare(f"{work}, {augment}", *sides, folder, asked.turns)
         print(f"\n| images of {SMALL} x {SMALL} pixels | build, us/image | epoch, us/image |")
         print("|---:|---:|---:|")
         counts = [n for n in (1_000, 3_000, 10_000, 30_000) if n <= asked.up_to]
@@ -106,8 +108,8 @@ def measure(what: str, folder: Path) -> dict[str, float]:
 
 def one(what: str, folder: Path) -> None:
     """Measure one thing and say so in JSON."""
-    name, _, count = what.partition(":")
-    images, seconds = MEASURED[name](folder, int(count or 0))
+    name, count, augment = (*what.split(":"), "0", "none")[:3]
+    images, seconds = MEASURED[name](folder, int(count), augment)
     # Not ru_maxrss of this process: Linux hands a parent's peak on to what it starts.
     status = Path("/proc/self/status").read_text()
     own = int(status.split("VmHWM:")[1].split()[0])
@@ -116,7 +118,7 @@ def one(what: str, folder: Path) -> None:
     print(json.dumps({"images": images, "seconds": seconds, "peak_mb": peak}))
 
 
-def plain_loop(folder: Path, _: int) -> tuple[int, float]:
+def plain_loop(folder: Path, _: int, augment: str) -> tuple[int, float]:
     """Decode, scale and crop one image after another into memory."""
     from PIL import Image
 
@@ -134,27 +136,29 @@ def plain_loop(folder: Path, _: int) -> tuple[int, float]:
     return len(paths), time.perf_counter() - started
 
 
-def build(folder: Path, _: int) -> tuple[int, float]:
+def build(folder: Path, _: int, augment: str) -> tuple[int, float]:
     """Decode into a new cache, contents checked and flushed to the disk."""
+    from clear_mlflow.data.decoding.decode import Resize
     from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 
     images = image_set(folder / "photos")
     with tempfile.TemporaryDirectory(dir=folder) as cache:
         started = time.perf_counter()
-        DecodedCache(Path(cache)).images(images, size=SIZE, crop_margin=32)
+        DecodedCache(Path(cache)).images(images, Resize(SIZE))
         return len(images), time.perf_counter() - started
 
 
-def loader_epoch(folder: Path, number: int) -> tuple[int, float]:
+def loader_epoch(folder: Path, number: int, augment: str) -> tuple[int, float]:
     """The epoch of this number, from 1, as torchvision's users write it."""
     import torch
     from torchvision import datasets, transforms
 
+    flip = [transforms.RandomHorizontalFlip()] if augment == "square" else []
     photo = transforms.Compose(
         [
-            transforms.Resize(SIZE + 32),
+            transforms.Resize(SIZE + 32 if augment == "square" else SIZE),
             transforms.RandomCrop(SIZE),
-            transforms.RandomHorizontalFlip(),
+            *flip,
             transforms.ToTensor(),
             transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
         ]
@@ -169,23 +173,25 @@ def loader_epoch(folder: Path, number: int) -> tuple[int, float]:
     return images, time.perf_counter() - started
 
 
-def cached_epoch(folder: Path, number: int) -> tuple[int, float]:
+def cached_epoch(folder: Path, number: int, augment: str) -> tuple[int, float]:
     """The epoch of this number, from 1, from a cache that is there already."""
-    return _epoch(image_set(folder / "photos"), folder / "cache", SIZE, 32, number)
+    return _epoch(image_set(folder / "photos"), folder / "cache", SIZE, augment, number)
 
 
-def _epoch(images, cache_folder: Path, size: int, margin: int, number: int) -> tuple[int, float]:
+def _epoch(images, cache_folder: Path, size: int, augment: str, number: int) -> tuple[int, float]:
     import torch
 
     from clear_mlflow.data.decoding.decoded_cache import DecodedCache
+    from clear_mlflow.data.stream import Bucket, BucketStream
     from clear_mlflow.learning.allocator import keep_freed_memory
-    from clear_mlflow.learning.samples.decoded import Samples, training_batches
+    from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
 
     keep_freed_memory()  # as the training process does
-    cache = DecodedCache(cache_folder)
-    cache.damaged(images, size=size, crop_margin=margin)
-    pixels = torch.from_numpy(cache.images(images, size=size, crop_margin=margin))
-    samples = Samples(pixels, torch.from_numpy(images.labels.copy()))
+    stream = BucketStream("photos", ("a",) * CLASSES, (Bucket("1", images, images),), "sha256:0")
+    cache, cpu = DecodedCache(cache_folder), torch.device("cpu")
+    samples = DecodedStream(
+        stream, image_size=size, augment=augment, device=cpu, cache=cache
+    ).train(0)
     for epoch in range(number):
         started = time.perf_counter()
         batches = training_batches(
@@ -197,24 +203,25 @@ def _epoch(images, cache_folder: Path, size: int, margin: int, number: int) -> t
             position=0,
             epoch=epoch,
         )
-        count = sum(len(labels) for _, labels in batches)
+        count = sum(len(batch.labels) for batch in batches)
     return count, time.perf_counter() - started
 
 
-def small_build(folder: Path, count: int) -> tuple[int, float]:
+def small_build(folder: Path, count: int, augment: str) -> tuple[int, float]:
     """Build a cache of the first *count* small images."""
+    from clear_mlflow.data.decoding.decode import Resize
     from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 
     images = image_set(folder / "small", count)
     with tempfile.TemporaryDirectory(dir=folder) as cache:
         started = time.perf_counter()
-        DecodedCache(Path(cache)).images(images, size=SMALL, crop_margin=0)
+        DecodedCache(Path(cache)).images(images, Resize(SMALL))
         return count, time.perf_counter() - started
 
 
-def small_epoch(folder: Path, count: int) -> tuple[int, float]:
+def small_epoch(folder: Path, count: int, augment: str) -> tuple[int, float]:
     """An epoch of the first *count* small images."""
-    return _epoch(image_set(folder / "small", count), folder / "cache", SMALL, 0, 1)
+    return _epoch(image_set(folder / "small", count), folder / "cache", SMALL, augment, 1)
 
 
 MEASURED = {
