@@ -330,6 +330,10 @@ def _reap(running: dict[int, socket.socket]) -> None:
 
 
 _LOADED = (
+    "alembic.command",
+    "git",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "mlflow.store.tracking.sqlalchemy_store",
     "torchvision.models",
     "clear_mlflow.cli",
