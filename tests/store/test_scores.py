@@ -1,6 +1,7 @@
 """One run scored from its stored rows: what is logged, at which times, and what is left alone."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from mlflow.entities import Metric as StoredMetric
@@ -141,6 +142,19 @@ def test_values_of_another_definition_are_left_alone(store, experiment_id, is_to
     assert scored(store, run_id, SECOND).plan.is_empty
 
 
+def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
+    """Also where its last value is that of the one before."""
+    correct = [[10] * 3, [50, 20, 20], [60, 30, 20], [40, 70, 20]]
+    run_id = stored_run(store, experiment_id, correct).info.run_id
+    last = Metric(name="lab/first", function=lambda matrix: float(matrix.values[-1, 0]))
+    scored(store, run_id, last)
+    assert steps_of(store, run_id)["lab/first"] == {1: [0.5], 2: [0.6], 3: [0.4]}
+    scored(store, run_id, replace(FIRST, version=2), accept_new=True)
+    history = store.get_metric_history(run_id, "lab/first")
+    shown = {m.step: m.value for m in sorted(history, key=lambda m: m.timestamp)}
+    assert shown == {1: 0.5, 2: 0.5, 3: 0.4}
+
+
 def test_a_description_is_kept_where_a_person_wrote_it(store, experiment_id):
     """Ours is kept up to date; theirs is theirs."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
@@ -175,11 +189,11 @@ def test_a_step_has_the_time_of_its_row_or_of_the_last_before():
     )
     assert (first, last) == ("2026-01-31T00:00:00.123+00:00", "2026-01-31T00:04:00.123+00:00")
     records = parse_rows(
-        {n: text.encode() for n, text in texts.items() if n not in ("row_000.json", "row_002.json")}
+        {n: text.encode() for n, text in texts.items() if n not in ("row_000.json", "row_003.json")}
     )
     computed = compute("a run", records, assemble(records), digest="d", matrix_tag=None)
     start = 1_769_817_600_123  # 2026-01-31T00:00:00.123 UTC, in milliseconds
-    minutes = [1, 1, 1, 3, 4]
+    minutes = [1, 1, 2, 2, 4]
     assert computed.times == {k: start + 60_000 * m for k, m in enumerate(minutes)}
 
 
