@@ -275,7 +275,8 @@ def test_a_run_that_its_worker_refuses_to_go_on_with_is_begun_anew(
 
 def test_a_failing_run_stops_no_other_and_is_told(store, experiment_id, grid):
     """Exit code 2, its reason on the terminal and in MLflow; the next call would try it alone."""
-    content = {"fixed": QUICK, "runs": [{"strategy": "ncm"}, {"lr": "1e30", "strategy": "naive"}]}
+    diverging = {"lr": "1e30", "weight_decay": "1", "strategy": "naive"}
+    content = {"fixed": QUICK, "runs": [{"strategy": "ncm"}, diverging]}
     path = grid(content)
     first = again(path, "--jobs", "2")
     output = first.output
@@ -283,7 +284,7 @@ def test_a_failing_run_stops_no_other_and_is_told(store, experiment_id, grid):
     assert "1 done, 1 failed" in output
     parent, below, (comparison,) = runs_of(store, experiment_id)
     assert parent.info.status == "FAILED"
-    assert comparison.data.tags[names.COMPARED_COUNT_TAG] == "1"
+    assert comparison.data.tags[names.COMPARED_COUNT_TAG] == "2"  # one that diverged counts, too
     by_status = {run.info.status: run for (run,) in below.values()}
     failed = by_status["FAILED"]
     assert failed.data.tags[names.DIVERGED_TAG] == "true"
