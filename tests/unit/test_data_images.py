@@ -236,7 +236,7 @@ def test_floating_point_pixels_are_refused(tmp_path):
 
 
 def test_what_no_memory_can_hold_is_refused(tmp_path):
-    """An absurd size ends in advice, not in a traceback."""
+    """An absurd size ends in advice, not in a traceback, and takes no memory first."""
     write_image(tmp_path / "one.png")
     with pytest.raises(DataError, match="pass a smaller image_size"):
         decode(image_set(tmp_path / "one.png"), Resize(2**20, square=True))

@@ -152,8 +152,15 @@ def decode_blocks(
         The images in order, some at a time, and what cannot be decoded.
 
     Raises:
-        DataError: a file is missing, cannot be read, or has changed since it was hashed.
+        DataError: a file is missing, cannot be read, or has changed since it was hashed; or images
+            of this size would have more pixels than any photo.
     """
+    if resize.side**2 > _MAX_PIXELS:
+        # Pillow takes what memory there is, block by block, until the system ends the process.
+        raise DataError(
+            f"images whose shorter side has {resize.side} pixels would have more than "
+            f"{_MAX_PIXELS}; pass a smaller image_size"
+        )
 
     def decoded(start: int) -> DecodedBlock:
         stop = min(start + _IMAGES_IN_A_TASK, len(images))
