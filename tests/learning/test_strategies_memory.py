@@ -229,7 +229,9 @@ def test_er_ace_adds_both_losses_of_equation_4():
 def test_balanced_replay_is_one_mean_over_both_batches():
     """A batch of the bucket and one from the buffer; every image of them counts the same."""
     settings = on_features(strategy="replay", strategy_args="batches=balanced", batch_size=3)
-    stream, strategy, model, batch = after_first_bucket(settings)
+    stream, strategy, model, _ = after_first_bucket(settings)
+    samples = strategy.training_set(1)
+    batch = Batch(samples.images[:3], samples.labels[:3], torch.arange(3))
     held = stream.select(strategy._buffer.picks)
     old = next(rehearsal_batches(held, 2, settings, CPU, 1, 0))
     assert len(old.labels) == 3

@@ -8,7 +8,6 @@ import sys
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import mlflow
 import psutil
 import pytest
 from mlflow.exceptions import MlflowException
@@ -18,7 +17,8 @@ from stored_runs import row_texts, rows_folder, stored_run
 from clear_mlflow.core.errors import RecordError, StateError, TrackingError
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES
-from clear_mlflow.store import names, search
+from clear_mlflow.store import names, search, states
+from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import bound_retries, mlflow_errors
 from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import (
@@ -197,20 +197,20 @@ def test_the_newest_whole_state_is_the_one_to_go_on_from(store, experiment_id, t
     assert read_newest_state(store, run, tmp_path) == (None, [])
 
 
-def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path):
+def test_a_state_is_stored_before_its_manifest(store, experiment_id, tmp_path, monkeypatch):
     """Cut off between the two, there is no state; and none is removed by halves."""
     run = store.get_run(store.create_run(experiment_id).info.run_id)
     stored = []
 
-    class CutOff(mlflow.MlflowClient):
-        def log_artifact(self, run_id, local_path, artifact_path=None):
-            if stored:
-                raise OSError("cut off")
-            stored.append(Path(local_path).name)
-            super().log_artifact(run_id, local_path, artifact_path)
+    def cut_off(client, run_id, content, artifact):
+        if stored:
+            raise OSError("cut off")
+        stored.append(Path(artifact).name)
+        log_durably(client, run_id, content, artifact)
 
+    monkeypatch.setattr(states, "log_durably", cut_off)
     with pytest.raises(TrackingError, match="cut off"):
-        store_state(CutOff(store.tracking_uri), run.info.run_id, manifest(1, b"s"), b"s")
+        store_state(store, run.info.run_id, manifest(1, b"s"), b"s")
     assert stored == ["after_001.safetensors"]
     assert stored_states(store, run) == ()
     assert read_newest_state(store, run, tmp_path) == (None, [])
