@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 def train(
     *,
-    dataset: Literal["digits", "clear10", "clear100"] = "digits",
+    dataset: Literal["digits", "digits-writers", "clear10", "clear100"] = "digits",
     data_root: str | Path = "auto",
     protocol: Literal["iid", "streaming"] = "iid",
     split: int | str = "auto",
@@ -67,9 +67,10 @@ def train(
     parameters are those of ``clear-mlflow train``; ``auto`` is what the dataset's recipe names.
 
     Args:
-        dataset: digits (embedded; nothing to download), clear10 or clear100.
-        data_root: Folder of the dataset, in any of CLEAR's layouts; auto for the
-            embedded one.
+        dataset: digits or digits-writers (embedded; nothing to download), clear10 or
+            clear100.
+        data_root: Folder of the dataset, in any of CLEAR's layouts; auto for an embedded
+            one.
         protocol: iid: held-out test images; streaming: a bucket's test set is its
             training data.
         split: Under iid, a number: that seeded 70/30 split of each bucket's training
@@ -149,7 +150,7 @@ def train(
 
 def train_ensemble(
     *,
-    dataset: Literal["digits", "clear10", "clear100"] = "digits",
+    dataset: Literal["digits", "digits-writers", "clear10", "clear100"] = "digits",
     data_root: str | Path = "auto",
     protocol: Literal["iid", "streaming"] = "iid",
     split: int | str = "auto",
@@ -194,9 +195,10 @@ def train_ensemble(
     :func:`train`, and ``seeds=[0, 1, 2]``.
 
     Args:
-        dataset: digits (embedded; nothing to download), clear10 or clear100.
-        data_root: Folder of the dataset, in any of CLEAR's layouts; auto for the
-            embedded one.
+        dataset: digits or digits-writers (embedded; nothing to download), clear10 or
+            clear100.
+        data_root: Folder of the dataset, in any of CLEAR's layouts; auto for an embedded
+            one.
         protocol: iid: held-out test images; streaming: a bucket's test set is its
             training data.
         split: Under iid, a number: that seeded 70/30 split of each bucket's training

@@ -29,7 +29,7 @@ from clear_mlflow.learning.config import AUTO, NONE, RECIPES, feature_name
     type=click.Choice(list(RECIPES)),
     default="clear10",
     show_default=True,
-    help="What lies in DIR; digits is embedded and needs no DIR.",
+    help="What lies in DIR; digits and digits-writers are embedded and need no DIR.",
 )
 @click.option(
     "--device",

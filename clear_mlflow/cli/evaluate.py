@@ -70,7 +70,7 @@ from clear_mlflow.metrics._user import load_own_metrics
     default=AUTO,
     show_default=True,
     metavar="DIR",
-    help="Under --from-models, the dataset to test on; auto for the embedded one.",
+    help="Under --from-models, the dataset to test on; auto for an embedded one.",
 )
 @click.option(
     "--verify",

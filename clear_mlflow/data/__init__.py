@@ -7,14 +7,12 @@ from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import shown
-from clear_mlflow.data import digits
 from clear_mlflow.data.checking.content import stream_of
+from clear_mlflow.data.embedded import EMBEDDED, embedded_digest, embedded_root
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.layouts import find_listing, read_any
 from clear_mlflow.data.splits import AUTO, IID, check_protocol
 from clear_mlflow.data.stream import BucketStream
-
-EMBEDDED = "digits"
 
 
 def load_stream(
@@ -23,21 +21,21 @@ def load_stream(
     """The stream of a dataset under a protocol: every file hashed, nothing decoded.
 
     Args:
-        dataset: ``digits`` for the embedded dataset; any other name is that of the dataset that
-            lies at *data_root*.
-        data_root: the dataset's folder; ``auto``, and nothing else, for the embedded one.
-        cache_dir: where the embedded dataset is written on first use, and where the hashes of
+        dataset: the name of an embedded dataset, as ``digits``; any other name is that of the
+            dataset that lies at *data_root*.
+        data_root: the dataset's folder; ``auto``, and nothing else, for an embedded one.
+        cache_dir: where an embedded dataset is written on first use, and where the hashes of
             files that do not change stay from run to run.
         protocol: ``iid`` or ``streaming``; see :func:`~clear_mlflow.data.splits.choose`.
         split: ``auto``, or the number of a 70/30 split; likewise.
 
     Raises:
-        ConfigError: the protocol or the split is unknown, or the embedded dataset is asked for
+        ConfigError: the protocol or the split is unknown, or an embedded dataset is asked for
             from a folder.
         DataError: the dataset is missing, damaged, or of no known layout.
     """
     check_protocol(protocol, split)
-    if dataset != EMBEDDED:
+    if dataset not in EMBEDDED:
         if data_root == AUTO:
             raise DataError(f"dataset {dataset} needs its folder; pass data_root=DIR")
         return read_any(
@@ -48,7 +46,7 @@ def load_stream(
             f"dataset {dataset} is embedded and reads no folder, but {shown(data_root)} was given; "
             "leave it out"
         )
-    root = digits.digits_root(cache_dir)
+    root = embedded_root(dataset, cache_dir)
     try:
         listing = find_listing(root, name=dataset)
         stream = stream_of(listing, name=dataset)
@@ -57,10 +55,11 @@ def load_stream(
             f"the embedded dataset is damaged: {error}; or rather delete {path_text(root)} and "
             "run again, which writes it anew"
         ) from error
-    if stream.digest != digits.DIGEST:
+    expected = embedded_digest(dataset)
+    if stream.digest != expected:
         raise DataError(
             f"{path_text(root)} is not the embedded dataset as it was written: its digest is "
-            f"{stream.digest}, expected {digits.DIGEST}; delete that folder and run again"
+            f"{stream.digest}, expected {expected}; delete that folder and run again"
         )
     if (protocol, split) == (IID, AUTO):
         return stream

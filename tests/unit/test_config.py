@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.config import (
+    EMBEDDED_RECIPES,
     RECIPES,
     TrainConfig,
     parameter_defaults,
@@ -37,7 +38,9 @@ def test_a_configuration_read_back_is_the_same(asked, tmp_path):
 @pytest.mark.parametrize("dataset", RECIPES)
 def test_a_recipe_names_every_value_that_is_auto(dataset):
     """Only what is found out later may stay auto: folder, split, device and its precision."""
-    asked = {"dataset": dataset} | ({} if dataset == "digits" else {"data_root": "/somewhere"})
+    asked = {"dataset": dataset} | (
+        {} if dataset in EMBEDDED_RECIPES else {"data_root": "/somewhere"}
+    )
     texts = TrainConfig.resolve(asked).as_text()
     left = {name for name, text in texts.items() if text == "auto"}
     assert left <= {"data_root", "split", "device", "precision"}

@@ -15,8 +15,10 @@ from PIL import Image
 
 from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.data import digits, load_stream
+from clear_mlflow.data import load_stream
 from clear_mlflow.data.decoding.decode import Resize, decode
+from clear_mlflow.data.embedded import EMBEDDED, digits, embedded_root
+from clear_mlflow.data.embedded._scans import bitmap
 from clear_mlflow.data.stream import BucketStream
 
 
@@ -95,7 +97,7 @@ def test_files_are_bitmaps_that_others_can_read(stream):
     with Image.open(path) as image:
         assert (image.format, image.mode, image.size) == ("BMP", "RGB", (32, 32))
         pixels = np.asarray(image)
-    assert path.read_bytes() == digits._bmp(pixels)
+    assert path.read_bytes() == bitmap(pixels)
     assert pixels[:3, :3].mean() < pixels[-3:, -3:].mean() - 20  # the shade grows from top left
 
 
@@ -115,7 +117,7 @@ def test_second_use_reads_what_the_first_wrote(stream, cache_dir):
     """The cache folder is written once, and nothing else is left in it."""
     image = cache_dir / digits.FOLDER / "train/labeled_images/1/0"
     before = image.stat().st_mtime_ns
-    assert digits.digits_root(cache_dir) == cache_dir / digits.FOLDER
+    assert embedded_root("digits", cache_dir) == cache_dir / digits.FOLDER
     assert image.stat().st_mtime_ns == before
     assert [entry.name for entry in cache_dir.iterdir()] == [digits.FOLDER]
 
@@ -126,7 +128,7 @@ def test_two_writers_at_once_end_with_one_whole_dataset(tmp_path):
 
     def write() -> Path:
         start.wait()
-        return digits.digits_root(tmp_path)
+        return embedded_root("digits", tmp_path)
 
     with ThreadPoolExecutor(2) as pool:
         roots = [future.result() for future in [pool.submit(write), pool.submit(write)]]
@@ -142,13 +144,13 @@ def test_a_writer_that_dies_leaves_nothing_that_is_read(tmp_path):
             sys.executable,
             "-c",
             "import os, sys, pathlib\n"
-            "from clear_mlflow.data import digits\n"
-            "write, calls = digits._write_class, []\n"
+            "from clear_mlflow.data.embedded import _scans, embedded_root\n"
+            "add, calls = _scans.ReleasedWriter.add, []\n"
             "def dying(*arguments):\n"
             "    calls.append(0)\n"
-            "    return os._exit(9) if len(calls) == 20 else write(*arguments)\n"
-            "digits._write_class = dying\n"
-            "digits.digits_root(pathlib.Path(sys.argv[1]))\n",
+            "    return os._exit(9) if len(calls) == 20 else add(*arguments)\n"
+            "_scans.ReleasedWriter.add = dying\n"
+            "embedded_root('digits', pathlib.Path(sys.argv[1]))\n",
             str(tmp_path),
         ],
         check=False,
@@ -161,7 +163,7 @@ def test_a_writer_that_dies_leaves_nothing_that_is_read(tmp_path):
 
 def test_a_damaged_cache_is_noticed(tmp_path):
     """One changed pixel or one lost file in the cache ends in the advice to delete it."""
-    root = digits.digits_root(tmp_path)
+    root = embedded_root("digits", tmp_path)
     path = root / "test/labeled_images/4/7"
     image = sorted(path.iterdir())[0]
     content = bytearray(image.read_bytes())
@@ -183,17 +185,18 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path, in_the_way):
     (tmp_path / in_the_way).parent.mkdir(exist_ok=True)
     (tmp_path / in_the_way).write_text("in the way")
     with pytest.raises(DataError, match="CLEAR_MLFLOW_CACHE") as caught:
-        digits.digits_root(tmp_path / "cache")
+        embedded_root("digits", tmp_path / "cache")
     assert str(tmp_path / "cache" / digits.FOLDER) in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert (tmp_path / in_the_way).read_text() == "in the way"
 
 
-def test_the_embedded_dataset_reads_no_folder(tmp_path):
+@pytest.mark.parametrize("dataset", EMBEDDED)
+def test_an_embedded_dataset_reads_no_folder(tmp_path, dataset):
     """A user's folder is not taken for a damaged copy, which a message would have deleted."""
     (tmp_path / "photos").mkdir()
     with pytest.raises(ConfigError) as caught:
-        load_stream("digits", str(tmp_path / "photos"), cache_dir=tmp_path)
+        load_stream(dataset, str(tmp_path / "photos"), cache_dir=tmp_path)
     assert "is embedded and reads no folder" in str(caught.value)
     assert "delete" not in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1

@@ -24,17 +24,12 @@ Source:
 
 from __future__ import annotations
 
-import json
-import shutil
-import struct
-import tempfile
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.files import path_text, reason
+from clear_mlflow.data.embedded._scans import CLASSES, ReleasedWriter, load_scans
 
 FOLDER = "digits-v1"  # another design needs another name, or old caches are read as the new data
 DIGEST = "sha256:bde5266a3077bf2368126945c01e8a1e352c0be85dc822266caa77764861fccf"
@@ -43,7 +38,6 @@ BUCKETS = 10
 TRAIN_PER_CLASS = 50  # in each bucket
 TEST_PER_CLASS = 15
 
-_CLASSES = tuple("0123456789")
 _SIDE = 32
 _SCAN_SIDE = 8
 _SEED = 20220619
@@ -62,70 +56,23 @@ _RAMP = 4 * 256  # grey levels from no ink to full ink
 _SHADE = (0, 60)  # levels that the background changes by, from corner to corner
 
 
-def digits_root(cache_dir: Path) -> Path:
-    """The folder of the embedded dataset in CLEAR's released layout, written on first use.
-
-    Written to a temporary folder beside it and renamed when whole: two processes may do so at
-    once, and one that dies leaves nothing that is read later.
-
-    Args:
-        cache_dir: made where it is missing.
-
-    Raises:
-        DataError: the folder cannot be written.
-    """
-    root = cache_dir / FOLDER
-    try:
-        if root.is_dir():
-            return root
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        # Within a private folder, so that the dataset itself gets the user's ordinary permissions.
-        private = Path(tempfile.mkdtemp(prefix=f".{FOLDER}-", dir=cache_dir))
-        try:
-            _write(private / FOLDER)
-            try:
-                (private / FOLDER).rename(root)
-            except OSError:
-                if not root.is_dir():  # else another process was first, with the same files
-                    raise
-        finally:
-            shutil.rmtree(private, ignore_errors=True)
-    except OSError as error:
-        raise DataError(
-            f"cannot write the embedded dataset to {path_text(root)}: {reason(error)}; set "
-            "CLEAR_MLFLOW_CACHE to a folder that can be written"
-        ) from error
-    return root
-
-
-def _write(root: Path) -> None:
-    scans, labels = _scans()
-    by_class = [np.flatnonzero(labels == label) for label in range(len(_CLASSES))]
+def write(root: Path) -> None:
+    """Write the dataset in the released layout; *root* does not exist yet."""
+    scans, labels = load_scans()
+    by_class = [np.flatnonzero(labels == label) for label in range(len(CLASSES))]
+    writer = ReleasedWriter(root, CLASSES)
     for split, tested, per_class in (
         ("train", False, TRAIN_PER_CLASS),
         ("test", True, TEST_PER_CLASS),
     ):
-        folder = root / split
-        metadata: dict[str, dict[str, str]] = {}
         for bucket in range(BUCKETS):
-            key = str(bucket + 1)
-            metadata[key] = {}
-            for label, class_name in enumerate(_CLASSES):
+            for label in range(len(CLASSES)):
                 own = by_class[label]
                 pool = own[(np.arange(len(own)) % 10 < 3) == tested]
                 taken = pool[(bucket * per_class + np.arange(per_class)) % len(pool)]
                 pixels = _shown(scans[taken], taken, bucket)
-                metadata[key][class_name] = _write_class(folder, key, class_name, taken, pixels)
-        (folder / "class_names.txt").write_text("\n".join(_CLASSES) + "\n", encoding="utf-8")
-        _write_json(folder / "labeled_metadata.json", metadata)
-
-
-def _scans() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The scans, (1797, 8, 8), 0 to 16, and their labels, (1797,)."""
-    from sklearn.datasets import load_digits
-
-    digits = load_digits()
-    return digits.images.astype(np.int64), digits.target.astype(np.int64)
+                writer.add(split, str(bucket + 1), label, taken, pixels)
+    writer.finish()
 
 
 def _shown(scans: NDArray[np.int64], numbers: NDArray[np.int64], bucket: int) -> NDArray[np.uint8]:
@@ -215,41 +162,3 @@ def _warped(
     )
     grey: NDArray[np.int64] = (upper * (256 - down) + lower * down) // 256
     return grey
-
-
-def _write_class(
-    folder: Path, key: str, class_name: str, numbers: NDArray[np.int64], pixels: NDArray[np.uint8]
-) -> str:
-    """Write one class of one bucket; gives the path of its metadata, relative to *folder*."""
-    images = f"labeled_images/{key}/{class_name}"
-    (folder / images).mkdir(parents=True)
-    entries = {}
-    for number, image in zip(numbers.tolist(), pixels, strict=True):
-        path = f"{images}/{number}.bmp"
-        (folder / path).write_bytes(_bmp(image))
-        entries[str(number)] = {
-            "ID": str(number),
-            "EXT": "bmp",
-            "IMG_DIR": images,
-            "IMG_PATH": path,
-        }
-    metadata = f"labeled_metadata/{key}/{class_name}.json"
-    (folder / metadata).parent.mkdir(parents=True, exist_ok=True)
-    _write_json(folder / metadata, entries)
-    return metadata
-
-
-def _write_json(path: Path, value: object) -> None:
-    path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-def _bmp(pixels: NDArray[np.uint8]) -> bytes:
-    """A Windows bitmap of 24 bits: (height, width, 3), red first; width a multiple of 4."""
-    height, width, _ = pixels.shape
-    body = pixels[::-1, :, ::-1].tobytes()  # from the bottom row up, blue first
-    header = struct.pack(
-        "<2sIHHIIiiHHIIiiII",
-        *(b"BM", 54 + len(body), 0, 0, 54),
-        *(40, width, height, 1, 24, 0, len(body), 2835, 2835, 0, 0),
-    )
-    return header + body

@@ -1,0 +1,127 @@
+"""The embedded dataset without made drift: every scan once, by sheets; another hand is harder."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.embedded import EMBEDDED, digits_writers
+from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.learning.config import EMBEDDED_RECIPES
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> BucketStream:
+    cache_dir = tmp_path_factory.mktemp("cache")
+    return load_stream("digits-writers", "auto", cache_dir=cache_dir)
+
+
+def scans_of(paths: tuple[Path, ...]) -> NDArray[np.int64]:
+    return np.array([int(path.stem) for path in paths])
+
+
+def test_digest_is_the_same_everywhere(stream):
+    """The pinned digest: a change of one pixel of one image needs a new folder name and digest."""
+    assert digits_writers.FOLDER == "digits-writers-v1"
+    assert stream.digest == digits_writers.DIGEST
+    assert (
+        stream.digest == "sha256:c17e1cc0ac3a533eec9cae8e7460fe1a83dca537eb39492d2faca16d80c5d707"
+    )
+
+
+def test_every_embedded_dataset_has_a_recipe():
+    """What data/embedded holds, and no more, is trained without a folder."""
+    assert set(EMBEDDED_RECIPES) == set(EMBEDDED) == {"digits", "digits-writers"}
+
+
+def test_every_scan_is_in_one_bucket_and_on_one_side(stream):
+    """1,797 scans, each once; the buckets are stretches of the order in which they are stored."""
+    by_bucket = [
+        (scans_of(bucket.train.paths), scans_of(bucket.test.paths)) for bucket in stream.buckets
+    ]
+    assert sorted(np.concatenate([scans for pair in by_bucket for scans in pair])) == [*range(1797)]
+    ends = [
+        (min(train.min(), test.min()), max(train.max(), test.max())) for train, test in by_bucket
+    ]
+    assert ends[0][0] == 0
+    assert all(end + 1 == start for (_, end), (start, _) in pairwise(ends))
+    assert stream.warnings == ()
+
+
+def test_seven_buckets_of_two_sheets(stream):
+    """A sheet is one sequence of 130 labels, of which a few are missing and one is another."""
+    target = load_digits().target.tolist()
+    sequence = target[:130]
+    sheets = list(pairwise([*digits_writers.SHEETS, 1797]))
+    assert len(sheets) == 14
+    for start, end in sheets:
+        # Longest common subsequence by the textbook: what a sheet shares with the full sequence.
+        lengths = [0] * 131
+        for label in target[start:end]:
+            before = 0
+            for i, wanted in enumerate(sequence, start=1):
+                before, lengths[i] = (
+                    lengths[i],
+                    before + 1 if label == wanted else max(lengths[i], lengths[i - 1]),
+                )
+        assert lengths[130] >= end - start - 1 >= 121
+    starts = [int(scans_of((*b.train.paths, *b.test.paths)).min()) for b in stream.buckets]
+    assert starts == [start for start, _ in sheets[::2]]
+
+
+def test_each_bucket_has_enough_of_every_digit(stream):
+    """Some 177 training and 79 test images a bucket, at least 7 of every digit in each test set."""
+    assert [len(bucket.train) for bucket in stream.buckets] == [176, 180, 180, 175, 179, 178, 174]
+    assert [len(bucket.test) for bucket in stream.buckets] == [80, 80, 80, 78, 79, 80, 78]
+    for bucket in stream.buckets:
+        assert np.bincount(bucket.train.labels, minlength=10).min() >= 15
+        assert np.bincount(bucket.test.labels, minlength=10).min() >= 7
+
+
+def test_images_are_the_scans_themselves(stream):
+    """Each file is the scan of its number, 17 grey levels as 0 to 255, under the scan's label."""
+    scans = load_digits()
+    for bucket in stream.buckets:
+        for images in (bucket.train, bucket.test):
+            assert images.labels.tolist() == scans.target[scans_of(images.paths)].tolist()
+    for path in stream.buckets[3].test.paths:
+        with Image.open(path) as image:
+            pixels = np.asarray(image)
+        expected = scans.images[int(path.stem)] * 255 // 16
+        assert (pixels == expected[..., np.newaxis]).all()
+
+
+def gap(parts: list[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> tuple[float, float]:
+    """Mean accuracy of a logistic regression per bucket, on its own test images and on others'."""
+    scans = load_digits()
+    pixels, target = scans.data / 16, scans.target
+    accuracy = np.empty((len(parts), len(parts)))
+    for i, (train, _) in enumerate(parts):
+        model = LogisticRegression(max_iter=1000).fit(pixels[train], target[train])
+        accuracy[i] = [model.score(pixels[test], target[test]) for _, test in parts]
+    own = np.eye(len(parts), dtype=bool)
+    return float(accuracy[own].mean()), float(accuracy[~own].mean())
+
+
+def test_another_hand_is_harder_and_a_shuffled_order_is_not(stream):
+    """scikit-learn's logistic regression: some 14 points between own and other buckets' images.
+
+    The same numbers of scans in random order leave nothing of it: the difference is the writers.
+    """
+    parts = [(scans_of(b.train.paths), scans_of(b.test.paths)) for b in stream.buckets]
+    own, others = gap(parts)
+    assert 0.96 < own < 1
+    assert 0.12 < own - others < 0.17
+
+    order = np.random.default_rng(0).permutation(1797)
+    shuffled = [(order[train], order[test]) for train, test in parts]
+    own, others = gap(shuffled)
+    assert abs(own - others) < 0.03
