@@ -14,6 +14,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import Metric
 from clear_mlflow.statistics import (
+    BootstrapTest,
     CorrectMatrix,
     Equivalence,
     Interval,
@@ -332,13 +333,19 @@ def _over_images(
             "images",
             "paired bootstrap",
             TTest(test.difference, test.error, math.inf, test.n, test.n, paired=True),
-            f"paired bootstrap over {test.n:,} test images of one training each, which says "
-            "nothing about other seeds",
+            f"paired bootstrap over {_images(test)} of one training each, which says nothing about "
+            "other seeds",
             None,
         )
         for name, test in paired_bootstrap(a, b, metrics=metrics, protocol=protocol).items()
         if test.error > 0
     }
+
+
+def _images(test: BootstrapTest) -> str:
+    if test.clusters == test.n:
+        return f"{test.n:,} test images"
+    return f"{test.n:,} test images in {test.clusters:,} clusters,"
 
 
 def _is_testable(a: Group, b: Group, metric: str, images_read: bool) -> bool:

@@ -35,6 +35,7 @@ KEEP_PREDICTIONS = ("labels", "none", "probs")
 
 _FORMAT = "clear_mlflow/predictions"
 _VERSION = "1.0"
+_VERSION_WITH_CLUSTERS = "1.1"
 _CONTENT_BYTES = 16  # of each image's SHA-256: enough to tell any two images apart
 
 
@@ -49,6 +50,8 @@ class EvaluationSet:
         label: (N,), true class of each image.
         content: (N, 16), first bytes of the SHA-256 of each image's file.
         names: (N,), name of each image's file, without its extension.
+        cluster: (N,), which images show the same thing, as one scan in several buckets: equal
+            numbers, in whatever buckets. None: each image is of its own.
 
     Raises:
         RecordError: the parts do not fit each other.
@@ -60,13 +63,16 @@ class EvaluationSet:
     label: NDArray[np.uint16]
     content: NDArray[np.uint8]
     names: tuple[str, ...]
+    cluster: NDArray[np.uint32] | None = None
 
     def __post_init__(self) -> None:
         count = len(self.names)
         shapes = {"bucket": (count,), "label": (count,), "content": (count, _CONTENT_BYTES)}
+        if self.cluster is not None:
+            shapes["cluster"] = (count,)
         for name, shape in shapes.items():
             array = getattr(self, name)
-            dtype = np.uint8 if name == "content" else np.uint16
+            dtype = {"content": np.uint8, "cluster": np.uint32}.get(name, np.uint16)
             if array.shape != shape or array.dtype != dtype:
                 raise RecordError(
                     f"{name} of an evaluation set is {array.dtype} of shape {array.shape}; "
@@ -106,7 +112,8 @@ class EvaluationSet:
     def digest(self) -> str:
         """What settles whether two runs were tested on the same images in the same order.
 
-        It follows from bucket keys, classes, labels and contents; not from the files' names.
+        It follows from bucket keys, classes, labels and contents; not from the files' names, nor
+        from what is known of clusters.
         """
         hasher = hashlib.sha256(json.dumps([list(self.buckets), list(self.class_names)]).encode())
         for array in (self.bucket.astype("<u2"), self.label.astype("<u2"), self.content):
@@ -116,11 +123,19 @@ class EvaluationSet:
     def to_bytes(self) -> bytes:
         """The file of this evaluation set."""
         names = np.frombuffer("\n".join(self.names).encode(), dtype=np.uint8)
+        arrays: dict[str, NDArray[Any]] = {
+            "bucket": self.bucket,
+            "label": self.label,
+            "content": self.content,
+            "names": names,
+        }
+        if self.cluster is not None:
+            arrays["cluster"] = self.cluster
         return _file_of(
-            {"bucket": self.bucket, "label": self.label, "content": self.content, "names": names},
+            arrays,
             metadata={
                 "format": _FORMAT,
-                "version": _VERSION,
+                "version": _VERSION if self.cluster is None else _VERSION_WITH_CLUSTERS,
                 "buckets": json.dumps(list(self.buckets)),
                 "class_names": json.dumps(list(self.class_names)),
                 "digest": self.digest,
@@ -134,7 +149,9 @@ class EvaluationSet:
         Raises:
             RecordError: the file is damaged, of another format, or not what its digest says.
         """
-        arrays, metadata = _read(path, {"bucket", "label", "content", "names"})
+        arrays, metadata = _read(
+            path, {"bucket", "label", "content", "names"}, optional={"cluster"}
+        )
         try:
             names = tuple(arrays["names"].astype(np.uint8).tobytes().decode().split("\n"))
         except UnicodeDecodeError as error:
@@ -147,6 +164,7 @@ class EvaluationSet:
                 label=arrays["label"],
                 content=arrays["content"],
                 names=names,
+                cluster=arrays.get("cluster"),
             )
         except RecordError as error:
             raise RecordError(f"{path.name}: {error}") from error

@@ -61,8 +61,8 @@ def load_stream(
             f"{path_text(root)} is not the embedded dataset as it was written: its digest is "
             f"{stream.digest}, expected {expected}; delete that folder and run again"
         )
-    if (protocol, split) == (IID, AUTO):
-        return stream
-    # It is what it should be; its training images, hashed already, are divided another way.
-    hashed = replace(listing, images={bucket.key: bucket.train for bucket in stream.buckets})
-    return stream_of(hashed, name=dataset, protocol=protocol, split=split)
+    if (protocol, split) != (IID, AUTO):
+        # It is what it should be; its training images, hashed already, are divided another way.
+        hashed = replace(listing, images={bucket.key: bucket.train for bucket in stream.buckets})
+        stream = stream_of(hashed, name=dataset, protocol=protocol, split=split)
+    return replace(stream, names_are_clusters=True)  # a name is the number of a scan

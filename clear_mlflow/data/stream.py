@@ -66,6 +66,9 @@ class BucketStream:
     layout: str = ""  # how the files lie, for people
     protocol: str = "iid"  # or "streaming": each bucket's test set is its training set
     split: str = "released"  # or a split's number, or "none" where nothing is held out
+    # Whether images of one name show one thing, in whatever buckets: intervals over test images
+    # then take it as one. Otherwise each image is of its own.
+    names_are_clusters: bool = False
 
 
 def image_sets(stream: BucketStream) -> Iterator[ImageSet]:

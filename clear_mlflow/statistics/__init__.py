@@ -11,6 +11,7 @@ from clear_mlflow.statistics.correctness import CorrectMatrix
 from clear_mlflow.statistics.effects import hedges_g, probability_of_improvement
 from clear_mlflow.statistics.intervals import (
     Interval,
+    cell_intervals,
     difference_intervals,
     explain_intervals,
     metric_intervals,
@@ -53,6 +54,7 @@ __all__ = [
     "TTest",
     "average_ranks",
     "bootstrap_intervals",
+    "cell_intervals",
     "difference_intervals",
     "explain_intervals",
     "hedges_g",

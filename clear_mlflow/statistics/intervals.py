@@ -17,6 +17,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import METRICS, Metric, explain
+from clear_mlflow.statistics.correctness import CorrectMatrix, image_clusters
 from clear_mlflow.statistics.linear_forms import LinearForm, all_cells, linear_forms
 
 
@@ -28,7 +29,11 @@ class Interval(NamedTuple):
 
 
 def wilson_interval(
-    correct: ArrayLike, total: ArrayLike, *, level: float = 0.95
+    correct: ArrayLike,
+    total: ArrayLike,
+    *,
+    level: float = 0.95,
+    design_effect: ArrayLike = 1.0,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Wilson's score interval of a proportion; right also where every image was classified well.
 
@@ -36,6 +41,8 @@ def wilson_interval(
         correct: images classified correctly; any shape; NaN = not measured.
         total: images, at least 1; a shape that fits.
         level: of confidence, between 0 and 1.
+        design_effect: how many times the variance of as many images each of its own: both counts
+            are divided by it; a shape that fits. 1: each image is of its own.
 
     Returns:
         The lower and the upper ends, fractions from 0 to 1; NaN where nothing was measured.
@@ -45,20 +52,69 @@ def wilson_interval(
 
     Source:
         Wilson 1927, Probable inference, the law of succession, and statistical inference;
-        the same as ``scipy.stats.binomtest(k, n).proportion_ci(level, "wilson")``.
+        the same as ``scipy.stats.binomtest(k, n).proportion_ci(level, "wilson")``. With an
+        effective sample size: Dean & Pagano 2015, Evaluating confidence interval methods for
+        binomial proportions in clustered surveys, J. of Survey Statistics and Methodology 3.
 
     >>> low, high = wilson_interval(9, 10)
     >>> round(float(low), 3), round(float(high), 3)
     (0.596, 0.982)
     """
     z = _normal_quantile(level)
-    hits, n = np.asarray(correct, dtype=np.float64), np.asarray(total, dtype=np.float64)
+    effect = np.asarray(design_effect, dtype=np.float64)
+    hits = np.asarray(correct, dtype=np.float64) / effect
+    n = np.asarray(total, dtype=np.float64) / effect
     centre = (hits + z**2 / 2) / (n + z**2)
     half = z / (n + z**2) * np.sqrt(hits * (n - hits) / n + z**2 / 4)
     # Where none or all are correct, an end is exactly 0 or 1, which rounding must not pass.
     low = np.where(hits == 0, 0.0, np.clip(centre - half, 0.0, 1.0))
     high = np.where(hits == n, 1.0, np.clip(centre + half, 0.0, 1.0))
     return low, high
+
+
+def cell_intervals(
+    run: CorrectMatrix, *, level: float = 0.95
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Wilson's interval of every cell of a run, which knows what images show the same thing.
+
+    Clusters within a bucket make its images worth fewer: their number is divided by the design
+    effect, the variance between clusters over that of as many images each of its own, at least 1.
+    Where all images or none are right nothing varies, and whole clusters are taken to be right or
+    wrong together: the effect is then the sum of squared cluster sizes over the number of images.
+
+    Args:
+        run: with at least one row.
+        level: of confidence, between 0 and 1.
+
+    Returns:
+        The lower and the upper ends, each (k + 1, T); NaN where nothing was measured.
+
+    Raises:
+        ConfigError: the level is not between 0 and 1.
+
+    Source:
+        Kish 1965, Survey sampling, section 8.2, for the design effect; see also
+        :func:`wilson_interval`.
+    """
+    cells = all_cells(run.matrix())
+    totals = np.bincount(run.bucket, minlength=len(run.buckets))
+    effects = np.ones(cells.shape)
+    numbers = image_clusters(run)
+    for j, n in enumerate(totals):
+        here = run.bucket == j
+        of_cluster = np.unique(numbers[here], return_inverse=True)[1]
+        sizes = np.bincount(of_cluster)
+        if len(sizes) == n:
+            continue
+        for row, right in zip(run.rows, run.right[:, here], strict=True):
+            p = float(right.mean())
+            if p in (0, 1) or len(sizes) == 1:
+                effects[row, j] = (sizes**2).sum() / n
+                continue
+            apart = np.bincount(of_cluster, weights=right) - p * sizes
+            between = len(sizes) / (len(sizes) - 1) * (apart**2).sum() / n**2
+            effects[row, j] = max(1.0, between / (p * (1 - p) / (n - 1)))
+    return wilson_interval(cells * totals, totals, level=level, design_effect=effects)
 
 
 def metric_intervals(
@@ -71,15 +127,16 @@ def metric_intervals(
 ) -> dict[str, Interval]:
     """An interval for each metric that is a weighted sum of cells, from counts alone.
 
-    Buckets have different test images, so columns are independent. The cells of one column are
-    accuracies on the *same* images, and counts do not tell how often two rows were right on the
-    same ones. So the worst case counts: for cells of proportions p and q, the correlation of two
-    yes-or-no answers is at most ``(min(p, q) - p q) / (s t)`` and at least
-    ``(max(0, p + q - 1) - p q) / (s t)``, with ``s = sqrt(p (1 - p))`` and ``t`` alike (Fréchet's
-    bounds); which one is worst follows from the signs of the two weights. Each cell has its Wilson
-    interval, and the distances from estimate to end are put together as standard errors are
-    (MOVER: Zou & Donner 2008), with these correlations. The interval is therefore wider than one
-    from stored predictions, which know the correlations: see
+    Buckets have different test images, so columns are independent; of the embedded digits, whose
+    buckets show some scans again, they are not, and only stored predictions give right intervals.
+    The cells of one column are accuracies on the *same* images, and counts do not tell how often
+    two rows were right on the same ones. So the worst case counts: for cells of proportions p and
+    q, the correlation of two yes-or-no answers is at most ``(min(p, q) - p q) / (s t)`` and at
+    least ``(max(0, p + q - 1) - p q) / (s t)``, with ``s = sqrt(p (1 - p))`` and ``t`` alike
+    (Fréchet's bounds); which one is worst follows from the signs of the two weights. Each cell has
+    its Wilson interval, and the distances from estimate to end are put together as standard errors
+    are (MOVER: Zou & Donner 2008), with these correlations. The interval is therefore wider than
+    one from stored predictions, which know the correlations: see
     :func:`clear_mlflow.statistics.bootstrap_intervals`. It covers about as often as its level says
     or more, but for accuracies close to 0 or 1 of few images, where Wilson's own covers less: 0.84
     in place of 0.95 for 50 images at 0.9965.

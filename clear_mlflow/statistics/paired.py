@@ -1,5 +1,9 @@
 """Tests over test images, where two runs answered the same ones: exact McNemar, and bootstrap.
 
+Images that show the same thing, as one scan in several buckets, are one piece of evidence: a
+cluster. Clusters are what is drawn again, and what agrees or disagrees. An image that is of no
+cluster is one by itself.
+
 They answer whether *these two trained models* differ on images of this kind. Whether the methods
 behind them do takes several seeds: :mod:`clear_mlflow.statistics.seeds`.
 """
@@ -11,13 +15,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 from scipy.stats import binom
 
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.statistics.correctness import CorrectMatrix, check_same_images
+from clear_mlflow.statistics.correctness import (
+    CorrectMatrix,
+    check_same_images,
+    image_clusters,
+)
 from clear_mlflow.statistics.intervals import Interval, check_level
 from clear_mlflow.statistics.linear_forms import LinearForm, all_cells, from_cells, linear_forms
 
@@ -64,21 +74,29 @@ class BootstrapTest:
     p_value: float  # two-sided
     smallest_p: float  # 2 / (resamples + 1): what p is where no resample disagrees
     n: int  # test images, of all buckets
+    clusters: int  # of these images; n where each is of its own
     resamples: int  # those on which the metric is defined for both
 
 
-def mcnemar_exact(hits_a: ArrayLike, hits_b: ArrayLike) -> PairedTest:
+def mcnemar_exact(
+    hits_a: ArrayLike, hits_b: ArrayLike, cluster: ArrayLike | None = None
+) -> PairedTest:
     """Do two models differ on the same images? Only images that one alone got right tell.
+
+    Of a cluster's images the two models' hits are exchanged together: under the null its difference
+    could as well have the other sign. With one image each that is McNemar's test.
 
     Args:
         hits_a: (n,), whether model A got each image right.
         hits_b: (n,), of model B, the same images in the same order.
+        cluster: (n,), equal for images that show the same thing; None: each is of its own.
 
     Raises:
         RecordError: the two are not of the same images, or there is none.
 
     Source:
-        McNemar 1947, in its exact form: the sign test, ``scipy.stats.binomtest`` with p = 1/2.
+        McNemar 1947, in its exact form: the sign test, ``scipy.stats.binomtest`` with p = 1/2; of
+        clusters, Fisher's sign-flip test of their differences (1935, section 21), all 2^C signs.
 
     >>> mcnemar_exact([True] * 9 + [False], [True] * 3 + [False] * 7).p_value
     0.03125
@@ -90,12 +108,16 @@ def mcnemar_exact(hits_a: ArrayLike, hits_b: ArrayLike) -> PairedTest:
             "truth value of each for every image, at least one"
         )
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
-    p_value = float(_sign_test(np.array(only_a), np.array(only_b)))
+    if cluster is None:
+        p_value = float(_sign_test(np.array(only_a), np.array(only_b)))
+    else:
+        numbers = np.unique(np.asarray(cluster), return_inverse=True)[1]
+        p_value = _sign_flip_test(np.bincount(numbers, a.astype(float) - b).astype(np.int64))
     return PairedTest(p_value=p_value, only_a=only_a, only_b=only_b, n=len(a))
 
 
 def mcnemar_cells(a: CorrectMatrix, b: CorrectMatrix) -> CellTests:
-    """Exact McNemar in every cell that both runs measured.
+    """Exact McNemar in every cell that both runs measured; of clusters, where images form any.
 
     Raises:
         RecordError: the runs were tested on different images.
@@ -106,11 +128,18 @@ def mcnemar_cells(a: CorrectMatrix, b: CorrectMatrix) -> CellTests:
     shape = (min(a.num_rows, b.num_rows) + 1, width)
     only_a, only_b = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     p_values = np.full(shape, np.nan)
+    cluster = image_clusters(a, b)
+    clustered = [
+        j for j in range(width) if len(np.unique(cluster[a.bucket == j])) < totals[j]
+    ]  # most often none: a cluster's images lie in different buckets
     for row in sorted(set(a.rows) & set(b.rows)):
         one, other = a.right[a.rows.index(row)], b.right[b.rows.index(row)]
         only_a[row] = np.bincount(a.bucket[one & ~other], minlength=width)
         only_b[row] = np.bincount(a.bucket[other & ~one], minlength=width)
         p_values[row] = np.where(totals > 0, _sign_test(only_a[row], only_b[row]), np.nan)
+        for j in clustered:
+            here = a.bucket == j
+            p_values[row, j] = mcnemar_exact(one[here], other[here], cluster[here]).p_value
     with np.errstate(invalid="ignore"):
         differences = np.where(np.isnan(p_values), np.nan, (only_a - only_b) / totals)
     return CellTests(p_values, differences, only_a, only_b)
@@ -129,9 +158,10 @@ def paired_bootstrap(
     """Does a metric of two runs differ by more than another draw of test images would explain?
 
     Images are drawn with replacement within each bucket; one draw serves all rows of both runs, so
-    what the rows and the runs have in common stays in common. The interval is the percentile
-    interval of the difference; p is twice the smaller share of resamples on one side of 0, both
-    counted with one added, so that it is never 0.
+    what the rows and the runs have in common stays in common. Where images form clusters, whole
+    clusters are drawn, and buckets that share any are drawn together. The interval is the
+    percentile interval of the difference; p is twice the smaller share of resamples on one side of
+    0, both counted with one added, so that it is never 0.
 
     Both runs are cut off after as many buckets as the shorter one was trained on.
 
@@ -152,7 +182,8 @@ def paired_bootstrap(
         ConfigError: the level, the protocol or the number of resamples is none.
 
     Source:
-        Efron & Tibshirani 1993, An introduction to the bootstrap, sections 13.3 and 16.4.
+        Efron & Tibshirani 1993, An introduction to the bootstrap, sections 13.3 and 16.4; Field &
+        Welsh 2007, Bootstrapping clustered data, JRSS B 69: the randomized cluster bootstrap.
     """
     check_level(level)
     check_same_images(a, b)
@@ -182,6 +213,7 @@ def paired_bootstrap(
             p_value=_two_sided(changes),
             smallest_p=2 / (len(changes) + 1),
             n=len(a.bucket),
+            clusters=int(image_clusters(a, b).max()) + 1,
             resamples=len(changes),
         )
     return found
@@ -199,7 +231,8 @@ def bootstrap_intervals(
     """A percentile interval of each metric of one run, over resampled test images.
 
     Unlike :func:`metric_intervals` this knows which images several rows were right on, so it is
-    narrower, and it takes any metric, forgetting included. A maximum of noisy numbers is biased
+    narrower, and it takes any metric, forgetting included; it draws clusters of images as
+    :func:`paired_bootstrap` does. A maximum of noisy numbers is biased
     upwards, and more so on resamples: an interval of forgetting leans that way.
 
     Returns:
@@ -252,24 +285,28 @@ class _Side:
 def _resampled_cells(
     runs: tuple[CorrectMatrix, ...], resamples: int, seed: int
 ) -> list[NDArray[np.float64]]:
-    """For each run (resamples, k + 1, T): its cells on the same draws of images.
+    """For each run (resamples, k + 1, T): its cells on the same draws of clusters of images.
 
-    How often an image was drawn is a weight; a bucket's cells on all draws are then one product of
-    two matrices, (draws, images) by (images, rows of all runs), in blocks of bounded size.
+    How often a cluster was drawn is a weight; a bucket's cells on all draws are then one product of
+    two matrices, (draws, clusters) by (clusters, rows of all runs), over the images drawn, in
+    blocks of bounded size. A bucket of which a draw holds no image is NaN there.
     """
     if resamples < 1:
         raise ConfigError(f"resamples is {shown(resamples)}; expected a number of at least 1")
     draws = np.random.default_rng(seed)
-    bucket = runs[0].bucket
+    bucket, cluster = runs[0].bucket, image_clusters(*runs)
     # Whole numbers up to 2**24 are exact in single precision: the sums of weights are.
     right = np.vstack([run.right for run in runs]).T.astype(np.float32)
     shapes = [all_cells(run.matrix()).shape for run in runs]
     found = [np.full((resamples, *shape), np.nan) for shape in shapes]
-    for j in range(len(runs[0].buckets)):
-        hits = right[bucket == j]
-        n = len(hits)
-        if n == 0:
-            continue
+    for together in _sharing_clusters(bucket, cluster, len(runs[0].buckets)):
+        drawn_from = np.unique(cluster[np.isin(bucket, together)])
+        n, hits, images = len(drawn_from), {}, {}
+        for j in together:
+            of_cluster = np.searchsorted(drawn_from, cluster[bucket == j])
+            images[j] = np.bincount(of_cluster, minlength=n).astype(np.float32)
+            hits[j] = np.zeros((n, right.shape[1]), np.float32)
+            np.add.at(hits[j], of_cluster, right[bucket == j])
         for start, count in _blocks(resamples, n):
             weights = np.bincount(
                 (
@@ -278,13 +315,33 @@ def _resampled_cells(
                 ).ravel(),
                 minlength=count * n,
             )
-            correct = weights.reshape(count, n).astype(np.float32) @ hits
-            first = 0
-            for run, cells in zip(runs, found, strict=True):
-                these = correct[:, first : first + len(run.rows)]
-                cells[start : start + count, list(run.rows), j] = these.astype(np.float64) / n
-                first += len(run.rows)
+            weights = weights.reshape(count, n).astype(np.float32)
+            for j in together:
+                correct = (weights @ hits[j]).astype(np.float64)
+                total = (weights @ images[j]).astype(np.float64)[:, np.newaxis]
+                shares = np.divide(
+                    correct, total, out=np.full_like(correct, np.nan), where=total > 0
+                )
+                first = 0
+                for run, cells in zip(runs, found, strict=True):
+                    these = shares[:, first : first + len(run.rows)]
+                    cells[start : start + count, list(run.rows), j] = these
+                    first += len(run.rows)
     return found
+
+
+def _sharing_clusters(
+    bucket: NDArray[np.uint16], cluster: NDArray[np.int64], width: int
+) -> Iterator[list[int]]:
+    """Buckets with images, those together that share a cluster, if only by way of others."""
+    counts = np.bincount(bucket, minlength=width)
+    joined = coo_array(
+        (np.ones(len(bucket)), (bucket, width + cluster)), shape=(width + len(bucket),) * 2
+    )
+    _, component = connected_components(joined, directed=False)
+    for number in dict.fromkeys(component[:width].tolist()):
+        if together := [j for j in range(width) if component[j] == number and counts[j]]:
+            yield together
 
 
 def _blocks(resamples: int, n: int) -> Iterator[tuple[int, int]]:
@@ -310,3 +367,19 @@ def _sign_test(only_a: NDArray[np.int64], only_b: NDArray[np.int64]) -> NDArray[
         1.0, 2 * binom.cdf(np.minimum(only_a, only_b), only_a + only_b, 0.5)
     )
     return found
+
+
+def _sign_flip_test(differences: NDArray[np.int64]) -> float:
+    """Two-sided: how often signs drawn anew give a sum as far from 0, by the sum's distribution.
+
+    Differences of one size v, m of them, add v (2 K - m) with K binomial; the sizes' distributions
+    are convolved.
+    """
+    sizes, counts = np.unique(np.abs(differences[differences != 0]), return_counts=True)
+    chances = np.ones(1)  # of the sum of what was counted positive: (reached sum + all) / 2
+    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
+        spread = np.zeros(size * count + 1)
+        spread[::size] = binom.pmf(np.arange(count + 1), count, 0.5)
+        chances = np.convolve(chances, spread)
+    sums = 2 * np.arange(len(chances)) - (len(chances) - 1)
+    return min(1.0, float(chances[np.abs(sums) >= abs(int(differences.sum()))].sum()))

@@ -1,0 +1,266 @@
+"""Test images that show the same thing: drawn together, and no more evidence than they are."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.stats import binom, binomtest
+
+from clear_mlflow import AccuracyMatrix
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.evaluation_set import evaluation_set
+from clear_mlflow.metrics import METRICS
+from clear_mlflow.statistics import (
+    CorrectMatrix,
+    bootstrap_intervals,
+    cell_intervals,
+    mcnemar_cells,
+    mcnemar_exact,
+    paired,
+    paired_bootstrap,
+    wilson_interval,
+)
+
+BY_NAME = {metric.name: metric for metric in METRICS}
+IN_DOMAIN = "clear/in_domain_accuracy"
+FORGETTING = "renate/forgetting"
+
+
+def a_run(
+    right: NDArray[np.bool_], bucket: NDArray[np.int64], cluster: NDArray[np.int64] | None = None
+) -> CorrectMatrix:
+    """(T + 1, N) hits of a run of T buckets."""
+    return CorrectMatrix(
+        evaluation_set="d",
+        buckets=tuple(str(j + 1) for j in range(len(right) - 1)),
+        bucket=bucket.astype(np.uint16),
+        rows=tuple(range(len(right))),
+        right=right,
+        cluster=cluster,
+    )
+
+
+def scans_in_buckets(scans: int, times: int, width: int) -> tuple[NDArray[np.int64], ...]:
+    """Each scan in so many buckets in a row, as the embedded digits have them: bucket, cluster."""
+    places = [((s + k) % width, s) for s in range(scans) for k in range(times)]
+    bucket, cluster = np.array(sorted(places)).T
+    return bucket, cluster
+
+
+def random_run(seed: int, scans: int = 20, times: int = 2, share: float = 0.6) -> CorrectMatrix:
+    bucket, cluster = scans_in_buckets(scans, times, 3)
+    draws = np.random.default_rng(seed)
+    return a_run(draws.random((4, len(bucket))) < share, bucket, cluster)
+
+
+def test_the_embedded_digits_show_549_scans(tmp_path):
+    """1,500 test images; those of one scan are of one cluster, in whatever buckets they are."""
+    images = evaluation_set(load_stream("digits", "auto", cache_dir=tmp_path))
+    assert images.cluster is not None
+    assert (len(images), len(np.unique(images.cluster))) == (1500, 549)
+    for name, number in zip(images.names, images.cluster.tolist(), strict=True):
+        assert (np.array(images.names)[images.cluster == number] == name).all()
+
+
+def test_where_every_image_is_of_its_own_nothing_is_stored(tmp_path):
+    """Writers' scans are in one bucket each; names of other datasets tell nothing."""
+    stream = load_stream("digits-writers", "auto", cache_dir=tmp_path)
+    assert evaluation_set(stream).cluster is None
+    digits = load_stream("digits", "auto", cache_dir=tmp_path)
+    assert evaluation_set(replace(digits, names_are_clusters=False)).cluster is None
+
+
+def images_of(cluster: NDArray[np.uint32] | None) -> EvaluationSet:
+    return EvaluationSet(
+        buckets=("1", "2"),
+        class_names=("a", "b"),
+        bucket=np.array([0, 0, 1], np.uint16),
+        label=np.array([0, 1, 1], np.uint16),
+        content=np.arange(48, dtype=np.uint8).reshape(3, 16),
+        names=("x", "y", "x"),
+        cluster=cluster,
+    )
+
+
+def test_clusters_are_stored_and_older_files_are_read(tmp_path):
+    """A file with clusters is of version 1.1; one without is the file that it was, to the byte."""
+    known, unknown = images_of(np.array([7, 3, 7], np.uint32)), images_of(None)
+    assert known.digest == unknown.digest
+    for images, version in ((known, b'"version":"1.1"'), (unknown, b'"version":"1.0"')):
+        path = tmp_path / "evaluation_set.safetensors"
+        path.write_bytes(images.to_bytes())
+        assert version in images.to_bytes()
+        read = EvaluationSet.load(path).cluster
+        assert (read is None) == (images.cluster is None)
+        assert read is None or read.tolist() == [7, 3, 7]
+    assert b"cluster" not in unknown.to_bytes()
+    answer = RowPredictions(row=1, labels=np.zeros(3, np.uint8), evaluation_set=known.digest)
+    assert CorrectMatrix.of(known, [answer]).cluster is known.cluster
+    assert CorrectMatrix.of(known, [answer]).after(1).cluster is known.cluster
+    with pytest.raises(RecordError, match=r"cluster of an evaluation set is int64"):
+        images_of(np.zeros(3, np.int64))
+    with pytest.raises(RecordError, match="one number for each of 3 images"):
+        replace(CorrectMatrix.of(known, [answer]), cluster=np.zeros(2, np.uint32))
+
+
+def test_numbers_without_clusters_are_those_of_before():
+    """Pinned at the last commit that knew none; a cluster for each image gives the same."""
+    draws = np.random.default_rng(3), np.random.default_rng(4)
+    bucket = np.repeat(np.arange(3), (40, 30, 50))
+    a, b = (
+        a_run(drawn.random((4, 120)) < share, bucket)
+        for drawn, share in zip(draws, (0.6, 0.7), strict=True)
+    )
+    each = np.random.default_rng(0).permutation(120)
+    for one, other in ((a, b), (replace(a, cluster=each), replace(b, cluster=each))):
+        test = paired_bootstrap(one, other, resamples=500, seed=9)[FORGETTING]
+        assert test.difference == 0.025000000000000022
+        assert test.error == pytest.approx(0.1104599836416388, rel=1e-13)
+        assert tuple(test.interval) == (-0.1920833333333331, 0.2375)
+        assert test.p_value == 0.8982035928143712
+        assert (test.n, test.clusters) == (120, 120)
+        alone = bootstrap_intervals(one, resamples=500, seed=9)[FORGETTING]
+        assert tuple(alone) == (-0.17083333333333334, 0.14385416666666656)
+        assert mcnemar_cells(one, other).p_values[2].tolist() == pytest.approx(
+            [0.6900379657745361, 1.0, 0.26317596435546875], rel=1e-13
+        )
+        cells = cell_intervals(one)
+        assert np.array_equal(cells, wilson_interval(one_counts(one), [40, 30, 50]))
+
+
+def one_counts(run: CorrectMatrix) -> NDArray[np.float64]:
+    return np.array([np.bincount(run.bucket[right], minlength=3) for right in run.right])
+
+
+def test_the_cluster_bootstrap_is_its_slow_twin(monkeypatch):
+    """Scan by scan: one draw of scans for all buckets, whose shares are of the images drawn."""
+    a, b = random_run(3), random_run(4, share=0.7)
+    found = paired_bootstrap(a, replace(b, cluster=None), resamples=60, seed=9, level=0.8)
+    monkeypatch.setattr(paired, "_BLOCK", 20)
+    assert paired_bootstrap(a, b, resamples=60, seed=9, level=0.8) == found
+    draws = np.random.default_rng(9)
+    # Scans in the order of their first images; they chain all buckets together.
+    scans = list(dict.fromkeys(a.cluster.tolist()))
+    assert found.keys() == BY_NAME.keys()
+    changes: dict[str, list[float]] = {name: [] for name in found}
+    for _ in range(60):
+        drawn = [scans[n] for n in draws.integers(0, len(scans), size=len(scans))]
+        values = []
+        for run in (a, b):
+            cells = np.zeros((4, 3))
+            for i, j in np.ndindex(4, 3):
+                shown = [
+                    run.right[i, m]
+                    for scan in drawn
+                    for m in range(len(run.bucket))
+                    if run.cluster[m] == scan and run.bucket[m] == j
+                ]
+                cells[i, j] = sum(map(bool, shown)) / len(shown)
+            values.append(AccuracyMatrix(cells[1:], cells[0], run.matrix().num_instances))
+        for name in found:
+            one, other = (BY_NAME[name].function(matrix) for matrix in values)
+            changes[name].append(one - other)
+    for name, test in found.items():
+        assert test.interval == pytest.approx(tuple(np.quantile(changes[name], [0.1, 0.9])))
+        assert test.error == pytest.approx(np.std(changes[name]))
+        assert (test.n, test.clusters) == (40, 20)
+
+
+def test_buckets_that_share_nothing_are_drawn_apart():
+    """Clusters within buckets: the same as of one image for each cluster that always agrees."""
+    bucket = np.repeat(np.arange(3), 20)
+    draws = np.random.default_rng(0)
+    hits = draws.random((2, 4, 60)) < 0.6
+    single = [a_run(right, bucket) for right in hits]
+    twice = [
+        a_run(np.repeat(right, 2, axis=1), np.repeat(bucket, 2), np.repeat(np.arange(60), 2))
+        for right in hits
+    ]
+    plain, doubled = paired_bootstrap(*single), paired_bootstrap(*twice)
+    for name, test in plain.items():
+        assert doubled[name].interval == pytest.approx(tuple(test.interval))
+        assert doubled[name].p_value == test.p_value
+        assert (doubled[name].n, doubled[name].clusters) == (120, 60)
+    assert mcnemar_cells(*twice).p_values == pytest.approx(mcnemar_cells(*single).p_values)
+    (low, high), (low_1, high_1) = cell_intervals(twice[0]), cell_intervals(single[0])
+    # Doubles are worth as many images as there are clusters, but for n - 1 in place of n.
+    assert low == pytest.approx(low_1, abs=0.005)
+    assert high == pytest.approx(high_1, abs=0.005)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 8)), min_size=1, max_size=25)
+)
+def test_mcnemar_of_clusters_counts_all_signs(images):
+    """Every way to give the clusters' differences their signs, by enumeration."""
+    a, b, cluster = (np.array(part) for part in zip(*images, strict=True))
+    differences = [int((a[cluster == c].astype(int) - b[cluster == c]).sum()) for c in set(cluster)]
+    reached = abs(sum(differences))
+    sums = [
+        abs(sum(sign * d for sign, d in zip(signs, differences, strict=True)))
+        for signs in itertools.product((-1, 1), repeat=len(differences))
+    ]
+    expected = sum(s >= reached for s in sums) / len(sums)
+    found = mcnemar_exact(a.astype(bool), b.astype(bool), cluster)
+    assert found.p_value == pytest.approx(expected)
+    alone = mcnemar_exact(a.astype(bool), b.astype(bool), np.arange(len(a)))
+    only_a, only_b = found.only_a, found.only_b
+    sign_test = binomtest(only_a, only_a + only_b).pvalue if only_a + only_b else 1.0
+    assert alone.p_value == pytest.approx(sign_test)
+
+
+def test_a_cell_that_all_got_right_counts_clusters():
+    """Forty images of ten scans, all right: Wilson's interval of ten of ten."""
+    bucket = np.repeat([0, 1], [40, 5])
+    run = a_run(
+        np.ones((3, 45), bool), bucket, np.concatenate([np.arange(40) // 4, 100 + np.arange(5)])
+    )
+    low, high = cell_intervals(run)
+    expected = binomtest(10, 10).proportion_ci(0.95, "wilson")
+    assert low[:, 0] == pytest.approx(expected.low)
+    assert (high == 1).all()
+    assert low[:, 1] == pytest.approx(binomtest(5, 5).proportion_ci(0.95, "wilson").low)
+
+
+def coverage(times: int, level: float, *, knows: bool) -> tuple[int, int, int]:
+    """How often intervals of an accuracy, and a test of equal models, are right, by simulation.
+
+    90 scans, each in three of five buckets. Whether a model is right on a scan is the same in all
+    of them, as a digit that is hard to read is hard in any colour: right on 80 % of scans.
+    """
+    draws = np.random.default_rng(1)
+    bucket, cluster = scans_in_buckets(90, 3, 5)
+    in_domain = within = found_equal = 0
+    for _ in range(times):
+        sides = []
+        for _ in range(2):
+            right = np.broadcast_to(draws.random(90) < 0.8, (6, 90))[:, cluster]
+            sides.append(a_run(right, bucket, cluster if knows else None))
+        metrics = [BY_NAME[IN_DOMAIN]]
+        low, high = bootstrap_intervals(sides[0], metrics=metrics, level=level, resamples=200)[
+            IN_DOMAIN
+        ]
+        in_domain += low <= 0.8 <= high
+        test = paired_bootstrap(*sides, metrics=metrics, level=level, resamples=200)[IN_DOMAIN]
+        within += test.interval.low <= 0 <= test.interval.high
+        found_equal += test.p_value > 1 - level
+    return in_domain, within, found_equal
+
+
+def test_intervals_cover_with_clusters_and_too_seldom_without():
+    """Of 200 intervals of 90 %, about 180 with clusters; without, what is left is far below."""
+    times, level = 200, 0.9
+    with_clusters = coverage(times, level, knows=True)
+    assert min(with_clusters) >= binom.ppf(1e-4, times, level - 0.02)
+    assert max(with_clusters) <= binom.ppf(1 - 1e-4, times, level)
+    without = coverage(times, level, knows=False)
+    assert max(without) < 0.75 * times, without
