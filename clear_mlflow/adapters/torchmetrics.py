@@ -19,8 +19,8 @@ class MatrixMetrics(TorchMetric):
 
     Args:
         num_buckets: T, of the whole stream.
-        metrics: to compute, as a family's ``METRICS``, one of your own among them; all built-in
-            ones when not given.
+        metrics: to compute, as a family's ``METRICS``, one of your own among them; those of CLEAR
+            and Renate when not given.
         protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
         **options: those of any torchmetrics metric, as ``dist_sync_fn``.
     """

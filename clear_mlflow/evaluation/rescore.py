@@ -14,7 +14,7 @@ from mlflow.entities import LifecycleStage, Run
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.errors import ClearError, RecordError
-from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.runs.lifecycle import end
 from clear_mlflow.scoring.plan import Depth
@@ -34,7 +34,7 @@ __all__ = ["Evaluation", "MissingRun", "ScoringResult", "Selection", "select"]
 _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
 
 _BUILT_IN = frozenset(
-    [*(metric.name for metric in METRICS), *(metric.name for metric in predicted.METRICS)]
+    [*(metric.name for metric in ALL_METRICS), *(metric.name for metric in predicted.METRICS)]
 )
 
 

@@ -1,7 +1,8 @@
 """Every number that is computed from an accuracy matrix; one module per family of definitions.
 
 The same word means different things in different papers, so the family is part of each name. A new
-metric is a function and a line in its family's ``METRICS``; a new family is a new module here.
+metric is a function and a line in its family's ``METRICS``; a new family is a new module here. Of
+all families, those that are chosen are computed: by default CLEAR's and Renate's.
 """
 
 from __future__ import annotations
@@ -10,23 +11,30 @@ import importlib
 import pkgutil
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from clear_mlflow.core.errors import FailedMetricError, UndefinedMetricError
+from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.text import shown
 from clear_mlflow.metrics._base import Metric
 
 __all__ = [
+    "ALL_METRICS",
+    "DEFAULT_FAMILIES",
+    "FAMILIES",
     "METRICS",
     "Course",
     "Metric",
     "course",
     "explain",
+    "family_names",
     "gather",
+    "of_families",
     "series",
     "summarize",
     "undefined",
@@ -65,23 +73,64 @@ def gather(metrics: Iterable[_AnyMetric]) -> tuple[_AnyMetric, ...]:
     return tuple(found.values())
 
 
-METRICS: tuple[Metric, ...] = gather(
-    metric
-    for module in pkgutil.iter_modules(__path__)
-    if not (module.ispkg or module.name.startswith("_"))
-    for metric in importlib.import_module(f"{__name__}.{module.name}").METRICS
-)
+DEFAULT_FAMILIES = ("clear", "renate")
+
+
+def _found_families() -> dict[str, tuple[Metric, ...]]:
+    modules = [
+        module.name
+        for module in pkgutil.iter_modules(__path__)
+        if not (module.ispkg or module.name.startswith("_"))
+    ]
+    modules.sort(key=lambda name: (name not in DEFAULT_FAMILIES, name))
+    return {name: importlib.import_module(f"{__name__}.{name}").METRICS for name in modules}
+
+
+# Every family that there is, those that are computed by default first.
+FAMILIES: Mapping[str, tuple[Metric, ...]] = MappingProxyType(_found_families())
+ALL_METRICS: tuple[Metric, ...] = gather(m for family in FAMILIES.values() for m in family)
+
+
+def of_families(names: Iterable[str]) -> tuple[Metric, ...]:
+    """The metrics of some families.
+
+    >>> [metric.name for metric in of_families(["icarl"])]
+    ['icarl/average_incremental_accuracy']
+    """
+    return tuple(metric for name in names for metric in FAMILIES[name])
+
+
+# What is computed where no family is chosen.
+METRICS: tuple[Metric, ...] = of_families(DEFAULT_FAMILIES)
+
+
+def family_names(text: str) -> tuple[str, ...]:
+    """The families that a text names, each once, separated by commas.
+
+    Raises:
+        ConfigError: it names none, or one that there is not.
+
+    >>> family_names("clear, gem,clear")
+    ('clear', 'gem')
+    """
+    named = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    if unknown := [name for name in named if name not in FAMILIES]:
+        raise ConfigError(
+            f"metrics is {shown(text)}, but {shown(unknown[0])} is no family of metrics; expected "
+            f"some of {', '.join(FAMILIES)}, separated by commas"
+        )
+    return named
 
 
 def summarize(
     matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
 ) -> dict[str, float]:
-    """Every metric that is defined on a matrix.
+    """Every chosen metric that is defined on a matrix.
 
     Args:
         matrix: (k, T); row = trained through, column = tested on.
         protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
-        metrics: to compute; all built-in ones when not given.
+        metrics: to compute; those of CLEAR and Renate when not given.
 
     Returns:
         Metric name to value. A metric that is not defined is not there; :func:`explain` says why.
@@ -105,7 +154,7 @@ def explain(
     Args:
         matrix: (k, T); row = trained through, column = tested on.
         protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
-        metrics: to compute; all built-in ones when not given.
+        metrics: to compute; those of CLEAR and Renate when not given.
 
     Returns:
         Metric name to reason.
@@ -135,7 +184,7 @@ def series(
     Args:
         matrix: (k, T); row = trained through, column = tested on.
         protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
-        metrics: to compute; all built-in ones when not given.
+        metrics: to compute; those of CLEAR and Renate when not given.
 
     Returns:
         Metric name to {buckets trained: value of the run cut off there}, only where defined. The
@@ -162,7 +211,7 @@ def course(evidence: AccuracyMatrix, protocol: str, metrics: Sequence[Metric] = 
     Args:
         evidence: (k, T), a matrix as ``masked`` gives it under the protocol.
         protocol: ``iid`` or ``streaming``.
-        metrics: to compute; all built-in ones when not given.
+        metrics: to compute; those of CLEAR and Renate when not given.
     """
     found: dict[str, dict[int, float]] = {}
     for k in range(1, evidence.num_rows):

@@ -84,3 +84,17 @@ def cells_where(matrix: AccuracyMatrix, where: NDArray[np.bool_]) -> NDArray[np.
         return f"R[{i}, {j}]"
 
     return measured(matrix.values[:, : where.shape[1]][where], name)
+
+
+def change_on_past(matrix: AccuracyMatrix) -> float:
+    """Mean of R[i, j] - R[j, j] over j < i: BWT over the whole lower triangle.
+
+    Raises:
+        UndefinedMetricError: there is no past bucket, or a cell was not measured.
+    """
+    need_trained(matrix, 2, "a past bucket")
+    k = matrix.num_rows
+    past = cells_where(matrix, np.tri(k, k - 1, -1, dtype=np.bool_))
+    new = cells_where(matrix, np.eye(k, k - 1, dtype=np.bool_))
+    # Bucket j is in the past of k - 1 - j rows.
+    return float((past.sum() - (new * np.arange(k - 1, 0, -1)).sum()) / len(past))

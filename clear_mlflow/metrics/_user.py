@@ -174,7 +174,7 @@ def _kind(told: str, thing: object) -> type[Metric] | type[PredictionMetric]:
 
 
 def _check_family(told: str, name: str) -> None:
-    built_in = [*(m.name for m in metrics.METRICS), *(m.name for m in predicted.METRICS)]
+    built_in = [*(m.name for m in metrics.ALL_METRICS), *(m.name for m in predicted.METRICS)]
     family = name.split("/")[0]
     if family in {*_RESERVED, *(taken.split("/")[0] for taken in built_in)}:
         raise ConfigError(

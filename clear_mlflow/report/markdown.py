@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import NOT_MEASURED, percent, printable, shortened
-from clear_mlflow.metrics import METRICS
+from clear_mlflow.metrics import ALL_METRICS
 from clear_mlflow.metrics import from_predictions as predicted
 
 # MLflow cuts a longer description off, silently, and with it the end of a table. Counted in bytes,
@@ -110,7 +110,7 @@ def _metrics(
     summary: Mapping[str, float], reasons: Mapping[str, str], lower_is_better: Set[str]
 ) -> list[str]:
     lines = [f"| metric | {_PAD}value{_PAD} | |", "|:--|--:|:--|"]
-    known = {m.name: m.higher_is_better for m in METRICS}
+    known = {m.name: m.higher_is_better for m in ALL_METRICS}
     known |= {m.name: m.higher_is_better for m in predicted.METRICS}
     for name in dict.fromkeys([*known, *summary, *reasons]):
         shown = f"`{name}`" if name in known else escaped(name, 60)

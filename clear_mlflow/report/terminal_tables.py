@@ -11,7 +11,7 @@ from rich.text import Text
 
 from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
 from clear_mlflow.core.text import NOT_MEASURED, ending, percent, printable
-from clear_mlflow.metrics import METRICS
+from clear_mlflow.metrics import ALL_METRICS
 from clear_mlflow.metrics import from_predictions as predicted
 
 _WIDTH = 80  # what a terminal has at least, and what is assumed where there is none
@@ -66,7 +66,7 @@ def metrics_table(
         reasons: metric name to reason, as from ``explain``.
         lower_is_better: names of a user's own metrics of which less is better.
     """
-    known = {m.name: m.higher_is_better for m in METRICS}
+    known = {m.name: m.higher_is_better for m in ALL_METRICS}
     known |= {m.name: m.higher_is_better for m in predicted.METRICS}
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("metric", no_wrap=True)

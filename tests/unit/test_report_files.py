@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from clear_mlflow import AccuracyMatrix, AccuracyRow, explain, summarize
 from clear_mlflow.core.record import DatasetIdentity, Record, RowRecord, assemble, row_file_name
-from clear_mlflow.metrics import METRICS
+from clear_mlflow.metrics import ALL_METRICS, METRICS
 from clear_mlflow.report.exports import matrix_csv, matrix_json
 from clear_mlflow.report.markdown import description
 
@@ -92,9 +92,9 @@ def stored(matrix: AccuracyMatrix, **facts) -> Record:
     return assemble(records)
 
 
-def describe(record: Record, **more) -> str:
-    summary = summarize(record.matrix, record.protocol)
-    return description(record, summary, explain(record.matrix, record.protocol), **more)
+def describe(record: Record, metrics=METRICS, **more) -> str:
+    summary = summarize(record.matrix, record.protocol, metrics)
+    return description(record, summary, explain(record.matrix, record.protocol, metrics), **more)
 
 
 def test_description_shows_matrix_and_metrics():
@@ -136,10 +136,10 @@ def test_description_stays_below_the_limit_and_on_its_lines(width, title, fact):
     matrix = AccuracyMatrix(
         np.full((width, width), 0.5), buckets=[f"|<b>{j}`" for j in range(width)]
     )
-    text = describe(stored(matrix), title=title, facts={"strategy": fact})
+    text = describe(stored(matrix), ALL_METRICS, title=title, facts={"strategy": fact})
     assert len(text.encode("utf-8", "replace")) < 8000
     assert text.count("\n### ") == 0
-    foreign = re.sub(rf"`({'|'.join(m.name for m in METRICS)})`", "", text)
+    foreign = re.sub(rf"`({'|'.join(m.name for m in ALL_METRICS)})`", "", text)
     assert not re.search(r"[<>`\[\]\\]", foreign)
     table = [line for line in text.splitlines() if line.startswith("|")]
     matrix_lines = [line for line in table if "metric" not in line and line.count("|") != 4]

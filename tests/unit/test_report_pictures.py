@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from clear_mlflow import AccuracyMatrix, explain, summarize
-from clear_mlflow.metrics import METRICS
+from clear_mlflow.metrics import ALL_METRICS, METRICS
 from clear_mlflow.report.canvas import png_array
 from clear_mlflow.report.confusion import confusion_figure, confusion_png
 from clear_mlflow.report.heatmap import heatmap_array, heatmap_figure, heatmap_png
@@ -94,6 +94,9 @@ def test_metrics_stand_with_value_or_reason():
     assert lines["renate/forgetting"] == ["0.1000", "lower", "is", "better"]
     assert lines["mylab/spread"] == ["0.5000", "lower", "is", "better"]
     assert lines["renate/forward_transfer"] == ["–", *["needs", "the", "initialisation", "row"]]
+    everything = dict.fromkeys((metric.name for metric in reversed(ALL_METRICS)), 0.5)
+    found = [line.split()[0] for line in printed(metrics_table(everything, {}))[2:]]
+    assert found == [metric.name for metric in ALL_METRICS]
 
 
 def test_a_reason_is_text_and_not_markup():

@@ -1,0 +1,110 @@
+"""The metrics of Chaudhry et al. 2018: accuracy, forgetting and intransigence after bucket k.
+
+The first two are Renate's. Intransigence asks how much worse the bucket just trained is known than
+by a model that was trained on all buckets so far at once: another run, which has to be named.
+
+Source: Chaudhry et al., Riemannian Walk for Incremental Learning: Understanding Forgetting and
+Intransigence, ECCV 2018, arXiv:1801.10112; ``compute_fgt`` in ``utils/utils.py`` of
+facebookresearch/agem, 4542149.
+"""
+
+from __future__ import annotations
+
+from clear_mlflow.core.errors import UndefinedMetricError
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.metrics import renate
+from clear_mlflow.metrics._base import Metric, measured, need_trained
+
+
+def average_accuracy(matrix: AccuracyMatrix) -> float:
+    """A_k: mean accuracy, after bucket k, on the buckets up to it.
+
+    Formula: mean of R[last, j] over j <= last. Defined when k >= 1.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: no bucket was trained, or a cell was not measured.
+
+    Source:
+        Chaudhry et al. 2018, "Average Accuracy (A)".
+
+    >>> round(average_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
+    0.7
+    """
+    return renate.average_accuracy(matrix)
+
+
+def forgetting(matrix: AccuracyMatrix) -> float:
+    """F_k: mean drop, after bucket k, from the best accuracy that each earlier bucket ever had.
+
+    Formula: mean over j < last of (max over i < last of R[i, j]) - R[last, j]. Defined when k >= 2.
+
+    The maximum is over all earlier rows, l = 1 .. k - 1, those before bucket j was trained on
+    included. Others who cite this paper leave those out (Continuum, contilab).
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+
+    Returns:
+        A difference in [-1, 1]; lower is better. Negative: the end is better than ever before.
+
+    Raises:
+        UndefinedMetricError: there is no past bucket, or a cell was not measured.
+
+    Source:
+        Chaudhry et al. 2018, "Forgetting Measure (F)"; their ``compute_fgt`` is the same.
+
+    >>> round(forgetting(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
+    0.3
+    """
+    return renate.forgetting(matrix)
+
+
+def intransigence(matrix: AccuracyMatrix, joint: AccuracyMatrix | None = None) -> float:
+    """I_k: how much better joint training knows bucket k than the run that has just trained on it.
+
+    Formula: J[last, last] - R[last, last], J being the matrix of a run that is trained on all
+    buckets so far at once. Defined when k >= 1 and such a run is named.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+        joint: J, (k, T) or longer: row i is of a model trained on buckets 0 to i jointly, as of
+            the strategy ``cumulative``.
+
+    Returns:
+        A difference in [-1, 1]; lower is better. Negative: learning in steps has helped.
+
+    Raises:
+        UndefinedMetricError: no bucket was trained, no joint run is named, or one of the two cells
+            was not measured.
+
+    Source:
+        Chaudhry et al. 2018, "Intransigence Measure (I)".
+
+    >>> joint = AccuracyMatrix([[0.8, 0.1], [0.8, 0.95]])
+    >>> round(intransigence(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]), joint), 6)
+    0.05
+    """
+    need_trained(matrix, 1, "a trained bucket")
+    if joint is None:
+        raise UndefinedMetricError("needs a joint run (--joint-run)")
+    last = matrix.num_rows - 1
+    if joint.num_rows <= last:
+        raise UndefinedMetricError(
+            f"needs row {last + 1} of the joint run (it was trained on {joint.num_rows})"
+        )
+    reference = measured(joint.values[last, last : last + 1], lambda _: f"J[{last}, {last}]")
+    own = measured(matrix.values[last, last : last + 1], lambda _: f"R[{last}, {last}]")
+    return float(reference[0] - own[0])
+
+
+METRICS = (
+    Metric(name="chaudhry/average_accuracy", function=average_accuracy),
+    Metric(name="chaudhry/forgetting", function=forgetting, higher_is_better=False),
+    Metric(name="chaudhry/intransigence", function=intransigence, higher_is_better=False),
+)

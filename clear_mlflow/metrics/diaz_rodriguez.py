@@ -1,0 +1,117 @@
+"""The metrics of Diaz-Rodriguez et al. 2018 that are of the matrix: all of it counts, equally.
+
+Unlike GEM's, each looks at every row and not at the last one alone. The paper's other criteria, of
+model size, memory and computation, and the score that sums them up, are not of the matrix.
+
+Source: Diaz-Rodriguez et al., Don't forget, there is more than forgetting: new metrics for
+Continual Learning, arXiv:1810.13166. One of its definitions' users is Continuum
+(``continuum/metrics/metrics.py``, 43ba009); its ``forward_transfer`` is another quantity.
+"""
+
+from __future__ import annotations
+
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.metrics import clear
+from clear_mlflow.metrics._base import Metric, change_on_past
+
+
+def accuracy(matrix: AccuracyMatrix) -> float:
+    """A: mean accuracy on all buckets seen so far, over all rows.
+
+    Formula: mean of R[i, j] over j <= i < k. Defined when k >= 1.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: no bucket was trained, or a cell was not measured.
+
+    Source:
+        Diaz-Rodriguez et al. 2018, "Accuracy"; Continuum's ``accuracy_A``.
+
+    >>> round(accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.8]])), 6)
+    0.7
+    """
+    return clear.accuracy(matrix)
+
+
+def remembering(matrix: AccuracyMatrix) -> float:
+    """REM: one minus the mean loss on past buckets, over all rows.
+
+    Formula: 1 - abs(min(B, 0)) with B the mean of R[i, j] - R[j, j] over j < i < k. Defined when
+    k >= 2.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+
+    Returns:
+        A fraction in [0, 1]; higher is better. 1: nothing was lost on the whole.
+
+    Raises:
+        UndefinedMetricError: there is no past bucket, or a cell was not measured.
+
+    Source:
+        Diaz-Rodriguez et al. 2018, "Remembering"; Continuum's ``remembering``.
+
+    >>> round(remembering(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
+    0.7
+    """
+    return 1 + min(change_on_past(matrix), 0.0)
+
+
+def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
+    """BWT+: the mean gain on past buckets, over all rows; 0 where there is a loss.
+
+    Formula: max(B, 0) with B the mean of R[i, j] - R[j, j] over j < i < k. Defined when k >= 2.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: there is no past bucket, or a cell was not measured.
+
+    Source:
+        Diaz-Rodriguez et al. 2018, "Positive backward transfer"; Continuum's
+        ``positive_backward_transfer``.
+
+    >>> round(positive_backward_transfer(AccuracyMatrix([[0.5, 0.1], [0.8, 0.9]])), 6)
+    0.3
+    """
+    return max(change_on_past(matrix), 0.0)
+
+
+def forward_transfer(matrix: AccuracyMatrix) -> float:
+    """FWT: mean accuracy on future buckets: the strict upper triangle. Nothing is subtracted.
+
+    Formula: mean of R[i, j] over i < k and i < j < T. Defined when k >= 1 and T >= 2.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: there is no future bucket, or a cell was not measured.
+
+    Source:
+        Diaz-Rodriguez et al. 2018, "Forward Transfer".
+
+    >>> forward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
+    0.1
+    """
+    return clear.forward_transfer(matrix)
+
+
+METRICS = (
+    Metric(name="diaz_rodriguez/accuracy", function=accuracy),
+    Metric(name="diaz_rodriguez/remembering", function=remembering),
+    Metric(name="diaz_rodriguez/positive_backward_transfer", function=positive_backward_transfer),
+    Metric(name="diaz_rodriguez/forward_transfer", function=forward_transfer),
+)

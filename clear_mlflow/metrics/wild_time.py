@@ -1,0 +1,192 @@
+"""The metrics of Wild-Time: Eval-Fix, of one split of the stream, and Eval-Stream, of what is near.
+
+Two numbers are a choice of each dataset there, and have a default here: Eval-Fix splits after half
+of the buckets (their scripts: 4 of 7 on HuffPost, 4 of 8 on Drug-BA, 8 of 16 on FMoW, 10 of 16 on
+arXiv), Eval-Stream looks 3 buckets ahead (theirs: 3 on HuffPost and Drug-BA, 6 on FMoW, 10 on
+Yearbook). To take others, give them to the function in a metric of your own, as in
+``partial(wild_time.stream_average, ahead=6)``.
+
+Source: Yao et al., Wild-Time: A Benchmark of in-the-Wild Distribution Shift over Time, NeurIPS 2022
+Datasets and Benchmarks, arXiv:2211.14238; ``methods/base_trainer.py`` of huaxiuyao/Wild-Time,
+1875f1e.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import UndefinedMetricError
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.metrics._base import Metric, cells_where, measured, need_future, need_trained
+
+AHEAD = 3  # buckets that Eval-Stream looks ahead
+
+
+def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> float:
+    """Eval-Fix, in distribution: accuracy on the last bucket before the split.
+
+    Formula: R[s, s] with s = ceil(T / 2) - 1. Defined when k > s.
+
+    The authors' program has this of models that it trains on all buckets up to the split at once.
+    Its continual learners (``train_online`` under ``offline``) stop one bucket earlier, so what it
+    prints for them as ID accuracy is R[s - 1, s]; here it is R[s, s] of all.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+        split: s, position of the last bucket trained on, from 0; half of the stream when not given.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: the split was not reached, or the cell was not measured.
+
+    Source:
+        Yao et al. 2022, Eval-Fix; ``evaluate_offline``.
+
+    >>> fix_id_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
+    0.8
+    """
+    row, cells = _at_split(matrix, split)
+    return float(measured(cells[row : row + 1], lambda _: f"R[{row}, {row}]")[0])
+
+
+def fix_ood_average(matrix: AccuracyMatrix, split: int | None = None) -> float:
+    """Eval-Fix, out of distribution: mean accuracy on the buckets after the split.
+
+    Formula: mean of R[s, j] over j > s, with s = ceil(T / 2) - 1. Defined when k > s and T >= 2.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+        split: s, position of the last bucket trained on, from 0; half of the stream when not given.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: the split was not reached, there is no bucket after it, or a cell was
+            not measured.
+
+    Source:
+        Yao et al. 2022, Eval-Fix; ``evaluate_offline``.
+
+    >>> round(fix_ood_average(AccuracyMatrix([[0.8, 0.1, 0.1], [0.5, 0.9, 0.6]])), 6)
+    0.6
+    """
+    return float(_out_of_distribution(matrix, split).mean())
+
+
+def fix_ood_worst(matrix: AccuracyMatrix, split: int | None = None) -> float:
+    """Eval-Fix, out of distribution: the lowest accuracy on a bucket after the split.
+
+    Formula: min of R[s, j] over j > s, with s = ceil(T / 2) - 1. Defined when k > s and T >= 2.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+        split: s, position of the last bucket trained on, from 0; half of the stream when not given.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: the split was not reached, there is no bucket after it, or a cell was
+            not measured.
+
+    Source:
+        Yao et al. 2022, Eval-Fix; ``evaluate_offline``.
+
+    >>> fix_ood_worst(AccuracyMatrix([[0.8, 0.7, 0.6, 0.4], [0.8, 0.7, 0.6, 0.5]]))
+    0.5
+    """
+    return float(_out_of_distribution(matrix, split).min())
+
+
+def stream_average(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
+    """Eval-Stream: mean over rows of the mean accuracy on the next K buckets.
+
+    Formula: mean over i < k with i + K < T of (mean of R[i, j] over i < j <= i + K), with K = 3.
+    Defined when k >= 1 and T > 3.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+        ahead: K, at least 1.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: no bucket was trained, no row has K buckets ahead, or a cell was not
+            measured.
+
+    Source:
+        Yao et al. 2022, Eval-Stream; ``evaluate_online`` and "avg task accuracy" of ``save``.
+
+    >>> round(stream_average(AccuracyMatrix([[0.8, 0.7, 0.5, 0.3]])), 6)
+    0.5
+    """
+    return float(_next_buckets(matrix, ahead).mean(axis=1).mean())
+
+
+def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
+    """Eval-Stream: mean over rows of the lowest accuracy on the next K buckets.
+
+    Formula: mean over i < k with i + K < T of (min of R[i, j] over i < j <= i + K), with K = 3.
+    Defined when k >= 1 and T > 3.
+
+    Args:
+        matrix: (k, T); row = trained through, column = tested on.
+        ahead: K, at least 1.
+
+    Returns:
+        A fraction in [0, 1]; higher is better.
+
+    Raises:
+        UndefinedMetricError: no bucket was trained, no row has K buckets ahead, or a cell was not
+            measured.
+
+    Source:
+        Yao et al. 2022, Eval-Stream; ``evaluate_online`` and "avg worst time accuracy" of ``save``.
+
+    >>> stream_worst(AccuracyMatrix([[0.8, 0.7, 0.5, 0.3]]))
+    0.3
+    """
+    return float(_next_buckets(matrix, ahead).min(axis=1).mean())
+
+
+def _at_split(matrix: AccuracyMatrix, split: int | None) -> tuple[int, NDArray[np.float64]]:
+    """The split's row: its number, and its (T,) cells."""
+    row = (matrix.num_buckets + 1) // 2 - 1 if split is None else split
+    need_trained(matrix, row + 1, "the row of the split")
+    return row, matrix.values[row]
+
+
+def _out_of_distribution(matrix: AccuracyMatrix, split: int | None) -> NDArray[np.float64]:
+    """The split's row, on the buckets after it."""
+    row, cells = _at_split(matrix, split)
+    if row + 1 == matrix.num_buckets:
+        raise UndefinedMetricError("needs a bucket after the split")
+    return measured(cells[row + 1 :], lambda j: f"R[{row}, {row + 1 + j}]")
+
+
+def _next_buckets(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
+    """(rows, K): each row's accuracies on the next K buckets, of rows that have so many ahead."""
+    need_future(matrix)
+    rows = min(matrix.num_rows, matrix.num_buckets - ahead)
+    if rows < 1:
+        raise UndefinedMetricError(
+            f"needs {ahead} buckets ahead: T > {ahead} (T is {matrix.num_buckets})"
+        )
+    steps = np.arange(matrix.num_buckets) - np.arange(matrix.num_rows)[:, np.newaxis]
+    near = (steps > 0) & (steps <= ahead)
+    near[rows:] = False
+    return cells_where(matrix, near).reshape(rows, ahead)
+
+
+METRICS = (
+    Metric(name="wild_time/fix_id_accuracy", function=fix_id_accuracy),
+    Metric(name="wild_time/fix_ood_average", function=fix_ood_average),
+    Metric(name="wild_time/fix_ood_worst", function=fix_ood_worst),
+    Metric(name="wild_time/stream_average", function=stream_average),
+    Metric(name="wild_time/stream_worst", function=stream_worst),
+)
