@@ -135,6 +135,7 @@ def test_families_are_what_loops_compute(case):
         assert at_k == pytest.approx(by_loops(values[:k], initial, width), abs=1e-12)
 
 
+@settings(deadline=None)
 @given(measured_matrices(), st.data())
 def test_a_cell_that_matters_and_was_not_measured_undefines(case, data):
     """A metric has a value without a cell only where changing that cell does not change it."""
@@ -164,6 +165,7 @@ SIGNED = {"gem/backward_transfer", "gem/forward_transfer", "capymoa/backward_tra
 SIGNED |= {"chaudhry/forgetting"}
 
 
+@settings(deadline=None)
 @given(measured_matrices())
 def test_values_stay_in_their_ranges(case):
     """Differences lie in [-1, 1], all else in [0, 1]; what is worst is no better than the mean."""
@@ -181,6 +183,7 @@ def test_values_stay_in_their_ranges(case):
             assert found[worst] <= found[average] + 1e-12
 
 
+@settings(deadline=None)
 @given(st.integers(1, 8), st.data())
 def test_a_model_that_never_changes(width, data):
     """Every accuracy is that one number, nothing is gained, lost or forgotten: REM is 1."""
@@ -194,6 +197,7 @@ def test_a_model_that_never_changes(width, data):
     assert found == pytest.approx(expected, abs=1e-12)
 
 
+@settings(deadline=None)
 @given(measured_matrices(), st.randoms(use_true_random=False))
 def test_what_is_of_the_last_row_alone_knows_no_order(case, random):
     """Renaming the buckets of a finished run leaves its final accuracies as they are."""
@@ -228,6 +232,7 @@ SAME = {
 }
 
 
+@settings(deadline=None)
 @given(measured_matrices())
 def test_names_that_mean_the_same(case):
     """On every matrix the same value, or the same reason why there is none."""
@@ -372,6 +377,7 @@ def test_what_is_undefined_says_why():
     assert no_row_0["gem/forward_transfer"] == "needs the initialisation row"
 
 
+@settings(deadline=None)
 @given(measured_matrices())
 def test_streaming_keeps_what_needs_no_training_image(case):
     """Means of future buckets alone; everything else is told to be of training images."""

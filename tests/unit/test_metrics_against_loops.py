@@ -92,6 +92,7 @@ def build(values, initial, counts, width) -> AccuracyMatrix:
     return AccuracyMatrix(np.array(values, dtype=float).reshape(-1, width), initial, counts)
 
 
+@settings(deadline=None)
 @given(measured_matrices())
 def test_summary_is_what_double_loops_compute(case):
     """The same names are defined, with the same values; every other name has a reason."""
@@ -105,6 +106,7 @@ def test_summary_is_what_double_loops_compute(case):
     assert all(reason and "\n" not in reason for reason in reasons.values())
 
 
+@settings(deadline=None)
 @given(measured_matrices())
 def test_a_series_is_the_summary_of_every_cut_off_run(case):
     """Step k is the metric of the run after k buckets; the last step is the summary, exactly."""
@@ -118,6 +120,7 @@ def test_a_series_is_the_summary_of_every_cut_off_run(case):
     assert last == summarize(build(*case))
 
 
+@settings(deadline=None)
 @given(measured_matrices())
 def test_streaming_keeps_what_needs_no_training_image(case):
     """Next-domain, CLEAR's forward and Renate's forward remain, as under iid; the rest is told."""
@@ -140,7 +143,7 @@ def test_streaming_keeps_what_needs_no_training_image(case):
         )
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(measured_matrices(), st.data())
 def test_one_unmeasured_cell_undefines_just_the_metrics_that_use_it(case, data):
     """A metric is defined without a cell only where changing that cell does not change it."""
@@ -166,6 +169,7 @@ def test_one_unmeasured_cell_undefines_just_the_metrics_that_use_it(case, data):
         assert value == with_low[name] == with_high[name]
 
 
+@settings(deadline=None)
 @given(measured_matrices())
 def test_forgetting_is_at_least_the_loss_since_training(case):
     """The best accuracy ever is no lower than the one just after training the bucket."""
@@ -174,6 +178,7 @@ def test_forgetting_is_at_least_the_loss_since_training(case):
         assert summary["renate/forgetting"] >= -summary["renate/backward_transfer"] - 1e-12
 
 
+@settings(deadline=None)
 @given(measured_matrices())
 def test_values_stay_in_their_ranges(case):
     """Accuracies lie in [0, 1], differences in [-1, 1]."""
