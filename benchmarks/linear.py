@@ -165,7 +165,8 @@ def write_dataset(folder: Path, train: int, test: int) -> None:
     centres = draws.normal(size=(CLASSES, WIDTH)).astype(np.float32) * 0.006
     for number, images in enumerate(image_sets(stream)):
         noise = draws.standard_normal((len(images), WIDTH), dtype=np.float32) * 0.05
-        write_array(array_file(place, number), centres[images.labels] + noise)
+        features = centres[images.labels] + noise
+        write_array(array_file(place, number), features, extraction.subject(images))
     write_sidecar(place, extraction, stream, width=WIDTH)
 
 

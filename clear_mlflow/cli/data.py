@@ -23,6 +23,8 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+from clear_mlflow.core.errors import ConfigError
+
 _DRAWINGS_PER_SECOND = 10
 
 
@@ -59,16 +61,29 @@ def download(dataset: str, folder: Path, revision: str) -> None:
 
 
 @data.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Write the findings as JSON, for programs.")
-def check(folder: Path, as_json: bool) -> None:
+@click.option("--cache", "cache", is_flag=True, help="In place of DIR: check the cache folder.")
+def check(folder: Path | None, as_json: bool, cache: bool) -> None:
     """Say what dataset DIR holds, and everything that is wrong with it.
 
     The exit code is 0 where nothing is wrong, 1 where something is, and 2 where DIR has no dataset.
+    With --cache: 0 where every file in it is as it was written, else 2.
     """
-    from clear_mlflow.cli.check_report import print_findings
+    from clear_mlflow.cli.check_report import print_cache, print_findings
     from clear_mlflow.data.checking.findings import check as look_over
 
+    if cache == (folder is not None) or (cache and as_json):
+        raise ConfigError("expected a dataset's folder, or --cache and nothing else")
+    if folder is None:
+        from clear_mlflow.core.cache_dir import default_cache_dir
+        from clear_mlflow.data.checking.cache_files import check_cache
+
+        place = default_cache_dir()
+        with progress_for_images() as progress:
+            parts = check_cache(place, on_progress=progress.tell)
+        print_cache(place, parts)
+        return
     with progress_for_images() as progress:
         findings = look_over(folder, on_progress=progress.tell)
     if as_json:

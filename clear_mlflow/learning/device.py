@@ -130,6 +130,8 @@ def translate_oom(advice: str) -> Iterator[None]:
         if not known and not any(mark in str(error) for mark in _OUT_OF_MEMORY):
             raise
         raise TrainingError(f"the device has no room for this; {advice}") from None
+    except MemoryError:
+        raise TrainingError(f"this machine has not enough memory for this; {advice}") from None
 
 
 def derive_seed(seed: int, purpose: RngPurpose, *where: int) -> int:

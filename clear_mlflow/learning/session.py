@@ -158,11 +158,13 @@ class StreamTraining:
 
         Raises:
             TrainingError: as :func:`train` does, or there is not enough memory.
+            DataError: a file of the cache was changed meanwhile.
         """
         with translate_oom(_LESS_MEMORY), self.progress as progress:
             stream = self.on_device(progress)
             if self.config.seeds != NONE:
                 for seed, member in train_ensemble(stream, self.config, progress=progress):
+                    self._refuse_changes()
                     yield dataclasses.replace(self.measured(member), seed=seed)
                 return
             saved = self._saved()
@@ -171,7 +173,15 @@ class StreamTraining:
             for trained in train(
                 stream, self.config, progress=progress, group=self.group, saved=saved
             ):
+                self._refuse_changes()
                 yield self.measured(trained)
+
+    def _refuse_changes(self) -> None:
+        """No row is given that may come from other pixels or features than the first one's."""
+        if self.features is not None:
+            self.features.files.refuse_changes()
+        if self.cache is not None:
+            self.cache.files.refuse_changes()
 
     def measured(self, trained: Trained) -> MeasuredRow:
         """A row, with those files of it that the configuration keeps."""

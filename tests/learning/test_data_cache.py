@@ -18,9 +18,17 @@ from PIL import Image
 from released_layout import write_image
 
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.data import sealed
 from clear_mlflow.data.checking.hashes import FILE_NAME, RememberedHashes
 from clear_mlflow.data.decoding.decode import DecodedImages, Resize, decode
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
+from clear_mlflow.data.sealed import (
+    ForeignFileError,
+    SealedFiles,
+    UnsealedFileError,
+    refuse_others,
+    sealed_file,
+)
 from clear_mlflow.data.stream import ImageSet
 
 RESIZE = Resize(16)
@@ -156,21 +164,190 @@ def _random_header(path: Path) -> None:
     path.write_bytes(content)
 
 
+def _black_pixels(path: Path) -> None:
+    """As a reviewer did it: the length, the sizes and the seal are as they were."""
+    with path.open("r+b") as file:
+        np.load(file)
+        np.lib.format.read_magic(file)
+        (pixels,), _, _ = np.lib.format.read_array_header_1_0(file)
+        file.seek(file.tell())
+        file.write(bytes(pixels))
+
+
+def _one_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-1000] ^= 16
+    path.write_bytes(content)
+
+
+def _a_file_of_other_images(path: Path) -> None:
+    """Whole and sealed, and of as many images of the same sizes."""
+    others = write_images(path.parent / "others", 3)
+    quiet_cache(path.parent / "elsewhere").images(others, RESIZE)
+    (other,) = kept(path.parent / "elsewhere")
+    other.replace(path)
+
+
 @pytest.mark.parametrize(
     "damage",
-    [_truncate, _cut_to_nothing, _append, _other_sizes, _sizes_alone, _pickle, _random_header],
+    [
+        *(_truncate, _cut_to_nothing, _append, _other_sizes, _sizes_alone, _pickle),
+        *(_random_header, _black_pixels, _one_bit, _a_file_of_other_images),
+    ],
 )
 def test_a_damaged_entry_is_built_anew(tmp_path, damage):
-    """A file that is not as it was written is replaced, never read as images."""
+    """A file that is not as it was written is replaced, never read as images; a line says so."""
     images = write_images(tmp_path / "images", 3)
-    cache = quiet_cache(tmp_path / "cache")
-    cache.images(images, RESIZE)
+    quiet_cache(tmp_path / "cache").images(images, RESIZE)
     (entry,) = kept(tmp_path / "cache")
     whole = entry.read_bytes()
     damage(entry)
     assert entry.read_bytes() != whole
+    said: list[str] = []
+    cache = DecodedCache(tmp_path / "cache", warn=said.append)
     assert same(cache.images(images, RESIZE), decode(images, RESIZE))
     assert entry.read_bytes() == whole
+    (line,) = said
+    assert line.startswith(f"{entry} is not as it was written; its images are decoded anew")
+
+
+def test_many_damaged_entries_are_told_in_one_line(tmp_path):
+    """The first is named."""
+    sets = [write_images(tmp_path / name, 3) for name in "abc"]
+    for images in sets:
+        quiet_cache(tmp_path / "cache").images(images, RESIZE)
+    for entry in kept(tmp_path / "cache"):
+        _black_pixels(entry)
+    said: list[str] = []
+    cache = DecodedCache(tmp_path / "cache", warn=said.append)
+    assert all(same(cache.images(images, RESIZE), decode(images, RESIZE)) for images in sets)
+    assert len(said) == 1
+
+
+def test_a_file_that_others_may_write_to_is_built_anew(tmp_path):
+    """And what is written can be written by its owner alone, whatever the umask allows."""
+    images = write_images(tmp_path / "images", 3)
+    umask = os.umask(0)
+    try:
+        quiet_cache(tmp_path / "cache").images(images, RESIZE)
+        quiet_cache(tmp_path / "cache").images(images, RESIZE)
+        (entry,) = kept(tmp_path / "cache")
+        assert entry.stat().st_mode & 0o777 == 0o644
+        entry.chmod(0o664)
+        said: list[str] = []
+        DecodedCache(tmp_path / "cache", warn=said.append).images(images, RESIZE)
+    finally:
+        os.umask(umask)
+    (line,) = said
+    assert "may be written by other users (mode 664)" in line
+    assert entry.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize(
+    ("owner", "user", "mode", "why"),
+    [
+        (1000, 1000, 0o100644, None),
+        (0, 1000, 0o100444, None),
+        (1000, 1000, 0o100664, "may be written by other users"),
+        (0, 1000, 0o100646, "may be written by other users"),
+        (1001, 1000, 0o100644, "belongs to another user"),
+        (1001, 0, 0o100400, "belongs to another user"),
+        (1000, 1000, 0o010600, "is no plain file"),
+    ],
+)
+def test_whose_files_count(monkeypatch, owner, user, mode, why):
+    """The user's own and root's, where nobody else may write."""
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    status = os.stat_result((mode, 1, 1, 1, owner, owner, 10, 0, 0, 0))
+    if why is None:
+        refuse_others(status)
+    else:
+        with pytest.raises(UnsealedFileError, match=why):
+            refuse_others(status)
+
+
+def test_another_users_file_is_neither_read_nor_replaced(tmp_path, monkeypatch):
+    """Images are decoded into memory, and one line says why."""
+    images = write_images(tmp_path / "images", 3)
+    quiet_cache(tmp_path / "cache").images(images, RESIZE)
+    (entry,) = kept(tmp_path / "cache")
+    _black_pixels(entry)
+    black = entry.read_bytes()
+
+    def of_a_stranger(status: os.stat_result) -> None:
+        raise ForeignFileError("belongs to another user (uid 1234)")
+
+    monkeypatch.setattr("clear_mlflow.data.sealed.refuse_others", of_a_stranger)
+    said: list[str] = []
+    cache = DecodedCache(tmp_path / "cache", warn=said.append)
+    for _ in range(2):
+        assert same(cache.images(images, RESIZE), decode(images, RESIZE))
+    assert entry.read_bytes() == black
+    (line,) = said
+    assert f"{entry} belongs to another user (uid 1234)" in line
+    assert "CLEAR_MLFLOW_CACHE" in line
+
+
+def test_a_file_is_checked_once_in_a_process_and_again_where_it_changed(tmp_path, monkeypatch):
+    """Asked for twice, as every training does, it is hashed once."""
+    images = write_images(tmp_path / "images", 3)
+    quiet_cache(tmp_path / "cache").images(images, RESIZE)
+    (entry,) = kept(tmp_path / "cache")
+    checked = []
+    seal = sealed._seal
+    monkeypatch.setattr(sealed, "_seal", lambda *given: checked.append(1) or seal(*given))
+    cache = quiet_cache(tmp_path / "cache")
+    cache.damaged(images, RESIZE)
+    cache.images(images, RESIZE)
+    cache.files.refuse_changes()
+    assert len(checked) == 1
+    os.utime(entry)  # the same content
+    cache.files.refuse_changes()
+    cache.images(images, RESIZE)
+    assert len(checked) == 2
+
+
+def test_a_file_that_changes_under_a_training_is_noticed_before_its_next_row(tmp_path):
+    """What is deleted or replaced by the same is mapped as it was."""
+    sets = [write_images(tmp_path / name, 3) for name in "abc"]
+    cache = quiet_cache(tmp_path / "cache")
+    mapped = [cache.images(images, RESIZE) for images in sets]
+    gone, replaced, changed = kept(tmp_path / "cache")
+    gone.unlink()
+    copy = replaced.with_suffix(".copy")
+    copy.write_bytes(replaced.read_bytes())
+    copy.replace(replaced)
+    cache.files.refuse_changes()
+    before = [one.pixels.copy() for one in mapped]
+    _black_pixels(changed)
+    assert all(one.any() for one in before)
+    assert any(not one.pixels.any() for one in mapped)
+    with pytest.raises(DataError, match=f"{changed.name} is not as it was written") as caught:
+        cache.files.refuse_changes()
+    assert "resume" in str(caught.value)
+
+
+def test_a_file_of_many_pieces_is_sealed_to_its_last_byte(tmp_path, monkeypatch):
+    """Each piece, the order of pieces, and what lies at their bounds."""
+    monkeypatch.setattr(sealed, "_AT_ONCE", 10)
+    path, content = tmp_path / "file", bytes(range(35))
+    with sealed_file(path, "a file") as file:
+        file.write(content)
+    whole = path.read_bytes()
+    assert whole[:35] == content
+    assert len(whole) == 35 + 32
+    other_orders = [whole[10:20] + whole[:10] + whole[20:], whole[:30] + whole[:10] + whole[40:]]
+    flipped = [whole[:n] + bytes([whole[n] ^ 1]) + whole[n + 1 :] for n in range(67)]
+    cut = [whole[:n] for n in range(67)]
+    for wrong in (*other_orders, *flipped, *cut, whole + b"0", whole[1:]):
+        path.write_bytes(wrong)
+        with pytest.raises(UnsealedFileError), SealedFiles().open(path, "a file"):
+            pass
+    path.write_bytes(whole)
+    with pytest.raises(UnsealedFileError), SealedFiles().open(path, "another file"):
+        pass
+    with SealedFiles().open(path, "a file") as (file, size):
+        assert file.read(size) == content
 
 
 BUILDER = """
@@ -341,17 +518,22 @@ def test_damaged_images_are_listed_all_and_remembered(tmp_path):
     assert cache.damaged(images, RESIZE) == first
 
 
-@pytest.mark.parametrize("text", ["", "[", "[]", "{}", "[[99, 'x']]", '[[-1, "x"]]', "[[1]]", "3"])
-def test_a_damaged_list_of_damaged_images_is_made_anew(tmp_path, text):
-    """A list that was not written by us is not believed."""
+@pytest.mark.parametrize("damage", ["emptied", "another image", "cut"])
+def test_a_damaged_list_of_damaged_images_is_made_anew(tmp_path, damage):
+    """A list that was not written by us is not believed: no sound image is left out by it."""
     images = write_images(tmp_path / "images", 3)
     images.paths[1].write_bytes(b"no image")
     images = image_set(*images.paths)
-    cache = quiet_cache(tmp_path / "cache")
-    first = cache.damaged(images, RESIZE)
+    first = quiet_cache(tmp_path / "cache").damaged(images, RESIZE)
     (entry,) = kept(tmp_path / "cache", "*.json")
-    entry.write_text(text)
+    content = entry.read_bytes()
+    changed = {"emptied": b"", "another image": content.replace(b"1", b"2", 1), "cut": content[1:]}
+    entry.write_bytes(changed[damage])
+    said: list[str] = []
+    cache = DecodedCache(tmp_path / "cache", warn=said.append)
     assert cache.damaged(images, RESIZE) == first
+    assert len(said) == 1
+    assert entry.read_bytes() == content
 
 
 def settled(path: Path, content: bytes = b"content") -> Path:
@@ -448,6 +630,18 @@ def test_where_nothing_can_be_remembered_hashes_are_right(tmp_path):
     path = settled(tmp_path / "a")
     found, _ = looked_up(path / "cache", tmp_path, path)
     assert found == [hashlib.sha256(b"content").hexdigest()]
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("mode", [0o644, 0o666])
+def test_hashes_that_others_may_write_to_are_not_believed(tmp_path, mode):
+    """A hash that somebody wrote there would be the digest of images that were never read."""
+    path = settled(tmp_path / "a")
+    looked_up(tmp_path / "cache", tmp_path, path)
+    (tmp_path / "cache" / FILE_NAME).chmod(mode)
+    _, computed = looked_up(tmp_path / "cache", tmp_path, path)
+    assert computed == ([] if mode == 0o644 else [path])
+    assert looked_up(tmp_path / "cache", tmp_path, path)[1] == []
 
 
 def test_a_missing_file_is_left_to_whoever_reads_it(tmp_path):

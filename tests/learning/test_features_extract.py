@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -170,17 +171,31 @@ def test_a_name_stands_for_one_backbone(root, tmp_path, backbone):
     assert "the dataset's own" in one_line(extracted, own, tmp_path, backbone, name=KIND)
 
 
+def _zeros(path):
+    """The header and the seal stay."""
+    content = path.read_bytes()
+    path.write_bytes(content[:128] + bytes(len(content) - 160) + content[-32:])
+
+
+def _swap_two_images(path):
+    document = json.loads(path.read_text())
+    contents = document["files"]["000.npy"]["contents"]
+    contents[0], contents[1] = contents[1], contents[0]
+    path.write_text(json.dumps(document))
+
+
 @pytest.mark.parametrize(
     ("file", "damage"),
     [
         ("000.npy", lambda path: path.write_bytes(path.read_bytes()[:-100])),
         ("000.npy", lambda path: path.write_bytes(b"")),
         ("000.npy", lambda path: path.unlink()),
-        ("000.npy", lambda path: np.save(path, np.zeros((3, 512), np.float32))),
-        ("000.npy", lambda path: np.save(path, np.zeros((9, 512)))),
-        ("000.npy", lambda path: np.save(path, np.full((9, 512), np.nan, np.float32))),
+        ("000.npy", lambda path: np.save(path, np.zeros((9, 512), np.float32))),
         ("000.npy", lambda path: np.save(path, np.array([{}]), allow_pickle=True)),
-        ("000.npy", lambda path: np.save(path, np.zeros((9, 7), np.float32))),
+        ("000.npy", lambda path: path.write_bytes(path.with_name("001.npy").read_bytes())),
+        ("000.npy", lambda path: path.chmod(0o666)),
+        ("000.npy", _zeros),
+        ("features.json", _swap_two_images),
         ("features.json", lambda path: path.write_text("{")),
         ("features.json", lambda path: path.write_text('{"format": 1}')),
         (
@@ -194,7 +209,35 @@ def test_damaged_stored_features_are_told(root, tmp_path, backbone, file, damage
     folder = extracted(root, tmp_path, backbone)
     damage(folder / file)
     told = one_line(load_features, stream_of(root, tmp_path), "mine", cache_dir=tmp_path)
+    assert str(folder) in told
     assert "again" in told
+
+
+def test_features_that_change_under_a_training_are_noticed_before_its_next_row(
+    root, tmp_path, monkeypatch, backbone
+):
+    """They are mapped, and read bucket after bucket."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path))
+    folder = extracted(root, tmp_path, backbone)
+    asked = {"dataset": "clear10", "data_root": str(root), "features": "mine", "epochs": "1"}
+    training = prepare(check(TrainConfig.resolve(asked)), LineProgress(sys.stderr))
+    rows = training.rows()
+    next(rows)
+    next(rows)
+    _zeros(folder / "001.npy")
+    with pytest.raises(DataError, match=r"001\.npy is not as it was written"):
+        next(rows)
+
+
+def test_damaged_features_are_extracted_anew(root, tmp_path, backbone):
+    """What the line about them says; the other files stay as they are."""
+    folder = extracted(root, tmp_path, backbone)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    inode = (folder / "001.npy").stat().st_ino
+    _zeros(folder / "000.npy")
+    extracted(root, tmp_path, backbone)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert (folder / "001.npy").stat().st_ino == inode
 
 
 def test_an_unreadable_image_stops_the_extraction(tmp_path, backbone):

@@ -47,8 +47,9 @@ from clear_mlflow.core.predictions import (
 )
 from clear_mlflow.core.record import assemble, row_index
 from clear_mlflow.core.text import one_line
-from clear_mlflow.data.features.extracted import read_array
+from clear_mlflow.data.features.extracted import read_array, write_array
 from clear_mlflow.data.features.torch_files import load_torch_file
+from clear_mlflow.data.sealed import SealedFiles, UnsealedFileError
 from clear_mlflow.importers import FORMATS, Source, read_runs
 from clear_mlflow.importers._literal_pickle import read_literals
 from clear_mlflow.journal.spool import End, Spool, read_origin
@@ -495,18 +496,25 @@ def test_names_of_weights_are_texts(tmp_path, weights):
 
 @pytest.mark.filterwarnings("ignore")
 def test_stored_features(tmp_path):
-    """Feature files, torch's and numpy's (1,200 cases): finite numbers, or a line, or nothing."""
+    """Feature files (1,200 cases): torch's finite numbers or a line; our own as written or not."""
     path = tmp_path / "features.pth"
     torch.save({"feature": torch.rand(4, 3), "label": [0, 1, 0, 1]}, path)
     good = path.read_bytes()
-    array = files.npy(np.random.default_rng(0).random((4, 3)).astype(np.float32))
+    array = np.random.default_rng(0).random((4, 3)).astype(np.float32)
     other = tmp_path / "000.npy"
+    write_array(other, array, "made up")
+    whole = other.read_bytes()
     for draw in draws(0, 600):
         path.write_bytes(mangled(good, draw))
         read_or_refused(lambda: load_torch_file(path))
-        other.write_bytes(mangled(array, draw))
-        found = read_array(other)
-        assert found is None or (found.ndim == 2 and found.dtype == np.float32)
+        other.write_bytes(changed := mangled(whole, draw))
+        try:
+            found = read_array(other, "made up", SealedFiles())
+        except UnsealedFileError:
+            assert changed != whole
+        else:
+            assert changed == whole
+            assert np.array_equal(found, array)
 
 
 # --- what the program itself leaves behind

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -250,3 +252,45 @@ def test_one_broken_file_among_many_is_the_one_named(tmp_path):
     paths[33].write_bytes(b"no image")
     with pytest.raises(DataError, match=r"33\.png"):
         decode(image_set(*paths), Resize(4))
+
+
+_WITH_LITTLE_MEMORY = """
+import hashlib, resource, sys
+from pathlib import Path
+import numpy as np
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.data.checking import findings
+from clear_mlflow.data.decoding.decode import Resize
+from clear_mlflow.data.decoding.decoded_cache import DecodedCache
+from clear_mlflow.data.stream import ImageSet
+
+path, what = Path(sys.argv[1]), sys.argv[2]
+content = hashlib.sha256(path.read_bytes()).hexdigest()
+contents = (content,) if what == "cache" else ()
+images = ImageSet((path,), np.zeros(1, np.int64), contents)
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
+if what == "check":
+    print(findings._look(path, path.parent).wrong)
+else:
+    try:
+        DecodedCache(path.parent / "cache").images(images, Resize(224))
+    except DataError as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize("what", ["cache", "memory", "check"])
+def test_an_image_that_the_memory_is_too_small_for_is_one_line(tmp_path, what):
+    """80 megapixels, some hundred kilobytes as a file; wherever an image is decoded."""
+    path = tmp_path / "large.png"
+    Image.new("I;16", (9000, 8900)).save(path)
+    done = subprocess.run(
+        [sys.executable, "-c", _WITH_LITTLE_MEMORY, str(path), what],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = done.stdout.splitlines()
+    assert "needs more memory to be decoded than this machine can give" in line
+    assert not list(tmp_path.glob("cache/*.npy"))

@@ -8,14 +8,19 @@ may change again within the same tick of the file system's clock.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import sqlite3
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
+
+from clear_mlflow.data.files import path_text, reason
+from clear_mlflow.data.sealed import ForeignFileError, UnsealedFileError, refuse_others
 
 FILE_NAME = "hashes-v1.sqlite"
 
@@ -36,8 +41,8 @@ class _State(NamedTuple):
 class RememberedHashes:
     """The hashes of the files below one folder; a context that keeps new ones when it is left.
 
-    Safe for several processes at once. Where the file that remembers is damaged or cannot be
-    written, nothing is remembered, and every file is hashed.
+    Safe for several processes at once. Where the file that remembers is damaged, is another user's
+    or cannot be written, nothing is remembered, and every file is hashed.
 
     Args:
         folder: of the cache; made where it is missing. None to remember nothing.
@@ -99,13 +104,16 @@ class RememberedHashes:
     def _in_database(file: Path, do: Callable[[sqlite3.Connection], None]) -> None:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                refuse_others(file.stat())
             database = sqlite3.connect(file, timeout=_SECONDS_TO_WAIT)
             with contextlib.closing(database), database:
                 do(database)
-        except sqlite3.OperationalError:
-            return  # locked, or it cannot be written: it may be in order
-        except (OSError, sqlite3.Error, ValueError, TypeError):
-            # Damaged: the next run begins a new one. Nothing is lost that cannot be hashed again.
+        except (ForeignFileError, sqlite3.OperationalError):
+            return  # another user's; or locked, or it cannot be written: it may be in order
+        except (UnsealedFileError, OSError, sqlite3.Error, ValueError, TypeError):
+            # Damaged, or others may write to it: the next run begins a new one. Nothing is lost
+            # that cannot be hashed again.
             with contextlib.suppress(OSError):
                 file.unlink(missing_ok=True)
 
@@ -125,6 +133,46 @@ class RememberedHashes:
             "INSERT OR REPLACE INTO hashes VALUES (?, ?, ?, ?, ?, ?)",
             [(path, *state, content) for path, (state, content) in self._new.items()],
         )
+
+
+def wrongly_remembered(
+    file: Path, *, on_file: Callable[[int, int], None] = lambda done, total: None
+) -> list[str]:
+    """Hash every remembered file again that is as it was; a line for each that hashes otherwise.
+
+    Args:
+        file: what remembers.
+        on_file: called with the numbers of files looked at and remembered.
+    """
+    try:
+        refuse_others(file.stat())
+        database = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)
+        with contextlib.closing(database):
+            rows = database.execute(
+                "SELECT path, size, mtime_ns, ctime_ns, inode, content FROM hashes"
+            ).fetchall()
+        remembered = [(Path(os.fsdecode(row[0])), _State(*row[1:5]), row[5]) for row in rows]
+    except UnsealedFileError as error:
+        return [f"{path_text(file)} {error}"]
+    except (OSError, sqlite3.Error, TypeError) as error:
+        return [f"{path_text(file)} is damaged: {reason(error)}"]
+
+    def is_right(path: Path, state: _State, content: str) -> bool:
+        try:
+            # A file that has changed, or is gone, is hashed when it is read.
+            same = _state(path) == state
+            return not same or hashlib.sha256(path.read_bytes()).hexdigest() == content
+        except OSError:
+            return True
+
+    wrong = []
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        answers = pool.map(lambda row: is_right(*row), remembered)
+        for done, (right, row) in enumerate(zip(answers, remembered, strict=True), start=1):
+            if not right:
+                wrong.append(f"{path_text(file)} has another hash for {path_text(row[0])}")
+            on_file(done, len(remembered))
+    return wrong
 
 
 def _state(path: Path) -> _State | None:

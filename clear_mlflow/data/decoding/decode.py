@@ -152,8 +152,8 @@ def decode_blocks(
         The images in order, some at a time, and what cannot be decoded.
 
     Raises:
-        DataError: a file is missing, cannot be read, or has changed since it was hashed; or images
-            of this size would have more pixels than any photo.
+        DataError: a file is missing, cannot be read, has changed since it was hashed, or is too
+            large for the memory; or images of this size would have more pixels than any photo.
     """
     if resize.side**2 > _MAX_PIXELS:
         # Pillow takes what memory there is, block by block, until the system ends the process.
@@ -166,12 +166,17 @@ def decode_blocks(
         stop = min(start + _IMAGES_IN_A_TASK, len(images))
         block, damaged = [], []
         for i in range(start, stop):
-            content = _read(images.paths[i], images.contents[i] if images.contents else None)
             try:
+                content = _read(images.paths[i], images.contents[i] if images.contents else None)
                 block.append(_decoded(content, resize))
             except _UndecodableError as error:
                 block.append(np.zeros((0, 0, 3), dtype=np.uint8))
                 damaged.append(Damaged(i, images.paths[i], str(error)))
+            except MemoryError:  # it may be sound, so it is not left out
+                raise DataError(
+                    f"{path_text(images.paths[i])} needs more memory to be decoded than this "
+                    "machine can give; end what else runs on it, or store the image smaller"
+                ) from None
         return DecodedBlock(start, block, damaged)
 
     # Threads and not processes: Pillow lets go of the interpreter's lock while it decodes and

@@ -5,7 +5,8 @@ image in order, the geometry, and the decoder's version. So a file is never out 
 one that is no longer needed is no longer asked for, and the folder may be deleted at any time.
 
 It holds two arrays in numpy's format, one after the other: the sizes of the images, (N, 2), and
-their pixels end to end, which begin where the sizes before them say.
+their pixels end to end, which begin where the sizes before them say; and its seal. A file that is
+not as it was written is decoded anew, and that is told.
 
 A file is written under another name, flushed to the disk and renamed when whole: a builder that
 dies half-way leaves nothing that is read later. Of several builders of one set, the first holds a
@@ -21,11 +22,11 @@ import hashlib
 import io
 import json
 import os
-import secrets
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,13 +41,18 @@ from clear_mlflow.data.decoding.decode import (
     refusal,
 )
 from clear_mlflow.data.files import path_text, reason
+from clear_mlflow.data.sealed import (
+    ForeignFileError,
+    SealedFiles,
+    UnsealedFileError,
+    sealed_file,
+)
 from clear_mlflow.data.stream import ImageSet
 
-DECODED_FOLDER = "decoded-v2"  # in the folder of all caches
+DECODED_FOLDER = "decoded-v3"  # in the folder of all caches
 
 # Height to width of most photos, for how much room they will take.
 _PHOTO_RATIO = 1.5
-_LARGEST_LIST = 2**26  # bytes of a list of damaged images that are read at most
 
 
 def to_standard_error(message: str) -> None:
@@ -57,8 +63,10 @@ def to_standard_error(message: str) -> None:
 class DecodedCache:
     """Decoded images that stay from run to run.
 
-    Where the folder cannot be written or the disk is full, that is told once and images are decoded
-    into memory instead: slower at the next start, but the same images.
+    A file is checked when this process first reads it; one that is not as it was written, or that
+    other users could have written to, is decoded anew. Where the folder cannot be written, the disk
+    is full, or a file is another user's, that is told once and images are decoded into memory
+    instead: slower at the next start, but the same images.
 
     Args:
         folder: made where it is missing.
@@ -67,8 +75,10 @@ class DecodedCache:
 
     def __init__(self, folder: Path, *, warn: Callable[[str], None] = to_standard_error) -> None:
         self.folder = folder
+        self.files = SealedFiles()
         self._warn = warn
         self._warned = False
+        self._warned_of_damage = False
 
     def images(
         self,
@@ -139,29 +149,52 @@ class DecodedCache:
         """Pixels, or what is damaged in their place; None where nothing can be kept."""
         if not images.contents:
             return None
-        entry = _Entry(self.folder, images, resize)
-        if (found := entry.read()) is None:
-            try:
+        entry = _Entry(self.folder, images, resize, self.files)
+        try:
+            if (found := self._sound(entry)) is None:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 with entry.only_builder():
                     # Another process may have built it while this one waited.
-                    if (found := entry.read()) is None:
+                    if (found := self._sound(entry, tell=False)) is None:
                         entry.build(on_image)
                         return entry.read()
-            except OSError as error:
-                self._tell(error)
-                return None
+        # After it was built, too: some file systems let everybody write to every file.
+        except UnsealedFileError as error:
+            self._tell(str(error), "of your own, which no other user may write to")
+            return None
+        except OSError as error:
+            self._tell(reason(error), "that can be written, or until there is room")
+            return None
         if on_image is not None:
             on_image(len(images))
         return found
 
-    def _tell(self, error: OSError) -> None:
+    def _sound(
+        self, entry: _Entry, *, tell: bool = True
+    ) -> DecodedImages | tuple[Damaged, ...] | None:
+        """What is kept, if it is as it was written; None where it has to be built.
+
+        Raises:
+            ForeignFileError: it is another user's, so this one does not replace it.
+        """
+        try:
+            return entry.read()
+        except ForeignFileError:
+            raise
+        except UnsealedFileError as error:
+            if tell and not self._warned_of_damage:
+                self._warned_of_damage = True
+                self._warn(
+                    f"{error}; its images are decoded anew, as those of any other such file are"
+                )
+            return None
+
+    def _tell(self, why: str, other_folder: str) -> None:
         if not self._warned:
             self._warned = True
             self._warn(
-                f"decoded images cannot be kept in {path_text(self.folder)}: {reason(error)}; each "
-                "run decodes them anew until there is room, or CLEAR_MLFLOW_CACHE names a folder "
-                "that can be written"
+                f"decoded images cannot be kept in {path_text(self.folder)}: {why}; each run "
+                f"decodes them anew until CLEAR_MLFLOW_CACHE names a folder {other_folder}"
             )
 
 
@@ -171,19 +204,31 @@ class _Entry:
     ``KEY.npy`` holds the pixels; ``KEY.json``, in its place, the images that cannot be decoded.
     """
 
-    def __init__(self, folder: Path, images: ImageSet, resize: Resize) -> None:
+    def __init__(self, folder: Path, images: ImageSet, resize: Resize, files: SealedFiles) -> None:
         self._folder = folder
         self._images = images
         self._resize = resize
+        self._files = files
         described = "\n".join((decoder_version(), str(resize), *images.contents))
         self._key = hashlib.sha256(described.encode()).hexdigest()
         self._pixels = folder / f"{self._key}.npy"
         self._damaged = folder / f"{self._key}.json"
 
     def read(self) -> DecodedImages | tuple[Damaged, ...] | None:
-        """What is kept; None where that is nothing, or not what was written."""
-        pixels = self._read_pixels()
-        return self._read_damaged() if pixels is None else pixels
+        """What is kept; None where that is nothing.
+
+        Raises:
+            UnsealedFileError: it is not as it was written; the message names the file.
+        """
+        for path, read in ((self._pixels, self._read_pixels), (self._damaged, self._read_damaged)):
+            try:
+                with self._files.open(path, path.name) as (file, size):
+                    return read(file, size)
+            except FileNotFoundError:
+                continue
+            except UnsealedFileError as error:
+                raise type(error)(f"{path_text(path)} {error}") from None
+        return None
 
     @contextlib.contextmanager
     def only_builder(self) -> Iterator[None]:
@@ -211,70 +256,41 @@ class _Entry:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         sizes = np.zeros((len(self._images), 2), dtype=np.int64)
         damaged: list[Damaged] = []
-        with self._part() as (part, file):
-            file.seek(len(_header_of(sizes)))
-            # Written and not mapped: a full disk is an error here, and a killed process there.
-            for block in decode_blocks(self._images, self._resize, on_image=on_image):
-                damaged += block.damaged
-                for n, image in enumerate(block.images, start=block.start):
-                    sizes[n] = image.shape[:2]
-                    file.write(image.data)
-            if not damaged:
+        try:
+            with sealed_file(self._pixels, self._pixels.name) as file:
+                file.seek(len(_header_of(sizes)))
+                # Written and not mapped: a full disk is an error here, and a killed process there.
+                for block in decode_blocks(self._images, self._resize, on_image=on_image):
+                    damaged += block.damaged
+                    for n, image in enumerate(block.images, start=block.start):
+                        sizes[n] = image.shape[:2]
+                        file.write(image.data)
+                if damaged:
+                    raise _DamagedError
                 file.seek(0)
                 file.write(_header_of(sizes))
-                file.flush()
-                os.fsync(file.fileno())
-                part.replace(self._pixels)
-                return
-        with self._part() as (part, file):
-            file.write(json.dumps([[one.position, one.why] for one in damaged]).encode())
-            file.flush()
-            os.fsync(file.fileno())
-            part.replace(self._damaged)
+        except _DamagedError:
+            self._pixels.unlink(missing_ok=True)  # what was there is not as it was written
+            with sealed_file(self._damaged, self._damaged.name) as file:
+                file.write(json.dumps([[one.position, one.why] for one in damaged]).encode())
 
-    @contextlib.contextmanager
-    def _part(self) -> Iterator[tuple[Path, io.BufferedWriter]]:
-        """A new file under a temporary name, which is gone afterwards unless it was renamed."""
-        part = self._folder / f"{self._key}.{secrets.token_hex(8)}.part"
-        try:
-            with part.open("xb") as file:
-                yield part, file
-        finally:
-            part.unlink(missing_ok=True)
-
-    def _read_pixels(self) -> DecodedImages | None:
-        sizes = np.zeros((len(self._images), 2), dtype=np.int64)
-        # What lies before the pixels is known to the byte once the sizes are: nothing else in the
-        # file needs to be understood.
-        begin = len(_npy_header(sizes))
+    def _read_pixels(self, file: BinaryIO, size: int) -> DecodedImages:
+        sizes = np.zeros((len(self._images), 2), dtype="<i8")
         start = len(_header_of(sizes))
-        try:
-            with self._pixels.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                header = file.read(start)
-                if len(header) < start:
-                    return None
-                sizes = np.frombuffer(header, "<i8", sizes.size, begin).reshape(sizes.shape).copy()
-                if header != _header_of(sizes) or size != start + _num_bytes(sizes):
-                    return None
-                # Copy-on-write: torch takes no array that it may not write to without a warning.
-                pixels = np.memmap(file, np.uint8, mode="c", offset=start, shape=size - start)
-        except (OSError, ValueError):
-            return None
-        return DecodedImages(pixels.view(np.ndarray), sizes)
+        sizes = np.frombuffer(file.read(start), "<i8", sizes.size, len(_npy_header(sizes)))
+        # Copy-on-write: torch takes no array that it may not write to without a warning.
+        pixels = np.memmap(file, np.uint8, mode="c", offset=start, shape=size - start)
+        return DecodedImages(pixels.view(np.ndarray), sizes.reshape(-1, 2).astype(np.int64))
 
-    def _read_damaged(self) -> tuple[Damaged, ...] | None:
-        try:
-            with self._damaged.open("rb") as file:
-                listed = json.loads(file.read(_LARGEST_LIST))
-            damaged = tuple(
-                Damaged(position, self._images.paths[position], " ".join(str(why).split()))
-                for position, why in listed
-                if position >= 0
-            )
-        except (OSError, ValueError, TypeError, IndexError):
-            return None
-        return damaged or None
+    def _read_damaged(self, file: BinaryIO, size: int) -> tuple[Damaged, ...]:
+        return tuple(
+            Damaged(position, self._images.paths[position], why)
+            for position, why in json.loads(file.read(size))
+        )
+
+
+class _DamagedError(Exception):
+    """Some images cannot be decoded, so there are no pixels to keep."""
 
 
 def _header_of(sizes: NDArray[np.int64]) -> bytes:

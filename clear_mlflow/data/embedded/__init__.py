@@ -40,7 +40,7 @@ def embedded_root(dataset: str, cache_dir: Path) -> Path:
         DataError: the folder cannot be written.
     """
     module = _module(dataset)
-    root = cache_dir / str(module.FOLDER)
+    root = cache_dir / embedded_folder(dataset)
     try:
         if root.is_dir():
             return root
@@ -62,6 +62,11 @@ def embedded_root(dataset: str, cache_dir: Path) -> Path:
             "CLEAR_MLFLOW_CACHE to a folder that can be written"
         ) from error
     return root
+
+
+def embedded_folder(dataset: str) -> str:
+    """The name of an embedded dataset's folder in the cache's."""
+    return str(_module(dataset).FOLDER)
 
 
 def embedded_digest(dataset: str) -> str:

@@ -1,15 +1,16 @@
 """Extracted features: numpy files in the cache folder, found by the content of their images.
 
-They are memory-mapped, and a sidecar beside them says what they hold and marks them as whole.
+They are memory-mapped, each sealed as what its images and its extraction are, and a sidecar beside
+them says what they hold and marks them as whole.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-import os
-import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.durable import write_durably
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data.decoding.decode import decoder_version
 from clear_mlflow.data.files import path_text, read_json_object, reason
+from clear_mlflow.data.sealed import SealedFiles, UnsealedFileError, sealed_file
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
 
 _FOLDER = "features"
 _SIDECAR = "features.json"
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -48,11 +50,19 @@ class Extraction:
             key.update("\n".join(images.contents).encode() + b"\0")
         return cache_dir / _FOLDER / self.name / key.hexdigest()[:32]
 
+    def subject(self, images: ImageSet) -> str:
+        """What the features of some images are sealed as."""
+        return _subject(dataclasses.asdict(self) | {"decoder": decoder_version()}, images.contents)
+
+
+def _subject(about: Mapping[str, Any], contents: Sequence[str]) -> str:
+    own = (about["backbone"], about["weights"], about["preprocessing"], about["decoder"])
+    return "\n".join((*own, *contents))
+
 
 def extracted_names(cache_dir: Path) -> tuple[str, ...]:
     """The names of all features that were extracted into a cache folder, sorted."""
-    folder = cache_dir / _FOLDER
-    return tuple(sorted(path.parent.parent.name for path in folder.glob(f"*/*/{_SIDECAR}")))
+    return tuple(path.parent.parent.name for path in sidecars(cache_dir))
 
 
 def array_file(folder: Path, number: int) -> Path:
@@ -60,25 +70,36 @@ def array_file(folder: Path, number: int) -> Path:
     return folder / f"{number:03d}.npy"
 
 
-def read_array(path: Path) -> NDArray[np.float32] | None:
-    """Memory-map a file of features; None where there is no whole one."""
+def read_array(path: Path, subject: str, files: SealedFiles) -> NDArray[np.float32] | None:
+    """Memory-map a file of features; None where there is none.
+
+    Args:
+        path: the file.
+        subject: what it is of; see :meth:`Extraction.subject`.
+        files: what this process has checked.
+
+    Raises:
+        UnsealedFileError: it is not as it was written, is of something else, or others could have
+            changed it.
+        OSError: it cannot be read.
+    """
     try:
-        array: NDArray[np.float32] = np.load(path, mmap_mode="r", allow_pickle=False)
-    # numpy reads a header as Python's literals, and has no closed set of exceptions for damage.
-    except Exception:
+        with files.open(path, subject) as (file, _):
+            np.lib.format.read_magic(file)
+            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+            return np.memmap(file, dtype, mode="r", offset=file.tell(), shape=shape)
+    except FileNotFoundError:
         return None
-    if array.ndim != 2 or array.dtype != np.float32 or not 0 < array.shape[1] <= MAX_FEATURES_WIDTH:
-        return None
-    return array
 
 
-def write_array(path: Path, array: NDArray[np.float32]) -> None:
-    """Write a file of features under another name, and rename it when it is whole.
+def write_array(path: Path, array: NDArray[np.float32], subject: str) -> None:
+    """Write a file of features, which is there sealed and whole or not at all.
 
     Raises:
         DataError: the folder cannot be written.
     """
-    _write_atomically(path, lambda file: np.save(file, array, allow_pickle=False))
+    with _written_to(path), sealed_file(path, subject) as file:
+        np.save(file, array, allow_pickle=False)
 
 
 def write_sidecar(
@@ -106,8 +127,8 @@ def write_sidecar(
             for number, images in enumerate(image_sets(stream))
         },
     }
-    text = json.dumps(document).encode()
-    _write_atomically(folder / _SIDECAR, lambda file: file.write(text))
+    with _written_to(folder / _SIDECAR):
+        write_durably(folder / _SIDECAR, json.dumps(document).encode())
 
 
 def is_extracted(folder: Path) -> bool:
@@ -121,7 +142,7 @@ def refuse_other_extraction(extraction: Extraction, *, cache_dir: Path) -> None:
     Raises:
         ConfigError: it was given to another backbone, other weights or other preprocessing.
     """
-    for path in sorted((cache_dir / _FOLDER / extraction.name).glob(f"*/{_SIDECAR}")):
+    for path in sidecars(cache_dir, extraction.name):
         there = _read_sidecar(path)
         for field in ("backbone", "weights", "preprocessing"):
             if there[field] != getattr(extraction, field):
@@ -135,15 +156,19 @@ def refuse_other_extraction(extraction: Extraction, *, cache_dir: Path) -> None:
 class ExtractedFeatures:
     """The arrays of one extraction, by the content of the images."""
 
-    def __init__(self, folder: Path, files: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, sidecar: Path) -> None:
+        self._about = _read_sidecar(sidecar)
+        self._folder = sidecar.parent
+        self._contents: dict[str, list[str]] = {
+            file: entry["contents"] for file, entry in self._about["files"].items()
+        }
         self._places = {
             content: (file, row)
-            for file, contents in files.items()
+            for file, contents in self._contents.items()
             for row, content in enumerate(contents)
         }
-        self._contents = files
-        self._folder = folder
         self._arrays: dict[str, NDArray[np.float32]] = {}
+        self.files = SealedFiles()
 
     def covers(self, images: ImageSet) -> bool:
         """Whether all these images have features."""
@@ -157,31 +182,52 @@ class ExtractedFeatures:
         """
         places = [self._places[content] for content in images.contents]
         files = sorted({file for file, _ in places})
-        for file in files:
-            self._open(file)
+        arrays = {file: self.open(file) for file in files}
         for file in files:
             if tuple(self._contents[file]) == images.contents:
-                return self._arrays[file]  # as it was extracted: the file itself, memory-mapped
-        gathered = np.empty((len(places), self._arrays[files[0]].shape[1]), dtype=np.float32)
+                return arrays[file]  # as it was extracted: the file itself, memory-mapped
+        gathered = np.empty((len(places), arrays[files[0]].shape[1]), dtype=np.float32)
         for out, (file, row) in zip(gathered, places, strict=True):
-            out[:] = self._arrays[file][row]
+            out[:] = arrays[file][row]
         return gathered
 
-    def _open(self, file: str) -> None:
+    def open(self, file: str) -> NDArray[np.float32]:
+        """One file's features.
+
+        Raises:
+            DataError: it is missing or damaged, or somebody else could have changed it.
+        """
         if file not in self._arrays:
             path = self._folder / file
-            array = read_array(path)
-            if array is None or len(array) != len(self._contents[file]):
-                raise DataError(
-                    f"{path_text(path)} is not the features that it was; delete "
-                    f"{path_text(self._folder)} and run 'clear-mlflow data features' again"
-                )
-            if not np.isfinite(array).all():
-                raise DataError(
-                    f"{path_text(path)} holds numbers that are not finite; delete "
-                    f"{path_text(self._folder)} and run 'clear-mlflow data features' again"
-                )
-            self._arrays[file] = array
+            why = "is missing"
+            try:
+                subject = _subject(self._about, self._contents[file])
+                if (array := read_array(path, subject, self.files)) is not None:
+                    self._arrays[file] = array
+                    return array
+            except UnsealedFileError as error:
+                why = str(error)
+            except OSError as error:
+                why = f"cannot be read: {reason(error)}"
+            raise DataError(
+                f"{path_text(path)} {why}; delete {path_text(self._folder)} and run 'clear-mlflow "
+                "data features' again"
+            )
+        return self._arrays[file]
+
+    def names(self) -> tuple[str, ...]:
+        """Its files."""
+        return tuple(self._contents)
+
+
+def sidecars(cache_dir: Path, name: str = "*") -> list[Path]:
+    """What says that an extraction is whole, of each into a cache folder, sorted.
+
+    Args:
+        cache_dir: the folder.
+        name: of the features; all by default.
+    """
+    return sorted((cache_dir / _FOLDER).glob(f"{name}/*/{_SIDECAR}"))
 
 
 def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
@@ -190,15 +236,12 @@ def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> Extra
     Raises:
         DataError: there are some, of other images or damaged.
     """
-    sidecars = sorted((cache_dir / _FOLDER / name).glob(f"*/{_SIDECAR}"))
-    for path in sidecars:
-        files = _read_sidecar(path)["files"]
-        found = ExtractedFeatures(
-            path.parent, {file: entry["contents"] for file, entry in files.items()}
-        )
-        if all(found.covers(images) for images in image_sets(stream)):
-            return found
-    if sidecars:
+    found = sidecars(cache_dir, name)
+    for path in found:
+        extracted = ExtractedFeatures(path)
+        if all(extracted.covers(images) for images in image_sets(stream)):
+            return extracted
+    if found:
         raise DataError(
             f"features {name} were extracted, but not of all images of this dataset as it is now; "
             "run 'clear-mlflow data features' on its folder again"
@@ -209,7 +252,7 @@ def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> Extra
 def _read_sidecar(path: Path) -> dict[str, Any]:
     """A sidecar with all that is used of it checked."""
     document = read_json_object(path, root=path.parent.resolve())
-    texts = ("name", "backbone", "weights", "preprocessing")
+    texts = ("name", "backbone", "weights", "preprocessing", "decoder")
     files = document.get("files")
     whole = (
         document.get("format") == _FORMAT
@@ -232,19 +275,11 @@ def _read_sidecar(path: Path) -> dict[str, Any]:
     return document
 
 
-def _write_atomically(path: Path, write: Callable[[Any], object]) -> None:
-    # Not by tempfile, whose files nobody but their owner may read: caches are shared.
-    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
+@contextmanager
+def _written_to(path: Path) -> Iterator[None]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("xb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        yield
     except OSError as error:
         raise DataError(
             f"{path_text(path)} cannot be written: {reason(error)}; set CLEAR_MLFLOW_CACHE to a "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from clear_mlflow.data.features.extracted import (
 )
 from clear_mlflow.data.features.pixels import PIXELS, pixel_features
 from clear_mlflow.data.features.shipped import ShippedFeatures, own_names
+from clear_mlflow.data.sealed import SealedFiles
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
 
 
@@ -33,6 +34,7 @@ class StoredFeatures:
         train: per bucket (N, width), float32, in the order of its training images.
         test: per bucket, likewise; where a bucket's test images are its training images, so are
             their features.
+        files: those of them that are read from the cache as they are needed.
     """
 
     name: str
@@ -40,6 +42,7 @@ class StoredFeatures:
     width: int
     train: tuple[NDArray[np.float32], ...]
     test: tuple[NDArray[np.float32], ...]
+    files: SealedFiles = field(default_factory=SealedFiles)
 
 
 def load_features(
@@ -61,6 +64,7 @@ def load_features(
         DataError: there are none of this name, some image has none, or a file is damaged.
     """
     load: Callable[[str, ImageSet], NDArray[np.float32]]
+    files = SealedFiles()
     if name == PIXELS:
         total = sum(len(images) for images in image_sets(stream))
         done = 0
@@ -86,6 +90,8 @@ def load_features(
                 f"features DIR --name {name}'"
             )
 
+        files = extracted.files
+
         def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
             return extracted.of(images)
 
@@ -106,6 +112,7 @@ def load_features(
         width=widths[0],
         train=tuple(train),
         test=tuple(test),
+        files=files,
     )
 
 

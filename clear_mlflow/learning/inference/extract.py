@@ -32,6 +32,7 @@ from clear_mlflow.data.features.extracted import (
 from clear_mlflow.data.features.stored import refuse_taken_name
 from clear_mlflow.data.features.torch_files import load_torch_file
 from clear_mlflow.data.files import path_text, reason
+from clear_mlflow.data.sealed import SealedFiles, UnsealedFileError
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
 from clear_mlflow.learning.device import RngPurpose, seed_everything, translate_oom
 from clear_mlflow.learning.samples.decoded import Normaliser
@@ -150,12 +151,11 @@ def extract(
     folder = extraction.folder(stream, cache_dir=cache_dir)
     sets = list(image_sets(stream))
     total = sum(map(len, sets))
-    arrays = [read_array(array_file(folder, number)) for number in range(len(sets))]
-    whole = [
-        array is not None and len(array) == len(images)
-        for array, images in zip(arrays, sets, strict=True)
+    arrays = [
+        _read(array_file(folder, number), extraction.subject(images))
+        for number, images in enumerate(sets)
     ]
-    if is_extracted(folder) and all(whole):
+    if is_extracted(folder) and all(array is not None for array in arrays):
         on_image(total, total)
         return folder
     with translate_oom(_LESS_MEMORY):
@@ -163,7 +163,7 @@ def extract(
     done = 0
     width = 0
     for number, images in enumerate(sets):
-        array = arrays[number] if whole[number] else None
+        array = arrays[number]
         if array is None:
             with translate_oom(_LESS_MEMORY):
                 array = features_of(
@@ -173,12 +173,20 @@ def extract(
                     device=device,
                     on_image=partial(_from, done, total, on_image),
                 )
-            write_array(array_file(folder, number), array)
+            write_array(array_file(folder, number), array, extraction.subject(images))
         width = array.shape[1]
         done += len(images)
         on_image(done, total)
     write_sidecar(folder, extraction, stream, width=width)
     return folder
+
+
+def _read(path: Path, subject: str) -> NDArray[np.float32] | None:
+    """A file of features; None where they have to be computed."""
+    try:
+        return read_array(path, subject, SealedFiles())
+    except (UnsealedFileError, OSError):
+        return None
 
 
 def _from(before: int, total: int, on_image: Callable[[int, int], None], done: int) -> None:
