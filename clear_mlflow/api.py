@@ -74,7 +74,9 @@ def train(
         protocol: iid: held-out test images; streaming: a bucket's test set is its
             training data.
         split: Under iid, a number: that seeded 70/30 split of each bucket's training
-            images; auto: the released test set where there is one, else split 0.
+            images; auto: the released test set where there is one, else split 0;
+            validation: a tenth of what auto trains on, for choosing parameters, so that
+            no test image is read (validation:N: of what split N trains on).
         features: Name of stored features to train a linear head on, as moco_b0.
         damaged: What to do about an image that cannot be decoded; leave_out is told in
             the record.
@@ -202,7 +204,9 @@ def train_ensemble(
         protocol: iid: held-out test images; streaming: a bucket's test set is its
             training data.
         split: Under iid, a number: that seeded 70/30 split of each bucket's training
-            images; auto: the released test set where there is one, else split 0.
+            images; auto: the released test set where there is one, else split 0;
+            validation: a tenth of what auto trains on, for choosing parameters, so that
+            no test image is read (validation:N: of what split N trains on).
         features: Name of stored features to train a linear head on, as moco_b0.
         damaged: What to do about an image that cannot be decoded; leave_out is told in
             the record.
@@ -280,6 +284,7 @@ def track(
     dataset: str = "own",
     dataset_digest: str | None = None,
     protocol: str = "iid",
+    split: Literal["test", "validation"] = "test",
     seed: int | None = None,
     strategy: str | None = None,
     model: str | None = None,
@@ -308,6 +313,8 @@ def track(
             that of the evaluation set, when not given.
         protocol: ``iid``: a held-out test set per bucket; ``streaming``: tested on its own
             training data.
+        split: what the rows are measured on; numbers on validation images are for choosing by,
+            and are never set beside those on test images.
         seed: of the run.
         strategy: its name, to group runs by.
         model: likewise.
@@ -337,6 +344,7 @@ def track(
         dataset=dataset,
         dataset_digest=dataset_digest,
         protocol=protocol,
+        split=split,
         seed=seed,
         strategy=strategy,
         model=model,

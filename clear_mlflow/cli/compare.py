@@ -85,7 +85,7 @@ def compare(
     from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
     from clear_mlflow.store.search import Selection, select
     from clear_mlflow.store.ui_urls import comparison_links
-    from clear_mlflow.sweep.more_seeds import more_seeds_grid
+    from clear_mlflow.sweep.chosen import next_grids
 
     bound_retries()
     quiet_mlflow()
@@ -122,7 +122,6 @@ def compare(
         )
         if text != NONE
     }
-    more = more_seeds_grid(comparison)
     run = write_comparison(
         client,
         comparison,
@@ -130,12 +129,12 @@ def compare(
         experiment_id=experiment_id,
         run_id=own_run,
         params=asked,
-        more_seeds=more,
+        grids=next_grids(comparison),
     )
     out = console()
     print_comparison(comparison, out)
     out.print()
-    print_links(comparison_links(client, run, more_seeds=more is not None), out)
+    print_links(comparison_links(client, run), out)
 
 
 def _own_metrics(metric: str) -> tuple[Metric, ...]:

@@ -18,7 +18,7 @@ from rich.text import Text
 from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
-from clear_mlflow.core.matrix import PROTOCOLS
+from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
 from clear_mlflow.core.text import one_line, shown
 from clear_mlflow.core.untrusted import MAX_IMPORTED_FILES
 from clear_mlflow.data.files import is_folder
@@ -87,6 +87,13 @@ class Line:
     help="streaming: buckets were tested on their own training data.",
 )
 @click.option(
+    "--split",
+    type=click.Choice(SPLITS),
+    default=TEST,
+    show_default=True,
+    help="What the numbers were measured on; those on validation images are compared apart.",
+)
+@click.option(
     "--scale",
     type=click.Choice([AUTO, "fraction", "percent"]),
     default=AUTO,
@@ -136,6 +143,7 @@ def import_runs(
     strategy: str,
     seed: str,
     protocol: str,
+    split: str,
     scale: str,
     initial: str,
     future: str,
@@ -166,7 +174,11 @@ def import_runs(
     quiet_mlflow()
     wanted = None if experiment == NONE else experiment
     facts = ImportMetadata(
-        dataset=_said(dataset), strategy=_said(strategy), seed=number, protocol=protocol
+        dataset=_said(dataset),
+        strategy=_said(strategy),
+        seed=number,
+        protocol=protocol,
+        split=split,
     )
     lines: list[Line] = []
     with stoppable() as received, suppress(KeyboardInterrupt):

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.cli.terminal import console
+from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import one_line, printable
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
 from clear_mlflow.runs.lifecycle import RunResult
@@ -66,6 +67,8 @@ def print_scores(scores: Scores, out: Console) -> None:
     if scores.record is None:
         return
     out.print(matrix_table(scores.record.evidence))
+    if scores.record.split != TEST:
+        out.print(f"measured on {scores.record.split} images: to choose by, not to report")
     out.print(metrics_table(scores.summary, scores.reasons, lower_is_better=scores.lower_is_better))
 
 

@@ -19,7 +19,7 @@ from clear_mlflow.statistics import (
 )
 
 # Labels that say what was tested on, and not by which method.
-_TESTED_ON = ("dataset", "protocol")
+_TESTED_ON = ("dataset", "protocol", "split")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,8 +55,9 @@ def across_datasets(
         metric: by which they are ranked.
         level: of confidence.
     """
-    protocol = Counter(setting.protocol for setting in settings).most_common(1)[0][0]
-    used = [i for i, setting in enumerate(settings) if setting.protocol == protocol]
+    kinds = [(setting.protocol, setting.split) for setting in settings]
+    usual = Counter(kinds).most_common(1)[0][0]
+    used = [i for i, kind in enumerate(kinds) if kind == usual]
     datasets = [settings[i].dataset for i in used]
     # Two test sets of one dataset are no two datasets.
     if len(used) < 2 or len(set(datasets)) < len(datasets):

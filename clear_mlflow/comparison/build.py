@@ -21,6 +21,7 @@ from clear_mlflow.comparison.verdicts import (
     plan_pairs,
 )
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import TEST, VALIDATION
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.statistics import (
@@ -33,6 +34,26 @@ from clear_mlflow.statistics import (
 )
 
 LEVEL = 0.95
+
+# Parameters of a training that are chosen by what they give. Others say what is compared (strategy,
+# model), what it may cost (memory), or where it is computed.
+TUNED = (
+    "strategy_args",
+    "augment",
+    "epochs",
+    "batch_size",
+    "optimizer",
+    "optimizer_state",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "schedule",
+    "lr_step",
+    "lr_gamma",
+    "warmup_epochs",
+    "label_smoothing",
+    "clip_norm",
+)
 
 # What a leaderboard is ranked by where nobody says: the first that most groups define.
 _RANKED_BY = (
@@ -63,6 +84,11 @@ class Arrangement:
     def subjects(self) -> tuple[Subject, ...]:
         """All runs that hold rows, group by group."""
         return tuple(member for group in self.groups for member in group.members)
+
+    @property
+    def is_validation(self) -> bool:
+        """Whether all runs were measured on validation images."""
+        return all(setting.split == VALIDATION for setting in self.settings)
 
     def is_higher_better(self, metric: str) -> bool:
         """Whether more of a metric is better."""
@@ -274,6 +300,7 @@ def _warnings(
             "each other."
         )
     yield from arrangement.notes
+    yield from _chosen_on(arrangement)
     for group in groups:
         for run in group.members:
             stored, width = len([r for r in run.record.rows if r > 0]), len(run.grid[0])
@@ -348,6 +375,46 @@ def _warnings(
                 f"No group on {cut(settings[without].dataset)} is the baseline: nothing is tested "
                 "there."
             )
+
+
+def _chosen_on(arrangement: Arrangement) -> Iterator[str]:
+    """What a choice by this leaderboard is made on, where there is one to make."""
+    if any(setting.split == VALIDATION for setting in arrangement.settings):
+        what = "All runs" if arrangement.is_validation else "The groups called validation"
+        yield (
+            f"{what} were measured on validation images, a part of the training images that they "
+            "were not trained on: numbers to choose by, not to report."
+        )
+    chosen = [
+        method
+        for method in methods(arrangement)
+        if len(method) > 1 and arrangement.settings[method[0].setting].split == TEST
+    ]
+    if chosen:
+        count = sum(map(len, chosen))
+        varied = [
+            name
+            for name in arrangement.group_by
+            if name in TUNED
+            and any(len({group.labels[name] for group in method}) > 1 for method in chosen)
+        ]
+        yield (
+            f"{count} groups differ in {', '.join(varied)} alone and were measured on test images: "
+            "whoever picks the best of them has chosen on the test set, and its value is too high "
+            "to report. Choose among runs with split=validation, then train what was chosen with "
+            "split=auto (docs/sweeps.md)."
+        )
+
+
+def methods(arrangement: Arrangement) -> list[list[Group]]:
+    """Groups of one setting that differ in nothing but what is tuned, in order of rank."""
+    found: dict[tuple[object, ...], list[Group]] = {}
+    for group in arrangement.groups:
+        labels = tuple((n, text) for n, text in group.labels.items() if n not in TUNED)
+        # Runs for themselves have no labels: nobody said what they are candidates of.
+        key = (group.setting, labels) if group.labels else (group.setting, group.name)
+        found.setdefault(key, []).append(group)
+    return list(found.values())
 
 
 def _identical(group: Group) -> tuple[Subject, Subject] | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.matrix import AccuracyMatrix, measured_split
 from clear_mlflow.core.text import printable, shortened, shown
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
@@ -182,6 +182,7 @@ def _joins(run: RowlessRun, by: Sequence[str], labels: Sequence[str], setting: S
         [
             *(run.labels.get(n, NOT_SAID) == label for n, label in zip(by, labels, strict=True)),
             *(run.labels.get(n, found) == found for n, found in tested.items()),
+            measured_split(run.labels.get("split", "")) == setting.split,
         ]
     )
 
@@ -202,6 +203,11 @@ def _names(
             if len({labels[position] for labels, _ in keys}) > 1
         ] or [0]
         names = [", ".join(labels[position] for position in varying) for labels, _ in keys]
+    if len({setting.split for setting in settings}) > 1:
+        # First, as a number is: behind a name cut short it would be lost.
+        names = [
+            f"{settings[setting].split}: {n}" for n, (_, setting) in zip(names, keys, strict=True)
+        ]
     repeated = Counter(names)
     seen: Counter[str] = Counter()
     for position, name in enumerate(names):

@@ -26,6 +26,7 @@ def leaderboard_columns(comparison: Comparison) -> list[str]:
         *(f"by {name}" for name in comparison.group_by),
         "dataset",
         "protocol",
+        "split",
         "run ids",
     ]
 
@@ -42,7 +43,7 @@ def leaderboard_rows(comparison: Comparison) -> Iterator[list[str | int | float 
             else:
                 cells += [found.mean, found.std, *_ends(found), found.n]
         cells += [_text(group.labels[name]) for name in comparison.group_by]
-        cells += [_text(setting.dataset), setting.protocol]
+        cells += [_text(setting.dataset), setting.protocol, setting.split]
         yield [*cells, " ".join(member.run_id for member in group.members)]
 
 

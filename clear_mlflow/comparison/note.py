@@ -23,6 +23,8 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
     """
     groups = comparison.groups
     heading = f"### {len(comparison.subjects)} runs in {len(groups)} groups compared"
+    if comparison.is_validation:
+        heading += ", on validation images"
     # What is real before what is not: a long list is cut off at its end.
     ordered = sorted(comparison.verdicts, key=lambda verdict: verdict.outcome != "different")
     verdicts = [f"- {escaped(verdict.sentence, 500)}" for verdict in ordered]

@@ -56,7 +56,10 @@ class Subject:
         """What has to be the same in two runs whose numbers are set side by side."""
         matrix, dataset = self.record.matrix, self.record.dataset
         counts = None if matrix.num_instances is None else tuple(matrix.num_instances.tolist())
-        return Setting(dataset.name, dataset.digest, self.record.protocol, matrix.buckets, counts)
+        record = self.record
+        return Setting(
+            dataset.name, dataset.digest, record.protocol, record.split, matrix.buckets, counts
+        )
 
     @property
     def is_partial(self) -> bool:
@@ -88,6 +91,7 @@ class Setting:
     dataset: str
     digest: str
     protocol: str
+    split: str  # what was measured on: "test" or "validation"
     buckets: tuple[str, ...]
     num_instances: tuple[int, ...] | None
 
@@ -97,6 +101,8 @@ class Setting:
             yield f"dataset ({self.dataset} and {other.dataset})"
         if self.protocol != other.protocol:
             yield f"protocol ({self.protocol} and {other.protocol})"
+        if self.split != other.split:
+            yield f"split ({self.split} and {other.split})"
         if self.buckets != other.buckets:
             counts = len(self.buckets), len(other.buckets)
             yield "buckets" + (f" ({counts[0]} and {counts[1]})" if counts[0] != counts[1] else "")

@@ -60,7 +60,9 @@ def _leaderboard(comparison: Comparison) -> Table:
         if name is not None and name in comparison.metrics
     ]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
-    table.add_column("group", overflow="fold")
+    table.add_column(
+        "group\n(validation)" if comparison.is_validation else "group", overflow="fold"
+    )
     table.add_column("seeds", justify="right", no_wrap=True)
     for metric in metrics:
         family, _, name = metric.partition("/")

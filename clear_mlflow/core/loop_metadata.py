@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import PROTOCOLS, AccuracyRow
+from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.record import DatasetIdentity
 from clear_mlflow.core.text import shown
@@ -33,6 +33,7 @@ class LoopMetadata:
         num_instances: test images per bucket; None where only accuracies will be known.
         dataset: which data the rows are measured on.
         protocol: ``iid`` or ``streaming``.
+        split: what rows are measured on, ``test`` or ``validation``.
         seed: of the run; None when it has none.
         facts: ``strategy``, ``model`` and such, by which runs are grouped.
         params: further parameters, as texts.
@@ -45,6 +46,7 @@ class LoopMetadata:
     num_instances: tuple[int, ...] | None
     dataset: DatasetIdentity
     protocol: str = "iid"
+    split: str = TEST
     seed: int | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     params: Mapping[str, str] = field(default_factory=dict)
@@ -60,6 +62,7 @@ def describe_loop(
     dataset: str = "own",
     dataset_digest: str | None = None,
     protocol: str = "iid",
+    split: str = TEST,
     seed: int | None = None,
     strategy: str | None = None,
     model: str | None = None,
@@ -79,6 +82,8 @@ def describe_loop(
     keys = _keys(buckets)
     if protocol not in PROTOCOLS:
         raise ConfigError(f"protocol is {shown(protocol)}; expected one of {', '.join(PROTOCOLS)}")
+    if split not in SPLITS:
+        raise ConfigError(f"split is {shown(split)}; expected one of {', '.join(SPLITS)}")
     if seed is not None:
         seed = _whole("seed", seed)
     if test_ids is not None and test_labels is None:
@@ -107,6 +112,7 @@ def describe_loop(
     AccuracyRow.from_fractions(0, keys, (0.0,) * len(keys), counts)
     digest = dataset_digest or (evaluation_set.digest if evaluation_set else UNKNOWN)
     grouped = {"strategy": strategy, "model": model, "dataset": dataset, "protocol": protocol}
+    grouped["split"] = split
     if seed is not None:
         grouped["seed"] = str(seed)
     return LoopMetadata(
@@ -114,6 +120,7 @@ def describe_loop(
         num_instances=counts,
         dataset=DatasetIdentity(dataset, digest),
         protocol=protocol,
+        split=split,
         seed=seed,
         facts={key: str(value) for key, value in grouped.items() if value is not None},
         params=_texts("params", params),

@@ -20,6 +20,28 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_COUNT, MAX_KEY_CHARACTERS
 
 PROTOCOLS = ("iid", "streaming")
+# What a run is measured on: test images, or some of its training images held out to choose by.
+TEST, VALIDATION = "test", "validation"
+SPLITS = (TEST, VALIDATION)
+
+
+def measured_split(split: str) -> str:
+    """What a run is measured on, by the ``split`` that divides its images.
+
+    >>> measured_split("auto"), measured_split("3"), measured_split("validation:3")
+    ('test', 'test', 'validation')
+    """
+    return VALIDATION if split.partition(":")[0] == VALIDATION else TEST
+
+
+def validated_split(split: str) -> str:
+    """The split whose training images a validation divides; any other split itself.
+
+    >>> validated_split("validation"), validated_split("validation:3"), validated_split("3")
+    ('auto', '3', '3')
+    """
+    first, _, number = split.partition(":")
+    return (number or "auto") if first == VALIDATION else split
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Any
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import JSON, MAX_ROW_BYTES, MAX_TEXT_CHARACTERS, json_object
 
@@ -26,6 +26,8 @@ SCHEMA_NAME = "clear_mlflow/accuracy_row"
 SCHEMA_VERSION = "1.0"
 # Rows of accuracies without counts; what has counts stays 1.0, which every reader knows.
 ACCURACIES_VERSION = "1.1"
+# Rows that are measured on validation images.
+SPLIT_VERSION = "1.2"
 
 # Written by every language's clock, and read by Python 3.10's narrow fromisoformat.
 _UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}(\d{3})?)?(Z|\+00:00)", re.ASCII)
@@ -73,7 +75,8 @@ class RowRecord:
         written_at: ISO 8601 in UTC, as 2026-01-31T12:00:00.123Z.
         extra: fields that a newer or another program wrote; kept and written back.
         schema_version: of the format, "major.minor"; kept from the file that was read. A row
-            without counts is at least of version 1.1.
+            without counts is at least of version 1.1, one on validation images of version 1.2.
+        split: which images it was measured on, ``test`` or ``validation``.
 
     Raises:
         RecordError: a value is not one that the format holds.
@@ -87,6 +90,7 @@ class RowRecord:
     written_at: str
     extra: Mapping[str, JSON] = field(default_factory=dict)
     schema_version: str = SCHEMA_VERSION
+    split: str = TEST
 
     def __post_init__(self) -> None:
         if self.protocol not in PROTOCOLS:
@@ -104,7 +108,14 @@ class RowRecord:
         _check_version(self.schema_version)
         if self.row.correct is None and _minor(self.schema_version) < 1:
             object.__setattr__(self, "schema_version", ACCURACIES_VERSION)
-        taken = sorted({*_KNOWN_FIELDS, "accuracy"} & set(self.extra))
+        if self.split not in SPLITS:
+            raise RecordError(f"split is {shown(self.split)}; expected {' or '.join(SPLITS)}")
+        if self.split != TEST and _minor(self.schema_version) < 2:
+            object.__setattr__(self, "schema_version", SPLIT_VERSION)
+        known = {*_KNOWN_FIELDS, "accuracy"}
+        if _minor(self.schema_version) >= 2:
+            known.add("split")
+        taken = sorted(known & set(self.extra))
         if taken:
             raise RecordError(f"extra holds {taken[0]!r}, which is a field of the format itself")
 
@@ -117,6 +128,7 @@ class RowRecord:
             "buckets": list(self.row.buckets),
             **_measured(self.row),
             "protocol": self.protocol,
+            **({} if self.split == TEST else {"split": self.split}),
             "dataset": {"name": self.dataset.name, "digest": self.dataset.digest},
             "seed": self.seed,
             "package_version": self.package_version,
@@ -153,6 +165,7 @@ class Record:
 
     matrix: AccuracyMatrix
     protocol: str
+    split: str  # what was measured on: "test" or "validation"
     dataset: DatasetIdentity
     seed: int | None
     rows: tuple[int, ...]  # rows that are stored, ascending; 0 is the initialisation
@@ -224,6 +237,7 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
     return Record(
         matrix=AccuracyMatrix.from_rows(record.row for _, record in ordered),
         protocol=first.protocol,
+        split=first.split,
         dataset=first.dataset,
         seed=first.seed,
         rows=rows,
@@ -236,6 +250,7 @@ def _comparisons(one: RowRecord, other: RowRecord) -> Iterator[tuple[str, object
     yield "dataset name", one.dataset.name, other.dataset.name
     yield "dataset digest", one.dataset.digest, other.dataset.digest
     yield "protocol", one.protocol, other.protocol
+    yield "split", one.split, other.split
     yield "seed", one.seed, other.seed
     yield "number of buckets", len(one.row.buckets), len(other.row.buckets)
     for j, (key, there) in enumerate(zip(one.row.buckets, other.row.buckets, strict=True)):
@@ -286,6 +301,10 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
     if "accuracy" in document and row.correct is not None:
         _check_accuracy(_list(document, "accuracy"), row)
     dataset = _members("dataset", _field(document, "dataset"), ("name", "digest"))
+    known: tuple[str, ...] = (*_KNOWN_FIELDS, "accuracy")
+    split = TEST
+    if _minor(schema["version"]) >= 2:  # before, a field of this name was somebody else's
+        known, split = (*known, "split"), document.get("split", TEST)
     return RowRecord(
         row=row,
         protocol=_field(document, "protocol"),
@@ -293,8 +312,9 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
         seed=_field(document, "seed"),
         package_version=_field(document, "package_version"),
         written_at=_field(document, "written_at"),
-        extra={k: v for k, v in document.items() if k not in (*_KNOWN_FIELDS, "accuracy")},
+        extra={k: v for k, v in document.items() if k not in known},
         schema_version=schema["version"],
+        split=split,
     )
 
 

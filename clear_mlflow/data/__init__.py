@@ -27,7 +27,7 @@ def load_stream(
         cache_dir: where an embedded dataset is written on first use, and where the hashes of
             files that do not change stay from run to run.
         protocol: ``iid`` or ``streaming``; see :func:`~clear_mlflow.data.splits.choose`.
-        split: ``auto``, or the number of a 70/30 split; likewise.
+        split: ``auto``, the number of a 70/30 split, or ``validation``; likewise.
 
     Raises:
         ConfigError: the protocol or the split is unknown, or an embedded dataset is asked for

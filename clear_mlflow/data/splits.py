@@ -6,6 +6,7 @@ each of them.
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.matrix import VALIDATION, measured_split, validated_split
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.stream import Bucket, ImageSet
@@ -26,7 +28,7 @@ STREAMING = "streaming"
 TEST_RATIO = 0.3
 STORED_SPLITS = range(5)  # the seeds of the splits that the older layout stores
 
-_SEED = re.compile("[0-9]{1,18}")
+_SPLIT = re.compile(f"auto|[0-9]{{1,18}}|{VALIDATION}(:[0-9]{{1,18}})?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +63,9 @@ class Chosen:
     """What a protocol trains and tests on."""
 
     buckets: tuple[Bucket, ...]
-    split: str  # "released", "none" (nothing is held out), or the number of the split
+    # "released", a split's number, either of them for validation ("validation", "validation:0"), or
+    # "none": nothing is held out.
+    split: str
     warnings: tuple[str, ...] = ()
 
 
@@ -74,7 +78,9 @@ def choose(listing: Listing, *, protocol: str, split: str) -> Chosen:
             training set, the same object.
         split: under ``iid``, a number: that 70/30 split of each bucket's images, as the dataset
             stores it or else as :func:`seeded_split` makes it; ``auto``: the released test set
-            where the layout has one, else split 0.
+            where the layout has one, else split 0; ``validation`` or ``validation:N``: what
+            ``auto`` or split N trains on, divided by :func:`validation_split`. Their test images
+            are then not looked at.
 
     Raises:
         ConfigError: the protocol or the split is unknown, or a split is asked for where nothing is
@@ -86,13 +92,16 @@ def choose(listing: Listing, *, protocol: str, split: str) -> Chosen:
     if protocol == STREAMING:
         both = [Bucket(key=key, train=all_, test=all_) for key, all_ in listing.images.items()]
         return Chosen(tuple(both), "none")
-    if split == AUTO and listing.released_test is not None:
+    validates, of_split = measured_split(split) == VALIDATION, validated_split(split)
+    if of_split == AUTO and listing.released_test is not None:
+        if validates:
+            return Chosen(_validated(listing.images, listing.root), VALIDATION)
         tests = listing.released_test()
         released = [
             Bucket(key=key, train=train, test=tests[key]) for key, train in listing.images.items()
         ]
         return Chosen(tuple(released), "released")
-    number = 0 if split == AUTO else int(split)
+    number = 0 if of_split == AUTO else int(of_split)
     stored = listing.stored_split(number) if listing.stored_split is not None else None
     buckets = []
     for key, images in listing.images.items():
@@ -110,6 +119,10 @@ def choose(listing: Listing, *, protocol: str, split: str) -> Chosen:
             f"split {number} is not stored in {path_text(listing.root)}; it was made anew, and "
             "may differ from the one that the authors published"
         )
+    if validates:
+        trained = {bucket.key: bucket.train for bucket in buckets}
+        validated = _validated(trained, listing.root)
+        return Chosen(validated, f"{VALIDATION}:{number}", tuple(warnings))
     return Chosen(tuple(buckets), str(number), tuple(warnings))
 
 
@@ -121,9 +134,10 @@ def check_protocol(protocol: str, split: str) -> None:
     """
     if protocol not in (IID, STREAMING):
         raise ConfigError(f"protocol is {shown(protocol)}; expected {IID} or {STREAMING}")
-    if split != AUTO and not _SEED.fullmatch(split):
+    if not _SPLIT.fullmatch(split):
         raise ConfigError(
-            f"split is {shown(split)}; expected {AUTO} or a whole number of up to 18 digits"
+            f"split is {shown(split)}; expected {AUTO}, a whole number of up to 18 digits, "
+            f"{VALIDATION}, or {VALIDATION}:N for that of split N"
         )
     if split != AUTO and protocol == STREAMING:
         raise ConfigError(
@@ -151,3 +165,60 @@ def seeded_split(num_images: int, seed: int) -> Split:
     num_train = num_images - int(TEST_RATIO * num_images)
     train, test = indices[:num_train], indices[num_train:]
     return np.array(sorted(train), dtype=np.int64), np.array(sorted(test), dtype=np.int64)
+
+
+def validation_split(images: Mapping[str, ImageSet]) -> dict[str, Split]:
+    """Hold out a tenth of each class of each bucket: to choose by, where tests are for reports.
+
+    Which images these are follows from their labels and ids (a file's name is its image's id), and
+    not from a run's seed: all seeds of all methods are measured on the same images. An image that
+    several buckets show, as a scan of the embedded digits, is held out in all of them or in none.
+
+    Args:
+        images: bucket key to what may be trained on, in stream order.
+
+    Returns:
+        Bucket key to indices of the images that are trained on and of those that are held out,
+        each ascending. Of n > 1 images of a class that are in no other bucket, n / 10 are held
+        out, rounded, and at least one; of a single one, none.
+    """
+    of_classes = [
+        (key, label, np.flatnonzero(of_bucket.labels == label).tolist())
+        for key, of_bucket in images.items()
+        for label in np.unique(of_bucket.labels).tolist()
+    ]
+    held_out: set[tuple[int, str]] = set()
+    trained: set[tuple[int, str]] = set()
+    # The smallest first: what they share with others leaves them the least to choose from.
+    for key, label, indices in sorted(of_classes, key=lambda of_class: len(of_class[2])):
+        own = {(label, images[key].paths[i].stem) for i in indices}
+        wanted = max(1, (len(own) + 5) // 10) if len(own) > 1 else 0
+        free = sorted(own - held_out - trained, key=_draw)
+        held_out.update(free[: max(0, wanted - len(own & held_out))])
+        trained |= own - held_out
+    found = {}
+    for key, of_bucket in images.items():
+        labels_and_paths = zip(of_bucket.labels.tolist(), of_bucket.paths, strict=True)
+        out = np.array([(label, path.stem) in held_out for label, path in labels_and_paths], bool)
+        found[key] = np.flatnonzero(~out), np.flatnonzero(out)
+    return found
+
+
+def _draw(image: tuple[int, str]) -> bytes:
+    """A number that an image is drawn by: of itself alone, so that others may come and go."""
+    label, image_id = image
+    return hashlib.sha256(f"{VALIDATION}\0{label}\0{image_id}".encode()).digest()
+
+
+def _validated(images: Mapping[str, ImageSet], root: Path) -> tuple[Bucket, ...]:
+    buckets = []
+    for key, (train, held_out) in validation_split(images).items():
+        if not len(train) or not len(held_out):
+            raise DataError(
+                f"bucket {key} of {path_text(root)} has {len(images[key])} images, of which "
+                f"{len(held_out)} would be held out to validate on; expected some to train on and "
+                "some to hold out: pass split=auto, or a dataset with more images"
+            )
+        own = images[key]
+        buckets.append(Bucket(key=key, train=own.take(train), test=own.take(held_out)))
+    return tuple(buckets)

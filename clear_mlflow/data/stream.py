@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.matrix import measured_split
+
 
 @dataclass(frozen=True, eq=False)
 class ImageSet:
@@ -47,7 +49,10 @@ def image_set(entries: Iterable[tuple[int, Path]]) -> ImageSet:
 
 @dataclass(frozen=True, eq=False)
 class Bucket:
-    """One step of the stream: what is trained on, and the images that it is tested on."""
+    """One step of the stream: what is trained on, and the images that it is tested on.
+
+    These are validation images where the stream's split says so.
+    """
 
     key: str
     train: ImageSet
@@ -65,10 +70,15 @@ class BucketStream:
     warnings: tuple[str, ...] = ()  # what is odd but does not stop a run; one line each
     layout: str = ""  # how the files lie, for people
     protocol: str = "iid"  # or "streaming": each bucket's test set is its training set
-    split: str = "released"  # or a split's number, or "none" where nothing is held out
+    split: str = "released"  # see splits.Chosen
     # Whether images of one name show one thing, in whatever buckets: intervals over test images
     # then take it as one. Otherwise each image is of its own.
     names_are_clusters: bool = False
+
+    @property
+    def tested_on(self) -> str:
+        """What a bucket's test images are: ``test``, or ``validation`` of its training images."""
+        return measured_split(self.split)
 
 
 def image_sets(stream: BucketStream) -> Iterator[ImageSet]:

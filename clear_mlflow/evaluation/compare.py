@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 from mlflow import MlflowClient
@@ -221,6 +222,7 @@ def _subject(stored: StoredMatrix) -> Subject:
     tested = {
         "dataset": record.dataset.name,
         "protocol": record.protocol,
+        "split": record.split,
         "seed": "none" if record.seed is None else str(record.seed),
     }
     return Subject(
@@ -298,7 +300,7 @@ def write_comparison(
     experiment_id: str,
     run_id: str | None = None,
     params: Mapping[str, str] | None = None,
-    more_seeds: str | None = None,
+    grids: Mapping[str, str] | None = None,
 ) -> Run:
     """Store a comparison in a run of its own.
 
@@ -309,14 +311,14 @@ def write_comparison(
         experiment_id: where the run is opened.
         run_id: a run that is there for it already; it is left open.
         params: how the comparison was asked for.
-        more_seeds: a sweep's file that trains the seeds that are needed; None: none are.
+        grids: files of sweeps that go on from here, by their artifact's name.
 
     Returns:
         The run, as it is then.
     """
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         # Before any run is opened: what cannot be drawn leaves nothing half done.
-        write_files(comparison, left_out, Path(scratch), more_seeds)
+        write_files(comparison, left_out, Path(scratch), grids or {})
         with mlflow_errors("store the comparison"):
             return _store(client, comparison, scratch, experiment_id, run_id, params or {})
 
@@ -356,7 +358,7 @@ def write_files(
     comparison: Comparison,
     left_out: Sequence[LeftOut],
     folder: Path,
-    more_seeds: str | None = None,
+    grids: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
     """Write all artifacts of a comparison run into a folder."""
     now = datetime.now(timezone.utc).isoformat(timespec="minutes").replace("+00:00", " UTC")
@@ -364,16 +366,16 @@ def write_files(
         comparison,
         title=comparison_name(comparison),
         footer=f"clear_mlflow {__version__}, {now.replace('T', ' ')}",
-        more_seeds=None if more_seeds is None else names.MORE_SEEDS,
+        more_seeds=names.MORE_SEEDS if names.MORE_SEEDS in grids else None,
+        chosen=names.CHOSEN if names.CHOSEN in grids else None,
     )
     texts = {
         names.COMPARISON_PAGE: page,
         names.LEADERBOARD_TABLE: leaderboard_table(comparison),
         names.LEADERBOARD_CSV: leaderboard_csv(comparison),
         names.COMPARED_JSON: _compared_json(comparison, left_out),
+        **grids,
     }
-    if more_seeds is not None:
-        texts[names.MORE_SEEDS] = more_seeds
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     pictures = folder / names.FIGURES_FOLDER
@@ -386,12 +388,13 @@ def comparison_name(comparison: Comparison) -> str:
     """What the comparison is of: its leading groups, and how many there are."""
     groups = [cut(group.name) for group in comparison.groups]
     runs = len(comparison.subjects)
+    on = ", validation" if comparison.is_validation else ""
     if len(groups) == 1:
-        return f"{groups[0]}: {runs} run{'s' if runs > 1 else ''}"
+        return f"{groups[0]}: {runs} run{'s' if runs > 1 else ''}{on}"
     told = " vs ".join(groups[:3])
     if len(groups) > 3 or len(told) > _LONGEST_NAME:
         told = f"{groups[0]} vs {len(groups) - 1} other{'s' if len(groups) > 2 else ''}"
-    return f"compare {told} ({runs} runs)"
+    return f"compare {told} ({runs} runs{on})"
 
 
 def _tags(comparison: Comparison) -> dict[str, str]:

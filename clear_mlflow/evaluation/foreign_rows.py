@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix
+from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, measured_split
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.core.text import printable, shortened, shown
 from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
@@ -61,6 +61,7 @@ def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Rea
         record = RowRecord(
             row=row,
             protocol=protocol if protocol in PROTOCOLS else "iid",
+            split=measured_split(tags.get("split", "")),
             dataset=DatasetIdentity(dataset, UNKNOWN),
             seed=seed_of(tags.get("seed")),
             package_version=__version__,

@@ -13,7 +13,7 @@ from mlflow.environment_variables import MLFLOW_EXPERIMENT_ID, MLFLOW_EXPERIMENT
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 
 from clear_mlflow.core.errors import ClearError, TrackingError
-from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix
 from clear_mlflow.core.record import DatasetIdentity, RowRecord
 from clear_mlflow.core.text import printable, shortened
 from clear_mlflow.core.untrusted import JSON
@@ -40,6 +40,7 @@ class ImportMetadata:
     strategy: str | None = None
     seed: int | None = None
     protocol: str = "iid"
+    split: str = TEST
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,7 @@ class Importer:
             matrix = imported.matrix
             return ImportedRun(*there, False, matrix.num_rows, matrix.num_buckets, 0)
         facts = self._facts_of(imported)
-        records = _records(
-            imported.matrix, facts, self.facts.protocol, self._origin(imported, kind)
-        )
+        records = _records(imported.matrix, facts, self._origin(imported, kind))
         name = shortened(printable(run_name), _LONGEST_NAME)
         shown_file = shortened(printable(file), _LONGEST_NAME)
         tags = {
@@ -144,6 +143,7 @@ class Importer:
             "model": told.get("model"),
             "seed": seed if seed_of(seed) is not None else None,
             "protocol": said.protocol,
+            "split": said.split,
         }
         return {
             key: shortened(printable(value), _LONGEST_NAME) for key, value in found.items() if value
@@ -155,13 +155,14 @@ class Importer:
 
 
 def _records(
-    matrix: AccuracyMatrix, facts: Mapping[str, str], protocol: str, origin: Mapping[str, JSON]
+    matrix: AccuracyMatrix, facts: Mapping[str, str], origin: Mapping[str, JSON]
 ) -> list[RowRecord]:
     written_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     return [
         RowRecord(
             row=row,
-            protocol=protocol,
+            protocol=facts["protocol"],
+            split=facts["split"],
             dataset=DatasetIdentity(facts.get("dataset", UNKNOWN), UNKNOWN),
             seed=seed_of(facts.get("seed")),
             package_version=__version__,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import PROTOCOLS
+from clear_mlflow.core.matrix import PROTOCOLS, VALIDATION
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
@@ -190,7 +190,13 @@ def _seeds(text: str) -> str:
 
 
 def _split(text: str) -> str:
-    return text if text == AUTO else str(_whole(least=0)(text))
+    if text in (AUTO, VALIDATION):
+        return text
+    of = f"{VALIDATION}:" if text.startswith(f"{VALIDATION}:") else ""
+    try:
+        return of + str(_whole(least=0)(text.removeprefix(of)))
+    except ValueError as error:
+        raise ValueError(f"{error}, or {AUTO}, {VALIDATION} or {VALIDATION}:N") from None
 
 
 def _text(text: str) -> str:
@@ -304,7 +310,9 @@ class TrainConfig:
         _split,
         python="int | str",
         help="Under iid, a number: that seeded 70/30 split of each bucket's training images; auto: "
-        "the released test set where there is one, else split 0.",
+        "the released test set where there is one, else split 0; validation: a tenth of what auto "
+        "trains on, for choosing parameters, so that no test image is read (validation:N: of what "
+        "split N trains on).",
     )
     features: str = _parameter(
         feature_name,
@@ -484,7 +492,8 @@ class TrainConfig:
         if config.protocol == "streaming" and config.split != AUTO:
             raise ConfigError(
                 f"protocol is streaming and split is {config.split}; under streaming a bucket's "
-                "test set is its training data, so leave split at auto"
+                "test set is its training data, so leave split at auto (choose parameters under "
+                "protocol=iid with split=validation)"
             )
         if (config.features == NONE) == (config.model == LINEAR):
             raise ConfigError(

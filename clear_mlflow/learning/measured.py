@@ -49,7 +49,7 @@ class StreamMetadata:
     num_train: tuple[int, ...]  # images per bucket
     num_test: tuple[int, ...]  # images per bucket
     protocol: str = "iid"  # or "streaming": each bucket's test set is its training set
-    split: str = "released"  # or a split's number, or "none" where nothing is held out
+    split: str = "released"  # a number, "validation", "validation:N"; "none": nothing held out
     warnings: tuple[str, ...] = ()
     features: str | None = None  # name of the stored features trained on; None for the images
     features_digest: str | None = None

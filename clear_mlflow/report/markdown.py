@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Set
 
-from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import NOT_MEASURED, percent, printable, shortened
 from clear_mlflow.metrics import ALL_METRICS
@@ -52,6 +52,7 @@ def description(
     told = {
         "dataset": record.dataset.name,
         "protocol": record.protocol,
+        **({} if record.split == TEST else {"measured on": f"{record.split} images"}),
         "seed": "none" if record.seed is None else str(record.seed),
         "buckets trained": state,
         **(facts or {}),

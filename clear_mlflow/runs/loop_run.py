@@ -242,12 +242,18 @@ class _TrackedLoopRun(TrackedRun):
     def log_loop(self) -> None:
         """Log the dataset as an MLflow input, and the images that predictions will be of."""
         loop = self._loop
-        profile: dict[str, Any] = {"digest": loop.dataset.digest, "protocol": loop.protocol}
+        profile: dict[str, Any] = {
+            "digest": loop.dataset.digest,
+            "protocol": loop.protocol,
+            "split": loop.split,
+        }
         if loop.num_instances is not None:
             profile["num_test"] = dict(zip(loop.buckets, loop.num_instances, strict=True))
         if loop.class_names:
             profile["num_classes"] = len(loop.class_names)
-        about = RunMetadata(dataset=loop.dataset, protocol=loop.protocol, seed=loop.seed)
+        about = RunMetadata(
+            dataset=loop.dataset, protocol=loop.protocol, split=loop.split, seed=loop.seed
+        )
         self._log_dataset(about, source="own loop", profile=profile)
         if loop.evaluation_set is not None and self._keeps is None:
             self._send_evaluation_set(loop.evaluation_set.to_bytes())
@@ -298,6 +304,7 @@ def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, Ac
             "buckets": (row.buckets, loop.buckets),
             "num_instances": (row.num_instances, loop.num_instances),
             "protocol": (record.protocol, loop.protocol),
+            "split": (record.split, loop.split),
             "dataset": (record.dataset.name, loop.dataset.name),
             "dataset_digest": (record.dataset.digest, loop.dataset.digest),
             "seed": (record.seed, loop.seed),

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Run
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
-from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     PREDICTIONS_FOLDER,
@@ -45,6 +45,7 @@ class RunMetadata:
 
     dataset: DatasetIdentity
     protocol: str
+    split: str  # what rows are measured on: "test" or "validation"
     seed: int | None
     extra: Mapping[str, JSON] = field(default_factory=dict)
 
@@ -171,7 +172,8 @@ class TrackedRun(ABC):
             source=json.dumps({"uri": source}),
             profile=json.dumps(profile),
         )
-        inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, "training")])]
+        context = "training" if about.split == TEST else about.split
+        inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
         with mlflow_errors(f"log the dataset of run {self.run_id}"):
             retry_on_conflict(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
 
@@ -187,6 +189,7 @@ class TrackedRun(ABC):
         return RowRecord(
             row=row,
             protocol=about.protocol,
+            split=about.split,
             dataset=about.dataset,
             seed=about.seed,
             package_version=__version__,

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunTag
 
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.matrix import AccuracyRow, measured_split
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
@@ -86,6 +86,7 @@ class TrainingRun(TrackedRun):
         about = RunMetadata(
             dataset=DatasetIdentity(facts.name, facts.digest),
             protocol=facts.protocol,
+            split=measured_split(facts.split),
             seed=self.config.seed,
             extra={**_features_of(facts), **_left_out_of(facts)},
         )
@@ -248,6 +249,7 @@ class TrainingRun(TrackedRun):
             "strategy": config.strategy,
             "dataset": config.dataset,
             "protocol": config.protocol,
+            "split": measured_split(config.split),
             **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
             "model": config.model,
         }

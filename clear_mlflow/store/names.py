@@ -103,6 +103,8 @@ COMPARED_JSON = "compared_runs.json"
 FIGURES_FOLDER = "figures"
 # The grid of a sweep that trains the seeds that undecided verdicts ask for.
 MORE_SEEDS = "more_seeds.yaml"
+# The grid of a sweep that tests what was chosen on validation images.
+CHOSEN = "chosen.yaml"
 
 # Keys of the images that MLflow's chart view shows side by side, runs beside runs.
 IMAGE_PER_ROW = "accuracy_matrix_by_row"

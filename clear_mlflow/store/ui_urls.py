@@ -12,8 +12,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.credentials import masked
-from clear_mlflow.store.client import is_server
-from clear_mlflow.store.names import COMPARISON_PAGE, MORE_SEEDS
+from clear_mlflow.store.client import is_server, mlflow_errors
+from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS
 
 # Without it an experiment opens in the UI's view for language-model traces.
 _RUNS_VIEW = "workflowType=machine_learning"
@@ -41,22 +41,22 @@ def _address(uri: str) -> str:
     return masked(f"{parts.scheme}://{host}{parts.path}").rstrip("/")
 
 
-def comparison_links(client: MlflowClient, run: Run, *, more_seeds: bool = False) -> Sequence[str]:
+def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
     """Lines that tell how to see a comparison; the page itself, too, if it is on this machine.
 
-    With *more_seeds*, also the command that trains the seeds that are needed.
+    And the commands of the sweeps that go on from it, where it holds their grids.
     """
-    lines = list(run_links(client, run))
+    run_id, lines = run.info.run_id, list(run_links(client, run))
     root = urlsplit(str(run.info.artifact_uri))
-    grid, get = (
-        MORE_SEEDS,
-        f"mlflow artifacts download -r {run.info.run_id} -a {MORE_SEEDS} -d . && ",
-    )
-    if root.scheme in ("", "file"):
-        folder = Path(url2pathname(root.path))
+    folder = Path(url2pathname(root.path)) if root.scheme in ("", "file") else None
+    if folder is not None:
         lines.append(f"page     {folder / COMPARISON_PAGE}")
-        grid, get = shlex.quote(str(folder / MORE_SEEDS)), ""
-    if more_seeds:
-        experiment = f"MLFLOW_EXPERIMENT_ID={run.info.experiment_id}"
-        lines.append(f"seeds    {get}{experiment} clear-mlflow sweep --grid {grid}")
+    with mlflow_errors(f"list the artifacts of run {run_id}"):
+        there = {file.path for file in client.list_artifacts(run_id)}
+    for what, name in (("seeds", MORE_SEEDS), ("test", CHOSEN)):
+        if name in there:
+            grid = name if folder is None else shlex.quote(str(folder / name))
+            get = "" if folder else f"mlflow artifacts download -r {run_id} -a {name} -d . && "
+            experiment = f"MLFLOW_EXPERIMENT_ID={run.info.experiment_id}"
+            lines.append(f"{what:<8} {get}{experiment} clear-mlflow sweep --grid {grid}")
     return lines

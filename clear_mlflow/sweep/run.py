@@ -49,7 +49,8 @@ from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import heartbeat, is_abandoned, trains_now
 from clear_mlflow.store.search import Selection, select
 from clear_mlflow.sweep import Grid, PlannedRun, digest_of, fingerprint
-from clear_mlflow.sweep.more_seeds import OF_THE_MACHINE, more_seeds_grid
+from clear_mlflow.sweep.chosen import next_grids
+from clear_mlflow.sweep.more_seeds import OF_THE_MACHINE
 
 _DEFAULT_EXPERIMENT_ID = "0"
 _PAGE = 200
@@ -184,7 +185,7 @@ class Sweep:
                 left_out,
                 experiment_id=experiment_id,
                 params=asked,
-                more_seeds=more_seeds_grid(comparison),
+                grids=next_grids(comparison),
             )
             run_id = str(run.info.run_id)
             with mlflow_errors(f"tag run {run_id}"):

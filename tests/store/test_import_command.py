@@ -58,6 +58,7 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
     assert record.matrix.buckets == ("2004", "2005", "2006")
     assert (record.dataset.name, record.seed, record.protocol) == ("clear10", 3, "iid")
     facts = {"dataset": "clear10", "strategy": "replay", "seed": "3", "protocol": "iid"}
+    facts["split"] = "test"
     assert run.data.params == facts
     assert facts.items() <= run.data.tags.items()
     assert run.data.tags[names.KIND_TAG] == names.KIND_TRAIN

@@ -88,7 +88,7 @@ def test_everything_that_is_told_stands_in_the_run(store, experiment_id):
     found = store.get_run(run.run_id)
     facts = {"dataset": "mine", "strategy": "replay", "model": "mlp", "seed": "7"}
     assert facts.items() <= found.data.tags.items()
-    assert {**facts, "lr": "0.1", "protocol": "iid"} == found.data.params
+    assert {**facts, "lr": "0.1", "protocol": "iid", "split": "test"} == found.data.params
     assert found.data.tags["who"] == "me"
     assert found.data.tags[names.ROWS_TAG] == "complete"
     assert names.PROCESS_TAG not in found.data.tags

@@ -29,6 +29,7 @@ def row_records(
     dataset: str = "clear10",
     digest: str = DIGEST,
     protocol: str = "iid",
+    split: str = "test",
     buckets: Sequence[str] | None = None,
 ) -> list[RowRecord]:
     keys = tuple(buckets or (str(j + 1) for j in range(len(correct[0]))))
@@ -36,6 +37,7 @@ def row_records(
         RowRecord(
             row=AccuracyRow(i, keys, tuple(row), (NUM_TEST,) * len(keys)),
             protocol=protocol,
+            split=split,
             dataset=DatasetIdentity(dataset, digest),
             seed=seed,
             package_version="1",

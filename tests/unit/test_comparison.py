@@ -78,6 +78,7 @@ def test_the_better_group_leads():
     [
         ({"digest": "sha256:" + "cd" * 32}, "dataset digest (abababab and cdcdcdcd)"),
         ({"protocol": "streaming"}, "protocol (iid and streaming)"),
+        ({"split": "validation"}, "split (test and validation)"),
         ({"buckets": ["a", "b", "c", "d"]}, "buckets"),
     ],
 )

@@ -24,7 +24,12 @@ from clear_mlflow.report.colours import DIVERGING, GROUPS, SCALE
 
 
 def comparison_page(
-    comparison: Comparison, *, title: str, footer: str, more_seeds: str | None = None
+    comparison: Comparison,
+    *,
+    title: str,
+    footer: str,
+    more_seeds: str | None = None,
+    chosen: str | None = None,
 ) -> str:
     """The whole page.
 
@@ -33,6 +38,7 @@ def comparison_page(
         title: its heading; any text.
         footer: who made it, and when.
         more_seeds: name of the artifact that trains the seeds that are needed; None: none is.
+        chosen: name of the artifact that tests what leads each method; None: nothing was chosen.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["policy"] = _hash_for_policy
@@ -53,6 +59,7 @@ def comparison_page(
         subtitle=_subtitle(comparison),
         footer=footer,
         more_seeds=more_seeds,
+        chosen=chosen,
         warnings=comparison.warnings,
         **verdicts(comparison),
         across=across(comparison),

@@ -20,7 +20,7 @@ def setting_text(comparison: Comparison, position: int) -> str:
     setting = comparison.settings[position]
     told = f"{one_line(setting.dataset)}, {many(len(setting.buckets), 'bucket')}"
     if setting.num_instances is not None:
-        told += f", {sum(setting.num_instances):,} test images"
+        told += f", {sum(setting.num_instances):,} {setting.split} images"
     return f"{told}, protocol {setting.protocol}, digest {one_line(setting.digest, 24)}"
 
 
@@ -28,7 +28,8 @@ def group_name(comparison: Comparison, group: Group) -> str:
     """A group's name, with its test set where there are several."""
     name = one_line(group.name)
     if len(comparison.settings) > 1:
-        name += f" [{comparison.settings[group.setting].protocol}, test set {group.setting + 1}]"
+        setting = comparison.settings[group.setting]
+        name += f" [{setting.protocol}, {setting.split} set {group.setting + 1}]"
     return name
 
 

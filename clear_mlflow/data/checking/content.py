@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.matrix import measured_split
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
 from clear_mlflow.data.checking.hashes import RememberedHashes
 from clear_mlflow.data.files import path_text, reason, regular_file
@@ -77,7 +78,8 @@ def stream_of(
     """
     chosen = choose(listing, protocol=protocol, split=split)
     buckets = _hashed(chosen.buckets, listing.root, hashes_in)
-    images = _images(buckets, listing.class_names)
+    tested_on = measured_split(chosen.split)
+    images = _images(buckets, listing.class_names, tested_on)
     held_out = protocol != STREAMING
     return BucketStream(
         name=name,
@@ -88,7 +90,7 @@ def stream_of(
         warnings=(
             *chosen.warnings,
             *_shared_images(
-                [image for image in images if held_out or image.place.split == "train"]
+                [image for image in images if held_out or image.place.split == "train"], tested_on
             ),
         ),
         layout=listing.layout,
@@ -97,18 +99,18 @@ def stream_of(
     )
 
 
-def stream_digest(buckets: Sequence[Bucket], class_names: Sequence[str]) -> str:
+def stream_digest(buckets: Sequence[Bucket], class_names: Sequence[str], tested_on: str) -> str:
     """The digest of buckets whose contents are hashed; see :class:`BucketStream`."""
-    return _digest(_images(buckets, class_names))
+    return _digest(_images(buckets, class_names, tested_on))
 
 
-def _images(buckets: Sequence[Bucket], class_names: Sequence[str]) -> list[_Image]:
+def _images(buckets: Sequence[Bucket], class_names: Sequence[str], tested_on: str) -> list[_Image]:
     return [
         _Image(place, class_names[label], path, content)
         for bucket in buckets
         for place, images in (
             (_Place("train", bucket.key), bucket.train),
-            (_Place("test", bucket.key), bucket.test),
+            (_Place(tested_on, bucket.key), bucket.test),
         )
         for path, label, content in zip(
             images.paths, images.labels.tolist(), images.contents, strict=True
@@ -211,7 +213,7 @@ def _digest(images: Sequence[_Image]) -> str:
     return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _shared_images(images: Sequence[_Image]) -> tuple[str, ...]:
+def _shared_images(images: Sequence[_Image], tested_on: str) -> tuple[str, ...]:
     """Warnings about images that are in two places; an error where two places are the same."""
     copies_of = Counter(image.content for image in images)
     if len(copies_of) == len(images):
@@ -238,7 +240,7 @@ def _shared_images(images: Sequence[_Image]) -> tuple[str, ...]:
                 "the metadata lists one set of images twice: unpack the dataset again"
             )
     findings = (
-        ("in both a training and a test set", _across_splits),
+        (f"in both a training and a {tested_on} set", _across_splits),
         ("in more than one bucket of one split", _across_buckets),
         ("under more than one class", _across_classes),
     )
@@ -256,7 +258,7 @@ def _across_splits(copies: Sequence[_Image]) -> tuple[_Image, _Image] | None:
 
 def _across_buckets(copies: Sequence[_Image]) -> tuple[_Image, _Image] | None:
     train = [image for image in copies if image.place.split == "train"]
-    test = [image for image in copies if image.place.split == "test"]
+    test = [image for image in copies if image.place.split != "train"]
     return _first_two(train, lambda image: image.place.bucket) or _first_two(
         test, lambda image: image.place.bucket
     )

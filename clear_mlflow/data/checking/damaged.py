@@ -81,7 +81,7 @@ def sound_stream(
         for bucket in stream.buckets
     )
     for bucket in buckets:
-        for split, images in (("train", bucket.train), ("test", bucket.test)):
+        for split, images in (("train", bucket.train), (stream.tested_on, bucket.test)):
             if not len(images):
                 raise DataError(
                     f"none of bucket {bucket.key}'s {split} images can be decoded; the first "
@@ -108,7 +108,7 @@ def sound_stream(
     sound = dataclasses.replace(
         stream,
         buckets=buckets,
-        digest=stream_digest(buckets, stream.class_names),
+        digest=stream_digest(buckets, stream.class_names, stream.tested_on),
         warnings=(*stream.warnings, *warnings),
     )
     paths = tuple(_below(one.path, root) for one in listed)

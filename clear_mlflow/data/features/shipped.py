@@ -108,8 +108,8 @@ class ShippedFeatures:
             else:
                 raise DataError(
                     f"{path_text(base)} has no features {self._name} (CLEAR's released test sets "
-                    "have none); pass split=0 or protocol=streaming, or extract features of all "
-                    "images with 'clear-mlflow data features'"
+                    "have none); pass split=0, split=validation or protocol=streaming, or extract "
+                    "features of all images with 'clear-mlflow data features'"
                 )
         return _stacked([row for row in rows if row is not None])
 

@@ -145,7 +145,7 @@ def _digest(
         for i, bucket in enumerate(stream.buckets)
         for split, images, features in (
             ("train", bucket.train, train[i]),
-            ("test", bucket.test, test[i]),
+            (stream.tested_on, bucket.test, test[i]),
         )
         for content, row in zip(
             images.contents, np.ascontiguousarray(features, dtype="<f4"), strict=True

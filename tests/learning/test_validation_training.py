@@ -1,0 +1,83 @@
+"""Training while a tenth of the training images is held out: the same as on a tree without them."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+from released_layout import read_json, write_json, write_released
+
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.prepare import prepare
+from clear_mlflow.learning.progress import SilentProgress
+from clear_mlflow.learning.session import check
+
+PER_CLASS = 12
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory):
+    """A dataset without a test set, and one whose files are divided as a validation divides it."""
+    whole = write_released(tmp_path_factory.mktemp("whole"), train=PER_CLASS, buckets=("1", "2"))
+    shutil.rmtree(whole / "test")
+    facts = training(whole, split="validation").stream
+    divided = tmp_path_factory.mktemp("divided")
+    for part in ("train", "test"):
+        shutil.copytree(whole / "train", divided / part)
+    for bucket in facts.buckets:
+        held_out = {(path.parent.name, path.stem) for path in bucket.test.paths}
+        assert len(held_out) == 3
+        for part, keeps in (("train", False), ("test", True)):
+            for file in (divided / part / "labeled_metadata" / bucket.key).iterdir():
+                entries = {
+                    image_id: entry
+                    for image_id, entry in read_json(file).items()
+                    if ((file.stem, image_id) in held_out) == keeps
+                }
+                write_json(file, entries)
+    return whole, divided
+
+
+def training(root, **asked):
+    small = {"dataset": "clear10", "data_root": str(root), "epochs": "2", "batch_size": "4"}
+    small |= {"device": "cpu", "precision": "off", "memory": "6"}
+    if "features" not in asked:
+        small |= {"model": "small_cnn", "image_size": "16", "lr": "0.05"}
+    return prepare(check(TrainConfig.resolve({**small, **asked})), SilentProgress())
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"strategy": "naive"},
+        {"strategy": "joint"},
+        {"strategy": "cumulative"},
+        {"strategy": "replay"},
+        {"strategy": "derpp"},
+        {"strategy": "ewc"},
+        {"strategy": "naive", "seeds": "0,1"},
+        {"strategy": "linear", "features": "pixels"},
+        {"strategy": "slda", "features": "pixels"},
+        {"strategy": "linear", "features": "pixels", "seeds": "0,1"},
+    ],
+    ids=lambda asked: " ".join(asked.values()),
+)
+def test_rows_are_those_of_a_tree_that_was_divided_by_hand(trees, asked):
+    """The twin: no strategy, head or ensemble sees what is held out, and nothing else differs."""
+    whole, divided = trees
+    found = training(whole, split="validation", **asked)
+    expected = training(divided, **asked)
+    assert [m.row for m in found.rows()] == [m.row for m in expected.rows()]
+    assert found.facts.num_train == expected.facts.num_train == (33, 33)
+    assert found.facts.num_test == expected.facts.num_test == (3, 3)
+    assert (found.facts.split, expected.facts.split) == ("validation", "released")
+    assert found.facts.digest != expected.facts.digest
+
+
+def test_all_seeds_are_measured_on_the_same_images(trees):
+    """What is held out is no draw of the run's."""
+    kept = {
+        training(trees[0], split="validation", seed=seed).facts.evaluation_set
+        for seed in ("0", "7")
+    }
+    assert len(kept) == 1

@@ -1,0 +1,234 @@
+"""Runs measured on validation images: what is stored of them, and what they are kept apart from."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import mlflow
+import pytest
+from click.testing import CliRunner
+from comparisons import counts, log_run
+from released_layout import write_released
+from trainings import FOUR_BUCKETS, NUM_TEST
+
+import clear_mlflow
+from clear_mlflow.cli import main
+from clear_mlflow.core.errors import ConfigError, TrackingError
+from clear_mlflow.core.record import RowRecord, assemble
+from clear_mlflow.evaluation.reevaluate_models import retest
+from clear_mlflow.learning.config import TrainConfig, parameter_defaults
+from clear_mlflow.scoring.scores import read_scores
+from clear_mlflow.store import names
+from clear_mlflow.store.matrix_tag import read_matrix_tag
+from clear_mlflow.sweep import read_grid
+
+SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": 16, "epochs": 1}
+SMALL |= {"batch_size": 8, "device": "cpu", "precision": "off", "log_models": "last"}
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+
+def runs_of(store, experiment_id, kind):
+    return store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = '{kind}'")
+
+
+def folder_of(run):
+    return Path(run.info.artifact_uri.removeprefix("file://"))
+
+
+def rows_of(run):
+    folder = folder_of(run) / "accuracy_matrix" / "rows"
+    return {p.name: RowRecord.from_json(p.read_text(), source=p.name) for p in folder.iterdir()}
+
+
+def log_candidate(store, experiment_id, strategy, level, seed, *, split, digest, **asked):
+    """Rows of known counts, and the parameters as a training logs them."""
+    asked = {"strategy": strategy, "split": split, **asked, "seed": str(seed)}
+    measured = "validation" if split.startswith("validation") else "test"
+    run = log_run(
+        store,
+        experiment_id,
+        f"{strategy} {seed}",
+        counts(level, seed),
+        strategy=strategy,
+        seed=seed,
+        dataset="digits",
+        digest=digest,
+        split=measured,
+    )
+    for name, text in asked.items():
+        store.log_param(run.info.run_id, name, text)
+    for name, text in TrainConfig.resolve(asked).as_text().items():
+        if parameter_defaults()[name] == "auto":
+            store.log_param(run.info.run_id, f"used/{name}", text)
+
+
+def log_grid(store, experiment_id, split, digest):
+    for strategy, level, lr in (
+        ("naive", 100, "0.01"),
+        ("naive", 130, "0.1"),
+        ("replay", 150, "0.01"),
+        ("replay", 120, "0.1"),
+    ):
+        for seed in range(2):
+            log_candidate(
+                store, experiment_id, strategy, level, seed, split=split, digest=digest, lr=lr
+            )
+
+
+def compared(store, experiment_id):
+    (run,) = runs_of(store, experiment_id, "compare")
+    return run, folder_of(run)
+
+
+def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp_path, monkeypatch):
+    """Parameter, tag, dataset input, rows, the tag that holds them, description, screen."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    root = write_released(tmp_path / "data", train=12)
+    clear_mlflow.train(data_root=root, split="validation", **SMALL)
+    (run,) = runs_of(store, experiment_id, "train")
+    assert run.data.params["used/split"] == "validation"
+    assert run.data.tags["split"] == "validation"
+    (entry,) = run.inputs.dataset_inputs
+    assert [tag.value for tag in entry.tags] == ["validation"]
+    assert json.loads(entry.dataset.profile)["split"] == "validation"
+    rows = rows_of(run)
+    record = assemble(rows)
+    assert {row.split for row in rows.values()} == {record.split} == {"validation"}
+    assert {row.schema_version for row in rows.values()} == {"1.2"}
+    assert record.matrix.num_instances.tolist() == [3, 3, 3]
+    tag = read_matrix_tag(run.info.run_id, run.data.tags[names.MATRIX_TAG])
+    assert tag is not None
+    assert assemble(tag.records).split == "validation"
+    assert "measured on validation images" in run.data.tags["mlflow.note.content"]
+    told = invoke("evaluate", "--run-id", run.info.run_id).output
+    assert "measured on validation images: to choose by, not to report" in told
+
+    again = retest(store, run, data_root=str(root))
+    assert again.record is not None
+    assert again.record.split == "validation"
+    assert again.record.matrix.values[-1].tolist() == record.matrix.values[-1].tolist()
+
+
+def test_a_run_on_test_images_is_stored_as_ever(store, experiment_id):
+    """Its rows are of the version that every reader knows, its input is the training's."""
+    with clear_mlflow.track(buckets=4, num_instances=NUM_TEST) as run:
+        run.log_row(0, FOUR_BUCKETS[0])
+    (stored,) = runs_of(store, experiment_id, "train")
+    (row,) = rows_of(stored).values()
+    assert (row.split, row.schema_version) == ("test", "1.0")
+    assert "split" not in json.loads(row.to_json())
+    assert stored.data.tags["split"] == "test"
+    (entry,) = stored.inputs.dataset_inputs
+    assert [tag.value for tag in entry.tags] == ["training"]
+
+
+def test_own_loops_say_what_they_measure_on(store, experiment_id):
+    """And are not continued as something else."""
+    loop = {"buckets": 4, "num_instances": NUM_TEST}
+    with clear_mlflow.track(**loop, split="validation") as run:
+        run.log_row(0, FOUR_BUCKETS[0])
+    scores = read_scores(store, store.get_run(run.run_id))
+    assert scores.record is not None
+    assert scores.record.split == "validation"
+    assert store.get_run(run.run_id).data.tags["split"] == "validation"
+    with (
+        pytest.raises(TrackingError, match="with split 'validation', but this loop has 'test'"),
+        mlflow.start_run(run_id=run.run_id),
+        clear_mlflow.track(**loop),
+    ):
+        pass
+    with pytest.raises(ConfigError, match="split is 'valid'; expected one of test, validation"):
+        clear_mlflow.track(**loop, split="valid")
+
+
+def test_imported_runs_say_it_too(store, experiment_id, tmp_path):
+    """A matrix of another program, told to be of validation images."""
+    file = tmp_path / "matrix.csv"
+    file.write_text("0.9,0.8\n0.7,0.9\n")
+    done = invoke("import", str(file), "--experiment", "test", "--split", "validation")
+    assert done.exit_code == 0, done.output
+    (run,) = runs_of(store, experiment_id, "train")
+    assert {row.split for row in rows_of(run).values()} == {"validation"}
+    assert run.data.tags["split"] == "validation"
+
+
+def test_validation_runs_are_never_set_beside_test_runs(store, experiment_id):
+    """Of one dataset, strategy and digest: two groups, never tested against each other."""
+    for split, level in (("validation", 150), ("auto", 120)):
+        for seed in range(3):
+            log_candidate(
+                store, experiment_id, "naive", level, seed, split=split, digest="sha256:00"
+            )
+    lost = store.create_run(experiment_id, run_name="lost")
+    for name, text in (("strategy", "naive"), ("dataset", "digits"), ("split", "validation")):
+        store.set_tag(lost.info.run_id, name, text)
+    store.set_tag(lost.info.run_id, names.DIVERGED_TAG, "true")
+    store.set_terminated(lost.info.run_id, "FAILED")
+    result = invoke("compare", "--experiment", "test")
+    assert result.exit_code == 0, result.output
+    told = " ".join(result.output.split())
+    assert "2 ways differ in split (test and validation)" in told
+    assert "The groups called validation were measured on validation images" in told
+    _, folder = compared(store, experiment_id)
+    content = json.loads((folder / names.COMPARED_JSON).read_text())
+    assert [group["name"] for group in content["groups"]] == ["test: naive", "validation: naive"]
+    assert [len(group["diverged"]) for group in content["groups"]] == [0, 1]
+    assert content["verdicts"] == []
+    assert content["across_datasets"] is None
+    board = list(csv.DictReader(io.StringIO((folder / names.LEADERBOARD_CSV).read_text())))
+    assert [row["split"] for row in board] == ["test", "validation"]
+    page = (folder / names.COMPARISON_PAGE).read_text()
+    assert "800 validation images" in page
+    assert "800 test images" in page
+    assert not (folder / names.CHOSEN).exists()
+
+
+def test_a_grid_on_validation_names_the_command_that_tests_its_winners(store, experiment_id):
+    """The best of each strategy, on all training images, with five seeds; the page says it, too."""
+    log_grid(store, experiment_id, "validation", "sha256:00")
+    result = invoke("compare", "--experiment", "test", "--group-by", "strategy,lr")
+    assert result.exit_code == 0, result.output
+    run, folder = compared(store, experiment_id)
+    assert run.info.run_name.endswith("(8 runs, validation)")
+    assert "compared, on validation images" in run.data.tags["mlflow.note.content"]
+    told = " ".join(result.output.split())
+    assert "All runs were measured on validation images" in told
+    assert "whoever picks the best" not in told
+    grid = folder / names.CHOSEN
+    command = f"MLFLOW_EXPERIMENT_ID={experiment_id} clear-mlflow sweep --grid {grid}"
+    assert command in result.output
+    planned = read_grid(grid).runs
+    assert {(r.config.strategy, r.config.lr, r.config.seed) for r in planned} == {
+        (strategy, lr, seed)
+        for strategy, lr in (("naive", 0.1), ("replay", 0.01))
+        for seed in range(5)
+    }
+    assert {r.config.split for r in planned} == {"auto"}
+    assert names.CHOSEN in (folder / names.COMPARISON_PAGE).read_text()
+
+
+def test_the_validation_of_a_numbered_split_is_tested_on_that_split(store, experiment_id):
+    """Not on images that were chosen with."""
+    log_grid(store, experiment_id, "validation:3", "sha256:00")
+    assert invoke("compare", "--experiment", "test", "--group-by", "strategy,lr").exit_code == 0
+    _, folder = compared(store, experiment_id)
+    assert {r.config.split for r in read_grid(folder / names.CHOSEN).runs} == {"3"}
+
+
+@pytest.mark.parametrize("by", ["strategy,lr", "strategy"])
+def test_a_grid_on_test_images_is_told_that_it_chose_on_them(store, experiment_id, by):
+    """One line, where groups differ in what is tuned alone; strategies are no candidates."""
+    log_grid(store, experiment_id, "auto", "sha256:00")
+    result = invoke("compare", "--experiment", "test", "--group-by", by)
+    told = " ".join(result.output.split())
+    line = (
+        "4 groups differ in lr alone and were measured on test images: whoever picks the best of "
+        "them has chosen on the test set"
+    )
+    assert (line in told) == (by == "strategy,lr")
+    _, folder = compared(store, experiment_id)
+    assert not (folder / names.CHOSEN).exists()

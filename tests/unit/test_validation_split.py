@@ -1,0 +1,242 @@
+"""A tenth of what is trained on, to choose by: which images these are, and what stays unread."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from layout_trees import LAYOUTS, Photo, Photos, write_released
+
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.matrix import measured_split, validated_split
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.splits import check_protocol, seeded_split, validation_split
+from clear_mlflow.data.stream import BucketStream, ImageSet, image_set
+from clear_mlflow.learning.config import TrainConfig
+
+PHOTOS = Photos(train=26)
+CLASSES = len(PHOTOS.classes)
+OPENED: list[str] = []
+WATCHED: list[str] = []
+
+
+def _watch(event: str, arguments: tuple[object, ...]) -> None:
+    if event == "open" and WATCHED and str(arguments[0]).startswith(WATCHED[0]):
+        OPENED.append(str(arguments[0]))
+
+
+sys.addaudithook(_watch)
+
+
+@pytest.fixture(scope="module")
+def trees(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: write(tmp_path_factory.mktemp(name), PHOTOS) for name, write in LAYOUTS.items()}
+
+
+def load(root: Path, split: str = "validation") -> BucketStream:
+    return load_stream("clear10", str(root), cache_dir=root / "no", split=split)
+
+
+def ids(images: ImageSet) -> set[str]:
+    return {path.stem for path in images.paths}
+
+
+def literal_tenth(photos: list[Photo]) -> set[str]:
+    """The twin: of each class a tenth, rounded half up, by the hash of label and id."""
+    found = set()
+    for label, class_name in enumerate(PHOTOS.classes):
+        own = [photo.image_id for photo in photos if photo.class_name == class_name]
+
+        def hashed(image_id: str, label: int = label) -> str:
+            return hashlib.sha256(f"validation\0{label}\0{image_id}".encode()).hexdigest()
+
+        found.update(sorted(own, key=hashed)[: int(len(own) / 10 + 0.5)])
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_tenth_of_each_class_is_held_out_in_every_layout(trees, layout):
+    """As the literal twin has it, of the released training images or of split 0's."""
+    stream = load(trees[layout])
+    released = layout in ("released", "unpacked")
+    for bucket in stream.buckets:
+        photos = PHOTOS.of("train", bucket.key)
+        if not released:
+            photos = [photos[i] for i in seeded_split(len(photos), 0)[0]]
+        expected = literal_tenth(photos)
+        assert ids(bucket.test) == expected
+        assert ids(bucket.train) == {photo.image_id for photo in photos} - expected
+        assert len(bucket.test.contents) == len(bucket.test)
+        if released:
+            assert np.bincount(bucket.test.labels).tolist() == [3] * CLASSES
+    assert stream.split == ("validation" if released else "validation:0")
+    assert (stream.tested_on, stream.warnings) == ("validation", ())
+
+
+def test_a_numbered_split_has_its_own_validation(trees):
+    """Its test images are neither trained on nor measured on, or it would be chosen on them."""
+    for root in trees.values():
+        tested, chosen = load(root, "3"), load(root, "validation:3")
+        for bucket, validated in zip(tested.buckets, chosen.buckets, strict=True):
+            assert ids(validated.train) | ids(validated.test) == ids(bucket.train)
+            assert not ids(validated.train) & ids(validated.test)
+        assert chosen.split == "validation:3"
+
+
+def test_the_digest_tells_what_is_measured_on(trees):
+    """The same in every layout; another for each split."""
+    digests = {load(root, "validation:3").digest for root in trees.values()}
+    assert len(digests) == 1
+    root = trees["released"]
+    others = {load(root, split).digest for split in ("auto", "3", "0", "validation")}
+    assert len(others | digests) == 5
+
+
+ID_LISTS = st.lists(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, 60)), min_size=1, max_size=40, unique=True
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(ID_LISTS)
+def test_no_image_is_on_both_sides_whatever_buckets_share(of_buckets):
+    """Each index once; a class's id is held out wherever it is shown, or nowhere."""
+    images = {
+        str(n): image_set((label, Path(f"{label}/{number}.jpg")) for label, number in of_bucket)
+        for n, of_bucket in enumerate(of_buckets)
+    }
+    sides = defaultdict(set)
+    for key, (train, held_out) in validation_split(images).items():
+        assert sorted([*train, *held_out]) == list(range(len(images[key])))
+        for side, indices in (("train", train), ("held out", held_out)):
+            assert indices.tolist() == sorted(indices)
+            for i in indices:
+                sides[images[key].paths[i]].add(side)
+        smallest = len(images[key])
+        assert len(of_buckets) > 1 or len(held_out) <= smallest / 2
+    assert all(len(found) == 1 for found in sides.values())
+
+
+@given(st.lists(st.integers(1, 120), min_size=1, max_size=4), st.randoms(use_true_random=False))
+def test_what_is_held_out_does_not_change_with_other_images(sizes, random):
+    """It follows from each image and the size of its class: not from their order."""
+    entries = {
+        str(n): [(0, Path(f"{n}/{n * 1000 + i}.jpg")) for i in range(size)]
+        for n, size in enumerate(sizes)
+    }
+    found = {}
+    for shuffled in (False, True):
+        keys = list(entries)
+        if shuffled:
+            random.shuffle(keys)
+        images = {key: image_set(entries[key]) for key in keys}
+        split = validation_split(images)
+        found[shuffled] = {key: ids(images[key].take(split[key][1])) for key in entries}
+    assert found[True] == found[False]
+    wanted = {
+        str(n): 0 if size == 1 else max(1, int(size / 10 + 0.5)) for n, size in enumerate(sizes)
+    }
+    assert {key: len(held_out) for key, held_out in found[False].items()} == wanted
+
+
+def test_no_scan_of_the_digits_is_on_both_sides(tmp_path):
+    """Several buckets show the same scan, each in its own look."""
+    stream = load_stream("digits", "auto", cache_dir=tmp_path, split="validation")
+    trained = {i for bucket in stream.buckets for i in ids(bucket.train)}
+    held_out = {i for bucket in stream.buckets for i in ids(bucket.test)}
+    assert not trained & held_out
+    for bucket in stream.buckets:
+        assert len(bucket.train) + len(bucket.test) == 500
+        assert 40 <= len(bucket.test) <= 60
+        assert len(set(bucket.test.labels.tolist())) == 10
+    tested = load_stream("digits", "auto", cache_dir=tmp_path)
+    assert not held_out & {i for bucket in tested.buckets for i in ids(bucket.test)}
+
+
+def test_the_released_test_set_is_not_there_to_be_read(trees, tmp_path):
+    """What is held out is the same without it, and with nothing in its files."""
+    expected = load(trees["released"])
+    without = write_released(tmp_path / "without", PHOTOS)
+    shutil.rmtree(without / "test")
+    assert load(without).digest == expected.digest
+    spoilt = write_released(tmp_path / "spoilt", PHOTOS)
+    for path in (spoilt / "test").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    assert load(spoilt).digest == expected.digest
+    with pytest.raises(DataError):
+        load(spoilt, "auto")
+
+
+def test_no_file_of_the_test_set_is_opened(tmp_path):
+    """As the interpreter reports each file that it opens; it opens them for the test set."""
+    root = write_released(tmp_path, PHOTOS)
+    opened = {}
+    for split in ("validation", "auto"):
+        OPENED.clear()
+        WATCHED.append(str(root))
+        try:
+            load(root, split)
+        finally:
+            WATCHED.clear()
+        opened[split] = {str(Path(path).relative_to(root)).split("/")[0] for path in OPENED}
+    assert opened == {"validation": {"train"}, "auto": {"train", "test"}}
+
+
+def test_a_copy_of_a_photo_on_both_sides_is_told(tmp_path):
+    """Two uploads of one picture have two ids; the warning calls the set by its name."""
+    root = write_released(tmp_path, PHOTOS)
+    bucket = load(root).buckets[0]
+    shutil.copy(bucket.train.paths[0], bucket.test.paths[0])
+    (warning,) = load(root).warnings
+    assert warning.startswith("1 image is in both a training and a validation set; the first is ")
+
+
+def test_too_few_images_are_one_line(tmp_path):
+    """One image of a class is trained on; of two, one is held out."""
+    pair = write_released(tmp_path / "two", Photos(classes=("bus",), train=2))
+    assert [len(bucket.test) for bucket in load(pair).buckets] == [1, 1, 1]
+    with pytest.raises(DataError, match="has 1 images, of which 0 would be held out to validate"):
+        load(write_released(tmp_path / "one", Photos(classes=("bus",), train=1)))
+
+
+@pytest.mark.parametrize("split", ["validation", "validation:3"])
+def test_under_streaming_nothing_is_held_out(split):
+    """A bucket is tested on what it trains on next; one line says how to choose."""
+    with pytest.raises(ConfigError, match="pass protocol=iid, or leave split at auto"):
+        check_protocol("streaming", split)
+    with pytest.raises(ConfigError, match=r"choose parameters under protocol=iid with split=val"):
+        TrainConfig.resolve({"protocol": "streaming", "split": split})
+
+
+@pytest.mark.parametrize(
+    "split", ["validation:", "validation:x", "Validation", "test", ":3", "3:4"]
+)
+def test_what_is_no_split_is_one_line(split):
+    """By the parameter, and by whoever reads data."""
+    with pytest.raises(ConfigError, match=r"split is .*validation:N"):
+        TrainConfig.resolve({"split": split})
+    with pytest.raises(ConfigError, match=r"split is .*validation:N for that of split N"):
+        check_protocol("iid", split)
+
+
+def test_the_parameter_is_read_back():
+    """As it is logged and repeated; the number is a number."""
+    for asked, text in (
+        ("validation", "validation"),
+        ("validation:03", "validation:3"),
+        ("07", "7"),
+    ):
+        assert TrainConfig.resolve({"split": asked}).as_text()["split"] == text
+    assert [measured_split(s) for s in ("auto", "0", "released", "none")] == ["test"] * 4
+    assert [validated_split(s) for s in ("auto", "7")] == ["auto", "7"]
