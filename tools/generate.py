@@ -11,7 +11,7 @@ from pathlib import Path
 
 from concept_matrix import picture
 from metrics_table import metrics_page
-from mlproject import mlproject
+from mlproject import mlproject, mlproject_in_a_container
 from reference import reference
 from signatures import api
 
@@ -19,6 +19,7 @@ ROOT = Path(__file__).parent.parent
 
 GENERATED: dict[str, Callable[[], str]] = {
     "MLproject": mlproject,
+    "examples/docker/MLproject": mlproject_in_a_container,
     "clear_mlflow/api.py": api,
     "docs/reference.md": reference,
     "docs/metrics.md": metrics_page,

@@ -26,16 +26,36 @@ conda_env: conda.yaml
 
 entry_points:
 """
+# Kubernetes takes no underscore in a job's name, and MLflow makes that of the project's.
+_HEAD_IN_A_CONTAINER = """# Written by `python tools/generate.py`: the project's MLproject, in
+# the container of its Dockerfile. It has a folder of its own because MLflow ignores --env-manager
+# where MLproject names a docker_env.
+name: clear-mlflow
+
+docker_env:
+  image: clear_mlflow
+
+entry_points:
+"""
 
 
 def mlproject() -> str:
-    """The whole file."""
+    """The project's own MLproject."""
+    return _HEAD + _entry_points()
+
+
+def mlproject_in_a_container() -> str:
+    """The MLproject of examples/docker."""
+    return _HEAD_IN_A_CONTAINER + _entry_points()
+
+
+def _entry_points() -> str:
     commands = {
         "main" if name == _MAIN else name.replace("-", "_"): command
         for name, command in main.commands.items()
         if not isinstance(command, click.Group) and name not in NO_ENTRY_POINTS
     }
-    return _HEAD + "\n".join(
+    return "\n".join(
         "".join(f"{line}\n" for line in _entry_point(name, command))
         for name, command in commands.items()
     )

@@ -1,0 +1,80 @@
+"""What a release is built from: absolute links, project URLs, and one version everywhere."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from clear_mlflow.core.version import __version__
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import release  # noqa: E402
+
+URL = "https://forge.example/lab/clear_mlflow"
+
+
+def test_links_of_the_readme_lead_to_the_tags_files():
+    """Each relative link becomes one to a file that the repository has; the others stay."""
+    text = (ROOT / "README.md").read_text()
+    done = release.with_absolute_links(text, URL, "v1.2.3")
+    targets = re.findall(r"\]\(([^)\s]+)\)", done)
+    assert len(targets) == len(re.findall(r"\]\(([^)\s]+)\)", text))
+    inside = [target for target in targets if target.startswith(URL)]
+    assert len(inside) > 20
+    for target in inside:
+        view, tag, path = target.removeprefix(f"{URL}/").split("/", 2)
+        assert tag == "v1.2.3"
+        assert view == ("raw" if path.endswith(".png") else "blob")
+        assert (ROOT / path.split("#")[0]).is_file()
+    assert all(re.match("https?://|#", target) for target in targets)
+
+
+def test_a_picture_that_is_a_link():
+    """The picture and what it leads to are links of their own."""
+    done = release.with_absolute_links("a [![p](docs/p.png)](docs/p.md#x) [b](#c)", URL, "v1")
+    assert done == f"a [![p]({URL}/raw/v1/docs/p.png)]({URL}/blob/v1/docs/p.md#x) [b](#c)"
+
+
+def test_project_urls():
+    """They are a table of the project, and the rest stays."""
+    text = (ROOT / "pyproject.toml").read_text()
+    done = release.with_project_urls(text, URL, "v1.2.3")
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    before, after = tomllib.loads(text), tomllib.loads(done)
+    urls = after["project"].pop("urls")
+    assert before == after
+    assert urls["Source"] == URL
+    assert urls["Changelog"] == f"{URL}/blob/v1.2.3/CHANGELOG.md"
+
+
+@pytest.mark.parametrize(
+    ("changed", "tag", "expected"),
+    [
+        ({}, "v9.9.9", "have to agree"),
+        ({"CHANGELOG.md": "## Unreleased\n"}, f"v{__version__}", "CHANGELOG.md has no entry"),
+        ({"CITATION.cff": "version: 0.0.1\n"}, f"v{__version__}", "CITATION.cff"),
+        ({}, f"v{__version__}", None),
+    ],
+)
+def test_what_is_refused(tmp_path, changed, tag, expected):
+    """A version that the tag, the changelog or the citation do not name."""
+    files = {
+        "clear_mlflow/core/version.py": f'__version__ = "{__version__}"\n',
+        "CHANGELOG.md": f"# Changelog\n\n## {__version__} - 2026-11-22\n",
+        "CITATION.cff": f"cff-version: 1.2.0\nversion: {__version__}\n",
+    }
+    for name, text in (files | changed).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    why = release.refusal(tmp_path, tag)
+    assert (why is None) if expected is None else (expected in why)
+
+
+def test_the_citation_names_this_version():
+    """So that who cites the checkout cites what it is."""
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
