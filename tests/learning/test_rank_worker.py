@@ -4,12 +4,14 @@ import os
 import signal
 import threading
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from clear_mlflow.core.distributed import DistributedEnv
 from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.process import rank_worker
 from clear_mlflow.process.rank_worker import run_rank
 from clear_mlflow.process.signals import StoppingSignals
 
@@ -70,16 +72,15 @@ def test_where_rank_0_cannot_meet_the_error_it_is_told_here(capfd):
     assert "no argument of strategy linear" in line
 
 
-def test_what_rank_0_meets_too_is_told_by_rank_0_alone(capfd):
-    """It tells, ends, and torchrun's signal reaches this one, which has waited for it."""
+def test_what_rank_0_meets_too_is_told_by_rank_0_alone(capfd, monkeypatch):
+    """It tells, ends, and torchrun's signal reaches this one, which waits for it."""
 
     def end_like_torchrun(_):
-        time.sleep(2)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    thread = meanwhile(end_like_torchrun)
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=end_like_torchrun)
+    monkeypatch.setattr(rank_worker, "time", clock)
     assert part(SECOND_HERE, WRONG) == 128 + signal.SIGTERM
-    thread.join()
     assert "error" not in capfd.readouterr().err
 
 
