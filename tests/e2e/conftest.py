@@ -1,5 +1,6 @@
 """Tests of commands, servers and clusters, each in processes of their own."""
 
 from mlflow_stores import empty_store, experiment_id, store
+from short_stream import short_stream
 
-__all__ = ["empty_store", "experiment_id", "store"]
+__all__ = ["empty_store", "experiment_id", "short_stream", "store"]

@@ -14,13 +14,12 @@ import pytest
 import torch
 from forked import Forked, run_forked
 from layout_trees import LAYOUTS, Photos
+from short_stream import SLOWLY, options
 
 from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.learning.models import build_model
 from clear_mlflow.store import names
 
-# So that the fourth bucket is still training when the test has seen the third row.
-SLOW = ["-P", "epochs=20"]
 STATUS_OF_MLFLOW = ("KILLED", "FAILED")
 LONG = 180  # seconds: a bound, not a measurement
 
@@ -171,11 +170,17 @@ def kill_training(process):
     process_of("clear_mlflow.process.child").kill()
 
 
+def slowly(short_stream):
+    """Parameters of mlflow run: the third bucket still trains when the second row has been seen."""
+    asked = {**short_stream, **SLOWLY}
+    return [word for name, value in asked.items() for word in ("-P", f"{name}={value}")]
+
+
 @pytest.mark.parametrize("stop", [interrupt, terminate, kill_training])
-def test_stopped_run_is_scored_and_closed(project, store, experiment_id, stop):
-    """Rows 0 to 3 stay, with the metrics that they define; the run is never left RUNNING."""
-    process = mlflow_run(project, *SLOW, start_new_session=True)
-    run = wait_for_row(store, experiment_id, 3, process)
+def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_stream, stop):
+    """Rows 0 to 2 stay, with the metrics that they define; the run is never left RUNNING."""
+    process = mlflow_run(project, *slowly(short_stream), start_new_session=True)
+    run = wait_for_row(store, experiment_id, 2, process)
     stop(process)
     process.communicate(timeout=LONG)
     assert process.returncode != 0
@@ -184,14 +189,14 @@ def test_stopped_run_is_scored_and_closed(project, store, experiment_id, stop):
     assert closed.data.tags[names.ROWS_TAG] == "partial"
     assert closed.data.tags[names.ERROR_TAG]
     matrix = stored_matrix(closed)
-    assert matrix.num_rows == 3
+    assert matrix.num_rows == 2
     assert scores_of(closed) == summarize(matrix)
 
 
 @pytest.mark.parametrize("after", [1.0, 2.0, 3.0])
-def test_stopped_before_it_began(project, store, experiment_id, after):
+def test_stopped_before_it_began(project, store, experiment_id, short_stream, after):
     """At whatever moment the group is stopped, the run that mlflow run opened is closed."""
-    process = mlflow_run(project, *SLOW, start_new_session=True)
+    process = mlflow_run(project, *slowly(short_stream), start_new_session=True)
     until = time.monotonic() + LONG
     while not store.search_runs([experiment_id]) and time.monotonic() < until:
         time.sleep(0.05)
@@ -223,26 +228,31 @@ def test_store_that_takes_no_artifacts_is_told(project, store):
     assert [run.info.status for run in store.search_runs([elsewhere])] in (["FAILED"], [])
 
 
-def test_options_go_before_a_configuration_file(project, store, experiment_id, tmp_path):
+def test_options_go_before_a_configuration_file(
+    project, store, experiment_id, short_stream, tmp_path
+):
     """Also one that says what the default is."""
     file = tmp_path / "config.json"
-    file.write_text(json.dumps({"seed": "3", "strategy": "replay", "epochs": "1"}))
+    asked = {"seed": "3", "strategy": "replay", "epochs": "1", "features": "pixels"}
+    file.write_text(json.dumps({**short_stream, **asked}))
     done = clear_mlflow("train", "--config", str(file), "--seed", "0", cwd=project)
     assert done.returncode == 0, done.stderr
     params = only_run(store, experiment_id).data.params
     assert (params["seed"], params["strategy"], params["used/epochs"]) == ("0", "replay", "1")
 
 
-def test_killed_supervisor_leaves_rows_that_evaluate_scores(project, store, experiment_id):
+def test_killed_supervisor_leaves_rows_that_evaluate_scores(
+    project, store, experiment_id, short_stream
+):
     """Training stops by itself, and evaluate closes the run that nobody else will."""
     process = Forked(
-        *("train", "--epochs", "20"),
+        *("train", *options({**short_stream, **SLOWLY})),
         env=environment(),
         cwd=project,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
-    run = wait_for_row(store, experiment_id, 3, process)
+    run = wait_for_row(store, experiment_id, 2, process)
     child = process_of("clear_mlflow.process.child")
     process.kill()
     process.wait()
@@ -253,7 +263,7 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(project, store, expe
     closed = store.get_run(run.info.run_id)
     assert closed.info.status == "KILLED"
     matrix = stored_matrix(closed)
-    assert matrix.num_rows == 3
+    assert matrix.num_rows == 2
     assert scores_of(closed) == summarize(matrix)
 
 
@@ -289,10 +299,13 @@ def test_bad_input_is_one_line_and_exit_code_2(project, store, experiment_id, ar
         assert run.info.status == "FAILED"
 
 
-def test_a_training_that_diverges_keeps_its_rows_and_says_so(project, store, experiment_id):
+def test_a_training_that_diverges_keeps_its_rows_and_says_so(
+    project, store, experiment_id, short_stream
+):
     """One line, exit code 2, a tag to search by; what was measured before is stored and scored."""
-    asked = ["--lr", "10000", "--epochs", "1", "--optimizer-state", "keep"]
-    done = clear_mlflow("train", *asked, cwd=project)
+    network = {"model": "small_cnn", "image_size": "32", "batch_size": "4"}
+    asked = ["--lr", "10000", "--epochs", "5", "--optimizer-state", "keep"]
+    done = clear_mlflow("train", *options({**short_stream, **network}), *asked, cwd=project)
     assert done.returncode == 2, done.stderr
     (line,) = [li for li in done.stderr.splitlines() if li.startswith("error: ")]
     assert "not a finite number" in line or "no longer a finite number" in line
