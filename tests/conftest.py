@@ -3,6 +3,7 @@
 Nothing here imports torch or MLflow: the tests in unit/ run where neither is installed.
 """
 
+import fcntl
 import os
 import signal
 from pathlib import Path
@@ -71,6 +72,20 @@ def cache(tmp_path_factory):
     patch.setenv("CLEAR_MLFLOW_CACHE", str(folder))
     yield folder
     patch.undo()
+
+
+@pytest.fixture(scope="session")
+def digits_cache(tmp_path_factory) -> Path:
+    """A cache folder that holds the embedded dataset alone, written once for all of pytest."""
+    from clear_mlflow.data.embedded import embedded_root
+
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # of all workers
+    with (folder / "digits.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # whoever comes second waits, and has it
+        embedded_root("digits", folder / "digits")
+    return folder / "digits"
 
 
 @pytest.fixture(scope="session")

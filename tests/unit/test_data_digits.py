@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import threading
@@ -23,13 +24,8 @@ from clear_mlflow.data.stream import BucketStream
 
 
 @pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def stream(cache_dir: Path) -> BucketStream:
-    return load_stream("digits", "auto", cache_dir=cache_dir)
+def stream(digits_cache: Path) -> BucketStream:
+    return load_stream("digits", "auto", cache_dir=digits_cache)
 
 
 def test_digest_is_the_same_everywhere(stream):
@@ -113,13 +109,13 @@ def test_the_look_drifts_smoothly(stream):
     assert max(steps) < 0.25 * from_first[-1]
 
 
-def test_second_use_reads_what_the_first_wrote(stream, cache_dir):
+def test_second_use_reads_what_the_first_wrote(stream, digits_cache):
     """The cache folder is written once, and nothing else is left in it."""
-    image = cache_dir / digits.FOLDER / "train/labeled_images/1/0"
+    image = digits_cache / digits.FOLDER / "train/labeled_images/1/0"
     before = image.stat().st_mtime_ns
-    assert embedded_root("digits", cache_dir) == cache_dir / digits.FOLDER
+    assert embedded_root("digits", digits_cache) == digits_cache / digits.FOLDER
     assert image.stat().st_mtime_ns == before
-    assert [entry.name for entry in cache_dir.iterdir()] == [digits.FOLDER]
+    assert [entry.name for entry in digits_cache.iterdir()] == [digits.FOLDER]
 
 
 def test_two_writers_at_once_end_with_one_whole_dataset(tmp_path):
@@ -161,9 +157,10 @@ def test_a_writer_that_dies_leaves_nothing_that_is_read(tmp_path):
     assert load_stream("digits", "auto", cache_dir=tmp_path).digest == digits.DIGEST
 
 
-def test_a_damaged_cache_is_noticed(tmp_path):
+def test_a_damaged_cache_is_noticed(digits_cache, tmp_path):
     """One changed pixel or one lost file in the cache ends in the advice to delete it."""
-    root = embedded_root("digits", tmp_path)
+    root = tmp_path / digits.FOLDER
+    shutil.copytree(digits_cache / digits.FOLDER, root)
     path = root / "test/labeled_images/4/7"
     image = sorted(path.iterdir())[0]
     content = bytearray(image.read_bytes())

@@ -54,11 +54,11 @@ def test_a_path_is_taken_or_refused_whatever_was_asked_before(stored):
             assert str(found) == str(expected)
 
 
-def test_a_slow_disk_is_looked_at_by_many_threads(tmp_path, monkeypatch):
+def test_a_slow_disk_is_looked_at_by_many_threads(digits_cache, monkeypatch):
     """Where one look takes long, the rest are made side by side; what is found is the same."""
-    quick = load_stream("digits", "auto", cache_dir=tmp_path, protocol="iid", split="auto")
+    quick = load_stream("digits", "auto", cache_dir=digits_cache, protocol="iid", split="auto")
     monkeypatch.setattr("clear_mlflow.data.checking.content._QUICK_SECONDS", 0)
-    slow = load_stream("digits", "auto", cache_dir=tmp_path, protocol="iid", split="auto")
+    slow = load_stream("digits", "auto", cache_dir=digits_cache, protocol="iid", split="auto")
     assert slow.digest == quick.digest
     for bucket, same in zip(slow.buckets, quick.buckets, strict=True):
         assert bucket.train.contents == same.train.contents

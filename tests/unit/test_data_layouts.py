@@ -365,11 +365,11 @@ def test_challenge_folders_that_are_not_as_expected_are_told(tmp_path):
     assert len(load(root).buckets) == 3
 
 
-def test_the_embedded_dataset_takes_protocols_too(cache):
+def test_the_embedded_dataset_takes_protocols_too(digits_cache):
     """It is proven to be what was written, then divided as asked."""
-    plain = load_stream("digits", "auto", cache_dir=cache)
-    streaming = load_stream("digits", "auto", cache_dir=cache, protocol="streaming")
-    split = load_stream("digits", "auto", cache_dir=cache, split="1")
+    plain = load_stream("digits", "auto", cache_dir=digits_cache)
+    streaming = load_stream("digits", "auto", cache_dir=digits_cache, protocol="streaming")
+    split = load_stream("digits", "auto", cache_dir=digits_cache, split="1")
     assert [b.train.contents for b in streaming.buckets] == [
         b.train.contents for b in plain.buckets
     ]

@@ -15,9 +15,8 @@ from clear_mlflow.data.stream import ImageSet
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
-    cache_dir = tmp_path_factory.mktemp("digits")
-    return load_stream("digits", "auto", cache_dir=cache_dir, protocol="iid", split="auto")
+def digits(digits_cache):
+    return load_stream("digits", "auto", cache_dir=digits_cache, protocol="iid", split="auto")
 
 
 def test_a_small_image_is_its_bytes_around_zero(tmp_path):
