@@ -1,9 +1,11 @@
 """Every strategy on the embedded dataset: ``python benchmarks/strategies.py`` prints the table.
 
-The same budget for all: the recipe of the dataset, no strategy's numbers tuned. Runs are tracked in
-a store of their own (``--store`` keeps it, to look at the runs in MLflow's UI), and every number
-is computed from the rows that the store holds. ``--write`` puts the table into
-docs/strategies-on-digits.md, below what that file says of it.
+The recipe of the dataset for all, and every strategy's own defaults; or, with ``--chosen FILE``,
+the settings that a sweep chose on validation images: the artifact chosen.yaml of its comparison
+(benchmarks/strategies.yaml is such a sweep). Runs are tracked in a store of their own (``--store``
+keeps it, to look at the runs in MLflow's UI), and every number is computed from the rows that the
+store holds. ``--write`` puts the table into docs/strategies-on-digits.md, below what that file says
+of it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "strategies-on-digits.md"
@@ -43,7 +45,11 @@ VARIANTS: dict[str, list[dict[str, str]]] = {
     "joint": [{}, {"strategy_args": "epochs=18"}],
     "linear": [{"features": "pixels"}],
     "ncm": [{"features": "pixels"}],
-    "slda": [{"features": "pixels"}],
+    # The second is what the part of benchmarks/strategies.yaml that is of slda chose.
+    "slda": [
+        {"features": "pixels"},
+        {"features": "pixels", "strategy_args": "shrinkage=0.001"},
+    ],
 }
 
 
@@ -51,6 +57,7 @@ def main() -> None:
     """Train all, and print."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", type=int, default=5)
+    options.add_argument("--chosen", type=Path, help="chosen.yaml of a comparison of a sweep")
     options.add_argument("--only", nargs="+", help="strategies; all where left out")
     options.add_argument("--store", type=Path, help="folder that keeps the runs")
     options.add_argument("--write", action="store_true", help=f"into {PAGE.name}")
@@ -62,16 +69,39 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         store = asked.store or Path(temporary)
         store.mkdir(parents=True, exist_ok=True)
-        lines = list(table(store.resolve(), asked.only, asked.seeds))
+        texts = lines_of(asked.chosen) if asked.chosen else default_lines(asked.only)
+        lines = list(table(store.resolve(), texts, asked.seeds))
     if asked.write:
         told, mark, _ = PAGE.read_text(encoding="utf-8").partition(MARK)
         PAGE.write_text(told + mark + "\n".join(lines) + "\n", encoding="utf-8")
 
 
-def table(store: Path, only: list[str] | None, seeds: int) -> Iterator[str]:
-    """The table's lines, printed as they come."""
+def default_lines(only: list[str] | None) -> Iterator[str]:
+    """What each line of the table asks for: every strategy as it is, and its variants."""
     from clear_mlflow.learning.registry import strategy_names
 
+    for strategy in only or strategy_names():
+        for variant in VARIANTS.get(strategy, [{}]):
+            yield " ".join([f"strategy={strategy}", *(f"{k}={v}" for k, v in variant.items())])
+
+
+def lines_of(grid: Path) -> Iterator[str]:
+    """What each line asks for of settings that were chosen: what differs from the recipe."""
+    from clear_mlflow.learning.config import TrainConfig
+    from clear_mlflow.sweep import read_grid
+
+    for run in read_grid(grid).runs:
+        texts = run.config.as_text()
+        if texts["seed"] != "0":
+            continue
+        named = {name: texts[name] for name in ("strategy", "features")}
+        usual = TrainConfig.resolve(named).as_text()
+        named |= {name: text for name, text in texts.items() if text != usual[name]}
+        yield " ".join(f"{n}={v}" for n, v in named.items() if (n, v) != ("features", "none"))
+
+
+def table(store: Path, texts: Iterable[str], seeds: int) -> Iterator[str]:
+    """The table's lines, printed as they come."""
     head = " | ".join(COLUMNS)
     for line in (
         f"| strategy | {head} |",
@@ -79,24 +109,22 @@ def table(store: Path, only: list[str] | None, seeds: int) -> Iterator[str]:
     ):
         print(line)
         yield line
-    for strategy in only or strategy_names():
-        for variant in VARIANTS.get(strategy, [{}]):
-            text = " ".join([f"strategy={strategy}", *(f"{k}={v}" for k, v in variant.items())])
-            # One process for the seeds of one line: torch is loaded once, and nothing is shared
-            # between lines.
-            done = subprocess.run(
-                [sys.executable, __file__, "--one", text, str(seeds)],
-                env={**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{store}/mlflow.db"},
-                cwd=store,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            if done.returncode:
-                raise SystemExit(f"{text}: {done.stderr}")
-            line = done.stdout.splitlines()[-1]
-            print(line, flush=True)
-            yield line
+    for text in texts:
+        # One process for the seeds of one line: torch is loaded once, and nothing is shared
+        # between lines.
+        done = subprocess.run(
+            [sys.executable, __file__, "--one", text, str(seeds)],
+            env={**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{store}/mlflow.db"},
+            cwd=store,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"{text}: {done.stderr}")
+        line = done.stdout.splitlines()[-1]
+        print(line, flush=True)
+        yield line
 
 
 def one(text: str, seeds: int) -> None:
@@ -113,7 +141,9 @@ def one(text: str, seeds: int) -> None:
         values = [scores[metric] for scores in found if metric in scores]
         spread = f" ± {statistics.stdev(values):.3f}" if len(values) > 1 else ""
         cells.append(f"{statistics.mean(values):.3f}{spread}" if values else "not defined")
-    name = asked.pop("strategy") + "".join(f", {v}" for v in asked.values())
+    name = asked.pop("strategy")
+    for key, value in asked.items():
+        name += f", {value}" if key in ("features", "strategy_args") else f", {key}={value}"
     print(f"| {name} | {' | '.join(cells)} |")
 
 
