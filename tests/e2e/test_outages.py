@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -623,7 +622,8 @@ def test_a_sweep_outlasts_an_outage(server, proxy, tmp_path, monkeypatch):
     process = Forked("sweep", "--grid", str(grid), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     wait_until(lambda: len(requests_of_rows(proxy)) >= 2 or process.poll() is not None, LONG)
     proxy.down()
-    time.sleep(8)
+    # Until the run under way has measured its last row, which waits as all before it.
+    wait_until(lambda: any([*s.rglob("row_010.json")] for s in spools(tmp_path)), LONG)
     assert process.poll() is None
     proxy.up()
     output, _ = process.communicate(timeout=LONG)

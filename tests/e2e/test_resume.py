@@ -145,7 +145,6 @@ def test_killed_again_and_again(project, store, experiment_id):
     assert not (artifacts(whole) / "training_state").exists()
 
     process = start(project, *PARAMETERS)
-    time.sleep(0.5)
     until = time.monotonic() + LONG
     while len(runs := store.search_runs([experiment_id])) < 2 and time.monotonic() < until:
         time.sleep(0.1)
