@@ -148,7 +148,7 @@ def check_place(
         key: the bucket that they are listed under.
         class_name: likewise.
         class_names: all of them: folders that are called like neither a bucket nor a class are
-            then let be. None: the folders have to be called like bucket and class.
+            then ignored. None: the folders have to be called like bucket and class.
         named_in: the list.
 
     Raises:
@@ -157,13 +157,13 @@ def check_place(
     _, bucket_folder, class_folder, *_ = (*folder.relative_to(base).parts, "", "")
     is_key = _BUCKET_KEY.fullmatch(bucket_folder)
     if int(bucket_folder) != int(key) if is_key else class_names is None:
-        told = f"bucket {key}"
+        where = f"bucket {key}"
     elif class_folder != class_name and (class_names is None or class_folder in class_names):
-        told = f"class {shown(class_name)}"
+        where = f"class {shown(class_name)}"
     else:
         return
     raise DataError(
-        f"{path_text(named_in)} lists images of {path_text(folder)} under {told}, which the "
+        f"{path_text(named_in)} lists images of {path_text(folder)} under {where}, which the "
         "folder's name contradicts; the list was mixed up: unpack the dataset again"
     )
 

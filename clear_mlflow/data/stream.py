@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,6 +79,25 @@ class BucketStream:
     def tested_on(self) -> str:
         """What a bucket's test images are: ``test``, or ``validation`` of its training images."""
         return measured_split(self.split)
+
+
+def counted(
+    sets: Sequence[ImageSet], on_image: Callable[[int, int], None]
+) -> Iterator[tuple[ImageSet, Callable[[int], None]]]:
+    """Each set of images, and what to call with the number of its images that are ready.
+
+    Args:
+        sets: worked through one after the other.
+        on_image: called with the numbers of images that are ready and there are, in all sets.
+    """
+    total, so_far = sum(map(len, sets)), 0
+    for images in sets:
+
+        def on_ready(done: int, before: int = so_far) -> None:
+            on_image(before + done, total)
+
+        yield images, on_ready
+        so_far += len(images)
 
 
 def image_sets(stream: BucketStream) -> Iterator[ImageSet]:

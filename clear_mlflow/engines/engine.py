@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Protocol
 
 
@@ -34,12 +33,7 @@ class Engine(Protocol):
     def __enter__(self) -> Engine:
         """Start it; raises ConfigError where it cannot run here."""
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """End all that still runs."""
 
     def check_store(self, tracking_uri: str) -> None:

@@ -10,7 +10,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import IO
 
 import psutil
@@ -46,12 +45,7 @@ class LocalEngine:
     def __enter__(self) -> LocalEngine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
         until = time.monotonic() + _GRACE_SECONDS
         for running in self._running:
@@ -92,7 +86,7 @@ class LocalEngine:
                 break
             time.sleep(_LOOK_SECONDS)
         self._running = [running for running in self._running if running not in over]
-        return [_told(running) for running in over]
+        return [_ended(running) for running in over]
 
     def stop(self) -> None:
         """Tell all tasks to stop; each scores its rows and is among the ended ones later."""
@@ -112,7 +106,7 @@ class LocalEngine:
         return environment
 
 
-def _told(running: _Running) -> Ended:
+def _ended(running: _Running) -> Ended:
     code = running.process.returncode
     with running.log as log:
         log.seek(0, os.SEEK_END)

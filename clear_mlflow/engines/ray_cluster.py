@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
-from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -79,16 +78,11 @@ class RayCluster:
         try:
             self._check_size()
         except BaseException:
-            self.__exit__(None, None, None)
+            self.__exit__()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._opened:
             import ray
 
@@ -121,7 +115,7 @@ class RayCluster:
     ) -> Iterator[_Result]:
         """``work(items)``, in batches that workers do, with results in the order of the items.
 
-        A batch whose worker dies is done again by another, so *work* has to stand that.
+        A batch whose worker dies is done again by another, so *work* must be repeatable.
 
         Args:
             work: gives a list as long as its own; a function that workers can import.
@@ -260,18 +254,13 @@ class RayEngine(RayCluster):
         self._train = ray.remote(**options)(self._train_into)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._running:
             import ray
 
             self.stop()
             ray.wait(list(self._running), num_returns=len(self._running), timeout=_STOP_SECONDS)
-        super().__exit__(kind, error, traceback)
+        super().__exit__()
 
     def room(self) -> int:
         """How many more tasks can be started now."""
@@ -292,7 +281,7 @@ class RayEngine(RayCluster):
         if not self._running:
             return []
         done, _ = ray.wait(list(self._running), num_returns=1, timeout=timeout)
-        return [self._told(reference) for reference in done]
+        return [self._ended(reference) for reference in done]
 
     def stop(self) -> None:
         """Tell all tasks to stop; each scores its rows and is among the ended ones later."""
@@ -302,7 +291,7 @@ class RayEngine(RayCluster):
             with suppress(ray.exceptions.RayError):
                 ray.cancel(reference, force=False)
 
-    def _told(self, reference: Any) -> Ended:
+    def _ended(self, reference: Any) -> Ended:
         import ray
 
         run_id = self._running.pop(reference).run_id

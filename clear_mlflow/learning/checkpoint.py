@@ -1,6 +1,6 @@
 """A training between two buckets, as a file: tensors, and a description of all the rest.
 
-Nothing in such a file is executed: it is safetensors, whose description is JSON. What it holds is
+Nothing in the file is executed: it is safetensors, whose description is JSON. What it holds is
 written into a model, a strategy and an optimiser that were built as at the start of the run, so the
 file names no class and no module.
 """

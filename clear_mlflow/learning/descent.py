@@ -46,7 +46,7 @@ class GradientDescent:
         model: on its device.
         config: the run's parameters, ``precision`` resolved.
         keys: of all buckets, in stream order.
-        progress: who is told of each step.
+        progress: what shows each step.
         group: the processes that train the model together, each on its share of every batch.
     """
 

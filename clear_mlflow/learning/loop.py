@@ -69,7 +69,7 @@ def train(
     Args:
         stream: the dataset.
         config: the parameters; ``device`` and ``precision`` are resolved.
-        progress: who is told.
+        progress: what shows the training.
         group: the processes that do this together; each gets all rows.
         saved: what to go on from, of a training with the same parameters and data.
 

@@ -26,7 +26,7 @@ class MeasuredRow:
         seed: of the member of an ensemble that it is of; None where one run trains alone.
         state: the file that a training goes on from, after this row; see :mod:`.learning.state`.
             None where none is kept.
-        no_state: why there is none although it was to be kept; None where there is no reason.
+        no_state: why no state was kept although it was to be; None where there is no reason.
     """
 
     row: AccuracyRow

@@ -152,7 +152,7 @@ def check_model(name: str, *, image_size: int, batch_size: int) -> None:
 
 
 def _refusal(name: str, image_size: int, *, batch_size: int, training: bool) -> str | None:
-    """Why a model fails on such a batch, in the words of torch; None where it does not fail."""
+    """Why a model fails on a batch of this size, in torch's words; None where it does not fail."""
     num_classes = 3
     try:
         try:

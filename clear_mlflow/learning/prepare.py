@@ -26,7 +26,7 @@ def prepare(
 
     Args:
         config: as :func:`~clear_mlflow.learning.session.check` returned it.
-        progress: who is told how far the training is.
+        progress: what shows how far the training is.
         group: the processes that train together. Each comes here; of those that share a cache, one
             builds what is missing in it and the others wait.
 

@@ -7,8 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,73 +18,44 @@ from clear_mlflow.core.matrix import AccuracyRow
 _SECONDS_BETWEEN_DRAWINGS = 0.1
 
 
-class TrainingProgress(Protocol):
-    """What the training loop tells while it runs. Entered when it begins, left however it ends."""
+class TrainingProgress:
+    """What a training reports while it runs. This one shows nothing; others show what they like.
+
+    It is entered when the training begins, and left however that ends.
+    """
 
     def __enter__(self) -> TrainingProgress:
-        """Begin to show."""
-        ...
+        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Leave the terminal as it was."""
-        ...
 
     def images_decoded(self, done: int, total: int) -> None:
-        """Of the images that are needed next, so many are decoded."""
-        ...
+        """*done* of the *total* images that are needed next are decoded."""
 
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Training on the bucket at *position* (from 0) begins."""
-        ...
 
     def steps_planned(self, num_steps: int) -> None:
-        """The bucket takes so many optimiser steps. Not called where it takes none."""
-        ...
+        """The bucket takes *num_steps* optimiser steps. Not called where it takes none."""
 
     def step_done(self) -> None:
         """One optimiser step was issued. Called in the innermost loop."""
-        ...
 
     def row_measured(self, row: AccuracyRow) -> None:
         """The model was tested on all buckets."""
-        ...
 
 
-class LineProgress:
+class LineProgress(TrainingProgress):
     """One line on *stream* for every bucket, and nothing else: made for logs."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._started = math.nan
 
-    def __enter__(self) -> LineProgress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
-
-    def images_decoded(self, done: int, total: int) -> None:
-        """Say nothing."""
-
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Take the time."""
         self._started = time.perf_counter()
-
-    def steps_planned(self, num_steps: int) -> None:
-        """Say nothing."""
-
-    def step_done(self) -> None:
-        """Say nothing."""
 
     def row_measured(self, row: AccuracyRow) -> None:
         """Write the bucket's line; the untrained model's row has none."""
@@ -96,36 +66,15 @@ class LineProgress:
             self._stream.flush()
 
 
-class SilentProgress(LineProgress):
-    """Nothing: of several processes that train together, one tells."""
-
-    def __init__(self) -> None:
-        super().__init__(sys.stderr)
-
-    def row_measured(self, row: AccuracyRow) -> None:
-        """Say nothing."""
-
-
-class RowlessProgress:
-    """All that is told to it, to another, but for rows: of several members' rows, one's are shown.
+class RowlessProgress(TrainingProgress):
+    """Passes everything on but rows: of several members' rows, one's are shown.
 
     Args:
-        shown: who is told; it is entered and left by others.
+        shown: what receives the rest; entered and left by its owner.
     """
 
     def __init__(self, shown: TrainingProgress) -> None:
         self._shown = shown
-
-    def __enter__(self) -> RowlessProgress:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        return None
 
     def images_decoded(self, done: int, total: int) -> None:
         """Pass it on."""
@@ -143,11 +92,8 @@ class RowlessProgress:
         """Pass it on."""
         self._shown.step_done()
 
-    def row_measured(self, row: AccuracyRow) -> None:
-        """Say nothing."""
 
-
-class TerminalProgress:
+class TerminalProgress(TrainingProgress):
     """A bar for the stream, with the current accuracies, and a bar for the bucket's steps."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -172,12 +118,7 @@ class TerminalProgress:
         self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._bars.stop()
 
     def images_decoded(self, done: int, total: int) -> None:
@@ -226,10 +167,13 @@ class TerminalProgress:
 
 
 def progress_for(stream: TextIO) -> TrainingProgress:
-    """Bars where *stream* is a terminal that can move its cursor; else one line per bucket."""
-    if stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown"):
-        return TerminalProgress(stream)
-    return LineProgress(stream)
+    """Bars where *stream* can show them; else one line per bucket."""
+    return TerminalProgress(stream) if can_show_bars(stream) else LineProgress(stream)
+
+
+def can_show_bars(stream: TextIO) -> bool:
+    """Whether *stream* is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def accuracies(row: AccuracyRow) -> list[str]:

@@ -95,7 +95,7 @@ class StreamTraining:
         config: as :func:`check` returned it.
         stream: the dataset; its images are decoded when they are needed.
         source: where the dataset was read from, for people.
-        progress: who is told how far it is.
+        progress: what shows how far it is.
         features: of the stream's images, which a linear head is trained on instead of them.
         cache: where the stream's decoded images are; without one they are decoded into memory.
         left_out: paths of damaged images that the stream no longer holds; the first 100.

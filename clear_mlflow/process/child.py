@@ -29,7 +29,7 @@ _GRACE_SECONDS = 10.0
 
 
 def main() -> None:
-    """Train as told, one row for every cue."""
+    """Train as the parameters say, one row for every cue."""
     signal.signal(signal.SIGTERM, _stop)
     # A Ctrl-C is the supervisor's to hand on; the child has a session of its own, but a debugger
     # or a shell may still send it.
@@ -68,7 +68,7 @@ def _train(
     from clear_mlflow.learning.allocator import keep_freed_memory
     from clear_mlflow.learning.parallel.group import process_group
     from clear_mlflow.learning.prepare import prepare
-    from clear_mlflow.learning.progress import SilentProgress, progress_for
+    from clear_mlflow.learning.progress import TrainingProgress, progress_for
     from clear_mlflow.learning.session import check
 
     gc.freeze()
@@ -78,7 +78,7 @@ def _train(
     if config.allocator == "on":
         keep_freed_memory()
     say(messages.checked(config.values()))
-    progress = progress_for(sys.stderr) if place.keeps_record else SilentProgress()
+    progress = progress_for(sys.stderr) if place.keeps_record else TrainingProgress()
     with process_group(place, config.device) as group:
         # Not when the supervisor asks for it: by then it has been to the store.
         training = prepare(config, progress, group)

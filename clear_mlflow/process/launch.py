@@ -42,7 +42,7 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     """Run ``clear-mlflow train`` in several processes, and wait until all have ended.
 
     The same as ``torchrun --standalone --nproc-per-node PROCESSES -m clear_mlflow train
-    ARGUMENTS``, but for its many lines about a failure that rank 0 has told in one, and with as
+    ARGUMENTS``, but for its many lines about a failure that rank 0 reports in one, and with as
     many threads per process as there are cores for.
 
     Args:

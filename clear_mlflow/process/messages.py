@@ -57,12 +57,17 @@ def row(measured: MeasuredRow) -> dict[str, Any]:
         "model": measured.model,
         "state": measured.state,
     }
-    told = {"seed": measured.seed, "no_state": measured.no_state}
-    return {"kind": "row", **asdict(measured.row), **told, "attached": attached}
+    return {
+        "kind": "row",
+        **asdict(measured.row),
+        "seed": measured.seed,
+        "no_state": measured.no_state,
+        "attached": attached,
+    }
 
 
 def refused(error: errors.ClearError) -> dict[str, Any]:
-    """The input is at fault."""
+    """The training ended in an error that a user can mend."""
     seed = error.seed if isinstance(error, errors.DivergedError) else None
     return {
         "kind": "refused",
@@ -124,8 +129,9 @@ def to_row(message: dict[str, Any]) -> MeasuredRow:
         correct=tuple(message["correct"]),
         num_instances=tuple(message["num_instances"]),
     )
-    told = {"seed": message["seed"], "no_state": message["no_state"]}
-    return MeasuredRow(row, **told, **message["attached"])
+    return MeasuredRow(
+        row, seed=message["seed"], no_state=message["no_state"], **message["attached"]
+    )
 
 
 def to_error(message: dict[str, Any]) -> errors.ClearError:

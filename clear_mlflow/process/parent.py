@@ -23,7 +23,7 @@ from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
 from clear_mlflow.process import messages
 
-# How long a training process may take to end once it was told to.
+# How long a training process may take to end once it was asked to.
 _GRACE_SECONDS = 10.0
 
 

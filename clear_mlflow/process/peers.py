@@ -1,7 +1,7 @@
 """The other processes that torchrun started on this machine: which of them have died.
 
-When one dies, torchrun ends the others by a signal, the same as it hands on when it is told to
-stop itself. Which of the two it was shows in whether all were alive when the signal came.
+When one dies, torchrun ends the others by a signal, the same as it hands on when it is
+stopped itself. Which of the two it was shows in whether all were alive when the signal came.
 """
 
 from __future__ import annotations

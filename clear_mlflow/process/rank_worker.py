@@ -1,7 +1,7 @@
 """A process that takes part in a training of several and keeps no record: every rank but 0.
 
 It supervises a training process as rank 0 does, since only a process that is not deep in
-arithmetic can be told to stop; what it hears of rows it lets go. It knows no MLflow.
+arithmetic can react to a signal; the rows that it receives it drops. It knows no MLflow.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def run_rank(place: DistributedEnv, config: TrainConfig, signals: StoppingSignal
                 until = time.monotonic() + seconds
                 while time.monotonic() < until and not signals.received:
                     time.sleep(0.05)
-                told = common or isinstance(error, PeerLostError)
-                if not (signals.received and told):
+                is_reported_elsewhere = common or isinstance(error, PeerLostError)
+                if not (signals.received and is_reported_elsewhere):
                     message = one_line(f"rank {place.rank}: {error}")
                     print(f"error: {message}", file=sys.stderr, flush=True)
             if signals.received:

@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -16,7 +16,7 @@ class StoppingSignals:
     """Hands the first stopping signal on, and ignores its repeats.
 
     A Ctrl-C under ``mlflow run`` arrives twice: from the terminal, and from MLflow. A signal that
-    the process was told to ignore (``nohup``) stays ignored.
+    the process ignored from the start (``nohup``) stays ignored.
 
     Args:
         tell: whether to say so on standard error; of several processes that train together, one
@@ -35,12 +35,7 @@ class StoppingSignals:
                 self._before[signum] = signal.signal(signum, self._handle)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
 

@@ -22,7 +22,7 @@ from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv, place_of_e
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
-from clear_mlflow.learning.progress import SilentProgress
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import strategy_names
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import Strategy, load_strategy
@@ -181,7 +181,7 @@ def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
     matrix = stored_matrix(two)
     assert scores_of(two) == summarize(matrix)
     settings = check(TrainConfig.resolve({"features": "pixels", "epochs": "1", "device": "cpu"}))
-    alone = [measured.row.accuracy for measured in prepare(settings, SilentProgress()).rows()]
+    alone = [measured.row.accuracy for measured in prepare(settings, TrainingProgress()).rows()]
     np.testing.assert_array_equal(matrix.values, alone[1:])
 
 

@@ -15,15 +15,9 @@ from clear_mlflow.learning.descent import GradientDescent, build_optimizer, lear
 from clear_mlflow.learning.device import resolve_precision
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.models import build_model, head_of
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import DecodedStream, Samples
 from clear_mlflow.learning.strategies._base import Strategy
-
-
-class Silent:
-    """A progress that is told everything and says nothing."""
-
-    def __getattr__(self, name):
-        return lambda *_, **__: None
 
 
 def linear_model():
@@ -41,7 +35,7 @@ def features(count=12, seed=0):
 def trained(settings, *, buckets=1, model=None, hooks=Strategy):
     """A model after so many buckets of features."""
     model = model or linear_model()
-    descent = GradientDescent(model, settings, keys=("1", "2", "3"), progress=Silent())
+    descent = GradientDescent(model, settings, keys=("1", "2", "3"), progress=TrainingProgress())
     strategy = hooks(settings, None, model, None)
     for position in range(buckets):
         descent.run(features(seed=position), position=position, hooks=strategy)
@@ -222,7 +216,7 @@ def test_a_frozen_backbone_changes_in_nothing_but_its_head(name):
     before = {k: v.clone() for k, v in model.state_dict().items()}
     images = torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8)
     settings = config(model=name, image_size=32, freeze="backbone", epochs=1)
-    descent = GradientDescent(model, settings, keys=("1",), progress=Silent())
+    descent = GradientDescent(model, settings, keys=("1",), progress=TrainingProgress())
     samples = Samples(images, torch.arange(8) % 3)
     descent.run(samples, position=0, hooks=Strategy(settings, None, model, None))
     head = {id(p) for p in head_of(model).parameters()}
@@ -239,13 +233,13 @@ def test_restarting_forgets_weights_and_optimiser(tmp_path):
     decoded = DecodedStream(stream, image_size=8, device=CPU)
     settings = config(optimizer_state="keep")
     model = fresh_model(decoded, settings)
-    descent = GradientDescent(model, settings, keys=("1", "2"), progress=Silent())
+    descent = GradientDescent(model, settings, keys=("1", "2"), progress=TrainingProgress())
     hooks = Strategy(settings, decoded, model, None)
     descent.run(decoded.train(0), position=0, hooks=hooks)
     descent.restart(fresh_model(decoded, settings, 1))
     descent.run(decoded.train(0), position=1, hooks=hooks)
     alone = fresh_model(decoded, settings, 1)
-    GradientDescent(alone, settings, keys=("1", "2"), progress=Silent()).run(
+    GradientDescent(alone, settings, keys=("1", "2"), progress=TrainingProgress()).run(
         decoded.train(0), position=1, hooks=Strategy(settings, decoded, alone, None)
     )
     assert torch.equal(weights_of(model), weights_of(alone))

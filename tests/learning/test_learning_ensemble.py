@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from feature_streams import Silent, made_up
 from feature_streams import config as of_features
+from feature_streams import made_up
 from learning_streams import CPU, config, random_stream
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.ensembles.members import member_configs, steps_together, train_ensemble
 from clear_mlflow.learning.loop import train
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import DecodedStream
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.session import check
@@ -70,13 +71,15 @@ def test_each_member_is_the_run_alone_to_the_bit(tmp_path, make, of, changes):
     assert not steps_together(settings)
     together = {seed: [] for seed in SEEDS}
     for seed, trained in train_ensemble(
-        make(tmp_path / "of all", settings), settings, progress=Silent()
+        make(tmp_path / "of all", settings), settings, progress=TrainingProgress()
     ):
         together[seed].append(taken_down(trained))
         assert trained.snapshot is None, "no member is resumed"
     for alone in member_configs(settings):
         stream = make(tmp_path / str(alone.seed), alone)
-        rows = [taken_down(trained) for trained in train(stream, alone, progress=Silent())]
+        rows = [
+            taken_down(trained) for trained in train(stream, alone, progress=TrainingProgress())
+        ]
         for found, expected in zip(together[alone.seed], rows, strict=True):
             assert found[0] == expected[0]
             np.testing.assert_array_equal(found[1], expected[1])
@@ -91,9 +94,8 @@ def test_each_member_is_the_run_alone_to_the_bit(tmp_path, make, of, changes):
 def test_rows_of_all_members_come_before_the_next_bucket(tmp_path):
     """Row by row, in the order of the seeds; one member's rows are shown, and all steps counted."""
 
-    class Told(Silent):
+    class Told(TrainingProgress):
         def __init__(self):
-            super().__init__()
             self.rows, self.planned, self.done = [], 0, 0
 
         def steps_planned(self, num_steps):
@@ -120,7 +122,7 @@ def test_rows_of_all_members_come_before_the_next_bucket(tmp_path):
 def test_the_member_that_diverges_in_its_turn_is_named(tmp_path):
     """By its seed, in the message and for the record."""
     settings = check(config(seeds="4,0", lr=1e30))
-    members = train_ensemble(images(tmp_path, settings), settings, progress=Silent())
+    members = train_ensemble(images(tmp_path, settings), settings, progress=TrainingProgress())
     assert [next(members)[0] for _ in range(2)] == [4, 0]
     with pytest.raises(DivergedError, match="seed 4: ") as caught:
         list(members)

@@ -7,13 +7,14 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from feature_streams import CLASSES, Silent, config, made_up, rows_of, trained, training
+from feature_streams import CLASSES, config, made_up, rows_of, trained, training
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.ensembles.heads import HeadDescent, descent_for
 from clear_mlflow.learning.ensembles.members import member_configs, train_ensemble
 from clear_mlflow.learning.loop import fresh_model, measure
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import Strategy, load_strategy
@@ -45,7 +46,7 @@ def weights_by_autograd(settings):
     model = fresh_model(placed, settings)
     kind = load_strategy(settings.strategy)
     strategy = kind(settings, placed, model, kind.Arguments())
-    descent = GradientDescent(model, settings, keys=placed.keys, progress=Silent())
+    descent = GradientDescent(model, settings, keys=placed.keys, progress=TrainingProgress())
     for position in range(3):
         strategy.learn(position, descent)
         strategy.after_bucket(position)
@@ -68,7 +69,7 @@ def test_each_member_is_the_run_that_it_would_have_been_alone(changes):
     """Counts to the last image, and weights to 1e-5, on a problem without near-ties."""
     settings = config(**{"batch_size": 6, **changes, "seeds": ",".join(map(str, SEEDS))})
     found = {seed: [] for seed in SEEDS}
-    for seed, member in train_ensemble(stream(), check(settings), progress=Silent()):
+    for seed, member in train_ensemble(stream(), check(settings), progress=TrainingProgress()):
         numbers = [p.detach().double().numpy() for p in member.model.parameters()]
         found[seed].append((member.row, member.tested.labels, *numbers))
     for alone in member_configs(settings):
@@ -90,7 +91,7 @@ def test_rows_of_all_members_come_before_the_next_bucket():
     settings = check(config(seeds="3,0,11", batch_size=6, predictions="probs"))
     placed = stream()
     order = []
-    for seed, member in train_ensemble(placed, settings, progress=Silent()):
+    for seed, member in train_ensemble(placed, settings, progress=TrainingProgress()):
         order.append((member.row.row, seed))
         alone = measure(member.model, placed.test(), device=torch.device("cpu"), probabilities=True)
         assert member.tested.correct == alone.correct
@@ -127,7 +128,9 @@ def test_a_step_has_the_short_way_only_where_nothing_is_added():
     def chosen(strategy, model=None, **changes):
         head = fresh_model(placed, settings) if model is None else model
         return type(
-            descent_for(strategy, head, config(**changes), keys=placed.keys, progress=Silent())
+            descent_for(
+                strategy, head, config(**changes), keys=placed.keys, progress=TrainingProgress()
+            )
         )
 
     assert chosen(plain) is HeadDescent
@@ -146,7 +149,7 @@ def test_a_step_has_the_short_way_only_where_nothing_is_added():
 def test_the_member_that_diverges_is_named():
     """The other members' rows so far were given before."""
     settings = check(config(seeds="5,1", lr=1e30, weight_decay=1, batch_size=4))
-    members = train_ensemble(stream(), settings, progress=Silent())
+    members = train_ensemble(stream(), settings, progress=TrainingProgress())
     assert [(seed, member.row.row) for seed, member in itertools.islice(members, 2)] == [
         (5, 0),
         (1, 0),

@@ -23,7 +23,7 @@ from torch import nn
 from clear_mlflow.core.errors import StateError
 from clear_mlflow.learning.checkpoint import capture, read_state, restore, to_bytes
 from clear_mlflow.learning.loop import fresh_model, train
-from clear_mlflow.learning.progress import SilentProgress
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import strategy_names
 from clear_mlflow.learning.samples.indices import SampleIndices
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
@@ -155,7 +155,7 @@ class Unkeepable(Own):
 def test_what_cannot_be_kept_is_named():
     """The attribute, what it holds, and what to do; the training itself goes on."""
     parameters = on_features(strategy=f"{__name__}:Unkeepable")
-    rows = train(feature_stream(), parameters, progress=SilentProgress())
+    rows = train(feature_stream(), parameters, progress=TrainingProgress())
     with pytest.raises(
         StateError, match="attribute _batches of strategy Unkeepable holds a"
     ) as told:
@@ -198,7 +198,7 @@ def parts(strategy, **changes):
     model = fresh_model(stream, parameters)
     made = load_strategy(strategy)(parameters, stream, model, check_strategy(parameters))
     keys = stream.keys
-    return model, made, descent_for(made, model, parameters, keys=keys, progress=SilentProgress())
+    return model, made, descent_for(made, model, parameters, keys=keys, progress=TrainingProgress())
 
 
 NUMBERS = st.floats(allow_nan=False) | st.integers(-(2**70), 2**70)
@@ -240,7 +240,7 @@ def test_values_come_back_as_they_were(tmp_path_factory, value):
     """Types, order of dictionaries, and every bit."""
     model, strategy, descent = parts("naive")
     strategy.extra = value
-    row = next(train(feature_stream(), on_features(), progress=SilentProgress())).row
+    row = next(train(feature_stream(), on_features(), progress=TrainingProgress())).row
     state = to_bytes(capture(model, strategy, descent), row, None)
     saved = reread(tmp_path_factory.mktemp("state"), state)
     model, strategy, descent = parts("naive")

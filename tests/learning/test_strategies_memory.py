@@ -10,7 +10,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from feature_streams import CLASSES, WIDTH, Silent
+from feature_streams import CLASSES, WIDTH
 from learning_streams import CPU, config, write_stream
 from strategy_runs import (
     feature_stream,
@@ -25,6 +25,7 @@ from torch import nn
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model, train
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Batch, DecodedStream, Samples, training_batches
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
@@ -83,7 +84,7 @@ def trained_alone(stream, settings, samples, position, epochs=None):
     if epochs is not None:
         settings = dataclasses.replace(settings, epochs=epochs)
     hooks = Naive(settings, stream, model, Naive.Arguments())
-    descent = GradientDescent(model, settings, keys=stream.keys, progress=Silent())
+    descent = GradientDescent(model, settings, keys=stream.keys, progress=TrainingProgress())
     descent.run(samples, position=position, hooks=hooks)
     return model.state_dict()
 
@@ -94,7 +95,7 @@ def test_from_scratch_is_a_fresh_run_on_each_bucket(optimizer_state, tmp_path):
     stream = image_stream(tmp_path)
     settings = config(strategy="from_scratch", optimizer_state=optimizer_state, seed=3)
     starts = []
-    for position, row in enumerate(train(stream, settings, progress=Silent())):
+    for position, row in enumerate(train(stream, settings, progress=TrainingProgress())):
         if position == 0:
             continue
         expected = trained_alone(stream, settings, stream.train(position - 1), position - 1)
@@ -119,7 +120,7 @@ def test_joint_trains_once_on_the_whole_stream(epochs, tmp_path):
 
     expected = trained_alone(stream, settings, samples, 0, epochs or None)
     rows = []
-    for row in train(stream, settings, progress=Silent()):
+    for row in train(stream, settings, progress=TrainingProgress()):
         rows.append(row.row.correct)
         if row.row.row:
             for name, tensor in row.model.state_dict().items():
@@ -133,7 +134,7 @@ def test_gdumb_is_a_fresh_run_on_its_memory_alone(buffer, epochs, tmp_path):
     stream = image_stream(tmp_path)
     settings = config(strategy="gdumb", strategy_args=f"buffer={buffer},epochs={epochs}", memory=5)
     twin, _ = strategy_on(stream, settings, random_head()[0])
-    for row in train(stream, settings, progress=Silent()):
+    for row in train(stream, settings, progress=TrainingProgress()):
         if row.row.row == 0:
             continue
         position = row.row.row - 1
@@ -433,7 +434,7 @@ def test_cwr_changes_nothing_but_the_head_after_the_first_bucket(optimizer_state
     )
     states = [
         {name: tensor.clone() for name, tensor in row.model.state_dict().items()}
-        for row in train(stream, settings, progress=Silent())
+        for row in train(stream, settings, progress=TrainingProgress())
     ]
     head = ("11.weight", "11.bias") if "11.weight" in states[0] else tuple(states[0])[-2:]
     for name in states[0]:
@@ -448,7 +449,7 @@ def test_cwr_on_features_is_a_head_alone():
     stream = feature_stream()
     _, first, *_, last = (
         [part.detach().clone() for part in row.model.parameters()]
-        for row in train(stream, on_features(strategy="cwr"), progress=Silent())
+        for row in train(stream, on_features(strategy="cwr"), progress=TrainingProgress())
     )
     for part in first:
         assert part.mean().item() == pytest.approx(0, abs=1e-6)
@@ -491,12 +492,11 @@ def test_nothing_in_a_step_waits_for_the_device(strategy):
     )
     # As in the middle of a later bucket.
     made._held = Samples(batch.inputs, batch.labels)
+    made._rehearsal = iter([batch])
     if strategy == "derpp":
-        made._rehearsal = (iter([batch]), iter([batch]))
+        made._repetition = iter([batch])
         made._logits = made._answers = torch.empty(9, CLASSES, device=nowhere)
         made._recording = True
-    else:
-        made._rehearsal = iter([batch])
     loss = made.share_of_loss(model, batch)
     loss.backward()
     assert loss.device == nowhere

@@ -69,7 +69,7 @@ def test_nothing_in_a_step_waits_for_the_device(name):
         strategy._answers = torch.empty(9, CLASSES, device=nowhere)
     elif name == "agem":
         strategy._held = Samples(batch.inputs, batch.labels)
-        strategy._batches = iter([batch])
+        strategy._rehearsal = iter([batch])
     loss = strategy.loss(model, batch)
     loss.backward()
     strategy.before_step()

@@ -9,7 +9,7 @@ from released_layout import read_json, write_json, write_released
 
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
-from clear_mlflow.learning.progress import SilentProgress
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
 
 PER_CLASS = 12
@@ -43,7 +43,7 @@ def training(root, **asked):
     small |= {"device": "cpu", "precision": "off", "memory": "6"}
     if "features" not in asked:
         small |= {"model": "small_cnn", "image_size": "16", "lr": "0.05"}
-    return prepare(check(TrainConfig.resolve({**small, **asked})), SilentProgress())
+    return prepare(check(TrainConfig.resolve({**small, **asked})), TrainingProgress())
 
 
 @pytest.mark.parametrize(

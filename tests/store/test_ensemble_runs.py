@@ -10,20 +10,22 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from feature_streams import Silent, config, rows_of, training
+from feature_streams import config, rows_of, training
 from forked import run_forked
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, DivergedError, TrainingError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
+from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.learning.prepare import prepare
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
 from clear_mlflow.process import messages
 from clear_mlflow.runs.in_process import train_ensemble_in_process, train_in_process
 from clear_mlflow.store import names
+from clear_mlflow.store.search import Selection, select
 
 ASKED = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
 
@@ -245,7 +247,7 @@ def test_the_command_trains_members_in_one_supervised_process(store, experiment_
     alone = TrainConfig.resolve(
         {**{name[2:]: text for name, text in told.items() if name != "--seeds"}, "seed": "5"}
     )
-    expected = [m.row.correct for m in prepare(check(alone), Silent()).rows()]
+    expected = [m.row.correct for m in prepare(check(alone), TrainingProgress()).rows()]
     assert rows_in(members[5]) == expected
     assert done.stderr.count("bucket 10/10") == 1, "one member's rows are told"
     assert "2 members: seeds 0, 5" in done.stdout

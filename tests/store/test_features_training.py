@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 from feature_files import KIND, write_released_features
-from feature_streams import CLASSES, WIDTH, Silent, config, made_up, rows_of, trained, training
+from feature_streams import CLASSES, WIDTH, config, made_up, rows_of, trained, training
 from released_layout import write_released
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.samples.indices import SampleIndices
 from clear_mlflow.learning.session import StreamTraining
@@ -158,5 +159,7 @@ def test_a_run_on_images_says_nothing_of_features():
     assert training(config()).facts.features == "made_up"
     stream, _ = made_up()
     images = TrainConfig.resolve({"device": "cpu", "model": "small_cnn"})
-    facts = StreamTraining(config=images, stream=stream, source="x", progress=Silent()).facts
+    facts = StreamTraining(
+        config=images, stream=stream, source="x", progress=TrainingProgress()
+    ).facts
     assert facts.features is facts.features_digest is None

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from feature_streams import Silent, made_up
 from feature_streams import config as of_features
+from feature_streams import made_up
 from learning_streams import config as of_images
 from learning_streams import random_stream
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.parallel.group import ALONE, process_group
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import DecodedStream
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.session import check
@@ -41,7 +42,7 @@ def results(cases, folder, group=ALONE):
         else:
             settings = check(of_images(**changes))
             stream = DecodedStream(images, image_size=8, device=CPU)
-        for trained in train(stream, settings, progress=Silent(), group=group):
+        for trained in train(stream, settings, progress=TrainingProgress(), group=group):
             row = trained.row.row
             found[f"{name}/correct{row}"] = np.array(trained.tested.correct)
             found[f"{name}/labels{row}"] = trained.tested.labels

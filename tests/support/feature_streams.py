@@ -12,7 +12,7 @@ from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.loop import train
-from clear_mlflow.learning.progress import LineProgress
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.session import StreamTraining, check
 
@@ -58,16 +58,6 @@ def made_up(counts=((30, 20), (17, 9), (24, 13)), *, balanced=False, without=Non
     return stream, StoredFeatures("made_up", "sha256:1", WIDTH, tuple(train_sets), tuple(test_sets))
 
 
-class Silent(LineProgress):
-    """Says nothing at all."""
-
-    def __init__(self):
-        super().__init__(None)
-
-    def row_measured(self, row):
-        """Say nothing."""
-
-
 def training(settings, buckets=None):
     """A training that is ready to begin."""
     stream, features = made_up() if buckets is None else buckets
@@ -75,7 +65,7 @@ def training(settings, buckets=None):
         config=check(settings),
         stream=stream,
         source="nowhere",
-        progress=Silent(),
+        progress=TrainingProgress(),
         features=features,
     )
 
@@ -86,7 +76,7 @@ def trained(settings, buckets=None):
     placed = FeatureStream(stream, features, device=torch.device("cpu"))
     return [
         (found.row.correct, *(p.detach().double().numpy() for p in found.model.parameters()))
-        for found in train(placed, check(settings), progress=Silent())
+        for found in train(placed, check(settings), progress=TrainingProgress())
     ]
 
 

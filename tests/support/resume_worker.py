@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.learning.checkpoint import read_state
 from clear_mlflow.learning.parallel.group import process_group
-from clear_mlflow.learning.progress import SilentProgress
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import StreamTraining, check
 
 
@@ -44,7 +44,7 @@ def main():
 
         def rows(saved=None):
             made = StreamTraining(
-                settings, stream, "here", SilentProgress(), group=group, saved=saved
+                settings, stream, "here", TrainingProgress(), group=group, saved=saved
             )
             return list(made.rows())
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
-from feature_streams import CLASSES, WIDTH, Silent, config, made_up
+from feature_streams import CLASSES, WIDTH, config, made_up
 from learning_streams import CPU, random_stream
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -13,6 +13,7 @@ from torch.nn.functional import cross_entropy
 from clear_mlflow.learning.checkpoint import to_bytes
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import train
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
@@ -41,14 +42,14 @@ def image_stream(folder, *, train=(7, 6, 5), side=8, augment="none"):
 
 def rows_of(stream, settings):
     """All rows of a training, and its model as it ends."""
-    trained = list(train(stream, settings, progress=Silent()))
+    trained = list(train(stream, settings, progress=TrainingProgress()))
     return [one.row for one in trained], trained[-1].model
 
 
 def strategy_on(stream, settings, model):
     """A strategy as the loop makes it, and what it descends with."""
     strategy = load_strategy(settings.strategy)(settings, stream, model, check_strategy(settings))
-    return strategy, GradientDescent(model, settings, keys=stream.keys, progress=Silent())
+    return strategy, GradientDescent(model, settings, keys=stream.keys, progress=TrainingProgress())
 
 
 def random_head(seed=0):
@@ -100,7 +101,7 @@ def assert_close(ours, theirs, *, rtol=1e-4, atol=1e-6):
 def trained(stream, parameters, saved=None):
     """Rows and states of a training, and its weights as it ends."""
     rows, states = [], []
-    for one in train(stream, parameters, progress=Silent(), saved=saved):
+    for one in train(stream, parameters, progress=TrainingProgress(), saved=saved):
         rows.append(one.row)
         states.append(to_bytes(one.snapshot(), one.row, PREDICTIONS))
         model = one.model

@@ -59,10 +59,10 @@ def stream_of(
     """Hash what is trained and tested on, prove it disjoint, and compute the stream's digest.
 
     One photo in two buckets, or in a training and a test set, is a leak. Real collections have a
-    few (the same picture uploaded twice), so a few are told in ``warnings``. Where more than half
+    few (the same picture uploaded twice), so a few are named in ``warnings``. Where more than half
     of a bucket's images are also in another one, the metadata lists the same images twice, and no
     score of that stream would mean anything: that is an error. Copies within one bucket, split and
-    class are harmless and are not told.
+    class are harmless and are not reported.
 
     Args:
         listing: every image's folder is known to lie below its root.

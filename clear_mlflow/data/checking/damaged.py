@@ -1,4 +1,4 @@
-"""Images that cannot be decoded: found before anything is trained on, and told."""
+"""Images that cannot be decoded: found before anything is trained on, and reported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from clear_mlflow.data.checking.content import stream_digest
 from clear_mlflow.data.decoding.decode import Damaged, Resize, refusal
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.files import path_text
-from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
+from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet, counted
 
 LEAVE_OUT = "leave_out"
 _MOST_LISTED = 100
@@ -45,7 +45,7 @@ def sound_stream(
         cache: where decoded images stay; what is there already is not decoded again.
         resize: what becomes of each image.
         damaged: ``leave_out``, or ``stop``.
-        root: the dataset's folder, which paths of images left out are told from.
+        root: the dataset's folder, which paths of images left out are relative to.
         on_image: called with the numbers of images that are ready and of all; and once more from
             the sets that are sound as they are, where others are decoded without what they lack.
 
@@ -59,16 +59,9 @@ def sound_stream(
     """
     # Under the streaming protocol one set is both what is trained on and what is tested on.
     sets = {id(images): images for b in stream.buckets for images in (b.train, b.test)}
-    total = sum(map(len, sets.values()))
     found: dict[int, tuple[Damaged, ...]] = {}
-    done = 0
-    for identity, images in sets.items():
-
-        def on_image_of_set(count: int, before: int = done) -> None:
-            on_image(before + count, total)
-
-        found[identity] = cache.damaged(images, resize, on_image=on_image_of_set)
-        done += len(images)
+    for images, on_ready in counted([*sets.values()], on_image):
+        found[id(images)] = cache.damaged(images, resize, on_image=on_ready)
     everything = [one for damaged_images in found.values() for one in damaged_images]
     if not everything:
         return SoundStream(stream)
@@ -88,17 +81,13 @@ def sound_stream(
                     f"damaged image is {path_text(everything[0].path)}: unpack the dataset again"
                 )
     # A set without its damaged images is another one to the cache. It is decoded now, as the others
-    # were, and not in the middle of the training.
-    total = sum(map(len, left.values()))
-    done = sum(len(left[identity]) for identity in left if not found[identity])
-    for identity, images in left.items():
+    # were, and not in the middle of the training; those that are ready count first.
+    order = sorted(left, key=lambda identity: bool(found[identity]))
+    for identity, (images, on_ready) in zip(
+        order, counted([left[identity] for identity in order], on_image), strict=True
+    ):
         if found[identity]:
-
-            def on_image_left(count: int, before: int = done) -> None:
-                on_image(before + count, total)
-
-            cache.keep(images, resize, on_image=on_image_left)
-            done += len(images)
+            cache.keep(images, resize, on_image=on_ready)
     listed = everything[:_MOST_LISTED]
     warnings = [
         f"{path_text(one.path)} is left out: it cannot be decoded: {one.why}" for one in listed

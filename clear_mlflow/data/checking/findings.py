@@ -2,7 +2,7 @@
 
 The loader stops at the first problem, for a training must not start. This goes on: it walks the
 image folders, which all of CLEAR's layouts have, holds them against the class lists and the
-metadata, decodes every image, and compares contents. What only the loader knows of is told in the
+metadata, decodes every image, and compares contents. What only the loader knows of is in the
 loader's words.
 """
 
@@ -69,7 +69,7 @@ _BUCKET = re.compile("[0-9]{1,9}")
 _FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _FILES_IN_A_TASK = 16
 
-# What is wrong, in the order in which it is told.
+# What is wrong, in the order in which it is listed.
 KINDS = {
     "structure": "the loader cannot read the dataset",
     "class-list": "a class list is not as it should be",
@@ -83,7 +83,7 @@ KINDS = {
     "across-classes": "an image is in more than one class",
     "within-bucket": "an image is twice in one bucket and class",
     "unlisted": "an image that no metadata names",
-    "not-an-image": "a file among the images that is none",
+    "not-an-image": "a file among the images that is no image",
 }
 
 
@@ -168,7 +168,7 @@ def check(root: Path, *, on_progress: OnImages = _tell_nobody) -> Findings:
 
     Args:
         root: the dataset's folder, or the folder that it was unpacked to.
-        on_progress: told how many images were looked at, and how many there are.
+        on_progress: called with how many images were looked at, and how many there are.
 
     Raises:
         DataError: there is no dataset at *root*.
@@ -230,7 +230,7 @@ def _by_number(key: str) -> tuple[int, str]:
 
 
 def _if_new(message: str, problems: Sequence[Problem], root: Path) -> list[Problem]:
-    """The loader's words, unless they are about what is told already."""
+    """The loader's words, unless they are about what is found already."""
     for problem in problems:
         if problem.kind in ("unlisted", "not-an-image", "within-bucket"):
             continue  # never what the loader stops at
@@ -282,7 +282,7 @@ class _Tree:
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, kind: str, path: Path, detail: str) -> None:
-        # Messages of the readers begin with the path, which is told beside the detail.
+        # Messages of the readers begin with the path, which is shown beside the detail.
         self.problems.append(Problem(kind, path, detail.removeprefix(f"{path_text(path)} ")))
 
     def counts(self) -> list[Count]:
@@ -329,12 +329,12 @@ def _survey(root: Path, base: Path, split: str) -> _Tree | None:
             named_in = path_text(listed[0][path].relative_to(root))
             tree.add("missing", path, f"{named_in} names it")
     # Where images are missing, or what names them is broken, that is the problem.
-    told = {problem.path for problem in tree.problems if problem.kind == "metadata"}
-    told |= {problem.path.parent for problem in tree.problems if problem.kind == "missing"}
+    explained = {problem.path for problem in tree.problems if problem.kind == "metadata"}
+    explained |= {problem.path.parent for problem in tree.problems if problem.kind == "missing"}
     for count in tree.counts():
         class_folder = folder / count.bucket / count.class_name
         about = base / _METADATA_FOLDER / count.bucket / f"{count.class_name}.json"
-        if not count.images and told.isdisjoint((class_folder, about, base / _METADATA)):
+        if not count.images and explained.isdisjoint((class_folder, about, base / _METADATA)):
             tree.add(
                 "empty-class",
                 class_folder,
@@ -553,7 +553,7 @@ def _doubles(
 
 
 def _double_kind(copies: Sequence[_Image], parts: Mapping[Path, str]) -> str:
-    """The worst that can be said of it, for each problem is told once."""
+    """The worst that can be said of it, for each problem is listed once."""
     if len({parts[image.path] for image in copies}) > 1:
         return "train-and-test"
     if len({image.bucket for image in copies}) > 1:

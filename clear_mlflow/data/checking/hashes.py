@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from clear_mlflow.data.files import path_text, reason
@@ -60,12 +59,7 @@ class RememberedHashes:
             self._in_database(self._file, self._load)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Keep what is new, however the context is left: hashing goes on where it stopped."""
         if self._file is not None and self._new:
             self._in_database(self._file, self._save)

@@ -137,7 +137,7 @@ def is_extracted(folder: Path) -> bool:
 
 
 def refuse_other_extraction(extraction: Extraction, *, cache_dir: Path) -> None:
-    """One name stands for one way to extract features.
+    """Make sure that one name means one way to extract features.
 
     Raises:
         ConfigError: it was given to another backbone, other weights or other preprocessing.

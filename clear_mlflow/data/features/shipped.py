@@ -232,7 +232,7 @@ def _read_filelist(path: Path, num_classes: int, *, root: Path) -> list[tuple[st
 
 
 def _checked(value: Any, *, dims: int, what: str) -> Tensor:
-    """A tensor of finite floating-point numbers with so many dimensions, none of them absurd."""
+    """A tensor of finite floating-point numbers with *dims* dimensions of sensible sizes."""
     import torch
 
     if not isinstance(value, torch.Tensor):

@@ -117,7 +117,7 @@ def load_features(
 
 
 def refuse_taken_name(stream: BucketStream, extraction: Extraction, *, cache_dir: Path) -> None:
-    """One name stands for one way to compute features, so that a record's name means something.
+    """Make sure that one name means one way to compute features in all records.
 
     Raises:
         ConfigError: the name is that of the built-in features or one of the dataset's own feature

@@ -74,8 +74,8 @@ class Patience:
     An attempt ends where nothing arrives for ``stall``, or fewer than ``min_bytes`` within
     ``window``. It has failed where it brought fewer than ``min_bytes``; after ``attempts`` failed
     ones in a row the download is given up. Between attempts the wait doubles from ``wait`` on, or
-    is what the server asks for, up to ``max_wait``. As it stands, a download that does not move
-    ends within 8 minutes at the very worst, and in 2 where the server says nothing at all.
+    is what the server asks for, up to ``max_wait``. By default a download that does not move ends
+    within 8 minutes at the very worst, and in 2 where the server says nothing at all.
     """
 
     stall: float = 20.0
@@ -131,7 +131,7 @@ def download(
         revision: a branch, tag or commit of the repository.
         endpoint: the hub's address; ``None`` for ``HF_ENDPOINT`` or the hub itself.
         patience: bounds on waiting.
-        on_progress: told how far it is.
+        on_progress: called with how far it is.
 
     Returns:
         The folders that were unpacked now; none where all was there already.

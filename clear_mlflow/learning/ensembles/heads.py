@@ -57,7 +57,7 @@ class HeadsDescent:
         seeds: of each head's run; the order of its images follows from it as it would alone.
         config: the parameters that the runs share.
         keys: of all buckets, in stream order.
-        progress: who is told of each step.
+        progress: what shows each step.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ def train_ensemble(
     Args:
         stream: the dataset.
         config: the parameters, ``seeds`` among them; ``device`` and ``precision`` are resolved.
-        progress: who is told; of rows, the first member's.
+        progress: what shows the training; of rows, the first member's.
 
     Yields:
         (seed, row) of every member, then of every member the next row. A member's next bucket

@@ -7,7 +7,6 @@ import re
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from clear_mlflow.data.features.stored import refuse_taken_name
 from clear_mlflow.data.features.torch_files import load_torch_file
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.sealed import SealedFiles, UnsealedFileError
-from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
+from clear_mlflow.data.stream import BucketStream, ImageSet, counted, image_sets
 from clear_mlflow.learning.device import RngPurpose, seed_everything, translate_oom
 from clear_mlflow.learning.samples.decoded import Normaliser
 
@@ -141,7 +140,7 @@ def extract(
         The folder that holds them.
 
     Raises:
-        ConfigError: the name stands for other features already.
+        ConfigError: the name is that of other features already.
         DataError: an image cannot be decoded, the backbone's output is not finite, or the cache
             cannot be written.
         TrainingError: the device has not enough memory.
@@ -160,9 +159,8 @@ def extract(
         return folder
     with translate_oom(_LESS_MEMORY):
         model = backbone.model.to(device).to(memory_format=torch.channels_last)
-    done = 0
     width = 0
-    for number, images in enumerate(sets):
+    for number, (images, on_ready) in enumerate(counted(sets, on_image)):
         array = arrays[number]
         if array is None:
             with translate_oom(_LESS_MEMORY):
@@ -171,12 +169,11 @@ def extract(
                     images,
                     geometry=backbone.geometry,
                     device=device,
-                    on_image=partial(_from, done, total, on_image),
+                    on_image=on_ready,
                 )
             write_array(array_file(folder, number), array, extraction.subject(images))
         width = array.shape[1]
-        done += len(images)
-        on_image(done, total)
+        on_ready(len(images))
     write_sidecar(folder, extraction, stream, width=width)
     return folder
 
@@ -187,10 +184,6 @@ def _read(path: Path, subject: str) -> NDArray[np.float32] | None:
         return read_array(path, subject, SealedFiles())
     except (UnsealedFileError, OSError):
         return None
-
-
-def _from(before: int, total: int, on_image: Callable[[int, int], None], done: int) -> None:
-    on_image(before + done, total)
 
 
 def features_of(

@@ -99,7 +99,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         return self.stream.train(position)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """An epoch of so many steps begins."""
+        """An epoch of *num_steps* steps begins."""
         return
 
     def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:

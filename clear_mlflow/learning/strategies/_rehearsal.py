@@ -1,16 +1,60 @@
-"""Batches from a buffer, beside those of the bucket that is trained on."""
+"""Rehearsal: batches from a buffer, beside those of the bucket that is trained on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.parallel.group import ALONE, Group
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batches
+from clear_mlflow.learning.samples.feature_stream import TrainingStream
+from clear_mlflow.learning.strategies._base import Strategy, new_buffer
+
+
+class RehearsalStrategy(Strategy):
+    """Trains on a bucket's own images, with batches from a buffer of the past beside them.
+
+    When a bucket is done, its images compete for the buffer. A subclass says what a step makes of
+    ``next(self._rehearsal)``; where ``self._held`` is None, as in the first bucket, there is none.
+    The buffer is the one that the arguments name, else a reservoir.
+    """
+
+    needs_memory = True
+    several_processes = True
+    scratch: ClassVar[tuple[str, ...]] = ("_held", "_rehearsal")
+
+    def __init__(
+        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
+    ) -> None:
+        super().__init__(config, stream, model, arguments)
+        if not isinstance(arguments, BufferArguments):
+            arguments = BufferArguments(buffer="reservoir")
+        self._buffer = new_buffer(config, stream, arguments)
+        self._held: Samples | None = None  # the buffer's images
+        self._rehearsal: Iterator[Batch] = iter(())  # an epoch's batches of them
+
+    def training_set(self, position: int) -> Samples:
+        """The bucket's own images; the buffer's are fetched, too."""
+        if len(self._buffer):
+            self._held = self.stream.select(self._buffer.picks)
+        return self.stream.train(position)
+
+    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
+        """Draw the epoch's batches from the buffer."""
+        if self._held is not None:
+            where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
+            self._rehearsal = rehearsal_batches(*where, group=self.group)
+
+    def after_bucket(self, position: int) -> None:
+        """Let the bucket's images compete for the buffer."""
+        self._held = None
+        self._buffer.offer(position, self.stream.labels(position))
 
 
 def rehearsal_batches(

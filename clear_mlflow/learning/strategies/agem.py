@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,15 +11,14 @@ from torch import Tensor, nn
 from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import autocast
-from clear_mlflow.learning.samples.decoded import Batch, Samples
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_not_negative
-from clear_mlflow.learning.strategies._base import Strategy, new_buffer, share_of_mean
-from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
+from clear_mlflow.learning.strategies._base import share_of_mean
+from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, rehearsal_batches
 from clear_mlflow.learning.strategies._weights import gradients, trained_weights
 
 
-class Agem(Strategy):
+class Agem(RehearsalStrategy):
     r"""Averaged gradient episodic memory: the buffer is not trained on, it limits each step.
 
     Each step takes a batch from the buffer. Where the step's gradient g and that batch's, g_ref,
@@ -46,55 +44,29 @@ class Agem(Strategy):
             super().__post_init__()
             check_not_negative(self, "batch")
 
-    needs_memory = True
-    several_processes = True
-    scratch = ("_held", "_batches")
-
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
     ) -> None:
         super().__init__(config, stream, model, arguments)
         self._weights = trained_weights(model)
-        self._buffer = new_buffer(config, stream, arguments)
-        self._held: Samples | None = None
-        self._batches: Iterator[Batch] = iter(())
-
-    def training_set(self, position: int) -> Samples:
-        """The bucket's own images; the buffer's are fetched, too."""
-        if len(self._buffer):
-            self._held = self.stream.select(self._buffer.picks)
-        return super().training_set(position)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """Draw the epoch's batches from the buffer."""
-        if self._held is None:
-            return
-        size = self.arguments.batch or self.config.batch_size
-        self._batches = rehearsal_batches(
-            self._held,
-            num_steps,
-            replace(self.config, batch_size=size),
-            self.stream.device,
-            position,
-            epoch,
-            group=self.group,
-        )
+        """Draw the epoch's batches from the buffer, of a size of their own."""
+        if self._held is not None:
+            config = replace(self.config, batch_size=self.arguments.batch or self.config.batch_size)
+            where = (self._held, num_steps, config, self.stream.device, position, epoch)
+            self._rehearsal = rehearsal_batches(*where, group=self.group)
 
     def before_step(self) -> None:
         """Take from the gradient what would raise the loss on a batch of the buffer."""
         if self._held is None:
             return
-        batch = next(self._batches)
+        batch = next(self._rehearsal)
         with autocast(self.stream.device, self.config.precision):
             loss = share_of_mean(batch, self.model(batch.inputs), self.criterion, batch.labels)
         share = torch.autograd.grad(loss, self._weights, materialize_grads=True)
         # Both gradients are those of whole batches before one limits the other.
         project(gradients(self._weights), self.group.average(share))
-
-    def after_bucket(self, position: int) -> None:
-        """Let the bucket's images compete for the buffer."""
-        self._held = None
-        self._buffer.offer(position, self.stream.labels(position))
 
 
 def project(gradient: list[Tensor], reference: list[Tensor]) -> None:

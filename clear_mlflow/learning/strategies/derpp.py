@@ -10,16 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_not_negative
-from clear_mlflow.learning.strategies._base import Strategy, new_buffer, share_of_mean
-from clear_mlflow.learning.strategies._rehearsal import joined_inputs, rehearsal_batches
+from clear_mlflow.learning.strategies._base import share_of_mean
+from clear_mlflow.learning.strategies._rehearsal import (
+    RehearsalStrategy,
+    joined_inputs,
+    rehearsal_batches,
+)
 
 
-class Derpp(Strategy):
+class Derpp(RehearsalStrategy):
     r"""Dark experience replay, with labels: a buffer of images, labels, and logits z.
 
     Each step takes a batch of the bucket and two independent ones, of as many images, from the
@@ -52,39 +55,32 @@ class Derpp(Strategy):
         def __post_init__(self) -> None:
             check_not_negative(self, "alpha", "beta")
 
-    needs_memory = True
-    several_processes = True
-    scratch = ("_answers", "_held", "_rehearsal")
+    scratch = (*RehearsalStrategy.scratch, "_answers", "_repetition")
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
     ) -> None:
         super().__init__(config, stream, model, arguments)
-        self._buffer = new_buffer(config, stream, BufferArguments(buffer="reservoir"))
         # (len(buffer), classes), float32: what the model answered to each image that is held.
         self._logits = torch.empty(0, stream.num_classes, device=stream.device)
         self._answers = self._logits  # (images of the bucket, classes), as _logits
         self._recording = False
-        self._held: Samples | None = None
-        self._rehearsal: tuple[Iterator[Batch], ...] = ()
+        self._repetition: Iterator[Batch] = iter(())  # an epoch's second batches of the buffer
 
     def training_set(self, position: int) -> Samples:
-        """The bucket's own images; the buffer's are fetched, too."""
-        if len(self._buffer):
-            self._held = self.stream.select(self._buffer.picks)
+        """The bucket's own images, whose answers are to be recorded."""
         self._answers = self._logits.new_zeros(
             self.stream.train_counts[position], self.stream.num_classes
         )
         return super().training_set(position)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """Draw the epoch's batches from the buffer."""
+        """Draw the epoch's batches from the buffer: two for each step."""
         self._recording = epoch == self.config.epochs - 1
         if self._held is not None:
             where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
-            self._rehearsal = tuple(
-                rehearsal_batches(*where, which, group=self.group) for which in range(2)
-            )
+            self._rehearsal = rehearsal_batches(*where, 0, group=self.group)
+            self._repetition = rehearsal_batches(*where, 1, group=self.group)
 
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """Equation 6: of each of the three batches, this process's share."""
@@ -92,7 +88,7 @@ class Derpp(Strategy):
             logits = forward(batch.inputs)
             loss = share_of_mean(batch, logits, self.criterion, batch.labels)
         else:
-            imitated, repeated = (next(batches) for batches in self._rehearsal)
+            imitated, repeated = next(self._rehearsal), next(self._repetition)
             logits, imitation, repetition = torch.split(
                 forward(joined_inputs(batch, imitated, repeated)),
                 [len(part.labels) for part in (batch, imitated, repeated)],

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from clear_mlflow.learning.buffers._base import BufferArguments
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.parallel.group import ALONE, Group
-from clear_mlflow.learning.samples.decoded import Batch, Samples
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
-from clear_mlflow.learning.strategies._base import Strategy, new_buffer, share_of_mean
-from clear_mlflow.learning.strategies._rehearsal import joined_inputs, rehearsal_batches
+from clear_mlflow.learning.samples.decoded import Batch
+from clear_mlflow.learning.strategies._base import share_of_mean
+from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, joined_inputs
 
 
-class ErAce(Strategy):
+class ErAce(RehearsalStrategy):
     r"""Experience replay with an asymmetric cross-entropy.
 
     Each step takes a batch of the bucket, X_in, and one of as many images from the buffer, X_bf:
@@ -41,37 +37,6 @@ class ErAce(Strategy):
         Learning, ICLR 2022, arXiv:2104.05025, equations 4 and 5.
     """
 
-    needs_memory = True
-    several_processes = True
-    scratch = ("_held", "_rehearsal")
-
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
-        self._buffer = new_buffer(config, stream, BufferArguments(buffer="reservoir"))
-        self._held: Samples | None = None
-        self._rehearsal: Iterator[Batch] = iter(())
-
-    def training_set(self, position: int) -> Samples:
-        """The bucket's own images; the buffer's are fetched, too."""
-        if len(self._buffer):
-            self._held = self.stream.select(self._buffer.picks)
-        return super().training_set(position)
-
-    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """Draw the epoch's batches from the buffer."""
-        if self._held is not None:
-            self._rehearsal = rehearsal_batches(
-                self._held,
-                num_steps,
-                self.config,
-                self.stream.device,
-                position,
-                epoch,
-                group=self.group,
-            )
-
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """The asymmetric cross-entropy: of each of both batches, this process's share."""
         if self._held is None:
@@ -88,11 +53,6 @@ class ErAce(Strategy):
         return share_of_mean(old, old_logits, self.criterion, old.labels) + share_of_mean(
             batch, new_logits, of_present, batch.labels
         )
-
-    def after_bucket(self, position: int) -> None:
-        """Let the bucket's images compete for the buffer."""
-        self._held = None
-        self._buffer.offer(position, self.stream.labels(position))
 
 
 def classes_of(labels: Tensor, num_classes: int, group: Group = ALONE) -> Tensor:

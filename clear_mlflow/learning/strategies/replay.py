@@ -15,17 +15,17 @@ from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.samples.indices import joined, whole_bucket
-from clear_mlflow.learning.strategies._base import Strategy, new_buffer, share_of_mean
+from clear_mlflow.learning.strategies._base import share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import (
+    RehearsalStrategy,
     joined_inputs,
-    rehearsal_batches,
     rehearsal_size,
 )
 
 SHUFFLED, BALANCED = "shuffled", "balanced"
 
 
-class Replay(Strategy):
+class Replay(RehearsalStrategy):
     """Experience replay from a buffer of ``memory`` images.
 
     With ``batches=shuffled`` a bucket's images and the buffer's are shuffled into one epoch, so
@@ -53,18 +53,12 @@ class Replay(Strategy):
                     f"batches is {self.batches!r} in strategy_args; pass {SHUFFLED} or {BALANCED}"
                 )
 
-    needs_memory = True
-    several_processes = True
-    scratch = ("_held", "_rehearsal", "_sizes")
+    scratch = (*RehearsalStrategy.scratch, "_sizes")
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
     ) -> None:
         super().__init__(config, stream, model, arguments)
-        self._buffer = new_buffer(config, stream, arguments)
-        # Of balanced batches alone: the buffer's images, and an epoch's batches of them.
-        self._held: Samples | None = None
-        self._rehearsal: Iterator[Batch] = iter(())
         self._sizes: Iterator[int] = iter(())  # of the epoch's whole batches of the bucket
 
     @classmethod
@@ -74,20 +68,14 @@ class Replay(Strategy):
 
     def training_set(self, position: int) -> Samples:
         """The new bucket's images, followed by the buffer's where they are shuffled together."""
-        if len(self._buffer) == 0:
-            return self.stream.train(position)
-        if self.arguments.batches == BALANCED:
-            self._held = self.stream.select(self._buffer.picks)
-            return self.stream.train(position)
+        if len(self._buffer) == 0 or self.arguments.batches == BALANCED:
+            return super().training_set(position)
         new = whole_bucket(position, self.stream.train_counts[position])
         return self.stream.select(joined(new, self._buffer.picks))
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """Draw the epoch's batches from the buffer."""
-        if self._held is None:
-            return
-        where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
-        self._rehearsal = rehearsal_batches(*where, group=self.group)
+        """Draw the epoch's batches from the buffer, and count those of the bucket."""
+        super().begin_epoch(position, epoch, num_steps)
         bounds = batch_bounds(self.stream.train_counts[position], self.config.batch_size)
         self._sizes = iter([stop - start for start, stop in bounds])
 
@@ -103,8 +91,3 @@ class Replay(Strategy):
         past = share_of_mean(old, old_logits, self.criterion, old.labels)
         old_size = rehearsal_size(self.config, len(self._held))
         return (new_size * new + old_size * past) / (new_size + old_size)
-
-    def after_bucket(self, position: int) -> None:
-        """Let the bucket's images compete for the buffer."""
-        self._held = None
-        self._buffer.offer(position, self.stream.labels(position))
