@@ -140,10 +140,9 @@ def _hidden(word: str) -> str:
 
 def one(work: str, experiment: str, *arguments: str) -> dict[str, float]:
     """Work of a measuring process: build runs, or score them one way or the other."""
-    from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
+    from clear_mlflow.store.client import preflight, set_up_mlflow
 
-    bound_retries()
-    quiet_mlflow()
+    set_up_mlflow()
     client = preflight(opens_run=False)
     words = [word.replace("++", "--", 1) for word in arguments]
     if work == "build":

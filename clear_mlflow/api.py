@@ -335,27 +335,12 @@ def track(
         RecordError: a key, a count or a name is not one that the record holds.
         TrackingError: on entering, when MLflow cannot keep the run or it holds another loop's rows.
     """
+    given = locals()
+    del given["run_name"]
     from clear_mlflow.core.loop_metadata import describe_loop
     from clear_mlflow.runs.loop_run import LoopRun
 
-    facts = describe_loop(
-        buckets=buckets,
-        num_instances=num_instances,
-        dataset=dataset,
-        dataset_digest=dataset_digest,
-        protocol=protocol,
-        split=split,
-        seed=seed,
-        strategy=strategy,
-        model=model,
-        params=params,
-        tags=tags,
-        class_names=class_names,
-        test_labels=test_labels,
-        test_ids=test_ids,
-        evaluation_set=evaluation_set,
-    )
-    return LoopRun(facts, run_name)
+    return LoopRun(describe_loop(**given), run_name)
 
 
 def _matrix_of(scores: Scores) -> AccuracyMatrix:

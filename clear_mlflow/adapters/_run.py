@@ -23,19 +23,19 @@ class AdapterRun:
     """Opens a run with the first row, and closes it with the last one, by hand, or at exit.
 
     Args:
-        told: what :func:`clear_mlflow.track` takes, without ``buckets`` and ``num_instances``.
+        options: what :func:`clear_mlflow.track` takes, without ``buckets`` and ``num_instances``.
         flush: called before the program ends, for rows that are not logged yet.
 
     Raises:
         ConfigError: it has no such parameter, or the value is not one that it can have.
     """
 
-    def __init__(self, told: Mapping[str, Any], flush: Callable[[], None]) -> None:
+    def __init__(self, options: Mapping[str, Any], flush: Callable[[], None]) -> None:
         try:
-            describe_loop(buckets=1, **{k: v for k, v in told.items() if k != "run_name"})
+            describe_loop(buckets=1, **{k: v for k, v in options.items() if k != "run_name"})
         except TypeError as error:
             raise ConfigError(f"{error}; an adapter takes what clear_mlflow.track takes") from error
-        self._told = dict(told)
+        self._options = dict(options)
         self._run: LoopRun | None = None
         self._rows: dict[int, tuple[float, ...]] = {}
         self._is_open = False
@@ -76,7 +76,7 @@ class AdapterRun:
                 "for another run"
             )
         if self._run is None:
-            self._run = track(buckets=tuple(buckets), num_instances=num_instances, **self._told)
+            self._run = track(buckets=tuple(buckets), num_instances=num_instances, **self._options)
             self._run.__enter__()
             self._is_open = True
             self._has_counts = num_instances is not None
@@ -127,11 +127,11 @@ class Adapter:
     """What all adapters offer: the run's numbers, and an end.
 
     Args:
-        told: what :func:`clear_mlflow.track` takes.
+        options: what :func:`clear_mlflow.track` takes.
     """
 
-    def __init__(self, told: Mapping[str, Any]) -> None:
-        self._tracked = AdapterRun(told, self._flush)
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._tracked = AdapterRun(options, self._flush)
 
     @property
     def run_id(self) -> str:
@@ -161,7 +161,7 @@ class Adapter:
 
 
 def whole_counts(accuracy: Sequence[float], num_instances: Sequence[int]) -> tuple[int, ...] | None:
-    """The counts that accuracies are of; None where they cannot be told.
+    """The counts that accuracies are of; None where they are not known.
 
     >>> whole_counts([0.3333333], [3]), whole_counts([0.35], [3])
     ((1,), None)
@@ -180,7 +180,7 @@ def number(what: str, value: object) -> float:
     """A metric's value as a number.
 
     Raises:
-        RecordError: it is none.
+        RecordError: it is no number.
     """
     item = getattr(value, "item", None)
     plain = item() if callable(item) else value

@@ -27,14 +27,14 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
     Args:
         stream: name of the stream that is the test; others are not looked at.
         metric: class of the metric that gives the cells.
-        **told: what :func:`clear_mlflow.track` takes: ``dataset``, ``strategy``, ``seed``, ...
+        **options: what :func:`clear_mlflow.track` takes: ``dataset``, ``strategy``, ``seed``, ...
     """
 
     def __init__(
-        self, *, stream: str = "test", metric: type = ExperienceAccuracy, **told: Any
+        self, *, stream: str = "test", metric: type = ExperienceAccuracy, **options: Any
     ) -> None:
         BaseLogger.__init__(self)
-        Adapter.__init__(self, told)
+        Adapter.__init__(self, options)
         self._stream = stream
         self._metric = metric
         self._trained: int | None = None  # experiences so far; None: nothing has happened yet

@@ -23,13 +23,13 @@ class MLflowAccuracyMatrix(Adapter, Callback):
         metric: the name under which ``test_step`` logs the accuracy, a fraction, with
             ``self.log(name, ..., on_epoch=True)``.
         buckets: keys of the buckets; "1" to "T" when not given.
-        **told: what :func:`clear_mlflow.track` takes: ``dataset``, ``strategy``, ``seed``, ...
+        **options: what :func:`clear_mlflow.track` takes: ``dataset``, ``strategy``, ``seed``, ...
     """
 
     def __init__(
-        self, metric: str = "test_acc", *, buckets: Sequence[str] | None = None, **told: Any
+        self, metric: str = "test_acc", *, buckets: Sequence[str] | None = None, **options: Any
     ) -> None:
-        Adapter.__init__(self, told)
+        Adapter.__init__(self, options)
         self._metric = metric
         self._buckets = None if buckets is None else tuple(buckets)
         self.trained = 0  # buckets; to be set where a loop goes on from a checkpoint

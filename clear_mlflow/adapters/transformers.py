@@ -23,11 +23,11 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
     Args:
         buckets: keys of all buckets, in stream order.
         metric: the name under which ``compute_metrics`` gives the accuracy, a fraction.
-        **told: what :func:`clear_mlflow.track` takes: ``dataset``, ``strategy``, ``seed``, ...
+        **options: what :func:`clear_mlflow.track` takes: ``dataset``, ``strategy``, ``seed``, ...
     """
 
-    def __init__(self, buckets: Sequence[str], metric: str = "accuracy", **told: Any) -> None:
-        Adapter.__init__(self, told)
+    def __init__(self, buckets: Sequence[str], metric: str = "accuracy", **options: Any) -> None:
+        Adapter.__init__(self, options)
         self._buckets = tuple(buckets)
         self._metric = metric
         self._cells: dict[str, float] = {}  # of the row that is being measured

@@ -36,6 +36,7 @@ class _Group(click.Group):
 _CONTEXT = {
     "token_normalize_func": lambda name: name.replace("_", "-"),
     "help_option_names": ["-h", "--help"],
+    "show_default": True,
 }
 
 

@@ -33,7 +33,6 @@ from clear_mlflow.metrics._user import load_own_metrics
 @click.option(
     "--baseline",
     default=NONE,
-    show_default=True,
     metavar="GROUP",
     help="A group, by its name or a label as naive, that every other one is tested against; named "
     "before looking, it leaves fewer comparisons to adjust for.",
@@ -41,7 +40,6 @@ from clear_mlflow.metrics._user import load_own_metrics
 @click.option(
     "--margin",
     default=NONE,
-    show_default=True,
     metavar="POINTS",
     help="The largest difference that does not matter, in percentage points: asks for equivalence "
     "within it.",
@@ -81,16 +79,16 @@ def compare(
     own = _own_metrics(metric)
 
     from clear_mlflow.cli.output import print_comparison, print_links
-    from clear_mlflow.evaluation.compare import mark_compare_run, read_comparison, write_comparison
-    from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
-    from clear_mlflow.store.search import Selection, select
+    from clear_mlflow.evaluation.compare import read_comparison, write_comparison
+    from clear_mlflow.store.client import preflight, set_up_mlflow
+    from clear_mlflow.store.names import KIND_COMPARE
+    from clear_mlflow.store.search import Selection, mark_run_of_project, select
     from clear_mlflow.store.ui_urls import comparison_links
     from clear_mlflow.sweep.chosen import next_grids
 
-    bound_retries()
-    quiet_mlflow()
+    set_up_mlflow()
     client = preflight(opens_run=False)
-    own_run = mark_compare_run(client)
+    own_run = mark_run_of_project(client, KIND_COMPARE)
     selection = Selection(
         run_ids=run_ids,
         experiment=None if experiment == NONE else experiment,
@@ -141,7 +139,7 @@ def _own_metrics(metric: str) -> tuple[Metric, ...]:
     """Those that the user named and that installed packages offer, of the matrix.
 
     Raises:
-        ConfigError: one is none, or is computed from predictions.
+        ConfigError: one is no metric, or is computed from predictions.
     """
     named = listed(metric)
     of_predictions = load_own_metrics(named, installed=False).predictions

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
-from types import TracebackType
 
 import click
 from rich.console import Console
@@ -24,6 +22,7 @@ from rich.table import Column
 from rich.text import Text
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.progress import can_show_bars
 
 _DRAWINGS_PER_SECOND = 10
 
@@ -39,7 +38,6 @@ def data() -> None:
 @click.option(
     "--revision",
     default="main",
-    show_default=True,
     metavar="TEXT",
     help="Branch, tag or commit of the dataset's repository on the Hugging Face hub.",
 )
@@ -97,7 +95,6 @@ class Steps:
     """One step of work after another on standard error: bars on a terminal, else a line each."""
 
     def __init__(self, columns: tuple[ProgressColumn, ...]) -> None:
-        on_terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
         self._bars = (
             Progress(
                 TextColumn("{task.description}", markup=False),
@@ -108,7 +105,7 @@ class Steps:
                 redirect_stdout=False,
                 expand=True,
             )
-            if on_terminal
+            if can_show_bars(sys.stderr)
             else None
         )
         self._what = ""
@@ -119,12 +116,7 @@ class Steps:
             self._bars.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._bars is not None:
             self._bars.stop()
 

@@ -20,7 +20,6 @@ from clear_mlflow.learning.config import AUTO, NONE, RECIPES, feature_name
 @click.option(
     "--weights",
     default="DEFAULT",
-    show_default=True,
     metavar="PATH|DEFAULT|none",
     help="A state dict; DEFAULT: torchvision's, downloaded; none: random ones, to try things out.",
 )
@@ -28,20 +27,17 @@ from clear_mlflow.learning.config import AUTO, NONE, RECIPES, feature_name
     "--dataset",
     type=click.Choice(list(RECIPES)),
     default="clear10",
-    show_default=True,
     help="What lies in DIR; digits and digits-writers are embedded and need no DIR.",
 )
 @click.option(
     "--device",
     type=click.Choice([AUTO, "cpu", "cuda"]),
     default=AUTO,
-    show_default=True,
     help="Where the backbone runs; auto: cuda where there is one.",
 )
 @click.option(
     "--name",
     default=AUTO,
-    show_default=True,
     metavar="NAME",
     help="What train's --features calls them; auto: the backbone's name.",
 )
@@ -49,13 +45,11 @@ from clear_mlflow.learning.config import AUTO, NONE, RECIPES, feature_name
     "--protocol",
     type=click.Choice(list(PROTOCOLS)),
     default="iid",
-    show_default=True,
     help="As train's; streaming: the features of all training images, and of no others.",
 )
 @click.option(
     "--split",
     default=AUTO,
-    show_default=True,
     metavar="N",
     help="As train's; under iid, a number leaves a released test set alone.",
 )

@@ -34,14 +34,12 @@ from clear_mlflow.metrics._user import load_own_metrics
     "--only",
     type=click.Choice(["all", "unscored"]),
     default="all",
-    show_default=True,
     help="unscored: leave out runs that have a score; alone, it takes all experiments.",
 )
 @metric_option
 @click.option(
     "--rows",
     default=NONE,
-    show_default=True,
     metavar="PATTERN",
     help="Rows that runs hold under names of their own, as 'results/acc_after_{row}.json', are "
     "first written as rows; see docs/import.md.",
@@ -50,14 +48,12 @@ from clear_mlflow.metrics._user import load_own_metrics
     "--rows-scale",
     type=click.Choice([AUTO, "fraction", "percent"]),
     default=AUTO,
-    show_default=True,
     help="Of such rows. Auto takes fractions, and refuses a value above 1.",
 )
 @click.option(
     "--rows-future",
     type=click.Choice([AUTO, "tested", "not-tested"]),
     default=AUTO,
-    show_default=True,
     help="What zeros above the diagonal of such rows mean; auto refuses to guess.",
 )
 @yes_or_no_option(
@@ -68,7 +64,6 @@ from clear_mlflow.metrics._user import load_own_metrics
 @click.option(
     "--data-root",
     default=AUTO,
-    show_default=True,
     metavar="DIR",
     help="Under --from-models, the dataset to test on; auto for an embedded one.",
 )
@@ -76,7 +71,6 @@ from clear_mlflow.metrics._user import load_own_metrics
     "--verify",
     type=click.Choice(["auto", "all", "none"]),
     default="auto",
-    show_default=True,
     help="When row files are read although a run's tag holds the rows: auto, where they lie on "
     "this machine, or their names and sizes differ; all, always; none, never. Runs named by id "
     "are always read.",
@@ -89,7 +83,6 @@ from clear_mlflow.metrics._user import load_own_metrics
     "--pictures",
     type=click.Choice(["auto", "yes", "no"]),
     default="auto",
-    show_default=True,
     help="Heat maps and pictures of confusion: of runs named by id or trained by this program; of "
     "all; of none anew.",
 )
@@ -157,14 +150,15 @@ def evaluate(
     num_jobs = number_of_jobs(jobs)
     own = load_own_metrics(list(listed(metric)))
 
-    from clear_mlflow.cli.scoring_output import RunProgress, Summary
-    from clear_mlflow.evaluation.evaluate_run import ResultFile, mark_evaluate_run
+    from clear_mlflow.cli.scoring_output import Summary, shown_while
+    from clear_mlflow.evaluation.evaluate_run import ResultFile
     from clear_mlflow.evaluation.foreign_rows import adopt_rows
-    from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
-    from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
+    from clear_mlflow.evaluation.rescore import Evaluation
+    from clear_mlflow.store.client import preflight, set_up_mlflow
+    from clear_mlflow.store.names import KIND_EVALUATE
+    from clear_mlflow.store.search import Selection, mark_run_of_project, select
 
-    bound_retries()
-    quiet_mlflow()
+    set_up_mlflow()
     dry = dry_run == "yes"
     evaluation = Evaluation(
         named=bool(run_ids),
@@ -188,7 +182,7 @@ def evaluate(
         from clear_mlflow.evaluation.reevaluate_models import reevaluate_each
 
         client = preflight(opens_run=False)
-        own_run = mark_evaluate_run(client)
+        own_run = mark_run_of_project(client, KIND_EVALUATE)
         tested = reevaluate_each(client, select(client, selection), data_root=data_root)
         sys.exit(show_reevaluated(tested))
     summary = Summary()
@@ -196,8 +190,8 @@ def evaluate(
     cluster = RayCluster(address) if engine == "ray" else None
     with cluster or nullcontext(), stoppable() as received, scratch_folder():
         client = preflight(opens_run=False)
-        own_run = mark_evaluate_run(client)
-        with ResultFile() as told:
+        own_run = mark_run_of_project(client, KIND_EVALUATE)
+        with ResultFile() as results:
             runs = select(client, selection)
             if cluster is None:
                 verdicts = evaluation.over(client, runs)
@@ -207,23 +201,24 @@ def evaluate(
                 verdicts = evaluated_on_ray(cluster, evaluation, client, runs)
             failure: ClearError | None = None
             try:
-                progress = RunProgress(len(run_ids) or None)
-                for verdict in progress.watch(verdicts, summary):
+                for verdict in shown_while(verdicts, summary, len(run_ids) or None):
                     summary.add(verdict)
                     if own_run:
-                        told.add(verdict)
+                        results.add(verdict)
                     if received:
                         break
             except KeyboardInterrupt:
                 pass  # it is among those received
-            except ClearError as error:  # the listing broke off; what is done is told all the same
+            except (
+                ClearError
+            ) as error:  # the listing broke off; what was done is shown all the same
                 failure = error
             if failure is None or summary.counts:
                 summary.show(dry_run=dry, stopped=bool(received or failure))
             if failure is not None:
                 raise failure
             if own_run and not dry and not received:
-                told.log(client, own_run, summary.counts)
+                results.log(client, own_run, summary.counts)
     if received:
         sys.exit(128 + received[0])
     if not summary.is_well:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable
 
-from clear_mlflow.cli.output import show_scores
+from clear_mlflow.cli.output import print_scores
+from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.scoring.scores import Scores
@@ -23,6 +24,6 @@ def show_reevaluated(tested: Iterable[tuple[str, Scores | ClearError]]) -> int:
             print(f"error: {one_line(f'run {run_id}: {scores}')}", file=sys.stderr)
             code = 2
             continue
-        show_scores(scores)
+        print_scores(scores, console())
         print(f"run {run_id}: its models tested again are run {scores.run_id}")
     return code

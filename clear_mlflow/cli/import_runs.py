@@ -50,7 +50,6 @@ class Line:
 @click.option(
     "--experiment",
     default=NONE,
-    show_default=True,
     metavar="NAME",
     help="Where the runs go; none is the experiment that the environment names. It is made where "
     "it is not there.",
@@ -58,7 +57,6 @@ class Line:
 @click.option(
     "--name",
     default=AUTO,
-    show_default=True,
     metavar="TEXT",
     help="What the runs are called; auto is the file's name.",
 )
@@ -67,44 +65,33 @@ class Line:
     "kind",
     type=click.Choice([AUTO, *FORMATS]),
     default=AUTO,
-    show_default=True,
     help="Auto looks at each file.",
 )
-@click.option(
-    "--dataset", default=AUTO, show_default=True, metavar="NAME", help="Auto is what a file tells."
-)
-@click.option(
-    "--strategy", default=AUTO, show_default=True, metavar="NAME", help="Auto is what a file tells."
-)
-@click.option(
-    "--seed", default=AUTO, show_default=True, metavar="N", help="Auto is what a file tells."
-)
+@click.option("--dataset", default=AUTO, metavar="NAME", help="Auto is what a file tells.")
+@click.option("--strategy", default=AUTO, metavar="NAME", help="Auto is what a file tells.")
+@click.option("--seed", default=AUTO, metavar="N", help="Auto is what a file tells.")
 @click.option(
     "--protocol",
     type=click.Choice(PROTOCOLS),
     default="iid",
-    show_default=True,
     help="streaming: buckets were tested on their own training data.",
 )
 @click.option(
     "--split",
     type=click.Choice(SPLITS),
     default=TEST,
-    show_default=True,
     help="What the numbers were measured on; those on validation images are compared apart.",
 )
 @click.option(
     "--scale",
     type=click.Choice([AUTO, "fraction", "percent"]),
     default=AUTO,
-    show_default=True,
     help="Auto is what the format says, else fractions; a value above 1 is then refused.",
 )
 @click.option(
     "--initial",
     type=click.Choice([AUTO, "first-row"]),
     default=AUTO,
-    show_default=True,
     help="first-row: a file's first row is the untrained model's. Auto: the format tells, or there "
     "is none.",
 )
@@ -112,20 +99,17 @@ class Line:
     "--future",
     type=click.Choice([AUTO, "tested", "not-tested"]),
     default=AUTO,
-    show_default=True,
     help="What zeros above the diagonal mean. Auto is what the format says.",
 )
 @click.option(
     "--num-instances",
     default=NONE,
-    show_default=True,
     metavar="N[,N...]",
     help="Test images of each bucket; one number stands for all.",
 )
 @click.option(
     "--buckets",
     default=AUTO,
-    show_default=True,
     metavar="KEY[,KEY...]",
     help="Keys of the buckets; auto is what a file tells, else 1 to T.",
 )
@@ -154,7 +138,7 @@ def import_runs(
     """Make MLflow runs out of the result files of other programs, and score them.
 
     Plain matrices (CSV, TSV, NumPy, JSON) and what Avalanche, Renate, mammoth, FACIL and
-    continual-learning write; docs/import.md tells what is read of each. Nothing in a file is
+    continual-learning write; docs/import.md says what is read of each. Nothing in a file is
     executed. A folder is searched for files; one that cannot be read is named, the others are
     imported, and the exit code is 2.
     """
@@ -168,10 +152,9 @@ def import_runs(
     number = _seed(seed)
 
     from clear_mlflow.evaluation.import_run import Importer, ImportMetadata
-    from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
+    from clear_mlflow.store.client import preflight, set_up_mlflow
 
-    bound_retries()
-    quiet_mlflow()
+    set_up_mlflow()
     wanted = None if experiment == NONE else experiment
     facts = ImportMetadata(
         dataset=_said(dataset),
@@ -221,7 +204,7 @@ def _import(
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[tuple[Path, str, str | None]]:
-    """Every file that was named or lies in a folder that was, what to call it, why it is none."""
+    """The files to import: path, label, and why one is passed over (None: it is not)."""
     for text in paths:
         path = Path(text)
         if is_folder(path):
@@ -258,7 +241,7 @@ def _reason(path: Path, siblings: list[str]) -> str | None:
     if reason := passed_over(path.name, siblings):
         return reason
     if path.suffix.lower() in _ENDINGS:
-        return None  # what is wrong with it is told by whoever reads it
+        return None  # whoever reads it says what is wrong with it
     try:
         return None if recognise(load(path)) else "of no format that is read"
     except DataError as error:
@@ -266,7 +249,7 @@ def _reason(path: Path, siblings: list[str]) -> str | None:
 
 
 def _stem(label: str) -> str:
-    """A file's name as a run's: without its ending, which tells nothing."""
+    """A file's name as a run's: without its ending."""
     return str(Path(label).with_suffix(""))
 
 
@@ -277,20 +260,20 @@ def _show(lines: list[Line], *, stopped: bool) -> None:
         cells = (line.file, line.run_id, line.run_name, line.action, line.detail)
         table.add_row(*(Text(one_line(cell, _LONGEST_CELL)) for cell in cells))
     counts = Counter(line.action for line in lines)
-    told = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
+    summary = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
     with suppress(OSError):  # whoever reads this may have gone
         if lines:
             out.print(table)
-        out.print(f"\n{told or 'no files'}", highlight=False, end="")
+        out.print(f"\n{summary or 'no files'}", highlight=False, end="")
         out.print("; stopped: the same command does the rest" if stopped else "")
     for line in lines:
         if line.action == "failed":
-            click.echo(f"error: {one_line(_told(line))}", err=True)
+            click.echo(f"error: {one_line(_failure(line))}", err=True)
     if not lines and not stopped:
         click.echo("error: no file was found; name files, or a folder that holds some", err=True)
 
 
-def _told(line: Line) -> str:
+def _failure(line: Line) -> str:
     """A failure with the file's name before it, once."""
     detail, name = " ".join(line.detail.split()), shown(Path(line.file).name, 120)
     if detail.startswith(name):

@@ -1,4 +1,4 @@
-"""Ctrl-C for a command that works through a list: what is done is told, what is not is left."""
+"""Ctrl-C for a command that works through a list: what was done is shown, the rest is left."""
 
 from __future__ import annotations
 

@@ -27,14 +27,12 @@ def run_selection_options(command: Command) -> Command:
         click.option(
             "--run-id",
             default=NONE,
-            show_default=True,
             metavar="ID[,ID...]",
             help="The runs, by their ids.",
         ),
         click.option(
             "--experiment",
             default=NONE,
-            show_default=True,
             metavar="NAME",
             help="All runs of an experiment, by its name or id.",
         ),
@@ -42,7 +40,6 @@ def run_selection_options(command: Command) -> Command:
             "--filter",
             "filter_string",
             default=NONE,
-            show_default=True,
             metavar="TEXT",
             help="Runs that MLflow's search finds, as \"params.strategy = 'replay'\".",
         ),
@@ -60,13 +57,11 @@ def engine_options(command: Command) -> Command:
             "--engine",
             type=click.Choice(["local", "ray"]),
             default="local",
-            show_default=True,
             help="Where the work is done: on this machine, or by Ray.",
         ),
         click.option(
             "--jobs",
             default=AUTO,
-            show_default=True,
             metavar="N",
             help="Runs under way at once; on Ray, pieces of work, of one run or several. Auto: on "
             "Ray, as many as there is room for; else as many as suit the store, and of trainings "
@@ -75,7 +70,6 @@ def engine_options(command: Command) -> Command:
         click.option(
             "--address",
             default=LOCAL,
-            show_default=True,
             metavar="ADDRESS",
             help="Of a Ray cluster that runs, as HOST:6379 or auto; local starts one here.",
         ),
@@ -94,7 +88,6 @@ def comparison_options(*, group_by: str) -> Callable[[Command], Command]:
             click.option(
                 "--group-by",
                 default=group_by,
-                show_default=True,
                 metavar="NAME[,NAME...]",
                 help="Parameters or tags that the seeds of one method share; none: each run for "
                 "itself; a sweep's auto: strategy, dataset and all that varies but seeds.",
@@ -102,7 +95,6 @@ def comparison_options(*, group_by: str) -> Callable[[Command], Command]:
             click.option(
                 "--rank-by",
                 default=AUTO,
-                show_default=True,
                 metavar="METRIC",
                 help="The metric that ranks and that the verdicts are on; auto: "
                 "clear/challenge_score where it is defined. All others are exploratory.",
@@ -117,7 +109,6 @@ def metric_option(command: Command) -> Command:
     return click.option(
         "--metric",
         default=NONE,
-        show_default=True,
         metavar="NAME[,NAME...]",
         help="Your own metrics, as package.module:function; see docs/metrics.md.",
     )(command)
@@ -136,7 +127,6 @@ def yes_or_no_option(name: str, *, help: str) -> Callable[[Command], Command]:  
         is_flag=False,
         flag_value="yes",
         default="no",
-        show_default=True,
         help=help,
     )
 
@@ -192,10 +182,10 @@ def check_engine(engine: str, address: str, **of_ray: str) -> None:
     """
     given = ({"address": address} if address != LOCAL else {}) | of_ray
     if engine != "ray" and given:
-        told = " and ".join(f"{name} {text!r}" for name, text in given.items())
+        beside = " and ".join(f"{name} {text!r}" for name, text in given.items())
         raise ConfigError(
-            f"engine is {engine} beside {told}, which only Ray knows; pass engine=ray with it, or "
-            "leave it out"
+            f"engine is {engine} beside {beside}, which only Ray knows; pass engine=ray with it, "
+            "or leave it out"
         )
 
 

@@ -37,7 +37,7 @@ def print_outcome(outcome: RunResult) -> None:
             out.print(f"\nrun {outcome.run_id} {outcome.status}{where}", highlight=False)
         if outcome.note is not None:
             out.print(Text(outcome.note), soft_wrap=True)
-        _print_lines(outcome.links, out)
+        print_links(outcome.links, out)
     with suppress(OSError):
         if outcome.error:
             print(f"error: {one_line(outcome.error)}", file=sys.stderr, flush=True)
@@ -54,12 +54,8 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
 
 def print_links(lines: Iterable[str], out: Console) -> None:
     """Where to look at what was stored; see :mod:`clear_mlflow.store.ui_urls`."""
-    _print_lines(lines, out)
-
-
-def show_scores(scores: Scores) -> None:
-    """A run's matrix and metrics, on standard output."""
-    print_scores(scores, console())
+    for line in lines:
+        out.print(Text(printable(line)), soft_wrap=True)
 
 
 def print_scores(scores: Scores, out: Console) -> None:
@@ -88,8 +84,3 @@ def members_table(members: Mapping[int, Scores]) -> Table:
         table.add_row(name, mean, spread, least, most)
     table.title = f"{len(summaries)} members: seeds {', '.join(map(str, members))}"
     return table
-
-
-def _print_lines(lines: Iterable[str], out: Console) -> None:
-    for line in lines:
-        out.print(Text(printable(line)), soft_wrap=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,7 +9,7 @@ from contextlib import suppress
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -18,8 +17,9 @@ from clear_mlflow.cli.output import print_scores
 from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.text import one_line
 from clear_mlflow.evaluation.rescore import ScoringResult
+from clear_mlflow.learning.progress import can_show_bars
 
-# Up to so many runs each has its line; of more, those with problems and those that lack rows.
+# Runs that have a line each; of more, only those with problems and those that lack rows have one.
 _ALL_SHOWN = 50
 _MOST_SHOWN = 1000
 _LONGEST_NAME = 100  # characters of a run's name
@@ -65,8 +65,8 @@ class Summary:
         return self._num_problems == 0
 
     def __str__(self) -> str:
-        told = ", ".join(f"{count} {action}" for action, count in sorted(self.counts.items()))
-        return told or "no runs"
+        counts = ", ".join(f"{count} {action}" for action, count in sorted(self.counts.items()))
+        return counts or "no runs"
 
     def show(self, *, dry_run: bool, stopped: bool) -> None:
         """Print a line for each run or each problem, the scores where there is but one run."""
@@ -103,33 +103,29 @@ class Summary:
         out.print()
 
 
-class RunProgress:
-    """Counts of runs beside a moving bar, on a terminal; nothing elsewhere."""
+def shown_while(
+    verdicts: Iterable[ScoringResult], summary: Summary, total: int | None
+) -> Iterator[ScoringResult]:
+    """Pass verdicts on; on a terminal, beside a bar with the counts so far.
 
-    def __init__(self, total: int | None) -> None:
-        is_terminal = sys.stderr.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-        self._bars: Progress | None = None
-        self._task = TaskID(0)
-        self._total = total
-        if is_terminal:
-            self._bars = Progress(
-                TextColumn("runs"),
-                BarColumn(),
-                TextColumn("{task.description}"),
-                TimeElapsedColumn(),
-                console=Console(stderr=True),
-                transient=True,
-                redirect_stdout=False,
-                redirect_stderr=False,
-            )
-
-    def watch(self, verdicts: Iterable[ScoringResult], summary: Summary) -> Iterator[ScoringResult]:
-        """Give the verdicts on, and show how many there were."""
-        if self._bars is None:
-            yield from verdicts
-            return
-        with self._bars as bars:
-            self._task = bars.add_task("none yet", total=self._total)
-            for verdict in verdicts:
-                yield verdict
-                bars.update(self._task, description=str(summary), advance=1)
+    Args:
+        verdicts: of the runs, as they come.
+        summary: whose counts are shown; the caller adds each verdict to it.
+        total: runs in all, where that is known.
+    """
+    bars = Progress(
+        TextColumn("runs"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+        disable=not can_show_bars(sys.stderr),
+    )
+    with bars:
+        task = bars.add_task("none yet", total=total)
+        for verdict in verdicts:
+            yield verdict
+            bars.update(task, description=str(summary), advance=1)

@@ -44,25 +44,20 @@ _MOST_RETRIES = 100
 @click.option(
     "--grid",
     default=NONE,
-    show_default=True,
     metavar="FILE",
     help="YAML file of strategies, seeds and parameters; docs/sweeps.md tells how it is written.",
 )
 @engine_options
-@click.option(
-    "--cpus", default="1", show_default=True, metavar="N", help="Cores of each run, on Ray."
-)
+@click.option("--cpus", default="1", metavar="N", help="Cores of each run, on Ray.")
 @click.option(
     "--gpus",
     default="0",
-    show_default=True,
     metavar="N",
     help="GPUs of each run, on Ray; 0.5: two runs share one.",
 )
 @click.option(
     "--retries",
     default="2",
-    show_default=True,
     metavar="N",
     help="How often a run is taken up again whose process was killed or whose machine went down.",
 )
@@ -84,7 +79,7 @@ def sweep(
 
     Runs of the experiment that are done are left alone and interrupted ones are resumed, so the
     same command goes on where it stopped, and does nothing the second time. A run that fails does
-    not stop the others; then the exit code is 2, and what failed is told.
+    not stop the others; then the exit code is 2, and what failed is named.
     """
     if grid == NONE:
         raise ConfigError("grid names no file; pass grid=FILE, as examples/sweep.yaml")
@@ -98,10 +93,10 @@ def sweep(
     by = None if group_by == AUTO else grouping(group_by)
     planned = read_grid(Path(grid))
 
-    # Imported here: what is wrong with the file is told before MLflow and torch are loaded.
+    # Imported here: what is wrong with the file shows before MLflow and torch are loaded.
     from clear_mlflow.learning.strategies._base import check_strategy
     from clear_mlflow.runs.cluster_worker import train_into
-    from clear_mlflow.store.client import bound_retries, preflight, quiet_mlflow
+    from clear_mlflow.store.client import preflight, set_up_mlflow
     from clear_mlflow.store.ui_urls import comparison_links
     from clear_mlflow.sweep.run import NOT_DONE, Sweep, experiment_of_environment, find_runs
 
@@ -110,8 +105,7 @@ def sweep(
             check_strategy(run.config)
         except ConfigError as error:
             raise ConfigError(f"the sweep {grid}: {run.name}: {error}") from None
-    bound_retries()
-    quiet_mlflow()
+    set_up_mlflow()
     client = preflight()
     experiment_id = experiment_of_environment(client)
     out = console()
@@ -133,7 +127,7 @@ def sweep(
             group_by=by,
             rank_by=None if rank_by == AUTO else rank_by,
             stopping=lambda: bool(signals.received),
-            on_run=_Told(planned),
+            on_run=_Reporter(planned),
         ).over(client, experiment_id, engine_of)
     made = result.comparison_run
     links = () if made is None else comparison_links(client, made)
@@ -144,7 +138,7 @@ def sweep(
         sys.exit(2)
 
 
-class _Told:
+class _Reporter:
     """Says on standard error what becomes of each run, as it happens."""
 
     def __init__(self, grid: Grid) -> None:
@@ -158,25 +152,29 @@ class _Told:
         if run.state in (DONE, FAILED):
             self._ended += 1
             took = f" in {run.seconds:.0f} s" if run.seconds is not None else ""
-            told = f"{run.state}{took}"
+            what = f"{run.state}{took}"
         elif run.error is not None:
-            told = "ended early"
+            what = "ended early"
         else:
-            told = "started" if run.tries == 1 else f"started again, try {run.tries}"
-            told += f" ({run.note})" if run.note else ""
+            what = "started" if run.tries == 1 else f"started again, try {run.tries}"
+            what += f" ({run.note})" if run.note else ""
         why = f": {run.error}" if run.error else ""
-        line = one_line(f"{told}: {run.planned.name}{why} (run {run.run_id})")
+        line = one_line(f"{what}: {run.planned.name}{why} (run {run.run_id})")
         with suppress(OSError):
             print(f"[{self._ended}/{self._total}] {line}", file=sys.stderr, flush=True)
+
+
+def _table(runs: Sequence[SweptRun]) -> Table:
+    table = Table("run", "state", "of run", box=None, pad_edge=False)
+    for run in runs[:_ALL_SHOWN]:
+        table.add_row(Text(run.planned.name), run.state, run.run_id or "-")
+    return table
 
 
 def _show_plan(out: Console, runs: list[SweptRun]) -> None:
     from clear_mlflow.sweep.run import NOT_DONE
 
-    table = Table("run", "state", "of run", box=None, pad_edge=False)
-    for run in runs[:_ALL_SHOWN]:
-        table.add_row(Text(run.planned.name), run.state, run.run_id or "-")
-    out.print(table)
+    out.print(_table(runs))
     waiting = sum(run.state == NOT_DONE for run in runs)
     out.print(
         f"\n{len(runs)} runs, of which {waiting} would be started; nothing was written (dry run)",
@@ -189,18 +187,15 @@ def _show(out: Console, result: SweepResult, links: Sequence[str], *, stopped: b
     from clear_mlflow.sweep.run import DONE, DONE_BEFORE, FAILED
 
     with suppress(OSError):  # whoever reads this may have gone
-        table = Table("run", "state", "of run", box=None, pad_edge=False)
         shown = [
             run
             for run in result.runs
             if len(result.runs) <= _ALL_SHOWN or run.state not in (DONE, DONE_BEFORE)
         ]
-        for run in shown[:_ALL_SHOWN]:
-            table.add_row(Text(run.planned.name), run.state, run.run_id or "-")
-        if table.row_count:
-            out.print(table)
-        told = ", ".join(f"{count} {state}" for state, count in sorted(result.counts.items()))
-        out.print(f"\nsweep {result.run_id}: {told}", highlight=False)
+        if shown:
+            out.print(_table(shown))
+        counts = ", ".join(f"{count} {state}" for state, count in sorted(result.counts.items()))
+        out.print(f"\nsweep {result.run_id}: {counts}", highlight=False)
         if result.comparison is not None:
             out.print()
             print_comparison(result.comparison, out)

@@ -33,7 +33,6 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "--config",
         "config_file",
         default=NONE,
-        show_default=True,
         metavar="FILE",
         help="config.json of an earlier run, to repeat it. Options that are given go before it; "
         "under mlflow run, which gives them all, those that differ from their defaults.",
@@ -43,7 +42,6 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
             f"--{name.replace('_', '-')}",
             name,
             default=default,
-            show_default=True,
             metavar="TEXT",
             help=parameter_help(name),
         )
@@ -70,7 +68,6 @@ def asked_parameters(
 @click.option(
     "--resume",
     default=NONE,
-    show_default=True,
     metavar="RUN",
     help="Id of a run that was interrupted, to go on with it; its parameters are those it has.",
 )
@@ -94,10 +91,9 @@ def train(context: click.Context, /, resume: str, config_file: str, **asked: str
 
         from clear_mlflow.cli.output import print_outcome
         from clear_mlflow.runs.supervised import resume_supervised, train_supervised
-        from clear_mlflow.store.client import bound_retries, quiet_mlflow
+        from clear_mlflow.store.client import set_up_mlflow
 
-        bound_retries()
-        quiet_mlflow()
+        set_up_mlflow()
         if process is None:
             outcome = resume_supervised(resume, given, signals, place)
         else:

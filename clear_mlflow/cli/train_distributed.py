@@ -17,7 +17,6 @@ from clear_mlflow.process.launch import launch, processes_to_start
 @click.option(
     "--processes",
     default=AUTO,
-    show_default=True,
     metavar="TEXT",
     help="Processes on this machine, which share every batch: a number, or auto: one per GPU, or "
     "2 where they train on CPUs.",

@@ -105,17 +105,19 @@ def _sentences(
         for other in methods[i + 1 :]
         if other.rank - one.rank > critical
     ]
-    told = (
+    sentence = (
         f"Average ranks over {ranks.datasets} datasets differ where they are further apart than "
         f"{critical:.2f} (Nemenyi's critical difference, {100 * level:g} %): "
         f"{'; '.join(apart[:10]) or 'none are'}."
     )
     largest = len(methods) - 1
     if critical >= largest:
-        told += f" Ranks of {len(methods)} methods cannot be further apart than {largest}."
-    said = [told]
+        sentence += f" Ranks of {len(methods)} methods cannot be further apart than {largest}."
+    sentences = [sentence]
     if ranks.p_value is not None:
-        said.append(f"Friedman's test that all methods are equal: p {p_text(ranks.p_value)}.")
+        sentences.append(f"Friedman's test that all methods are equal: p {p_text(ranks.p_value)}.")
     if left_out:
-        said.append(f"{left_out} methods that were not run on every dataset are left out here.")
-    return said
+        sentences.append(
+            f"{left_out} methods that were not run on every dataset are left out here."
+        )
+    return sentences

@@ -64,6 +64,15 @@ _RANKED_BY = (
 )
 
 
+# What a table of 80 columns has room for beside the metric that ranks.
+_HEADLINE = (
+    "clear/in_domain_accuracy",
+    "clear/next_domain_accuracy",
+    "renate/average_accuracy",
+    "renate/forgetting",
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Arrangement:
     """Runs in groups, best first; nothing is tested yet."""
@@ -90,12 +99,18 @@ class Arrangement:
         """Whether all runs were measured on validation images."""
         return all(setting.split == VALIDATION for setting in self.settings)
 
-    def is_higher_better(self, metric: str) -> bool:
+    @property
+    def headline_metrics(self) -> list[str]:
+        """The metric that ranks, and those named most often: for tables of a few columns."""
+        names = dict.fromkeys([self.ranked_by, *_HEADLINE])
+        return [name for name in names if name in self.metrics]
+
+    def is_higher_better(self, metric: str | None) -> bool:
         """Whether more of a metric is better."""
         return _is_higher_better(self.definitions, metric)
 
     def wants_predictions(self) -> list[Subject]:
-        """Runs that stand alone in a pair: only their test images can tell anything."""
+        """Runs of pairs without several seeds: only their test images can show a difference."""
         alone = [
             position
             for pair in self.plan.pairs
@@ -118,6 +133,19 @@ class Comparison(Arrangement):
     image_intervals: Mapping[int, Mapping[str, Interval]]
     warnings: tuple[str, ...]
 
+    def interval_of(self, position: int, metric: str) -> tuple[Interval | None, bool]:
+        """What to draw about a group's mean of a metric that it defines.
+
+        Returns:
+            The interval over seeds, else the one over the test images of its only run, else None;
+            and whether it is over images.
+        """
+        over_seeds = self.groups[position].metrics[metric].interval
+        if over_seeds is not None:
+            return over_seeds, False
+        over_images = self.image_intervals.get(position, {}).get(metric)
+        return over_images, over_images is not None
+
 
 def arrange(
     subjects: Sequence[Subject],
@@ -134,7 +162,7 @@ def arrange(
 
     Args:
         subjects: the runs.
-        by: names of labels that runs of one group share; none: each run stands alone.
+        by: names of labels that runs of one group share; none: each run is a group.
         rank_by: the metric that ranks, and that verdicts are on; None: the first usual one that
             most groups define.
         baseline: name of a group, or one of its labels, that all others are tested against; None:
@@ -217,25 +245,20 @@ def compare(
                 unlike.add((a, b))
     verdicts: list[Verdict] = []
     exploratory: list[PairTest] = []
-    definitions = {m.name: m for m in arrangement.definitions if m.name in arrangement.metrics}
+    across = None
+    compared = [m for m in arrangement.definitions if m.name in arrangement.metrics]
     if ranked is not None:
+        compared.sort(key=lambda metric: metric.name != ranked)
         verdicts, exploratory = judge_pairs(
             groups,
             arrangement.plan,
-            metrics=[
-                definitions[ranked],
-                *(m for name, m in definitions.items() if name != ranked),
-            ],
+            metrics=compared,
             protocols=[setting.protocol for setting in arrangement.settings],
             correct=correct,
             level=arrangement.level,
             margin=arrangement.margin,
         )
-    across = None
-    if ranked is not None:
-        across = across_datasets(
-            groups, arrangement.settings, definitions[ranked], arrangement.level
-        )
+        across = across_datasets(groups, arrangement.settings, compared[0], arrangement.level)
     return Comparison(
         **vars(arrangement),
         verdicts=tuple(verdicts),

@@ -13,9 +13,9 @@ import numpy as np
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.curves import mean_charts
-from clear_mlflow.comparison.page.matrices_section import STEPS
-from clear_mlflow.core.text import ending, printable, shortened
-from clear_mlflow.report.canvas import FAINT, FONT, INK, blank_figure, drawable, ink_on, png
+from clear_mlflow.comparison.page.matrices_section import points_text, scale_of
+from clear_mlflow.core.text import ending, shortened
+from clear_mlflow.report.canvas import FAINT, INK, PLAIN, blank_figure, drawable, ink_on, png
 from clear_mlflow.report.colours import DIVERGING, GROUPS
 from clear_mlflow.report.heatmap import heatmap_png
 
@@ -43,7 +43,7 @@ def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
         runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
         yield (
             f"matrix_{position + 1:02d}.png",
-            heatmap_png(group.matrix, f"{shortened(printable(group.name), 60)}{runs}"),
+            heatmap_png(group.matrix, f"{shortened(group.name, 60)}{runs}"),
         )
     pairs = [
         (a, b)
@@ -68,11 +68,10 @@ def metrics_png(comparison: Comparison) -> bytes:
             found = group.metrics.get(metric)
             if found is None:
                 continue
-            colour, style, interval = GROUPS[position % len(GROUPS)], "solid", found.interval
-            if interval is None:
-                interval = comparison.image_intervals.get(position, {}).get(metric)
-                style = "dotted"
+            colour = GROUPS[position % len(GROUPS)]
+            interval, is_over_images = comparison.interval_of(position, metric)
             if interval is not None:
+                style = "dotted" if is_over_images else "solid"
                 panel.plot(
                     list(interval), [-position] * 2, color=colour, linewidth=2, linestyle=style
                 )
@@ -119,12 +118,12 @@ def curves_png(comparison: Comparison, setting: int) -> bytes | None:
                     linewidth=0,
                 )
         panel.set_ylim(0, 100)
-        panel.set_xlabel("buckets trained on", fontsize=9, color=FAINT, fontfamily=FONT)
-        panel.set_ylabel("accuracy, %", fontsize=9, color=FAINT, fontfamily=FONT)
+        panel.set_xlabel("buckets trained on", fontsize=9, color=FAINT, **PLAIN)
+        panel.set_ylabel("accuracy, %", fontsize=9, color=FAINT, **PLAIN)
         _finish(panel, chart.title, grid="y")
     legend = panels[0].legend(loc="lower right", fontsize=8, frameon=False)
     for text in legend.get_texts():
-        text.set(fontfamily=FONT, parse_math=False, usetex=False)
+        text.set(**PLAIN)
     return png(figure)
 
 
@@ -133,15 +132,13 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
     from matplotlib.patches import Rectangle
 
     one, other = comparison.groups[a], comparison.groups[b]
-    change = 100 * (one.grid - other.grid)
+    change = one.grid - other.grid
     size = change.shape[1]
-    measured = change[~np.isnan(change)]
-    largest = float(np.abs(measured).max()) if measured.size else 0.0
-    scale = next((step for step in STEPS if largest <= step), STEPS[-1])
+    scale = scale_of(change)
     side = min(max(0.5 * size, 2.8), 7.5)
     height = side * (size + 1) / size + 1.1 + _BELOW
     figure, (panel,) = _grid(1, 1, side + 0.8 + _EDGE, height, left=0.8, top=1.1)
-    colours = DIVERGING.at(0.5 + np.nan_to_num(change) / (2 * scale))
+    colours = DIVERGING.at(0.5 + 100 * np.nan_to_num(change) / (2 * scale))
     colours[np.isnan(change)] = (0.94, 0.94, 0.94, 1.0)
     panel.imshow(colours, interpolation="nearest", aspect="equal")
     p_values = comparison.cells.get((a, b))
@@ -151,13 +148,13 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
             panel.text(
                 j,
                 i,
-                _signed(float(change[i, j])),
+                points_text(float(change[i, j])),
                 ha="center",
                 va="center",
                 fontsize=7.5,
                 fontweight="bold" if real else "normal",
                 color=ink_on(colours[i, j]),
-                fontfamily=FONT,
+                **PLAIN,
             )
         if real:
             frame = Rectangle((j - 0.46, i - 0.46), 0.92, 0.92, fill=False, linewidth=1.3)
@@ -172,9 +169,7 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
         f"A − B, percentage points, ±{scale}\nA: {_text(one.name, 40)}\nB: {_text(other.name, 40)}",
         fontsize=9,
         loc="left",
-        fontfamily=FONT,
-        parse_math=False,
-        usetex=False,
+        **PLAIN,
     )
     return png(figure)
 
@@ -182,7 +177,7 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
 def _grid(
     rows: int, columns: int, width: float, height: float, *, left: float, top: float
 ) -> tuple[Figure, list[Axes]]:
-    """Panels of so many inches each, with so much room for names on the left and a title above.
+    """Panels, each *width* by *height* inches, with room for names on the left and a title above.
 
     Laid out by hand: matplotlib's own layout takes twice as long as all the drawing.
     """
@@ -206,22 +201,17 @@ def _grid(
 
 def _finish(panel: Axes, title: str, *, grid: str) -> None:
     if title:
-        panel.set_title(title, fontsize=10, loc="left", fontfamily=FONT, parse_math=False)
+        panel.set_title(title, fontsize=10, loc="left", **PLAIN)
     for name, spine in panel.spines.items():
         spine.set_visible(bool(grid) and name == "bottom")
         spine.set_color(_LINE)
     panel.tick_params(length=0, labelsize=8, labelcolor=INK)
     for label in (*panel.get_xticklabels(), *panel.get_yticklabels()):
-        label.set(fontfamily=FONT, parse_math=False, usetex=False)
+        label.set(**PLAIN)
     if grid:
         panel.grid(axis="x" if grid == "x" else "y", color=_LINE, linewidth=0.7)
         panel.set_axisbelow(True)
 
 
-def _signed(points: float) -> str:
-    text = f"{points:+.1f}"
-    return "0.0" if text in ("+0.0", "-0.0") else text
-
-
 def _text(text: str, limit: int) -> str:
-    return drawable(shortened(printable(text), limit))
+    return drawable(shortened(text, limit))

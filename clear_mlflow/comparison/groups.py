@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, measured_split
-from clear_mlflow.core.text import printable, shortened, shown
+from clear_mlflow.core.text import shortened, shown
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
 NOT_SAID = "(none)"
@@ -116,7 +116,7 @@ def group_runs(
 
     Args:
         subjects: the runs; of two with the same id the first counts.
-        by: names of labels; none: each run stands alone.
+        by: names of labels; none: each run is a group.
         level: of the intervals over seeds.
         rowless: runs that diverged before their first row; each joins the groups of its labels.
 
@@ -272,4 +272,4 @@ def seeds_text(group: Group) -> str:
 
 def cut(name: str) -> str:
     """A name from outside as a sentence may hold it."""
-    return shortened(printable(name), 60)
+    return shortened(name, 60)

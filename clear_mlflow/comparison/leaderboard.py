@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Iterator
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.core.text import printable, shortened
-from clear_mlflow.report.exports import inert
+from clear_mlflow.core.text import shortened
+from clear_mlflow.report.exports import csv_text, inert
 from clear_mlflow.statistics import SeedSummary
 
 _LONGEST_NAME = 200
@@ -68,17 +66,15 @@ def leaderboard_csv(comparison: Comparison) -> str:
 
     A text that a spreadsheet would take for a formula has an apostrophe put before it.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([inert(name) for name in leaderboard_columns(comparison)])
-    for row in leaderboard_rows(comparison):
-        writer.writerow(
-            [
-                "" if cell is None else inert(cell) if isinstance(cell, str) else repr(cell)
-                for cell in row
-            ]
-        )
-    return text.getvalue()
+    header = map(inert, leaderboard_columns(comparison))
+    lines = (map(_csv_cell, row) for row in leaderboard_rows(comparison))
+    return csv_text([[*header], *([*line] for line in lines)])
+
+
+def _csv_cell(value: str | int | float | None) -> str:
+    if value is None:
+        return ""
+    return inert(value) if isinstance(value, str) else repr(value)
 
 
 def _ends(found: SeedSummary) -> list[float | None]:
@@ -86,4 +82,4 @@ def _ends(found: SeedSummary) -> list[float | None]:
 
 
 def _text(text: str) -> str:
-    return shortened(printable(text), _LONGEST_NAME)
+    return shortened(text, _LONGEST_NAME)

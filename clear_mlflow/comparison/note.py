@@ -7,18 +7,14 @@ from collections.abc import Sequence
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import seeds_text
 from clear_mlflow.core.text import NOT_MEASURED
-from clear_mlflow.report.markdown import escaped
-
-# MLflow cuts a longer description off, silently. Counted in bytes, because some stores do.
-_LARGEST = 7_900
-_PAD = "&nbsp;&nbsp;"
+from clear_mlflow.report.markdown import MAX_NOTE_BYTES, PAD, escaped, num_bytes
 
 
 def comparison_note(comparison: Comparison, *, page: str) -> str:
     """Leaderboard, verdicts and warnings as Markdown, below MLflow's limit of 8,000 characters.
 
     Args:
-        comparison: what is told.
+        comparison: what is described.
         page: name of the page's artifact.
     """
     groups = comparison.groups
@@ -34,12 +30,14 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
     lead = f"Everything in one page: the artifact `{page}`."
     # The table gets what it needs first, up to half of the room; then verdicts, then warnings.
     lines = [heading, "", *_leaders(comparison), *verdicts[:1], "", lead, ""]
-    lines = _filled(lines, _table(comparison), _LARGEST // 2, "more groups in `leaderboard.csv`")
+    lines = _filled(
+        lines, _table(comparison), MAX_NOTE_BYTES // 2, "more groups in `leaderboard.csv`"
+    )
     if verdicts[1:]:
         lines = _filled([*lines, "", ""], verdicts[1:], 6_500, "more verdicts on the page")
     if warnings:
         lines = _filled(
-            [*lines, "", "**Read this first**", ""], warnings, _LARGEST, "more warnings"
+            [*lines, "", "**Read this first**", ""], warnings, MAX_NOTE_BYTES, "more warnings"
         )
     return "\n".join(lines) + "\n"
 
@@ -49,41 +47,29 @@ def _leaders(comparison: Comparison) -> list[str]:
     ranked = comparison.ranked_by
     if ranked is None:
         return []
-    told = []
+    leaders = []
     for group in comparison.groups[:4]:
         if found := group.metrics.get(ranked):
             spread = "" if found.std is None else f" ± {found.std:.4f}"
-            told.append(f"{escaped(group.name, 40)} **{found.mean:.4f}**{spread}")
+            leaders.append(f"{escaped(group.name, 40)} **{found.mean:.4f}**{spread}")
     more = ", …" if len(comparison.groups) > 4 else ""
-    return [f"`{ranked}`: {', '.join(told)}{more}", ""]
+    return [f"`{ranked}`: {', '.join(leaders)}{more}", ""]
 
 
 def _filled(lines: list[str], more: Sequence[str], limit: int, rest: str) -> list[str]:
     """The lines, and as many more as there is room for."""
     found = list(lines)
     for position, line in enumerate(more):
-        if _size([*found, line]) > limit - 60:
+        if num_bytes("\n".join([*found, line])) > limit - 60:
             return [*found, "", f"… {len(more) - position} {rest}"]
         found.append(line)
     return found
 
 
 def _table(comparison: Comparison) -> list[str]:
-    metrics = [
-        name
-        for name in dict.fromkeys(
-            [
-                comparison.ranked_by,
-                "clear/in_domain_accuracy",
-                "clear/next_domain_accuracy",
-                "renate/average_accuracy",
-                "renate/forgetting",
-            ]
-        )
-        if name is not None and name in comparison.metrics
-    ]
+    metrics = comparison.headline_metrics
     lines = [
-        f"| group | {_PAD}seeds{_PAD} | {' | '.join(f'{_PAD}`{m}`{_PAD}' for m in metrics)} |",
+        f"| group | {PAD}seeds{PAD} | {' | '.join(f'{PAD}`{m}`{PAD}' for m in metrics)} |",
         f"|:--|--:|{'--:|' * len(metrics)}",
     ]
     for group in comparison.groups:
@@ -94,7 +80,3 @@ def _table(comparison: Comparison) -> list[str]:
             cells.append(NOT_MEASURED if found is None else f"{found.mean:.4f}{spread}")
         lines.append(f"| {escaped(group.name, 60)} | {seeds_text(group)} | {' | '.join(cells)} |")
     return lines
-
-
-def _size(lines: Sequence[str]) -> int:
-    return len("\n".join(lines).encode("utf-8", "replace"))

@@ -16,16 +16,9 @@ from clear_mlflow.comparison.groups import seeds_text
 from clear_mlflow.comparison.verdicts import tests_about
 from clear_mlflow.core.text import NOT_MEASURED, printable, shortened
 
-# Columns of a terminal's 80 that the metrics have: the one that ranks, and those said most often.
-_SHOWN = (
-    "clear/in_domain_accuracy",
-    "clear/next_domain_accuracy",
-    "renate/average_accuracy",
-    "renate/forgetting",
-)
 _MOST_ROWS = 50
 # Verdicts with effect sizes, permutation tests and seeds needed; of more, those are on the page.
-_MOST_TOLD = 6
+_MOST_DETAILED = 6
 
 
 def comparison_text(comparison: Comparison) -> Iterator[RenderableType]:
@@ -42,7 +35,7 @@ def comparison_text(comparison: Comparison) -> Iterator[RenderableType]:
         real = verdict.outcome in ("different", "equivalent")
         yield Text()
         yield Text.assemble(("✓ " if real else "– ", "green" if real else "dim"), verdict.sentence)
-        for sentence in verdict.beside if len(comparison.verdicts) <= _MOST_TOLD else ():
+        for sentence in verdict.beside if len(comparison.verdicts) <= _MOST_DETAILED else ():
             yield Padding(Text(sentence, style="dim"), (0, 0, 0, 2))
     if about := tests_about(comparison.verdicts, comparison.level):
         yield Text()
@@ -54,11 +47,7 @@ def comparison_text(comparison: Comparison) -> Iterator[RenderableType]:
 
 
 def _leaderboard(comparison: Comparison) -> Table:
-    metrics = [
-        name
-        for name in dict.fromkeys([comparison.ranked_by, *_SHOWN])
-        if name is not None and name in comparison.metrics
-    ]
+    metrics = comparison.headline_metrics
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column(
         "group\n(validation)" if comparison.is_validation else "group", overflow="fold"
@@ -76,7 +65,7 @@ def _leaderboard(comparison: Comparison) -> Table:
                 spread = "" if found.std is None else f" ±{found.std:.3f}"
                 text = f"{found.mean:.3f}{spread}"
             cells.append(text)
-        table.add_row(Text(shortened(printable(group.name), 60)), seeds_text(group), *cells)
+        table.add_row(Text(shortened(group.name, 60)), seeds_text(group), *cells)
     return table
 
 

@@ -36,8 +36,8 @@ from clear_mlflow.statistics import (
 from clear_mlflow.statistics.conclusion import DIFFERENT, EQUIVALENT, TOO_FEW
 from clear_mlflow.statistics.power import FEWEST, MOST
 
-# Up to so many groups of a setting, all are set against each other: 15 sentences. Of more, each is
-# set against the leader.
+# Groups of a setting that are all tested against each other: 15 sentences. Of more groups, each is
+# tested against the leader.
 ALL_PAIRS = 6
 # Single runs of a setting whose predictions are read: megabytes each.
 MOST_READ = 24
@@ -236,12 +236,12 @@ def tests_about(verdicts: Sequence[Verdict], level: float) -> str:
     used = {verdict.test.method for verdict in verdicts if verdict.test is not None}
     if not used:
         return ""
-    told = [assumed for method, assumed in _ASSUMED.items() if method in used]
-    told.append(
+    sentences = [assumed for method, assumed in _ASSUMED.items() if method in used]
+    sentences.append(
         "Interval and p-value are of one test and adjusted by Holm's method: of comparisons of "
         f"equal methods at most {100 * (1 - level):.2g} % hold any finding."
     )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 @dataclass(frozen=True)
@@ -416,8 +416,8 @@ class _Judge:
                 f"Too few seeds to say whether {one} and {other} differ at {self.metric}: {lead} "
                 f"over {values.counts}, and a verdict takes {FEWEST}{remarks}."
             )
-            more, told = self._more(values, t, (1 - self.level) / family)
-            beside = [told]
+            more, how_many = self._more(values, t, (1 - self.level) / family)
+            beside = [how_many]
         elif abs(values.difference) <= 1e-12:
             sentence = (
                 f"{one} and {other} gave the same {self.metric} over {values.counts}{remarks}."
@@ -477,8 +477,8 @@ class _Judge:
             evidence = self._evidence(pair, test.values)
             beside = self._beside(pair, test, evidence)
             if said.outcome not in (DIFFERENT, EQUIVALENT):
-                more, told = self._more(test.values, test.t, (1 - self.level) / factor)
-                beside.append(told)
+                more, how_many = self._more(test.values, test.t, (1 - self.level) / factor)
+                beside.append(how_many)
         return Verdict(
             a=pair[0],
             b=pair[1],
@@ -518,22 +518,22 @@ class _Judge:
         chance, (low, high) = evidence.better, evidence.better_interval
         if not a_leads:
             chance, low, high = 1 - chance, 1 - high, 1 - low
-        told = (
+        chances = (
             f"A run of {cut(self.groups[ahead].name)} is better than one of "
             f"{cut(self.groups[behind].name)} with probability {chance:.2f} "
             f"({100 * self.level:g} % interval {low:.2f} to {high:.2f})"
         )
         if any(self.groups[position].diverged for position in pair):
-            told += ", where one that diverged is worse than any"
+            chances += ", where one that diverged is worse than any"
         if evidence.hedges_g is not None:
-            told += f"; Hedges' g {abs(evidence.hedges_g):.1f}"
+            chances += f"; Hedges' g {abs(evidence.hedges_g):.1f}"
         permutation = evidence.permutation
         kind = "exact permutation test" if permutation.exact else "permutation test"
         counts = test.values.counts if test.values else ""
         least = f", the least that {counts} can show"
         if permutation.p_value > permutation.smallest_p * (1 + 1e-9):
             least = f"; {counts} can show {permutation.smallest_p:.2g} at best"
-        return [f"{told}.", f"The {kind}, not adjusted: p {p_text(permutation.p_value)}{least}."]
+        return [f"{chances}.", f"The {kind}, not adjusted: p {p_text(permutation.p_value)}{least}."]
 
     def _more(
         self, values: _SeedValues, t: TTest | None, alpha: float
@@ -548,20 +548,20 @@ class _Judge:
                 needed, what = equal, "equivalence within the margin"
         if t is None:
             needed = FEWEST
-            told = f"At least {needed} seeds of each are needed."
+            sentence = f"At least {needed} seeds of each are needed."
         elif needed is None:
             return None, (
                 f"At this difference and spread, {MOST} seeds of each would still be too few."
             )
         else:
-            told = (
+            sentence = (
                 f"If difference and spread stay as they are, {needed} seeds of each show {what} "
                 "in 8 of 10 cases."
             )
         more = max(0, needed - counts[0]), max(0, needed - counts[1])
         if more[0] == more[1]:
-            return more, f"{told[:-1]}: {more[0]} more."
-        return more, f"{told[:-1]}: {more[0]} and {more[1]} more."
+            return more, f"{sentence[:-1]}: {more[0]} more."
+        return more, f"{sentence[:-1]}: {more[0]} and {more[1]} more."
 
     def _leader(self, pair: tuple[int, int], difference: float) -> str:
         a_leads = (difference > 0) == self.higher_is_better

@@ -25,7 +25,7 @@ def masked(text: str, *addresses: str) -> str:
     Args:
         text: anything: an address, or a message that may quote one.
         addresses: whose user information and query values are looked for in the text, wherever
-            they stand: a driver may quote a password decoded, or a part of it.
+            they occur: a driver may quote a password decoded, or a part of it.
 
     >>> masked("no answer from postgresql://me:secret@host/db?sslpassword=secret")
     'no answer from postgresql://***@host/db?sslpassword=***'
@@ -64,7 +64,7 @@ def _without_secrets(scheme: str, rest: str) -> str:
 
 
 def _secrets(address: str) -> set[str]:
-    """Pieces of an address that let somebody in, as they stand there and decoded."""
+    """Pieces of an address that let somebody in, as written and decoded."""
     scheme, _, rest = address.partition("://")
     found: set[str] = set()
     if not _is_of_a_file(scheme, rest):

@@ -19,7 +19,7 @@ from clear_mlflow.core.record import DatasetIdentity
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CLASSES
 
-# What stands for the digest of a dataset that nobody has seen: it is no digest of any.
+# In place of the digest of a dataset that this program has not read.
 UNKNOWN = "unknown"
 _RESERVED = ("mlflow.", "clear_mlflow.")
 
@@ -35,7 +35,7 @@ class LoopMetadata:
         protocol: ``iid`` or ``streaming``.
         split: what rows are measured on, ``test`` or ``validation``.
         seed: of the run; None when it has none.
-        facts: ``strategy``, ``model`` and such, by which runs are grouped.
+        facts: ``strategy``, ``model`` and others by which runs are grouped.
         params: further parameters, as texts.
         tags: further tags.
         class_names: the index is the label; empty where not known.
@@ -108,7 +108,7 @@ def describe_loop(
         if names not in ((), evaluation_set.class_names):
             raise ConfigError("class_names are not those of the evaluation set; leave them out")
         counts, names = evaluation_set.num_instances, evaluation_set.class_names
-    # A row as any of this loop would be: what cannot be stored is told before any training.
+    # A row as any of this loop would be: what cannot be stored is refused before any training.
     AccuracyRow.from_fractions(0, keys, (0.0,) * len(keys), counts)
     digest = dataset_digest or (evaluation_set.digest if evaluation_set else UNKNOWN)
     grouped = {"strategy": strategy, "model": model, "dataset": dataset, "protocol": protocol}
@@ -390,7 +390,7 @@ def _whole(name: str, value: object) -> int:
     if isinstance(value, bool):
         raise ConfigError(f"{name} is {value}; expected an integer")
     try:
-        return operator.index(value)  # type: ignore[arg-type]  # what is none is refused here
+        return operator.index(value)  # type: ignore[arg-type]  # anything but an integer is refused here
     except TypeError as error:
         hint = " (fractions go into accuracy=[...])" if name == "correct" else ""
         raise ConfigError(f"{name} is {shown(value)}; expected integers{hint}") from error

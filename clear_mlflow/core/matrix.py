@@ -367,7 +367,7 @@ def _checked_buckets(keys: object) -> tuple[str, ...]:
         raise RecordError(f"buckets holds {len(keys)} keys; expected at most {MAX_BUCKETS}")
     seen = set()
     for key in keys:
-        # What cannot be printed could not be told apart in a table, and may steer a terminal.
+        # What cannot be printed looks like another key in a table, and may steer a terminal.
         if (
             not isinstance(key, str)
             or not key.isprintable()

@@ -315,8 +315,9 @@ def _file_of(arrays: dict[str, NDArray[Any]], metadata: dict[str, str]) -> bytes
     """A safetensors file; equal contents give equal bytes: its own writer shuffles the metadata."""
     content = save(arrays, metadata=metadata)
     (length,) = struct.unpack("<Q", content[:8])
-    told = json.loads(content[8 : 8 + length])
-    header = json.dumps(told, sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
+    described = json.loads(content[8 : 8 + length])
+    text = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    header = text.encode()
     header += b" " * (-len(header) % 8)  # so that the numbers are aligned, as the format asks
     return struct.pack("<Q", len(header)) + header + content[8 + length :]
 

@@ -13,7 +13,7 @@ def percent(accuracy: float, decimals: int = 1) -> str:
 
 
 def shown(value: object, limit: int = 60) -> str:
-    """A value from outside as it may stand in a message: its repr, on one line, cut short."""
+    """A value from outside for a message: its repr, on one line, cut short."""
     try:
         text = repr(value)
     except ValueError:  # an integer of thousands of digits, which Python does not write out
@@ -42,7 +42,8 @@ def one_line(text: str, limit: int = 2000) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """A text of at most ``limit`` characters, the last one an ellipsis where it was cut."""
+    """A text from outside, printable, with an ellipsis for its end beyond ``limit`` characters."""
+    text = printable(text)
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 

@@ -55,14 +55,14 @@ MAX_UNPACKED_FILES: Final = 1_000_000
 MAX_UNPACKED_RATIO: Final = 200  # unpacked to packed size of one file
 MAX_UNPACKED_FOLDERS: Final = 16  # within each other
 
-# A small file may tell of so many buckets or classes that their matrix would fill the memory.
+# A small file may name more buckets or classes than their matrix has room for in memory.
 MAX_BUCKETS: Final = 1000
 MAX_KEY_CHARACTERS: Final = 100
 MAX_CLASSES: Final = 2**16
 MAX_CELLS_PER_CLASS: Final = 50_000_000  # rows by buckets by classes
 MAX_CELLS: Final = 8_000_000  # in all runs of one file
 MAX_COUNT: Final = 2**53  # the largest integer that every JSON reader keeps, also those of doubles
-MAX_TEXT_CHARACTERS: Final = 150  # of a dataset's name and such
+MAX_TEXT_CHARACTERS: Final = 150  # of a dataset's name, for example
 MAX_LINES: Final = 2_000_000  # of a log
 MAX_LINE_CHARACTERS: Final = 4 * _MIB  # a run of a hundred tasks takes 300 kB in mammoth's log
 MAX_RUNS: Final = 10_000  # in one file, or in a sweep

@@ -49,10 +49,10 @@ def evaluated_on_ray(
         ConfigError: the workers cannot reach the store.
         TrackingError: a batch was given up.
     """
-    told = {f.name: getattr(evaluation, f.name) for f in fields(evaluation) if f.init}
+    settings = {f.name: getattr(evaluation, f.name) for f in fields(evaluation) if f.init}
     # Within a worker one run after another: there are as many workers as there is room for.
-    told |= {"jobs": 1, "turn": partial(one_writer, absolute_store(client.tracking_uri))}
-    return over_on_ray(cluster, client, partial(_score, told), runs, jobs=evaluation.jobs)
+    settings |= {"jobs": 1, "turn": partial(one_writer, absolute_store(client.tracking_uri))}
+    return over_on_ray(cluster, client, partial(_score, settings), runs, jobs=evaluation.jobs)
 
 
 def over_on_ray(

@@ -17,10 +17,8 @@ from typing import Protocol, TypeVar
 
 from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunTag
-from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.utils.mlflow_tags import (
     MLFLOW_LOGGED_ARTIFACTS,
-    MLFLOW_PROJECT_ENTRY_POINT,
     MLFLOW_RUN_NAME,
     MLFLOW_RUN_NOTE,
 )
@@ -52,14 +50,14 @@ from clear_mlflow.store.compat import is_generated
 from clear_mlflow.store.matrices import StoredMatrix, read_matrices
 from clear_mlflow.store.search import MissingRun
 
-# MLflow cuts a tag off at 8,000 characters, silently: so many ids fit. All are in an artifact.
+# MLflow cuts a tag off at 8,000 characters, silently; an artifact has all ids.
 _LONGEST_TAG = 7_900
 _LONGEST_NAME = 120
 # Runs of one piece of a cluster's work: rows are read in milliseconds, predictions are megabytes.
 _BATCH, _BATCH_OF_PREDICTIONS = 50, 4
 
-_Asked = TypeVar("_Asked", contravariant=True)
-_Told = TypeVar("_Told", covariant=True)
+_Item = TypeVar("_Item", contravariant=True)
+_Result = TypeVar("_Result", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def read_comparison(
         baseline: the group that all others are tested against; None: the leader, or all pairs.
         margin: the largest difference that does not matter; None: equivalence is not asked for.
         metrics: to compare by.
-        named: the runs were asked for one by one, so one without rows is told of; found by a
+        named: the runs were asked for one by one, so one without rows is named; found by a
             search, it is only passed over.
         cluster: whose workers read the runs, entered already; None: this process does.
         jobs: runs that are read at once, or batches of them on a cluster; None: as many as suit.
@@ -105,7 +103,7 @@ def read_comparison(
     Raises:
         TrackingError: a run that was asked for is not there, or the store does not answer.
         ConfigError: there is no run to compare, none has what it is to be grouped by, no group is
-            the baseline, the margin is none, or the cluster's workers cannot reach the store.
+            the baseline, the margin is not above 0, or the workers cannot reach the store.
     """
     left_out: list[LeftOut] = []
     subjects: list[Subject] = []
@@ -146,13 +144,13 @@ def read_comparison(
         elif problem is not None:
             refused.append(f"Predictions of {cut(subject.name)} are not used: {problem}.")
     comparison = compare(arrangement, hits)
-    told = [
+    passed_over = [
         f"Left out: {cut(run.run_name)} ({cut(run.run_id[:8])}), {run.reason}." for run in left_out
     ]
     return (
         replace(
             comparison,
-            warnings=(*told, *refused, *_failures(subjects, metrics), *comparison.warnings),
+            warnings=(*passed_over, *refused, *_failures(subjects, metrics), *comparison.warnings),
         ),
         left_out,
         experiment_id,
@@ -173,12 +171,12 @@ def _failures(subjects: Sequence[Subject], metrics: Sequence[Metric]) -> Iterato
         yield f"{name} is left out of {runs[name]} of {len(subjects)} runs: {reason}."
 
 
-class _Read(Protocol[_Asked, _Told]):
+class _Read(Protocol[_Item, _Result]):
     """A function that reads one thing after another, some at a time."""
 
     def __call__(
-        self, client: MlflowClient, asked: Iterable[_Asked], /, *, jobs: int | None
-    ) -> Iterator[_Told]: ...
+        self, client: MlflowClient, asked: Iterable[_Item], /, *, jobs: int | None
+    ) -> Iterator[_Result]: ...
 
 
 @dataclass(frozen=True)
@@ -190,8 +188,8 @@ class _Reading:
     jobs: int | None
 
     def over(
-        self, read: _Read[_Asked, _Told], asked: Iterable[_Asked], *, batch: int
-    ) -> Iterator[_Told]:
+        self, read: _Read[_Item, _Result], asked: Iterable[_Item], *, batch: int
+    ) -> Iterator[_Result]:
         """What *read* gives for all that is asked, in the same order."""
         if self.cluster is None:
             return read(self.client, asked, jobs=self.jobs)
@@ -275,21 +273,6 @@ def _unquoted(text: str) -> str:
         if len(words) == 1 and shlex.quote(words[0]) == text:
             return words[0]
     return text
-
-
-def mark_compare_run(client: MlflowClient) -> str | None:
-    """Tag the run that ``mlflow run -e compare`` opened for this process, if it did.
-
-    A run that a user's own environment names is left as it is: it may be one that trains.
-    """
-    run_id = MLFLOW_RUN_ID.get()
-    if not run_id:
-        return None
-    with mlflow_errors(f"tag run {run_id}"):
-        if client.get_run(run_id).data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) != "compare":
-            return None
-        client.set_tag(run_id, names.KIND_TAG, names.KIND_COMPARE)
-    return str(run_id)
 
 
 def write_comparison(
@@ -391,10 +374,10 @@ def comparison_name(comparison: Comparison) -> str:
     on = ", validation" if comparison.is_validation else ""
     if len(groups) == 1:
         return f"{groups[0]}: {runs} run{'s' if runs > 1 else ''}{on}"
-    told = " vs ".join(groups[:3])
-    if len(groups) > 3 or len(told) > _LONGEST_NAME:
-        told = f"{groups[0]} vs {len(groups) - 1} other{'s' if len(groups) > 2 else ''}"
-    return f"compare {told} ({runs} runs{on})"
+    sides = " vs ".join(groups[:3])
+    if len(groups) > 3 or len(sides) > _LONGEST_NAME:
+        sides = f"{groups[0]} vs {len(groups) - 1} other{'s' if len(groups) > 2 else ''}"
+    return f"compare {sides} ({runs} runs{on})"
 
 
 def _tags(comparison: Comparison) -> dict[str, str]:
@@ -432,10 +415,7 @@ def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:
         "exploratory": [_test_json(comparison, test) for test in comparison.exploratory],
         "across_datasets": None if comparison.across is None else asdict(comparison.across),
         "warnings": list(comparison.warnings),
-        "left_out": [
-            {"run_id": run.run_id, "run_name": run.run_name, "reason": run.reason}
-            for run in left_out
-        ],
+        "left_out": [asdict(run) for run in left_out],
     }
     return json.dumps(content, indent=2) + "\n"
 

@@ -1,38 +1,21 @@
-"""The MLflow run that ``mlflow run -e evaluate`` itself opens: it tells which runs it scored."""
+"""The MLflow run that ``mlflow run -e evaluate`` itself opens: it holds which runs it scored."""
 
 from __future__ import annotations
 
 import json
 import tempfile
 from collections.abc import Mapping
-from types import TracebackType
 
 from mlflow import MlflowClient
-from mlflow.environment_variables import MLFLOW_RUN_ID
-from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT, MLFLOW_RUN_NOTE
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from clear_mlflow.evaluation.rescore import ScoringResult
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 
 
-def mark_evaluate_run(client: MlflowClient) -> str | None:
-    """Tag the run that ``mlflow run -e evaluate`` opened for this process, if it did.
-
-    A run that a user's own environment names is left as it is: it may be one that trains.
-    """
-    run_id = MLFLOW_RUN_ID.get()
-    if not run_id:
-        return None
-    with mlflow_errors(f"tag run {run_id}"):
-        if client.get_run(run_id).data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) != "evaluate":
-            return None
-        client.set_tag(run_id, names.KIND_TAG, names.KIND_EVALUATE)
-    return str(run_id)
-
-
 class ResultFile:
-    """What became of each run, written down as it is told: no list of thousands is kept."""
+    """What became of each run, written down as it happens: no list of thousands is kept."""
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
@@ -41,12 +24,7 @@ class ResultFile:
     def __enter__(self) -> ResultFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def add(self, verdict: ScoringResult) -> None:
@@ -66,7 +44,7 @@ class ResultFile:
         """Store what became of each run in the run that scored them."""
         self._file.seek(0)
         entries = self._file.read()
-        told = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
+        summary = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
         with mlflow_errors(f"log the verdicts into run {run_id}"):
             content = f"[\n{entries}\n]\n" if entries else "[]\n"
             client.log_text(run_id, content, names.EVALUATED_JSON)
@@ -74,6 +52,6 @@ class ResultFile:
             client.set_tag(
                 run_id,
                 MLFLOW_RUN_NOTE,
-                f"Re-scored runs from their stored rows: {told}. Each run and its verdict: "
+                f"Re-scored runs from their stored rows: {summary}. Each run and its verdict: "
                 f"`{names.EVALUATED_JSON}`.",
             )

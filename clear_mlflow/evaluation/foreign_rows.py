@@ -6,29 +6,26 @@ The artifacts that were there stay as they are.
 from __future__ import annotations
 
 import tempfile
-from datetime import datetime, timezone
-from pathlib import Path
 
-import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix, measured_split
-from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
-from clear_mlflow.core.text import printable, shortened, shown
+from clear_mlflow.core.record import row_file_name
+from clear_mlflow.core.text import shortened, shown
 from clear_mlflow.core.untrusted import MAX_ARTIFACT_FOLDERS, MAX_ARTIFACTS, MAX_RESULTS_BYTES
-from clear_mlflow.core.version import __version__
-from clear_mlflow.evaluation.import_run import UNKNOWN, seed_of
+from clear_mlflow.evaluation.import_run import foreign_records
 from clear_mlflow.importers import (
     Reading,
     RowPattern,
     Source,
-    as_rows,
     load,
     matrix_of_rows,
     read_runs,
 )
+from clear_mlflow.store.artifacts import download
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.rows import parse_rows, read_row_files, write_row
 
@@ -52,25 +49,18 @@ def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Rea
         return 0
     matrix = _read(client, run, rows, reading)
     tags = {**run.data.params, **run.data.tags}
-    dataset = shortened(printable(tags.get("dataset", "")), 150) or UNKNOWN
     protocol = tags.get("protocol", "")
-    written = 0
-    for row in as_rows(matrix):
-        if row_file_name(row.row) in there:
-            continue
-        record = RowRecord(
-            row=row,
-            protocol=protocol if protocol in PROTOCOLS else "iid",
-            split=measured_split(tags.get("split", "")),
-            dataset=DatasetIdentity(dataset, UNKNOWN),
-            seed=seed_of(tags.get("seed")),
-            package_version=__version__,
-            written_at=datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
-            extra={"imported": {"format": "rows", "pattern": pattern.text}},
-        )
+    facts = {
+        "dataset": shortened(tags.get("dataset", ""), 150) or UNKNOWN,
+        "protocol": protocol if protocol in PROTOCOLS else "iid",
+        "split": measured_split(tags.get("split", "")),
+        "seed": tags.get("seed", ""),
+    }
+    records = foreign_records(matrix, facts, {"format": "rows", "pattern": pattern.text})
+    lacking = [record for record in records if row_file_name(record.row.row) not in there]
+    for record in lacking:
         write_row(client, run.info.run_id, record)
-        written += 1
-    return written
+    return len(lacking)
 
 
 def _matching(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
@@ -118,13 +108,7 @@ def _read(
     sources: dict[int | None, Source] = {}
     for row, path in rows.items():
         with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-            with mlflow_errors(f"read {shown(path)} of run {run.info.run_id}"):
-                local = mlflow.artifacts.download_artifacts(
-                    artifact_uri=f"{run.info.artifact_uri}/{path}",
-                    dst_path=folder,
-                    tracking_uri=client.tracking_uri,
-                )
-            sources[row] = load(Path(local))
+            sources[row] = load(download(client, run, path, folder))
     if None in sources:
         runs = read_runs(sources[None], reading=reading)
         if len(runs) != 1:

@@ -5,30 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
 
 from mlflow import MlflowClient
 from mlflow.entities import Param, RunTag
-from mlflow.environment_variables import MLFLOW_EXPERIMENT_ID, MLFLOW_EXPERIMENT_NAME
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 
-from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.core.errors import ClearError
+from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix
 from clear_mlflow.core.record import DatasetIdentity, RowRecord
-from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.core.text import shortened
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import Imported, as_rows
 from clear_mlflow.runs.lifecycle import create_run, end
+from clear_mlflow.runs.tracked_run import now
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.rows import write_row
+from clear_mlflow.store.search import experiment_for, search
 
-# What stands for the digest of a dataset that nobody has seen: it is no digest of any.
-UNKNOWN = "unknown"
-_DEFAULT_EXPERIMENT_ID = "0"
 _LONGEST_NAME = 150
 
 
@@ -70,8 +67,7 @@ class Importer:
     ) -> None:
         self.client = client
         self.facts = facts
-        with mlflow_errors("find the experiment to import into"):
-            self.experiment_id = _experiment_id(client, experiment)
+        self.experiment_id = experiment_for(client, experiment)
         self._there = {} if again else _imported_before(client, self.experiment_id)
         self._again = again
 
@@ -92,9 +88,11 @@ class Importer:
             matrix = imported.matrix
             return ImportedRun(*there, False, matrix.num_rows, matrix.num_buckets, 0)
         facts = self._facts_of(imported)
-        records = _records(imported.matrix, facts, self._origin(imported, kind))
-        name = shortened(printable(run_name), _LONGEST_NAME)
-        shown_file = shortened(printable(file), _LONGEST_NAME)
+        # Each row says where it is from.
+        origin: JSON = {"format": kind, "digest": imported.digest}
+        records = foreign_records(imported.matrix, facts, origin)
+        name = shortened(run_name, _LONGEST_NAME)
+        shown_file = shortened(file, _LONGEST_NAME)
         tags = {
             MLFLOW_RUN_NAME: name,
             names.KIND_TAG: names.KIND_TRAIN,
@@ -119,7 +117,7 @@ class Importer:
                 self.client.log_batch(run_id, tags=digest)
             status = "FINISHED"
         finally:
-            # Whatever happened is told by the error that goes on from here.
+            # What happened is in the error that is raised on from here.
             with suppress(ClearError):
                 end(self.client, run_id, status)
         if not self._again:
@@ -135,29 +133,30 @@ class Importer:
 
     def _facts_of(self, imported: Imported) -> dict[str, str]:
         """Tags and parameters by which runs are grouped; what is not known is not there."""
-        said, told = self.facts, imported.facts
-        seed = str(said.seed) if said.seed is not None else told.get("seed")
+        said, found_in = self.facts, imported.facts
+        seed = str(said.seed) if said.seed is not None else found_in.get("seed")
         found = {
-            "strategy": said.strategy or told.get("strategy"),
-            "dataset": said.dataset or told.get("dataset"),
-            "model": told.get("model"),
+            "strategy": said.strategy or found_in.get("strategy"),
+            "dataset": said.dataset or found_in.get("dataset"),
+            "model": found_in.get("model"),
             "seed": seed if seed_of(seed) is not None else None,
             "protocol": said.protocol,
             "split": said.split,
         }
-        return {
-            key: shortened(printable(value), _LONGEST_NAME) for key, value in found.items() if value
-        }
-
-    def _origin(self, imported: Imported, kind: str) -> Mapping[str, JSON]:
-        """What each row says of where it is from."""
-        return {"imported": {"format": kind, "digest": imported.digest}}
+        return {key: shortened(value, _LONGEST_NAME) for key, value in found.items() if value}
 
 
-def _records(
-    matrix: AccuracyMatrix, facts: Mapping[str, str], origin: Mapping[str, JSON]
+def foreign_records(
+    matrix: AccuracyMatrix, facts: Mapping[str, str], origin: JSON
 ) -> list[RowRecord]:
-    written_at = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+    """The rows of a matrix that another program measured, as a run stores them.
+
+    Args:
+        matrix: what it measured.
+        facts: ``protocol`` and ``split``; ``dataset`` and ``seed``, where they are known.
+        origin: where the rows are from; every one says so.
+    """
+    written_at = now()
     return [
         RowRecord(
             row=row,
@@ -167,7 +166,7 @@ def _records(
             seed=seed_of(facts.get("seed")),
             package_version=__version__,
             written_at=written_at,
-            extra=origin,
+            extra={"imported": origin},
         )
         for row in as_rows(matrix)
     ]
@@ -181,35 +180,12 @@ def seed_of(text: str | None) -> int | None:
     return value if -(2**63) <= value < 2**64 else None
 
 
-def _experiment_id(client: MlflowClient, wanted: str | None) -> str:
-    name = wanted or MLFLOW_EXPERIMENT_NAME.get()
-    if not name:
-        return str(MLFLOW_EXPERIMENT_ID.get() or _DEFAULT_EXPERIMENT_ID)
-    if len(name) > 200 or not name.isprintable():
-        raise TrackingError("the experiment's name is no printable text of at most 200 characters")
-
-    def find_or_make() -> str:
-        experiment = client.get_experiment_by_name(name)
-        return str(experiment.experiment_id if experiment else client.create_experiment(name))
-
-    return retry_on_conflict(find_or_make)
-
-
 def _imported_before(client: MlflowClient, experiment_id: str) -> dict[str, tuple[str, str]]:
     """Digest of what was imported into an experiment, to the id and the name of its run."""
-    found: dict[str, tuple[str, str]] = {}
-    token = None
-    while True:
-        with mlflow_errors("list the runs that were imported before"):
-            page = client.search_runs(
-                [experiment_id],
-                filter_string=f"tags.`{names.IMPORTED_DIGEST_TAG}` != ''",
-                max_results=200,
-                page_token=token,
-            )
-        for run in page:
-            digest = run.data.tags[names.IMPORTED_DIGEST_TAG]
-            found[digest] = str(run.info.run_id), run.info.run_name or str(run.info.run_id)
-        token = page.token
-        if not token:
-            return found
+    return {
+        run.data.tags[names.IMPORTED_DIGEST_TAG]: (
+            str(run.info.run_id),
+            run.info.run_name or str(run.info.run_id),
+        )
+        for run in search(client, [experiment_id], f"tags.`{names.IMPORTED_DIGEST_TAG}` != ''")
+    }

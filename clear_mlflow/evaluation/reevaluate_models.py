@@ -6,7 +6,6 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import mlflow
 from mlflow import MlflowClient
@@ -22,6 +21,7 @@ from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import create_run
 from clear_mlflow.scoring.scores import Scores, read_scores
 from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import download
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.search import MissingRun
 
@@ -48,7 +48,7 @@ def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
     """Test a run's stored models on a dataset, and score the rows that this gives.
 
     The rows are those of a run of their own, a child of the one that was trained, so that both can
-    be scored, compared and told apart as any other two runs.
+    be scored, compared and distinguished as any other two runs.
 
     Args:
         client: the store.
@@ -73,7 +73,7 @@ def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
         raise RecordError(f"run {run_id} holds no row, so nothing says what its models are of")
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         models = [
-            StoredModel(row, _download(client, run, f"{names.MODELS_FOLDER}/{name}", scratch))
+            StoredModel(row, download(client, run, f"{names.MODELS_FOLDER}/{name}", scratch))
             for row, name in _stored_models(client, run)
         ]
         asked = _configuration(client, run, scratch) | {"data_root": data_root}
@@ -110,32 +110,21 @@ def _stored_models(client: MlflowClient, run: Run) -> list[tuple[int, str]]:
 
 def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, str]:
     """What the models were trained with, as far as it says how to build and test them."""
-    path = _download(client, run, names.CONFIG_JSON, scratch)
+    path = download(client, run, names.CONFIG_JSON, scratch)
     try:
-        told = json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
+        stored = json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
     except (OSError, RecordError) as error:
         raise RecordError(
             f"{names.CONFIG_JSON} of run {run.info.run_id} cannot be read ({error}), so nothing "
             "says what its models are"
         ) from error
-    if told.get("strategy", "naive") not in known_strategies():
+    if stored.get("strategy", "naive") not in known_strategies():
         # Its class would be imported to build the model: code that the store's writer had chosen.
         raise RecordError(
-            f"run {run.info.run_id} was trained by strategy {shown(told['strategy'])}, a class of "
-            "somebody's own; what a store names is never imported: test its models with the "
+            f"run {run.info.run_id} was trained by strategy {shown(stored['strategy'])}, a class "
+            "of somebody's own; what a store names is never imported: test its models with the "
             "program that trained them"
         )
     # Where to compute is this machine's to say; the weights are in the stored file.
-    told = stored_parameters(told)
-    return {**told, "device": "auto", "weights": "none", "log_models": "none", "compile": "off"}
-
-
-def _download(client: MlflowClient, run: Run, artifact: str, scratch: str) -> Path:
-    with mlflow_errors(f"read {artifact} of run {run.info.run_id}"):
-        return Path(
-            mlflow.artifacts.download_artifacts(
-                artifact_uri=f"{run.info.artifact_uri}/{artifact}",
-                dst_path=scratch,
-                tracking_uri=client.tracking_uri,
-            )
-        )
+    stored = stored_parameters(stored)
+    return {**stored, "device": "auto", "weights": "none", "log_models": "none", "compile": "off"}

@@ -24,9 +24,7 @@ from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.heartbeat import is_abandoned, trains_now
 from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.rows import are_rows_local
-from clear_mlflow.store.search import MissingRun, Selection, select
-
-__all__ = ["Evaluation", "MissingRun", "ScoringResult", "Selection", "select"]
+from clear_mlflow.store.search import MissingRun
 
 # Runs under way at once. A server keeps each request waiting some 50 ms and answers many at a time;
 # an object store behind a database is slow in another way. Files on this machine are read faster
@@ -63,7 +61,7 @@ class Evaluation:
     Args:
         named: the runs were asked for one by one: each is read from its row artifacts and looked at
             in full, and one without rows is a problem. Found by a search, a run takes the short
-            look, and one that is none of ours is only passed over.
+            look, and one of another program is only passed over.
         dry_run: write nothing.
         verify: when a search reads row artifacts although a tag holds the rows; see
             :func:`~clear_mlflow.store.matrices.stored_rows_of`.
@@ -129,8 +127,8 @@ class Evaluation:
                     _close(client, run)
         except ClearError as error:
             if _is_deleted(client, run_id):
-                told = "was deleted while it was scored; restore it to score it"
-                return _failed(run_id, name, told)
+                why = "was deleted while it was scored; restore it to score it"
+                return _failed(run_id, name, why)
             detail = str(error)
             if abandoned and not self.dry_run:
                 detail += f"; {_try_to_close(client, run)}"
@@ -140,10 +138,10 @@ class Evaluation:
                 return _failed(run_id, name, detail)
             return ScoringResult(run_id, name, "skipped", detail)
         if scores.record is None and not abandoned:
-            told = "holds no rows of an accuracy matrix"
+            why = "holds no rows of an accuracy matrix"
             if self.named or ours:
-                return _failed(run_id, name, told)
-            return ScoringResult(run_id, name, "skipped", told, scores)
+                return _failed(run_id, name, why)
+            return ScoringResult(run_id, name, "skipped", why, scores)
         notes = list(_describe(scores, self.accept_new, self._versions, self.dry_run))
         if abandoned:
             closed = "would be closed" if self.dry_run else "run closed"
@@ -260,7 +258,7 @@ def _is_deleted(client: MlflowClient, run_id: str) -> bool:
         return bool(client.get_run(run_id).info.lifecycle_stage == LifecycleStage.DELETED)
     except MlflowException as error:
         return bool(error.error_code == "RESOURCE_DOES_NOT_EXIST")
-    except Exception:  # the store does not answer, which has been told already
+    except Exception:  # the store does not answer, which has been reported already
         return False
 
 

@@ -99,7 +99,7 @@ def read_runs(
 
 
 def _runs(source: Source, kind: Format, reading: Reading) -> Iterator[Imported]:
-    """One run after the other, so that no more of them are held than may be."""
+    """One run after the other, up to the limit of cells in one file."""
     cells = 0
     for parsed in kind.parse(source):
         run = finish(source, kind, parsed, reading)
@@ -112,6 +112,6 @@ def _runs(source: Source, kind: Format, reading: Reading) -> Iterator[Imported]:
 
 
 def passed_over(name: str, siblings: Sequence[str]) -> str | None:
-    """Why a file in a folder is none to import; None where it may be one."""
+    """Why a file in a folder is not to be imported; None where it may hold results."""
     reasons = (kind.passes_over(name, siblings) for kind in FORMATS.values())
     return next((reason for reason in reasons if reason), None)

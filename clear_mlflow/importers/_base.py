@@ -68,7 +68,7 @@ class Source:
         """The file as a JSON document; NaN, as Python writes it, counts as null does.
 
         Raises:
-            RecordError: it is none, or nested too deeply.
+            RecordError: it is no JSON, or nested too deeply.
         """
         self.bounded(untrusted.MAX_RESULTS_BYTES)
         if self.content.count(b"[") + self.content.count(b"{") > untrusted.MAX_JSON_LISTS:
@@ -319,7 +319,7 @@ def _fractions(cells: NDArray[np.float64], kind: Format, reading: Reading) -> ND
 
 
 def _future(values: NDArray[np.float64], kind: Format, reading: Reading) -> NDArray[np.float64]:
-    """The cells of future buckets, NaN where zeros stand for "not tested".
+    """The cells of future buckets, NaN where zeros mean "not tested".
 
     Raises:
         RecordError: whether they were tested cannot be known.

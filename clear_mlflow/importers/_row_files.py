@@ -35,7 +35,7 @@ class RowPattern:
 
     ``{row}`` is the number of buckets trained before the test, 0 for the untrained model;
     ``{row0}`` counts them from 0, so that 0 is the test after the first bucket. ``*`` and ``?``
-    stand for any characters but a slash. Without a number, one matching file is the whole matrix;
+    match any characters but a slash. Without a number, one matching file is the whole matrix;
     the only number that differs between several files is ``{row}``.
 
     Raises:
@@ -75,7 +75,7 @@ class RowPattern:
         return _as_regex(self.text)
 
     def fits(self, depth: int, name: str) -> bool:
-        """Whether a name may stand at a depth of the path; 0 is the run's own folder."""
+        """Whether a name fits at a depth of the path; 0 is the run's own folder."""
         return bool(_as_regex(self.parts[depth]).fullmatch(name))
 
     def rows(self, paths: Iterable[str]) -> dict[int | None, str]:

@@ -118,7 +118,7 @@ def _fact(parts: list[str]) -> str:
 
 
 def _plain(part: str) -> str:
-    """What a part stands for: a text without its quotes, anything else as it is."""
+    """A part's value: a text without its quotes, anything else as it is written."""
     return part[1:-1] if part[0] in "'\"" else part
 
 

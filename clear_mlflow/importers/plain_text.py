@@ -94,7 +94,7 @@ def _parse(source: Source) -> list[Parsed]:
     if not all(map(is_cell, table[0])) or _is_header(table):
         names, table = table[0], table[1:]
     labels: list[str] = []
-    # A column of names stands below a name of its own; without a header it is told by its texts.
+    # A column of names has a name of its own in the header; without one its texts show it.
     named = names is not None and names[0].lower() in ("trained_through", "trained", "task", "")
     if named or any(row and not is_cell(row[0]) for row in table):
         labels = [row[0] for row in table]

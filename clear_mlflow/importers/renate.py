@@ -66,7 +66,7 @@ def _passes_over(name: str, siblings: Sequence[str]) -> str | None:
 
 
 def _recognises_json(source: Source) -> bool:
-    # Each metric's results stand one after the other, so the name may be far from the beginning.
+    # Each metric's results follow each other, so the name may be far from the beginning.
     return source.looks_like_json and f'"{_METRIC}_init"'.encode() in source.content
 
 

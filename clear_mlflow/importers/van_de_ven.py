@@ -3,7 +3,7 @@
 Source: eval/evaluate.py, ``test_all_so_far`` and ``initiate_plotting_dict``; utils.py,
 ``save_object``; for the older form, evaluate.py, ``initiate_precision_dict``. Accuracies are
 fractions. Future contexts are written as 0 and not tested, so they are NaN. The program pickles its
-dictionary: such a file is taken apart without being unpickled (see ``_literal_pickle``), and the
+dictionary: that file is taken apart without being unpickled (see ``_literal_pickle``), and the
 same dictionary as JSON is read, too.
 """
 
@@ -24,7 +24,7 @@ _CONTEXT = re.compile(r"context ([0-9]{1,9})")
 
 
 def _recognises(source: Source) -> bool:
-    # The key stands first in the dictionary, so it is in what a format is told by.
+    # The key comes first in the dictionary, so the file's beginning has it.
     if looks_like_pickle(source.content):
         return _ACCURACIES in source.head or _OLDER in source.head
     return source.looks_like_json and (
@@ -70,7 +70,7 @@ def _contexts(value: object) -> list[int]:
     """After how many contexts each test was made; of several tests the last one counts.
 
     Raises:
-        RecordError: it is not told, or all tests are said to be of the end (task-free training).
+        RecordError: it is not said, or all tests are said to be of the end (task-free training).
     """
     if not isinstance(value, list) or not 1 <= len(value) <= MAX_TESTS:
         raise RecordError(f"x_context is {shown(value)}; expected the context of each test")

@@ -33,7 +33,7 @@ from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.credentials import has_credentials, masked
 from clear_mlflow.core.durable import flush_folder, flush_into, write_durably
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
-from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.core.text import shortened
 from clear_mlflow.core.untrusted import json_object
 
 SPOOL_JSON = "spool.json"
@@ -250,7 +250,7 @@ class Spool:
         if status not in (*STATUSES, None) or not isinstance(error, (str, type(None))):
             raise TrackingError(f"{file} does not say how a training ended")
         # It becomes a tag that people read.
-        error = None if error is None else shortened(printable(error), 4000)
+        error = None if error is None else shortened(error, 4000)
         return End(status, error, told.get("diverged") is True)
 
     def close(self, *, remove: bool = False) -> None:
@@ -319,13 +319,13 @@ def read_origin(folder: Path) -> Origin:
     told = _described(file)
     if told.get("format") != _FORMAT:
         raise TrackingError(
-            f"{file} is of format {shortened(printable(repr(told.get('format'))), 40)}; "
+            f"{file} is of format {shortened(repr(told.get('format')), 40)}; "
             f"this program knows {_FORMAT}: update it"
         )
     run_id, uri = told.get("run_id"), told.get("tracking_uri")
     if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id) or not isinstance(uri, str):
         raise TrackingError(f"{file} names no run")
-    return Origin(run_id, shortened(printable(uri), 2000), told.get("password") is True)
+    return Origin(run_id, shortened(uri, 2000), told.get("password") is True)
 
 
 def _absolute(tracking_uri: str) -> str:

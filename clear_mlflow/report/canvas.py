@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 _DPI = 120
 INK, FAINT = "#1a1a1a", "#6b6b6b"
 UNMEASURED, HATCH = "#f0f0f0", "#cfcfcf"
-FONT = "DejaVu Sans"  # comes with matplotlib: the same text everywhere
+_FONT = "DejaVu Sans"  # comes with matplotlib: the same text everywhere
+# Of every text: as it is, without formulas or LaTeX, whatever a user's matplotlibrc says.
+PLAIN: dict[str, Any] = {"fontfamily": _FONT, "parse_math": False, "usetex": False}
 
 
 def blank_figure(width: float, height: float) -> Figure:
-    """A white figure of so many inches, which has a canvas of its own, and no layout."""
+    """A white figure, in inches, with a canvas of its own and no layout."""
     # Imported late: matplotlib takes longer to load than a whole run takes to score.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -38,7 +40,7 @@ def blank_figure(width: float, height: float) -> Figure:
 
 
 def blank_sheet(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure of so many inches, which has a canvas of its own, and the sheet that fills it."""
+    """A figure, in inches, with a canvas of its own, and the sheet that fills it."""
     figure = blank_figure(width, height)
     # Instead of an Axes per part: ticks and spines take half the time.
     sheet = figure.add_axes((0, 0, 1, 1))
@@ -59,7 +61,7 @@ def png(figure: Figure) -> bytes:
 
 
 def png_array(content: bytes) -> NDArray[np.uint8]:
-    """The pixels of such a file: (height, width, 3), red, green, blue.
+    """The pixels of a PNG file: (height, width, 3), red, green, blue.
 
     Reading the file takes a hundredth of the time that drawing it again would.
     """
@@ -156,19 +158,17 @@ def write(
     weight: str = "normal",
     rotation: float = 0,
 ) -> None:
-    """Text as it stands: no formulas, no LaTeX, whatever a user's matplotlibrc says."""
+    """Write a text; *at*: its anchor, inches from the left and from the top; *size*: points."""
     sheet.text(
         *at,
         text,
-        fontfamily=FONT,
         fontsize=size,
         fontweight=weight,
         color=colour,
         ha=ha,
         va=va or ("center_baseline" if rotation == 0 else "center"),
         rotation=rotation,
-        parse_math=False,
-        usetex=False,
+        **PLAIN,
     )
 
 
@@ -176,7 +176,7 @@ def drawable(text: str) -> str:
     """The text with a box for what the font does not have, which matplotlib would warn about."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    font = get_font(findfont(FontProperties(family=FONT)))
+    font = get_font(findfont(FontProperties(family=_FONT)))
     return "".join(c if font.get_char_index(ord(c)) else "□" for c in text)
 
 
@@ -184,7 +184,7 @@ def text_width(text: str, size: float) -> float:
     """How wide a text of that many points is drawn, in inches."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
-    font = get_font(findfont(FontProperties(family=FONT)))
+    font = get_font(findfont(FontProperties(family=_FONT)))
     font.set_size(size, 72)
     font.set_text(text, 0.0)
     return float(font.get_width_height()[0]) / 64 / 72

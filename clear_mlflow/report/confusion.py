@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.text import one_line, printable, shortened
+from clear_mlflow.core.text import one_line, shortened
 from clear_mlflow.report.canvas import (
     FAINT,
     blank_sheet,
@@ -55,7 +55,7 @@ def confusion_figure(counts: NDArray[np.int64], class_names: Sequence[str], titl
     size = len(class_names)
     side = min(max(_CELL * size, _SMALLEST), max(7.5, min(_LEAST_CELL * size, _WIDEST)))
     cell = side / size
-    # Names stand side by side in cells that are narrower than a line is high.
+    # Names are written side by side in cells that are narrower than a line is high.
     points = min(9.0, 72 * 0.8 * max(cell, _LEAST_CELL))
     every = math.ceil(points / 72 / 0.8 / cell - 1e-9)
     names = [_fitting(name, points) for name in class_names]
@@ -78,7 +78,7 @@ def confusion_figure(counts: NDArray[np.int64], class_names: Sequence[str], titl
     across, down = (left + side / 2, _TITLE + _AXIS / 2), (_MARGIN, top + side / 2)
     write(sheet, across, "predicted as, in % of the true class's images", 9.5, colour=FAINT)
     write(sheet, down, "true class", 9.5, colour=FAINT, rotation=90)
-    heading = shortened(printable(title), int((width - 0.3) / 0.11))
+    heading = shortened(title, int((width - 0.3) / 0.11))
     write(sheet, (_MARGIN, 0.27), drawable(heading), 11, ha="left", weight="bold")
     return figure
 

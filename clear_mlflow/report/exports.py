@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
 
@@ -54,12 +54,17 @@ def matrix_csv(matrix: AccuracyMatrix) -> str:
     initial,0.1,0.2
     1,0.9,
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["trained_through", *map(inert, matrix.buckets)])
+    lines = [["trained_through", *map(inert, matrix.buckets)]]
     for _, name, values in named_rows(matrix):
         cells = ["" if math.isnan(value) else repr(value) for value in values.tolist()]
-        writer.writerow([inert(name), *cells])
+        lines.append([inert(name), *cells])
+    return csv_text(lines)
+
+
+def csv_text(lines: Iterable[Sequence[str]]) -> str:
+    """Cells, a sequence for each line, as CSV; texts from outside went through :func:`inert`."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.text import ending, printable, shortened
+from clear_mlflow.core.text import ending, shortened
 from clear_mlflow.report.canvas import (
     FAINT,
     HATCH,
@@ -44,7 +44,7 @@ _TICKS = {0.0: "0", 0.25: "25", 0.5: "50", 0.75: "75", 1.0: "100 %"}
 def heatmap_figure(matrix: AccuracyMatrix, title: str) -> Figure:
     """Draw the matrix: trained through from top to bottom, tested on from left to right.
 
-    The initialisation row stands apart on top, the diagonal is outlined, and cells that were not
+    The initialisation row is drawn apart on top, the diagonal is outlined, and cells that were not
     measured are hatched. No global state of matplotlib is touched: any thread may draw.
 
     Args:
@@ -72,7 +72,7 @@ def heatmap_figure(matrix: AccuracyMatrix, title: str) -> Figure:
     write(sheet, across, "tested on bucket", 9.5, colour=FAINT)
     write(sheet, down, "trained through bucket", 9.5, colour=FAINT, rotation=90)
     write(sheet, (_LEFT - 0.08, _TOP + initial_height / 2), "initial", 9, ha="right")
-    line = shortened(printable(title), int((width - 0.3) / 0.11))
+    line = shortened(title, int((width - 0.3) / 0.11))
     write(sheet, (0.15, 0.27), drawable(line), 11, ha="left", weight="bold")
     return figure
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Set
 
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.text import NOT_MEASURED, percent, printable, shortened
+from clear_mlflow.core.text import NOT_MEASURED, percent, shortened
 from clear_mlflow.metrics import ALL_METRICS
 from clear_mlflow.metrics import from_predictions as predicted
 
 # MLflow cuts a longer description off, silently, and with it the end of a table. Counted in bytes,
 # because some of its stores do.
-_LARGEST = 7_900
+MAX_NOTE_BYTES = 7_900
+PAD = "&nbsp;&nbsp;"  # the UI gives cells no padding; one wide cell widens its column
 _LONGEST_KEY = 24
-_PAD = "&nbsp;&nbsp;"
 # Metrics whose plain names mean one thing only.
 _HEADLINE = {
     "clear/in_domain_accuracy": "in-domain",
@@ -49,7 +49,7 @@ def description(
     matrix = record.evidence
     state = f"{record.rows[-1]} of {matrix.num_buckets}"
     heading = f"{record.dataset.name}, {state} buckets" if title is None else title
-    told = {
+    known = {
         "dataset": record.dataset.name,
         "protocol": record.protocol,
         **({} if record.split == TEST else {"measured on": f"{record.split} images"}),
@@ -59,33 +59,35 @@ def description(
         "digest": record.dataset.digest,
     }
     if record.missing:
-        told["rows not stored"] = ", ".join(map(str, record.missing))
+        known["rows not stored"] = ", ".join(map(str, record.missing))
     # MLflow's page folds a description after some four lines: what matters most comes first.
-    head = [f"### {escaped(heading, 100)}", "", *_headline(summary), _facts(told), ""]
+    head = [f"### {escaped(heading, 100)}", "", *_headline(summary), _facts(known), ""]
     tail = ["", *_metrics(summary, reasons, lower_is_better)]
     for decimals in (1, 0):
         text = "\n".join([*head, *_matrix(matrix, decimals), *tail]) + "\n"
-        if _size(text) <= _LARGEST:
+        if num_bytes(text) <= MAX_NOTE_BYTES:
             return text
     note = f"The matrix of {matrix.num_buckets} buckets is too large for this page; see the "
     lines = [*head, note + "artifacts in accuracy&#95;matrix.", *tail]
-    while _size("\n".join(lines)) > _LARGEST:  # only where a caller brings facts without end
+    while (
+        num_bytes("\n".join(lines)) > MAX_NOTE_BYTES
+    ):  # only where a caller brings facts without end
         lines.pop()
     return "\n".join(lines) + "\n"
 
 
 def _headline(summary: Mapping[str, float]) -> list[str]:
-    told = [
+    values = [
         f"{words} **{percent(summary[name])} %**"
         for name, words in _HEADLINE.items()
         if name in summary
     ]
-    return [", ".join(told), ""] if told else []
+    return [", ".join(values), ""] if values else []
 
 
-def _facts(told: Mapping[str, str]) -> str:
+def _facts(facts: Mapping[str, str]) -> str:
     return " · ".join(
-        f"{escaped(name, 40)} {escaped(str(text), 80)}" for name, text in told.items()
+        f"{escaped(name, 40)} {escaped(str(text), 80)}" for name, text in facts.items()
     )
 
 
@@ -94,8 +96,7 @@ def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
     lines = [
         "Accuracy in %; row: trained through, column: tested on.",
         "",
-        # The UI gives cells no padding; one wide cell widens its column.
-        f"| | {' | '.join(f'{_PAD}{key}{_PAD}' for key in keys)} |",
+        f"| | {' | '.join(f'{PAD}{key}{PAD}' for key in keys)} |",
         f"|:--|{'--:|' * len(keys)}",
     ]
     for i, name, values in named_rows(matrix):
@@ -110,7 +111,7 @@ def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
 def _metrics(
     summary: Mapping[str, float], reasons: Mapping[str, str], lower_is_better: Set[str]
 ) -> list[str]:
-    lines = [f"| metric | {_PAD}value{_PAD} | |", "|:--|--:|:--|"]
+    lines = [f"| metric | {PAD}value{PAD} | |", "|:--|--:|:--|"]
     known = {m.name: m.higher_is_better for m in ALL_METRICS}
     known |= {m.name: m.higher_is_better for m in predicted.METRICS}
     for name in dict.fromkeys([*known, *summary, *reasons]):
@@ -130,9 +131,10 @@ def escaped(text: str, limit: int) -> str:
     All punctuation becomes character references: unlike backslashes, these mean the same to every
     renderer, in tables too, and no link, tag or emphasis can come of them.
     """
-    plain = shortened(printable(text), limit)
+    plain = shortened(text, limit)
     return re.sub(r"[!-,./:-@\[-`{-~]", lambda match: f"&#{ord(match[0])};", plain)
 
 
-def _size(text: str) -> int:
+def num_bytes(text: str) -> int:
+    """How much of :data:`MAX_NOTE_BYTES` a text takes."""
     return len(text.encode("utf-8", "replace"))

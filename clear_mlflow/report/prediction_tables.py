@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Sequence
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.metrics.from_predictions import Predictions, class_accuracies, confusion
 from clear_mlflow.metrics.from_predictions.calibration import reliability
-from clear_mlflow.report.exports import inert
+from clear_mlflow.report.exports import csv_text, inert
 
 _LONGEST_NAME = 200
 
@@ -25,15 +22,13 @@ def per_class_csv(predictions: Predictions) -> str:
     images = predictions.images
     cells = class_accuracies(predictions)
     header = ["trained_through", "tested_on", *map(_class_label, images.class_names)]
-    return _csv(
-        header,
-        (
-            [_trained_through(predictions, row), inert(key), *map(_number, cells[row, j].tolist())]
-            for row in predictions.answers
-            for j, key in enumerate(images.buckets)
-            if not all(map(math.isnan, cells[row, j].tolist()))
-        ),
-    )
+    lines = [
+        [_trained_through(predictions, row), inert(key), *map(_number, cells[row, j].tolist())]
+        for row in predictions.answers
+        for j, key in enumerate(images.buckets)
+        if not all(map(math.isnan, cells[row, j].tolist()))
+    ]
+    return csv_text([header, *lines])
 
 
 def confusion_csv(predictions: Predictions, row: int) -> str:
@@ -46,10 +41,8 @@ def confusion_csv(predictions: Predictions, row: int) -> str:
     """
     names = [_class_label(name) for name in predictions.images.class_names]
     counts = confusion(predictions, row).tolist()
-    return _csv(
-        ["true_class", *names],
-        ([name, *map(str, line)] for name, line in zip(names, counts, strict=True)),
-    )
+    lines = [[name, *map(str, line)] for name, line in zip(names, counts, strict=True)]
+    return csv_text([["true_class", *names], *lines])
 
 
 def calibration_csv(predictions: Predictions) -> str | None:
@@ -71,7 +64,7 @@ def calibration_csv(predictions: Predictions) -> str | None:
             values = [str(count), _number(accuracy), _number(confidence)]
             lines.append([_trained_through(predictions, row), *ends, *values])
     header = ["trained_through", "above", "up_to", "images", "accuracy", "mean_confidence"]
-    return _csv(header, lines) if lines else None
+    return csv_text([header, *lines]) if lines else None
 
 
 def _trained_through(predictions: Predictions, row: int) -> str:
@@ -85,11 +78,3 @@ def _class_label(name: str) -> str:
 
 def _number(value: float) -> str:
     return "" if math.isnan(value) else repr(value)
-
-
-def _csv(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(lines)
-    return text.getvalue()

@@ -83,7 +83,7 @@ def metrics_table(
 
 
 def _fitted(key: str, width: int) -> Text:
-    """A bucket key in at most so many terminal columns, of which wide characters take two."""
+    """A bucket key in at most *width* terminal columns, of which wide characters take two."""
     text = ending(key, width)
     while cell_len(text) > width:
         text = ending(key, len(text) - 1)

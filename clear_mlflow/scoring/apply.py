@@ -70,7 +70,7 @@ def _log_files(client: MlflowClient, run_id: str, plan: Plan, computed: Computed
             content = heatmap_png(matrix, computed.run_name)
             log_bytes(client, run_id, content, names.HEATMAP_PNG)
             # MLflow's chart view sets images of one key side by side, runs beside runs; it starts
-            # at the first step, so the matrix as it stands has a key of its own with one step.
+            # at the first step, so the final matrix has a key of its own with one step.
             client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
     answers = computed.predicted
     if plan.tables and answers.predictions is not None:

@@ -16,7 +16,7 @@ from clear_mlflow.core.record import Record, assemble, row_file_name
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.scoring.apply import apply_plan
-from clear_mlflow.scoring.computed import Computed, PredictionScores, compute
+from clear_mlflow.scoring.computed import Computed, compute
 from clear_mlflow.scoring.plan import (
     Depth,
     LookUp,
@@ -107,7 +107,7 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
         return Scores(run_id, run_name, None, plan_without_rows(stored), rows.from_tag, {}, {})
     record = assemble(rows.records)
     if run.data.tags.get(names.ROWS_TAG) == "complete" and not record.is_complete:
-        # Told by the tag of its rows, too, except of a matrix too large for one.
+        # The tag of its rows shows it, too, except of a matrix too large for one.
         missing = set(range(1, record.matrix.num_buckets + 1)) - set(record.rows)
         raise lost_rows_error(run, row_file_name(min(missing)))
     computed = compute(
@@ -118,7 +118,14 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
         matrix_tag=rows.tag,
         metrics=scoring.metrics,
         prediction_metrics=scoring.prediction_metrics,
-        answers=_answers(client, run, record, scoring),
+        answers=read_prediction_scores(
+            client,
+            run,
+            record,
+            metrics=scoring.prediction_metrics,
+            thorough=scoring.depth.thorough,
+            pictures=scoring.depth.pictures,
+        ),
     )
     lacking = plan(
         _looked_up(client, run, to_look_up(stored, computed, scoring.depth)),
@@ -156,19 +163,6 @@ def score(client: MlflowClient, run_id: str) -> Scores:
     scores = read_scores(client, run)
     write_scores(client, scores)
     return scores
-
-
-def _answers(
-    client: MlflowClient, run: Run, record: Record, scoring: Scoring
-) -> PredictionScores | None:
-    return read_prediction_scores(
-        client,
-        run,
-        record,
-        metrics=scoring.prediction_metrics,
-        thorough=scoring.depth.thorough,
-        pictures=scoring.depth.pictures,
-    )
 
 
 def _looked_up(client: MlflowClient, run: Run, wanted: LookUp) -> Stored:

@@ -1,4 +1,4 @@
-"""Artifacts out of what is in memory."""
+"""Artifacts out of what is in memory, and as files of this machine."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import mlflow
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from clear_mlflow.core.durable import write_durably
+from clear_mlflow.core.text import shown
+from clear_mlflow.store.client import mlflow_errors
 
 
 def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
@@ -33,6 +37,22 @@ def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str
         log_bytes(client, run_id, content, artifact)
     else:
         write_durably(root / artifact, content)
+
+
+def download(client: MlflowClient, run: Run, artifact: str, folder: str) -> Path:
+    """Fetch an artifact of a run into a folder of this machine, and give its file.
+
+    Raises:
+        TrackingError: it is not there, or the store does not answer.
+    """
+    with mlflow_errors(f"read {shown(artifact, 200)} of run {run.info.run_id}"):
+        return Path(
+            mlflow.artifacts.download_artifacts(
+                artifact_uri=f"{run.info.artifact_uri}/{artifact}",
+                dst_path=folder,
+                tracking_uri=client.tracking_uri,
+            )
+        )
 
 
 def is_local(artifact_uri: str) -> bool:

@@ -29,7 +29,7 @@ from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.store.conflicts import one_opens_at_a_time
 
-_DEFAULT_EXPERIMENT_ID = "0"
+DEFAULT_EXPERIMENT_ID = "0"
 
 
 def bound_retries() -> None:
@@ -54,6 +54,12 @@ def quiet_mlflow() -> None:
     os.environ.setdefault(MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.name, "false")
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def set_up_mlflow() -> None:
+    """What every command wants of MLflow: calls that end within seconds, and no remarks."""
+    bound_retries()
+    quiet_mlflow()
 
 
 @contextmanager
@@ -92,8 +98,7 @@ def absolute_store(tracking_uri: str) -> str:
 
 def use_store(tracking_uri: str) -> None:
     """Have MLflow use a store in this process, and in those that it starts."""
-    bound_retries()
-    quiet_mlflow()
+    set_up_mlflow()
     os.environ["MLFLOW_TRACKING_URI"] = tracking_uri
     mlflow.set_tracking_uri(tracking_uri)
 
@@ -149,7 +154,7 @@ def _check_experiment(client: MlflowClient, wanted: str | None = None) -> None:
         if name:
             experiment = client.get_experiment_by_name(name)  # absent: MLflow will create it
         else:
-            experiment = client.get_experiment(experiment_id or _DEFAULT_EXPERIMENT_ID)
+            experiment = client.get_experiment(experiment_id or DEFAULT_EXPERIMENT_ID)
     if experiment is None:
         return
     if experiment.lifecycle_stage == LifecycleStage.DELETED:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,7 +41,6 @@ class StoredMatrix:
     run_id: str
     run_name: str
     experiment_id: str
-    status: str  # RUNNING, FINISHED, FAILED or KILLED, as MLflow calls it
     params: Mapping[str, str]
     tags: Mapping[str, str]
     record: Record | None  # None: the run holds no row, or there is a problem
@@ -57,7 +56,6 @@ def read_matrices(
     metrics: Sequence[Metric] = METRICS,
     verify: str = "auto",
     jobs: int | None = None,
-    on_run: Callable[[StoredMatrix], None] = lambda _: None,
 ) -> Iterator[StoredMatrix]:
     """Read the matrix of each run, in the order of the runs; one that cannot be read says why.
 
@@ -67,14 +65,11 @@ def read_matrices(
         metrics: to summarise each matrix by.
         verify: when the artifacts are looked at: see :func:`stored_rows_of`.
         jobs: runs that are read at once; None: as many as suits the store.
-        on_run: called with each result, in the caller's thread.
 
     Raises:
         ConfigError: *verify* is unknown.
     """
-    for matrix in mapped(partial(_read_matrix, client, verify, metrics), runs, jobs or _JOBS):
-        on_run(matrix)
-        yield matrix
+    yield from mapped(partial(_read_matrix, client, verify, metrics), runs, jobs or _JOBS)
 
 
 def stored_rows_of(client: MlflowClient, run: Run, verify: str = "auto") -> StoredRows:
@@ -134,7 +129,6 @@ def _read_matrix(
         run_id=run.info.run_id,
         run_name=run.info.run_name or run.info.run_id,
         experiment_id=run.info.experiment_id,
-        status=str(run.info.status),
         params=run.data.params,
         tags=run.data.tags,
         record=record,

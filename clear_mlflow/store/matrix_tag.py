@@ -87,7 +87,7 @@ def read_matrix_tag(run_id: str, text: str | None) -> CachedRows | None:
                 return None
             records[name] = record
         return CachedRows(records, body["files"], body["digest"])
-    # Whatever else stands there is no tag of ours, and the artifacts are read.
+    # Anything else in it is no tag of ours, and the artifacts are read.
     except (LookupError, TypeError, AttributeError, RecordError):
         return None
 

@@ -40,7 +40,7 @@ PREDICTIONS_SCORED_TAG = "clear_mlflow.predictions_scored"
 PROCESSES_TAG = "clear_mlflow.processes"
 # The run that a run of kind "resume" went on with.
 RESUMED_TAG = "clear_mlflow.resumed_run"
-# How many times a run was gone on with.
+# How many times a run was resumed.
 RESUMES_TAG = "clear_mlflow.resumed"
 # Who trains and when that process last said that it lives, as JSON; gone when the run is closed.
 PROCESS_TAG = "clear_mlflow.process"

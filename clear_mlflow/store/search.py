@@ -1,4 +1,4 @@
-"""Which runs are meant: by id, or by a search that is read page by page."""
+"""Which runs are meant: by id, by a search that is read page by page, or by the environment."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from dataclasses import dataclass
 
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run, ViewType
+from mlflow.environment_variables import (
+    MLFLOW_EXPERIMENT_ID,
+    MLFLOW_EXPERIMENT_NAME,
+    MLFLOW_RUN_ID,
+)
 from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 
 from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.client import DEFAULT_EXPERIMENT_ID, mlflow_errors
+from clear_mlflow.store.conflicts import retry_on_conflict
 
 # Runs that one request lists. A listed run takes 50 kB of memory, so a page of them 10 MB.
 _PAGE = 200
@@ -20,7 +27,7 @@ _PAGE = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
-    """Which runs are meant. Conditions add up; ``run_ids`` stand alone."""
+    """Which runs are meant. Conditions add up; ``run_ids`` excludes the others."""
 
     run_ids: tuple[str, ...] = ()
     experiment: str | None = None  # name or id; None: all experiments
@@ -50,16 +57,20 @@ def select(client: MlflowClient, selection: Selection) -> Iterator[Run | Missing
         for run_id in dict.fromkeys(selection.run_ids):
             yield _get(client, run_id)
         return
-    for run in _search(client, _experiments(client, selection.experiment), selection.filter or ""):
+    for run in search(client, _experiments(client, selection.experiment), selection.filter or ""):
         if _is_wanted(run, selection):
             yield run
 
 
-def _search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterator[Run]:
-    """Pages by time of start: MLflow's own count from the newest run, and shift with each change.
+def search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterator[Run]:
+    """All active runs of experiments that MLflow's search finds, newest first.
 
-    A page goes on at the start of the last run of the page before. Only where more runs than a page
-    holds were started in one millisecond, MLflow's count is what is left.
+    Pages are asked for by time of start: MLflow's own count from the newest run, and shift with
+    each change. A page goes on at the start of the last run of the page before. Only where more
+    runs than a page holds were started in one millisecond, MLflow's count is what is left.
+
+    Raises:
+        TrackingError: MLflow refuses the filter, or the store does not answer.
     """
     since: int | None = None
     token: str | None = None
@@ -86,6 +97,59 @@ def _search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterat
         else:
             since, token, at_since = last, None, set()
         at_since |= {run.info.run_id for run in page if run.info.start_time == last}
+
+
+def run_of_project(client: MlflowClient, entry_point: str) -> Run | None:
+    """The run that ``mlflow run -e ENTRY_POINT`` opened for this process, if it did.
+
+    A run that a user's own environment names is another: it may be one that trains.
+    """
+    run_id = MLFLOW_RUN_ID.get()
+    if not run_id:
+        return None
+    with mlflow_errors(f"read run {run_id}"):
+        run = client.get_run(run_id)
+    return run if run.data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) == entry_point else None
+
+
+def mark_run_of_project(client: MlflowClient, kind: str) -> str | None:
+    """Tag the run that ``mlflow run`` opened for a command that opens none, and give its id.
+
+    Args:
+        client: the store.
+        kind: of the run, which is the entry point's name, too.
+    """
+    run = run_of_project(client, kind)
+    if run is None:
+        return None
+    with mlflow_errors(f"tag run {run.info.run_id}"):
+        client.set_tag(run.info.run_id, names.KIND_TAG, kind)
+    return str(run.info.run_id)
+
+
+def experiment_for(client: MlflowClient, wanted: str | None = None) -> str:
+    """The id of the experiment to open runs in, which is made where it is absent.
+
+    Args:
+        client: the store.
+        wanted: the experiment's name; None: the one that the environment names, else MLflow's
+            default.
+
+    Raises:
+        TrackingError: the name is not printable or too long, or the store does not answer.
+    """
+    name = wanted or MLFLOW_EXPERIMENT_NAME.get()
+    if not name:
+        return str(MLFLOW_EXPERIMENT_ID.get() or DEFAULT_EXPERIMENT_ID)
+    if len(name) > 200 or not name.isprintable():
+        raise TrackingError("the experiment's name is no printable text of at most 200 characters")
+
+    def find_or_make() -> str:
+        experiment = client.get_experiment_by_name(name)
+        return str(experiment.experiment_id if experiment else client.create_experiment(name))
+
+    with mlflow_errors("find the experiment"):
+        return retry_on_conflict(find_or_make)
 
 
 def _get(client: MlflowClient, run_id: str) -> Run | MissingRun:

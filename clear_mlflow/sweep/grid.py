@@ -60,12 +60,12 @@ class Grid:
 def read_grid(path: Path) -> Grid:
     """Read a sweep's file; every run that it asks for is checked before this returns.
 
-    Every value is taken as the text that stands there: YAML would make a truth value of ``on``,
+    Every value is taken as the text that is written: YAML would make a truth value of ``on``,
     and 0.1 of ``0.10``.
 
     Args:
         path: a YAML file of ``fixed`` (parameter: value, of all runs), ``grid`` (parameter: list;
-            all combinations) and ``runs`` (a list of such grids, each for itself).
+            all combinations) and ``runs`` (a list of grids, each for itself).
 
     Raises:
         ConfigError: the file cannot be read, a parameter is unknown or has a value that it cannot
@@ -105,19 +105,19 @@ def fingerprint(config: TrainConfig) -> str:
 
 
 def digest_of(content: Any) -> str:
-    """A short text that stands for something longer that JSON can hold."""
+    """A hash of anything that JSON can hold: 32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _content(node: Any, seen: set[int], depth: int = 0) -> Any:
-    """What YAML's nodes stand for: texts, lists and mappings, and nothing else.
+    """The content of YAML's nodes: texts, lists and mappings, and nothing else.
 
-    An alias is the same node at a second place. A few lines of aliases within aliases stand for
-    more than any memory holds, so none is taken.
+    An alias is the same node at a second place. A few lines of aliases within aliases
+    can expand to more than any memory holds, so none is taken.
     """
     where = f"line {node.start_mark.line + 1}"
     if id(node) in seen:
-        raise ConfigError(f"{where} stands there by an alias (*); write it out")
+        raise ConfigError(f"{where} is an alias (*); write it out")
     if depth > _DEEPEST:
         raise ConfigError(f"{where} is nested too deep; expected sections, parameters and values")
     seen.add(id(node))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 import yaml
 
@@ -11,7 +12,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.config import AUTO, TrainConfig, parameter_defaults
 
 # Known to the training process alone: what was asked for is what tells two runs apart.
-OF_THE_MACHINE = ("device", "precision")
+_OF_THE_MACHINE = ("device", "precision")
 _SEEDS = ("seed", "seeds")
 
 
@@ -33,7 +34,7 @@ def more_seeds_grid(comparison: Comparison) -> str | None:
                 needed[position] = max(needed[position], count)
     used = [run.record.seed for run in comparison.subjects]
     used += [run.seed for group in comparison.groups for run in group.rowless]
-    # The same new seeds for all: methods that share seeds are told apart with fewer.
+    # The same new seeds for all: methods that share seeds differ visibly with fewer.
     first = max((seed for seed in used if seed is not None), default=-1) + 1
     entries = []
     for position, count in sorted(needed.items()):
@@ -53,7 +54,7 @@ def parameters_of(group: Group) -> dict[str, str] | None:
     Returns:
         None where it is not known, or not the same in all.
     """
-    found = {tuple(_parameters(dict(member.params)).items()) for member in group.members}
+    found = {tuple(_parameters(member.params).items()) for member in group.members}
     if len(found) != 1:
         return None
     parameters = dict(found.pop())
@@ -70,17 +71,29 @@ def parameters_of(group: Group) -> dict[str, str] | None:
     return parameters
 
 
-def _parameters(logged: dict[str, str]) -> dict[str, str]:
+def _parameters(logged: Mapping[str, str]) -> dict[str, str]:
     """What a run was trained with, as far as it is no default; nothing of another program's run."""
-    told: dict[str, str] = {}
     if "used/epochs" not in logged:
-        return told
+        return {}
+    defaults = parameter_defaults()
+    return {
+        name: text
+        for name, text in logged_parameters(logged).items()
+        if name not in _SEEDS and text not in (defaults[name], AUTO)
+    }
+
+
+def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
+    """What a run logged of what it was trained with; where ``auto`` was asked for, what that was.
+
+    Args:
+        logged: all parameters of the run.
+    """
+    found = {}
     for name, default in parameter_defaults().items():
         used = f"used/{name}"
-        if default == AUTO and name not in OF_THE_MACHINE and used in logged:
-            text = logged[used]
-        else:
-            text = logged.get(name, default)
-        if name not in _SEEDS and text not in (default, AUTO):
-            told[name] = text
-    return told
+        if default == AUTO and name not in _OF_THE_MACHINE and used in logged:
+            found[name] = logged[used]
+        elif name in logged:
+            found[name] = logged[name]
+    return found

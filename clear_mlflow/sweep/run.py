@@ -14,14 +14,8 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run, RunTag
-from mlflow.environment_variables import (
-    MLFLOW_EXPERIMENT_ID,
-    MLFLOW_EXPERIMENT_NAME,
-    MLFLOW_RUN_ID,
-)
 from mlflow.utils.mlflow_tags import (
     MLFLOW_PARENT_RUN_ID,
-    MLFLOW_PROJECT_ENTRY_POINT,
     MLFLOW_RUN_NAME,
     MLFLOW_RUN_NOTE,
 )
@@ -37,7 +31,6 @@ from clear_mlflow.learning.config import (
     AUTO,
     NONE,
     TrainConfig,
-    parameter_defaults,
     stored_parameters,
 )
 from clear_mlflow.report.markdown import escaped
@@ -45,15 +38,12 @@ from clear_mlflow.runs.lifecycle import beat, create_run, end
 from clear_mlflow.runs.resume import read_resume_point
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store, mlflow_errors
-from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import heartbeat, is_abandoned, trains_now
-from clear_mlflow.store.search import Selection, select
+from clear_mlflow.store.search import Selection, experiment_for, run_of_project, search, select
 from clear_mlflow.sweep import Grid, PlannedRun, digest_of, fingerprint
 from clear_mlflow.sweep.chosen import next_grids
-from clear_mlflow.sweep.more_seeds import OF_THE_MACHINE
+from clear_mlflow.sweep.more_seeds import logged_parameters
 
-_DEFAULT_EXPERIMENT_ID = "0"
-_PAGE = 200
 _HEARTBEAT_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
 # A sweep takes days, and its trainings outlast a server that is started anew: so does the sweep.
@@ -190,8 +180,8 @@ class Sweep:
             run_id = str(run.info.run_id)
             with mlflow_errors(f"tag run {run_id}"):
                 client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
-                told = {"run_id": run_id, "of": digest_of(key)}
-                client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, json.dumps(told))
+                made = {"run_id": run_id, "of": digest_of(key)}
+                client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, json.dumps(made))
             return replace(result, comparison_run=run, comparison=comparison)
         except ClearError as error:
             return replace(result, problems=(f"the runs were not compared: {error}",))
@@ -210,9 +200,9 @@ class _Work:
     runs: list[SweptRun]
     waiting: deque[int] = field(default_factory=deque)
     under_way: dict[str, tuple[int, float]] = field(default_factory=dict)  # run id to place, start
-    # Runs that are gone on with, and how often they had been when that began.
-    going_on: dict[str, str] = field(default_factory=dict)
-    # Runs whose own worker found that they cannot be gone on with, and why.
+    # Runs that are being resumed, and how often they had been resumed before.
+    resumed: dict[str, str] = field(default_factory=dict)
+    # Runs whose own worker found that they cannot be resumed, and why.
     refused: dict[str, str] = field(default_factory=dict)
     beaten: float = field(default_factory=time.monotonic)
 
@@ -259,7 +249,7 @@ class _Work:
     def _take_up(self, run: SweptRun) -> tuple[str, str | None]:
         """A run to train into, and what there is to say of that.
 
-        A try that was interrupted is gone on with: its worker finds rows in the run that it is to
+        A try that was interrupted is resumed: its worker finds rows in the run that it is to
         train into, and resumes it. All other tries go to MLflow's trash as soon as there is a run
         for the same: every run of a sweep is there once.
         """
@@ -280,17 +270,17 @@ class _Work:
                 # It may have been begun by a sweep of another grid.
                 self.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, self.above)
                 self.client.update_run(run_id, name=planned.name)
-                self.going_on[run_id] = interrupted.data.tags.get(names.RESUMES_TAG, "0")
+                self.resumed[run_id] = interrupted.data.tags.get(names.RESUMES_TAG, "0")
             for former in tries:
                 if former.info.run_id != run_id:
                     _put_away(self.client, former, run_id)
         return run_id, note
 
     def _find_interrupted(self, tries: list[Run]) -> tuple[Run | None, str | None]:
-        """The try to go on with, or why that one is not which measured something.
+        """The try to resume, or why the one that measured something cannot be.
 
-        What failed by itself is not gone on with: what it failed of may have been mended since, and
-        its rows may be of what was wrong.
+        What failed by itself is not resumed: its cause may have been mended since, and its rows may
+        come from it.
         """
         note = None
         for run in sorted(tries, key=lambda run: run.info.start_time, reverse=True):
@@ -345,8 +335,8 @@ class _Work:
         self.sweep.on_run(self.runs[place])
 
     def _was_refused(self, stored: Run) -> bool:
-        """Whether a run that was to be gone on with is as it was before."""
-        before = self.going_on.pop(str(stored.info.run_id), None)
+        """Whether a run that was to be resumed is as it was before."""
+        before = self.resumed.pop(str(stored.info.run_id), None)
         return before is not None and before == stored.data.tags.get(names.RESUMES_TAG, "0")
 
     def _close_run(self, run: Run, error: str, status: str) -> None:
@@ -396,20 +386,12 @@ def is_done(run: Run) -> bool:
 
 
 def experiment_of_environment(client: MlflowClient) -> str:
-    """The experiment that the environment names, which is made where it is absent."""
-    own = _run_of_project(client)
-    if own is not None:
-        return str(own.info.experiment_id)
-    with mlflow_errors("find the experiment"):
-        name = MLFLOW_EXPERIMENT_NAME.get()
-        if not name:
-            return str(MLFLOW_EXPERIMENT_ID.get() or _DEFAULT_EXPERIMENT_ID)
+    """The experiment of the run that MLflow opened for this process, else that of the environment.
 
-        def find_or_make() -> str:
-            experiment = client.get_experiment_by_name(name)
-            return str(experiment.experiment_id if experiment else client.create_experiment(name))
-
-        return retry_on_conflict(find_or_make)
+    It is made where it is absent.
+    """
+    own = run_of_project(client, names.KIND_SWEEP)
+    return experiment_for(client) if own is None else str(own.info.experiment_id)
 
 
 def _fingerprint_of_run(run: Run) -> str:
@@ -418,37 +400,16 @@ def _fingerprint_of_run(run: Run) -> str:
     The run's own parameters are read rather than the tag: they stay true where a later version of
     this program has more parameters, or other defaults.
     """
-    params = run.data.params
-    told = {}
-    for name, default in parameter_defaults().items():
-        used = f"used/{name}"
-        if default == AUTO and name not in OF_THE_MACHINE and used in params:
-            told[name] = params[used]
-        elif name in params:
-            told[name] = params[name]
-    if told:
+    if parameters := logged_parameters(run.data.params):
         with suppress(ConfigError):
-            return fingerprint(TrainConfig.resolve(stored_parameters(told)))
+            return fingerprint(TrainConfig.resolve(stored_parameters(parameters)))
     return str(run.data.tags[names.SWEEP_RUN_TAG])
 
 
 def _children(client: MlflowClient, experiment_id: str, only: str | None = None) -> list[Run]:
     """All runs of sweeps in an experiment, or those that were begun for one planned run."""
-    tag = f"tags.`{names.SWEEP_RUN_TAG}`"
-    found: list[Run] = []
-    token = None
-    while True:
-        with mlflow_errors("list the runs of sweeps"):
-            page = client.search_runs(
-                [experiment_id],
-                filter_string=f"{tag} != ''" if only is None else f"{tag} = '{only}'",
-                max_results=_PAGE,
-                page_token=token,
-            )
-        found += page
-        token = page.token
-        if not token:
-            return found
+    wanted = "!= ''" if only is None else f"= '{only}'"
+    return list(search(client, [experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` {wanted}"))
 
 
 def _tries(client: MlflowClient, experiment_id: str, planned: str) -> list[Run]:
@@ -497,19 +458,9 @@ def _members(client: MlflowClient, run: SweptRun, experiment_id: str) -> list[st
     return [str(member.info.run_id) for member in found]
 
 
-def _run_of_project(client: MlflowClient) -> Run | None:
-    """The run that ``mlflow run -e sweep`` opened for this process, if it did."""
-    run_id = MLFLOW_RUN_ID.get()
-    if not run_id:
-        return None
-    with mlflow_errors(f"read run {run_id}"):
-        run = client.get_run(run_id)
-    return run if run.data.tags.get(MLFLOW_PROJECT_ENTRY_POINT) == "sweep" else None
-
-
 def _open(client: MlflowClient, experiment_id: str, grid: Grid) -> str:
     """The run above the runs of this sweep: one for the same grid, whenever it is worked on."""
-    own = _run_of_project(client)
+    own = run_of_project(client, names.KIND_SWEEP)
     with mlflow_errors("open the run of the sweep"):
         before = client.search_runs(
             [experiment_id],
@@ -552,8 +503,8 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid) -> str:
 
 def _name(grid: Grid) -> str:
     strategies = list(dict.fromkeys(run.config.strategy for run in grid.runs))
-    told = ", ".join(strategies[:4]) + (", …" if strategies[4:] else "")
-    return f"sweep {told}: {len(grid.runs)} run{'s' if len(grid.runs) > 1 else ''}"
+    methods = ", ".join(strategies[:4]) + (", …" if strategies[4:] else "")
+    return f"sweep {methods}: {len(grid.runs)} run{'s' if len(grid.runs) > 1 else ''}"
 
 
 def _close(client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
@@ -579,8 +530,8 @@ def _close(client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
 
 def _note(result: SweepResult) -> str:
     counts = Counter("done" if run.state == DONE_BEFORE else run.state for run in result.runs)
-    told = ", ".join(f"{count} {state}" for state, count in counts.items())
-    lines = [f"{len(result.runs)} runs: {told}. All of them: `{names.SWEEP_RUNS_JSON}`."]
+    states = ", ".join(f"{count} {state}" for state, count in counts.items())
+    lines = [f"{len(result.runs)} runs: {states}. All of them: `{names.SWEEP_RUNS_JSON}`."]
     if result.comparison_run is not None:
         lines.append(f"\nCompared in run `{result.comparison_run.info.run_id}`.")
     failed = [run for run in result.runs if run.state == FAILED]
@@ -595,9 +546,9 @@ def _note(result: SweepResult) -> str:
 def _comparison_before(client: MlflowClient, run_id: str, key: str) -> Run | None:
     """The comparison of the very same runs, if it is there."""
     with mlflow_errors(f"read run {run_id}"):
-        told = client.get_run(run_id).data.tags.get(names.SWEEP_COMPARISON_TAG)
+        text = client.get_run(run_id).data.tags.get(names.SWEEP_COMPARISON_TAG)
         with suppress(ValueError, KeyError, TypeError):
-            before = json.loads(told or "null")
+            before = json.loads(text or "null")
             if before is not None and before["of"] == digest_of(key):
                 run = client.get_run(before["run_id"])
                 if run.info.lifecycle_stage == "active":

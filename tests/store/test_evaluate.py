@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
+from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import heartbeat
+from clear_mlflow.store.search import Selection, select
 
 
 def local(run):

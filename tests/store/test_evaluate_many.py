@@ -13,11 +13,12 @@ from stored_runs import change, histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
+from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.store import names
 from clear_mlflow.store import search as selection
+from clear_mlflow.store.search import Selection, select
 
 
 def worst_bucket(matrix: AccuracyMatrix) -> float:

@@ -11,10 +11,11 @@ from click.testing import CliRunner
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import assemble
-from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
+from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.importers import FORMATS
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
+from clear_mlflow.store.search import Selection, select
 
 PUBLISHED = Path(__file__).parents[3] / "shared" / "clear10_challenge_second_place.csv"
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]

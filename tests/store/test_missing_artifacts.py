@@ -10,11 +10,12 @@ from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.evaluation.rescore import Evaluation, Selection, select
+from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.resume import holds_rows, read_resume_point
 from clear_mlflow.store import names
 from clear_mlflow.store.matrices import read_matrices
+from clear_mlflow.store.search import Selection, select
 
 LOST = "was stored with rows that its artifacts lack now"
 

@@ -19,7 +19,7 @@ from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page.charts import curve_parts, metric_plots, plots_about
 from clear_mlflow.comparison.page.matrices_section import differences, matrices
 from clear_mlflow.comparison.page.tables import across, leaderboard, verdicts
-from clear_mlflow.comparison.page.wording import group_name, many, one_line, setting_text
+from clear_mlflow.comparison.page.wording import group_name, many, setting_text, short
 from clear_mlflow.report.colours import DIVERGING, GROUPS, SCALE
 
 
@@ -55,7 +55,7 @@ def comparison_page(
             + DIVERGING.css("w", "diverging")
         ),
         js=_Own(_text_of("page.js")),
-        title=one_line(title, 160),
+        title=short(title, 160),
         subtitle=_subtitle(comparison),
         footer=footer,
         more_seeds=more_seeds,
@@ -96,12 +96,12 @@ def _text_of(name: str) -> str:
 
 def _subtitle(comparison: Comparison) -> str:
     runs = len(comparison.subjects)
-    by = " and ".join(one_line(name, 40) for name in comparison.group_by)
-    told = f"{many(runs, 'run')} in {many(len(comparison.groups), 'group')}"
-    told += f" by {by}" if by else ", each for itself"
+    by = " and ".join(short(name, 40) for name in comparison.group_by)
+    subtitle = f"{many(runs, 'run')} in {many(len(comparison.groups), 'group')}"
+    subtitle += f" by {by}" if by else ", each for itself"
     if len(comparison.settings) == 1:
-        told += f". {setting_text(comparison, 0)}"
-    return told
+        subtitle += f". {setting_text(comparison, 0)}"
+    return subtitle
 
 
 def _runs(comparison: Comparison) -> Iterator[dict[str, str]]:
@@ -110,9 +110,9 @@ def _runs(comparison: Comparison) -> Iterator[dict[str, str]]:
             record = run.record
             stored = sum(row > 0 for row in record.rows)
             yield {
-                "name": one_line(run.name),
+                "name": short(run.name),
                 "group": group_name(comparison, group),
                 "seed": "" if record.seed is None else str(record.seed),
                 "rows": f"{stored} of {record.matrix.num_buckets}",
-                "id": one_line(run.run_id),
+                "id": short(run.run_id),
             }

@@ -8,11 +8,10 @@ from typing import Any
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.curves import Curve, CurveChart, bucket_charts, mean_charts
-from clear_mlflow.comparison.groups import Group
-from clear_mlflow.comparison.page.wording import interval_text, many, one_line, setting_text
-from clear_mlflow.core.text import percent, shortened
+from clear_mlflow.comparison.page.wording import interval_text, many, setting_text, short
+from clear_mlflow.core.text import percent
 from clear_mlflow.report.colours import GROUPS
-from clear_mlflow.statistics import Interval, SeedSummary
+from clear_mlflow.statistics import SeedSummary
 
 # Groups whose curves can be told apart in one chart, and whose dots fit beside their names.
 _MOST_CURVES = 8
@@ -22,25 +21,25 @@ _MOST_DOTS = 24
 def plots_about(comparison: Comparison) -> str:
     """What the dots and lines of :func:`metric_plots` are."""
     level = f"{100 * comparison.level:g} %"
-    told = f"Dot: mean. Line: {level} interval of the mean over seeds."
+    about = f"Dot: mean. Line: {level} interval of the mean over seeds."
     if comparison.image_intervals:
-        told += (
+        about += (
             f" Dotted line, at groups of one run: {level} interval over test images, of that one "
             "trained model; other seeds may lie outside of it."
         )
     if len(comparison.groups) > _MOST_DOTS:
-        told += f" The first {_MOST_DOTS} groups of the leaderboard."
-    return told
+        about += f" The first {_MOST_DOTS} groups of the leaderboard."
+    return about
 
 
 def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """For each metric a drawing: a dot and an interval for each group."""
     shown = list(enumerate(comparison.groups))[:_MOST_DOTS]
-    longest = max(len(shortened(one_line(group.name), 20)) for _, group in shown)
+    longest = max(len(short(group.name, 20)) for _, group in shown)
     width, left, right, line = 420, 24 + 6 * longest, 404, 22
     for metric in comparison.metrics:
         found = [
-            (position, group, group.metrics[metric], *_reach(comparison, position, group, metric))
+            (position, group, group.metrics[metric], *comparison.interval_of(position, metric))
             for position, group in shown
             if metric in group.metrics
         ]
@@ -54,15 +53,14 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
 
         dots = []
         for row, (position, group, summary, interval, images) in enumerate(found):
-            name = one_line(group.name)
-            told = f"{name}: {summary.mean:.4f}"
-            if interval is not None:
-                told += f" {interval_text(interval)}"
+            name = short(group.name)
+            evidence = "test images" if images else many(summary.n, "seed")
+            value = f"{summary.mean:.4f} {interval_text(interval)}".rstrip()
             dots.append(
                 {
                     "colour": position % len(GROUPS),
-                    "name": shortened(name, 20),
-                    "title": f"{told}; {'test images' if images else many(summary.n, 'seed')}",
+                    "name": short(name, 20),
+                    "title": f"{name}: {value}; {evidence}",
                     "x": at(summary.mean),
                     "y": 16 + line * row,
                     "low": None if interval is None else at(interval.low),
@@ -79,17 +77,6 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             "ticks": [{"at": at(tick), "text": text} for tick, text in ticks],
             "dots": dots,
         }
-
-
-def _reach(
-    comparison: Comparison, position: int, group: Group, metric: str
-) -> tuple[Interval | None, bool]:
-    """The interval to draw, and whether it is over test images."""
-    over_seeds = group.metrics[metric].interval
-    if over_seeds is not None:
-        return over_seeds, False
-    over_images = comparison.image_intervals.get(position, {}).get(metric)
-    return over_images, over_images is not None
 
 
 def _axis(low: float, high: float) -> tuple[float, float, list[tuple[float, str]]]:
@@ -122,7 +109,7 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 {
                     "colour": position % len(GROUPS),
                     "dash": position // len(GROUPS) % 3,
-                    "name": one_line(group.name),
+                    "name": short(group.name),
                 }
                 for position, group in shown
             ],
@@ -169,7 +156,7 @@ def _chart(
         return round(bottom - (bottom - top) * share, 1)
 
     def drawn(curve: Curve) -> dict[str, Any]:
-        name = one_line(comparison.groups[curve.group].name, 60)
+        name = short(comparison.groups[curve.group].name, 60)
         line = " ".join(f"{x(k)} {y(s.mean)}" for k, s in curve.points)
         spread = [(k, s.interval) for k, s in curve.points if s.interval is not None]
         band = ""
@@ -197,7 +184,7 @@ def _chart(
     # Steps of a round number, whatever quarter the axis begins at.
     ticks = {0.0: 4, 0.25: 3, 0.5: 5, 0.75: 5}[lowest] if dots else 2
     return {
-        "title": one_line(chart.title),
+        "title": short(chart.title),
         "width": width,
         "height": height,
         "left": left,

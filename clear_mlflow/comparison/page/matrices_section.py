@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group
-from clear_mlflow.comparison.page.wording import group_name, one_line, p_value_text, seed_text
+from clear_mlflow.comparison.page.wording import group_name, p_value_text, seed_text, short
 from clear_mlflow.core.text import ending, percent, printable
 
 _LONGEST_KEY = 8
 # Cells of single runs' matrices: about 40 bytes each, twice.
 _MOST_CELLS = 12_000
-STEPS = (2, 5, 10, 20, 30, 50, 100)  # ends of the scale of differences, percentage points
+_STEPS = (2, 5, 10, 20, 30, 50, 100)  # ends of the scale of differences, percentage points
 _DIGITS = 6  # of the fractions that the script subtracts; shown with three
 
 
@@ -49,7 +49,7 @@ def matrices(comparison: Comparison) -> dict[str, Any]:
             _map(
                 subject.grid,
                 subject.record.matrix.buckets,
-                title=one_line(subject.name),
+                title=short(subject.name),
                 detail=seed_text(subject.record.seed),
             )
             for subject in subjects
@@ -139,7 +139,7 @@ def _items(comparison: Comparison) -> list[_Item]:
     if any(len(group.members) > 1 for group in comparison.groups):
         items += [
             _Item(
-                f"{one_line(run.name, 60)} ({one_line(run.run_id[:8])})",
+                f"{short(run.name, 60)} ({short(run.run_id[:8])})",
                 group.setting,
                 run.grid,
                 True,
@@ -169,7 +169,7 @@ def differences(comparison: Comparison) -> dict[str, Any]:
         ],
         "marks": {f"{a}-{b}": _rounded(p) for (a, b), p in comparison.cells.items()},
         "unlike": [f"{a}-{b}" for a, b in sorted(comparison.unlike)],
-        "scales": list(STEPS),
+        "scales": list(_STEPS),
         "alpha": alpha,
     }
     first = _first_pair(comparison, items)
@@ -198,8 +198,7 @@ def _difference(
     """The table that is there without a script; the script draws the same for every other pair."""
     buckets = comparison.settings[items[a].setting].buckets
     change = items[a].grid - items[b].grid
-    largest = float(np.nanmax(np.abs(change))) if (~np.isnan(change)).any() else 0.0
-    scale = next((step for step in STEPS if 100 * largest <= step + 1e-9), 100)
+    scale = scale_of(change)
     p_values = comparison.cells.get((a, b))
     about = (
         f"A − B in percentage points; colours from −{scale} (B is better) to +{scale} (A is "
@@ -219,7 +218,7 @@ def _difference(
             cells.append(
                 {
                     "style": f"w{50 + math.floor(50 * 100 * value / scale + 0.5)}{mark}",
-                    "text": _points(float(value)),
+                    "text": points_text(float(value)),
                     "title": "" if math.isnan(p_value) else f"adjusted p = {p_value_text(p_value)}",
                 }
             )
@@ -243,6 +242,13 @@ def _rounded(grid: NDArray[np.float64]) -> list[list[float | None]]:
     ]
 
 
-def _points(fraction: float) -> str:
-    text = f"{100 * fraction:.1f}"
-    return "0.0" if text == "-0.0" else text if fraction < 0 else f"+{text}"
+def scale_of(change: NDArray[np.float64]) -> int:
+    """Where the colours of a difference of two grids end, in percentage points."""
+    largest = 100 * float(np.nanmax(np.abs(change), initial=0.0))
+    return next((step for step in _STEPS if largest <= step + 1e-9), _STEPS[-1])
+
+
+def points_text(fraction: float) -> str:
+    """A difference of two fractions in percentage points, with its sign."""
+    text = f"{100 * fraction:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text

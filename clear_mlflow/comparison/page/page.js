@@ -34,7 +34,7 @@
   const [a, b] = [document.getElementById("a"), document.getElementById("b")];
   if (!a) return;
   const place = document.getElementById("difference");
-  const told = document.getElementById("difference-told");
+  const about = document.getElementById("difference-about");
   const verdicts = [...document.querySelectorAll("#pairs li")];
   const element = (name, text, className) => {
     const made = document.createElement(name);
@@ -49,7 +49,7 @@
     verdicts.forEach((li) => { li.hidden = li.dataset.pair !== pair; });
     place.replaceChildren();
     if (x.setting !== y.setting || data.unlike.includes(pair)) {
-      told.textContent = "No difference is shown: these were not tested on the same images by the "
+      about.textContent = "No difference is shown: these were not tested on the same images by the "
         + "same protocol.";
       return;
     }
@@ -76,7 +76,8 @@
           cell.append(element("i", "not measured"));
         } else {
           const points = 100 * value;
-          cell.textContent = (points > 0 ? "+" : "") + points.toFixed(1).replace(/^-(0\.0)$/, "$1");
+          const text = points.toFixed(1).replace("-0.0", "0.0");
+          cell.textContent = points > 0 && text !== "0.0" ? `+${text}` : text;
           cell.className = `w${50 + Math.round((50 * points) / scale)}`;
           if (marks) {
             const p = marks[i][j];
@@ -88,7 +89,7 @@
       });
     });
     place.append(table);
-    told.textContent = `A − B in percentage points; colours from −${scale} (B is better) to `
+    about.textContent = `A − B in percentage points; colours from −${scale} (B is better) to `
       + `+${scale} (A is better). ` + (marks
       ? "Outlined and bold: McNemar's test on the same test images, p adjusted by Holm over the "
         + `cells of this table, below ${data.alpha}.`

@@ -10,8 +10,8 @@ from clear_mlflow.comparison.groups import Group
 from clear_mlflow.comparison.page.wording import (
     group_name,
     interval_text,
-    one_line,
     p_value_text,
+    short,
     signed,
 )
 from clear_mlflow.comparison.verdicts import Verdict, tests_about
@@ -34,8 +34,8 @@ def verdicts(comparison: Comparison) -> dict[str, Any]:
         ),
         "others": [
             {
-                "a": one_line(comparison.groups[test.a].name, 40),
-                "b": one_line(comparison.groups[test.b].name, 40),
+                "a": short(comparison.groups[test.a].name, 40),
+                "b": short(comparison.groups[test.b].name, 40),
                 "metric": test.metric,
                 "difference": signed(test.difference),
                 "interval": interval_text(test.interval),
@@ -65,7 +65,7 @@ def across(comparison: Comparison) -> dict[str, Any] | None:
         return None
     return {
         "metric": found.metric,
-        "datasets": [one_line(name, 40) for name in found.datasets],
+        "datasets": [short(name, 40) for name in found.datasets],
         "rows": [
             {
                 "name": method.name,

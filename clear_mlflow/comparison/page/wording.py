@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group
-from clear_mlflow.core.text import printable, shortened
+from clear_mlflow.core.text import one_line
 from clear_mlflow.statistics import Interval
 
 _LONGEST_NAME = 80
 
 
-def one_line(text: str, limit: int = _LONGEST_NAME) -> str:
-    """A text from outside, on one line of bounded length."""
-    return shortened(printable(" ".join(text.split())), limit)
+def short(text: str, limit: int = _LONGEST_NAME) -> str:
+    """A name from outside, cut in its middle: names begin and end alike."""
+    return one_line(text, limit)
 
 
 def setting_text(comparison: Comparison, position: int) -> str:
     """A setting's dataset, test set and protocol."""
     setting = comparison.settings[position]
-    told = f"{one_line(setting.dataset)}, {many(len(setting.buckets), 'bucket')}"
+    text = f"{short(setting.dataset)}, {many(len(setting.buckets), 'bucket')}"
     if setting.num_instances is not None:
-        told += f", {sum(setting.num_instances):,} {setting.split} images"
-    return f"{told}, protocol {setting.protocol}, digest {one_line(setting.digest, 24)}"
+        text += f", {sum(setting.num_instances):,} {setting.split} images"
+    return f"{text}, protocol {setting.protocol}, digest {short(setting.digest, 24)}"
 
 
 def group_name(comparison: Comparison, group: Group) -> str:
     """A group's name, with its test set where there are several."""
-    name = one_line(group.name)
+    name = short(group.name)
     if len(comparison.settings) > 1:
         setting = comparison.settings[group.setting]
         name += f" [{setting.protocol}, {setting.split} set {group.setting + 1}]"
