@@ -14,6 +14,7 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import (
     ROWS_FOLDER,
+    SCHEMA_NAME,
     DatasetIdentity,
     RowRecord,
     assemble,
@@ -477,3 +478,35 @@ def test_the_documented_example_is_a_row():
     fields = [name for name in told if "." not in name]
     fields[fields.index("correct") : fields.index("num_instances") + 1] = ["accuracy"]
     assert fields == list(json.loads(without_counts))
+
+
+def test_a_row_on_validation_images_says_so():
+    """As version 1.2, which it reads back; a row on test images stays of the version it was."""
+    validated = record(2, split="validation")
+    text = json.loads(validated.to_json())
+    assert (text["schema"]["version"], text["split"]) == ("1.2", "validation")
+    assert read(validated.to_json()) == validated
+    assert "split" not in document()
+    assert document()["schema"]["version"] == "1.0"
+    newer = document(schema={"name": SCHEMA_NAME, "version": "1.2"}, split="test")
+    assert read(json.dumps(newer)).split == "test"
+    with pytest.raises(RecordError, match="split is 'valid'; expected test or validation"):
+        read(json.dumps({**newer, "split": "valid"}))
+
+
+def test_a_field_that_another_program_called_split_stays_its_own():
+    """Rows of before there was the field are read and written back as they are."""
+    theirs = read(json.dumps(document(split="fold 3")))
+    assert (theirs.split, theirs.extra) == ("test", {"split": "fold 3"})
+    assert json.loads(theirs.to_json())["split"] == "fold 3"
+
+
+def test_rows_on_validation_and_on_test_images_are_not_of_one_run():
+    """Both files and both values are named."""
+    rows = {
+        row_file_name(1): record(1),
+        row_file_name(2): record(2, split="validation"),
+    }
+    with pytest.raises(RecordError, match="split is 'test' and 'validation'"):
+        assemble(rows)
+    assert assemble({row_file_name(2): rows[row_file_name(2)]}).split == "validation"
