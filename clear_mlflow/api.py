@@ -78,7 +78,7 @@ def train(
             validation: a tenth of what auto trains on, for choosing parameters, so that
             no test image is read (validation:N: of what split N trains on).
         features: Name of stored features to train a linear head on, as moco_b0.
-        damaged: What to do about an image that cannot be decoded; leave_out is told in
+        damaged: What to do about an image that cannot be decoded; leave_out lists it in
             the record.
         strategy: How to learn from the stream, as replay (docs/strategies.md), or a
             class of your own as package.module:Class.
@@ -208,7 +208,7 @@ def train_ensemble(
             validation: a tenth of what auto trains on, for choosing parameters, so that
             no test image is read (validation:N: of what split N trains on).
         features: Name of stored features to train a linear head on, as moco_b0.
-        damaged: What to do about an image that cannot be decoded; leave_out is told in
+        damaged: What to do about an image that cannot be decoded; leave_out lists it in
             the record.
         strategy: How to learn from the stream, as replay (docs/strategies.md), or a
             class of your own as package.module:Class.

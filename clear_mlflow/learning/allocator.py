@@ -1,4 +1,4 @@
-"""The C library's allocator, told to keep what is freed."""
+"""The C library's allocator, set to keep what is freed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def keep_freed_memory() -> bool:
     it is for a process of our own and not for a caller's.
 
     Returns:
-        Whether the C library is one that can be told: glibc.
+        Whether the C library is one that can be set so: glibc.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -322,7 +322,7 @@ class TrainConfig:
     damaged: str = _parameter(
         _one_of("stop", "leave_out"),
         default="stop",
-        help="What to do about an image that cannot be decoded; leave_out is told in the record.",
+        help="What to do about an image that cannot be decoded; leave_out lists it in the record.",
     )
     strategy: str = _parameter(
         _strategy,

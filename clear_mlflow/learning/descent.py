@@ -185,7 +185,7 @@ def kept_optimizer_state(
 def restored_optimizer(
     model: nn.Module, config: TrainConfig, names: Sequence[str], state: dict[str, Any]
 ) -> torch.optim.Optimizer:
-    """The optimiser that :func:`kept_optimizer_state` told of, over the weights of a model."""
+    """The optimiser that :func:`kept_optimizer_state` described, over the weights of a model."""
     known = dict(model.named_parameters())
     optimizer = _optimizer_of([known[name] for name in names], config)
     optimizer.load_state_dict(state)

@@ -25,7 +25,7 @@ _USUAL_SIZES = (32, 64, 96, 128, 224, 299)
 _WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _COUNT_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
-# The two models that return more than logits while they train, unless told not to.
+# The two models that return more than logits while they train, unless built otherwise.
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")
 
 

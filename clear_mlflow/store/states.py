@@ -70,8 +70,8 @@ class Manifest:
             StateError: it is no manifest.
         """
         try:
-            told = json_object(text, MAX_MANIFEST_BYTES)
-            if told.pop("format", None) != FORMAT:
+            fields = json_object(text, MAX_MANIFEST_BYTES)
+            if fields.pop("format", None) != FORMAT:
                 raise RecordError(f"expected format {FORMAT}")
             kinds = {
                 "row": int,
@@ -83,16 +83,16 @@ class Manifest:
                 "package_version": str,
                 "torch_version": str,
             }
-            if told.keys() != kinds.keys():
+            if fields.keys() != kinds.keys():
                 raise RecordError(f"expected the fields {', '.join(kinds)}")
             for name, kind in kinds.items():
-                if type(told[name]) is not kind:
+                if type(fields[name]) is not kind:
                     raise RecordError(f"{name} is not of type {kind.__name__}")
-            if not all(type(value) is str for value in told["config"].values()):
+            if not all(type(value) is str for value in fields["config"].values()):
                 raise RecordError("config is not all texts")
         except RecordError as error:
             raise StateError(f"{source} is no manifest of a training state: {error}") from error
-        return cls(**told)
+        return cls(**fields)
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,7 +46,7 @@ def check_cache(
 
     Args:
         folder: of the cache; need not be there.
-        on_progress: told what is checked, how many files are done and how many they are.
+        on_progress: called with what is checked, how many files are done and how many there are.
     """
     return tuple(
         part

@@ -6,7 +6,7 @@ one that is no longer needed is no longer asked for, and the folder may be delet
 
 It holds two arrays in numpy's format, one after the other: the sizes of the images, (N, 2), and
 their pixels end to end, which begin where the sizes before them say; and its seal. A file that is
-not as it was written is decoded anew, and that is told.
+not as it was written is decoded anew, with a warning.
 
 A file is written under another name, flushed to the disk and renamed when whole: a builder that
 dies half-way leaves nothing that is read later. Of several builders of one set, the first holds a
