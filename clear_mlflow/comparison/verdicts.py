@@ -518,22 +518,24 @@ class _Judge:
         chance, (low, high) = evidence.better, evidence.better_interval
         if not a_leads:
             chance, low, high = 1 - chance, 1 - high, 1 - low
+        size = "" if evidence.hedges_g is None else f"Hedges' g {abs(evidence.hedges_g):.1f}; "
         chances = (
-            f"A run of {cut(self.groups[ahead].name)} is better than one of "
-            f"{cut(self.groups[behind].name)} with probability {chance:.2f} "
+            f"Effect size, not adjusted: {size}a run of {cut(self.groups[ahead].name)} beats one "
+            f"of {cut(self.groups[behind].name)} with probability {chance:.2f} "
             f"({100 * self.level:g} % interval {low:.2f} to {high:.2f})"
         )
         if any(self.groups[position].diverged for position in pair):
-            chances += ", where one that diverged is worse than any"
-        if evidence.hedges_g is not None:
-            chances += f"; Hedges' g {abs(evidence.hedges_g):.1f}"
+            chances += ", where a run that diverged is worse than any"
         permutation = evidence.permutation
-        kind = "exact permutation test" if permutation.exact else "permutation test"
+        kind = "An exact permutation test" if permutation.exact else "A permutation test"
         counts = test.values.counts if test.values else ""
-        least = f", the least that {counts} can show"
+        least = f", the smallest that {counts} allow"
         if permutation.p_value > permutation.smallest_p * (1 + 1e-9):
-            least = f"; {counts} can show {permutation.smallest_p:.2g} at best"
-        return [f"{chances}.", f"The {kind}, not adjusted: p {p_text(permutation.p_value)}{least}."]
+            least = f" ({counts} allow {permutation.smallest_p:.2g} at the smallest)"
+        return [
+            f"{chances}.",
+            f"{kind}, not adjusted, gives p {p_text(permutation.p_value)}{least}.",
+        ]
 
     def _more(
         self, values: _SeedValues, t: TTest | None, alpha: float
@@ -555,8 +557,8 @@ class _Judge:
             )
         else:
             sentence = (
-                f"If difference and spread stay as they are, {needed} seeds of each show {what} "
-                "in 8 of 10 cases."
+                f"At this difference and spread, {needed} seeds of each would show {what} with a "
+                "power of 80 %."
             )
         more = max(0, needed - counts[0]), max(0, needed - counts[1])
         if more[0] == more[1]:

@@ -138,8 +138,9 @@ def metric_intervals(
     are (MOVER: Zou & Donner 2008), with these correlations. The interval is therefore wider than
     one from stored predictions, which know the correlations: see
     :func:`clear_mlflow.statistics.bootstrap_intervals`. It covers about as often as its level says
-    or more, but for accuracies close to 0 or 1 of few images, where Wilson's own covers less: 0.84
-    in place of 0.95 for 50 images at 0.9965.
+    or more, but for accuracies so close to 0 or 1 that fewer than five images are expected to be
+    right, or wrong: there Wilson's own covers as little as 0.84 in place of 0.95, of however many
+    images.
 
     Args:
         matrix: with its test images per bucket.

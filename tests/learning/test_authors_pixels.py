@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 import torch
 import torchvision
+from feature_streams import Silent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learning_streams import CPU
 from PIL import Image
 from scipy.stats import chisquare
+from textured_photos import write_textured
 from torchvision.transforms import CenterCrop, Resize, ToTensor
 
+from clear_mlflow.data import load_stream
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
-from clear_mlflow.learning.loop import measure
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.loop import measure, train
 from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
 from clear_mlflow.learning.samples.photos import Photos
 
@@ -177,16 +181,18 @@ def test_an_epoch_is_made_of_such_crops(tmp_path):
 
 
 def test_a_network_answers_as_in_a_plain_torchvision_loop(tmp_path):
-    """The same network on the same files says the same: 200 of 200 photos."""
-    random = np.random.default_rng(1)
-    for n in range(200):
-        width, height = random.integers(60, 130, 2).tolist()
-        photo(width, height, seed=n).save(tmp_path / f"{n:03}.jpg")
-    paths = sorted(tmp_path.iterdir())
-    torch.manual_seed(0)
-    model = torchvision.models.resnet18(num_classes=5).eval()
-    stream = DecodedStream(stream_of(*paths), image_size=64, augment="random_crop", device=CPU)
-    ours = measure(model, stream.test(), device=CPU)
+    """Trained by us until it knows the classes, it says the same of 200 of 200 photos.
+
+    benchmarks/plain_loop.py does so with the command, larger photos and over a thousand of them.
+    """
+    write_textured(tmp_path / "photos", buckets=1, classes=4, train=20, test=50)
+    photos = load_stream("clear10", str(tmp_path / "photos"), cache_dir=tmp_path / "cache")
+    asked = {"dataset": "clear10", "data_root": str(tmp_path / "photos"), "image_size": "64"}
+    asked |= {"epochs": "6", "batch_size": "8", "optimizer": "adam", "lr": "0.001"}
+    parameters = TrainConfig.resolve({**asked, "precision": "off", "device": "cpu"})
+    stream = DecodedStream(photos, image_size=64, augment="random_crop", device=CPU)
+    *_, last = train(stream, parameters, progress=Silent())
+    ours = measure(last.model, stream.test(), device=CPU)
     transform = torchvision.transforms.Compose(
         [
             Resize(64),
@@ -196,8 +202,12 @@ def test_a_network_answers_as_in_a_plain_torchvision_loop(tmp_path):
         ]
     )
     loader = torchvision.datasets.folder.pil_loader
+    model = torchvision.models.resnet18(num_classes=4)
+    model.load_state_dict(last.model.state_dict())
+    model.eval()
+    (bucket,) = photos.buckets
     with torch.inference_mode():
-        theirs = [int(model(transform(loader(str(p)))[None]).argmax()) for p in paths]
-    assert len(set(theirs)) > 1
+        theirs = [int(model(transform(loader(str(p)))[None]).argmax()) for p in bucket.test.paths]
     assert ours is not None
     assert ours.labels.tolist() == theirs
+    assert np.mean(theirs == bucket.test.labels) > 0.6

@@ -164,7 +164,7 @@ def test_two_seeds_are_told_how_many_more() -> None:
     )
     assert verdict.more_seeds is not None
     assert verdict.more_seeds[0] == verdict.more_seeds[1] >= 1
-    assert "in 8 of 10 cases" in verdict.beside[0]
+    assert "with a power of 80 %" in verdict.beside[0]
     assert "normally distributed" not in printed(found), "speaks only of tests that were used"
 
 
@@ -193,10 +193,8 @@ def test_a_verdict_tells_effect_and_permutation_test_beside_it() -> None:
     assert (verdict.evidence.better, verdict.evidence.better_interval) == (
         probability_of_improvement(a, b)
     )
-    assert verdict.beside[0].startswith(
-        "A run of replay is better than one of naive with probability 1.00"
-    )
-    assert verdict.beside[1].startswith("The exact permutation test, not adjusted: p = 0.062")
+    assert verdict.beside[0].startswith("a run of replay beats one of naive with probability 1.00")
+    assert verdict.beside[1].startswith("An exact permutation test, not adjusted, gives p = 0.062")
     assert verdict.beside[1].endswith("the least that 5 shared seeds can show.")
 
 
