@@ -32,8 +32,8 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--size", type=int, default=96, help="pixels of the network's input")
     options.add_argument("--classes", type=int, default=8)
-    options.add_argument("--train", type=int, default=40, help="of each class and bucket")
-    options.add_argument("--test", type=int, default=64, help="likewise")
+    options.add_argument("--train", type=int, default=16, help="of each class and bucket")
+    options.add_argument("--test", type=int, default=63, help="likewise")
     options.add_argument("--epochs", type=int, default=5)
     asked = options.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
@@ -50,7 +50,7 @@ def compare(folder: Path, asked: argparse.Namespace) -> None:
     command = [
         *(sys.executable, "-m", "clear_mlflow", "train", "--dataset", "clear10"),
         *("--data-root", str(photos), "--model", "resnet18", "--image-size", str(asked.size)),
-        *("--epochs", str(asked.epochs), "--batch-size", "16", "--optimizer", "adam"),
+        *("--epochs", str(asked.epochs), "--batch-size", "8", "--optimizer", "adam"),
         *("--lr", "0.001", "--schedule", "cosine", "--precision", "off", "--device", "cpu"),
         *("--log-models", "last", "--resumable", "off"),
     ]

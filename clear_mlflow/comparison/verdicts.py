@@ -531,7 +531,7 @@ class _Judge:
         counts = test.values.counts if test.values else ""
         least = f", the smallest that {counts} allow"
         if permutation.p_value > permutation.smallest_p * (1 + 1e-9):
-            least = f" ({counts} allow {permutation.smallest_p:.2g} at the smallest)"
+            least = f" ({counts} allow no less than {permutation.smallest_p:.2g})"
         return [
             f"{chances}.",
             f"{kind}, not adjusted, gives p {p_text(permutation.p_value)}{least}.",

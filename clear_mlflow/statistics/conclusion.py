@@ -114,7 +114,7 @@ def verdict(
         return Conclusion(EQUIVALENT, None, sentence)
     sentence = (
         f"Neither a difference between {a} and {b} at {metric} nor equivalence within {margin} "
-        f"could be shown: {lead} ({seen}; of no difference p {p_text(p_value)})."
+        f"could be shown: {lead} ({seen}; test of a difference: p {p_text(p_value)})."
     )
     return Conclusion(NOT_SHOWN, None, sentence)
 
@@ -146,7 +146,7 @@ class _Telling:
             decimals = 2
         low, high = (f"{end * scale:.{decimals}f}" for end in interval)
         level = 100 * (1 - sides * self.alpha)
-        what = "p" if sides == 1 else "of equivalence p"
+        what = "p" if sides == 1 else "two one-sided tests: p"
         parts = f"{level:g} % interval {low} to {high}, {what} {p_text(p_value)}"
         if self.comparisons > 1:
             parts += f", adjusted for {self.comparisons} comparisons"

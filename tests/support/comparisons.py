@@ -31,11 +31,12 @@ def row_records(
     protocol: str = "iid",
     split: str = "test",
     buckets: Sequence[str] | None = None,
+    num_test: Sequence[int] | None = None,
 ) -> list[RowRecord]:
     keys = tuple(buckets or (str(j + 1) for j in range(len(correct[0]))))
     return [
         RowRecord(
-            row=AccuracyRow(i, keys, tuple(row), (NUM_TEST,) * len(keys)),
+            row=AccuracyRow(i, keys, tuple(row), tuple(num_test or [NUM_TEST] * len(keys))),
             protocol=protocol,
             split=split,
             dataset=DatasetIdentity(dataset, digest),

@@ -206,13 +206,14 @@ def test_no_difference_can_be_a_result() -> None:
     }
     assert said(**small) == (
         "A and B are equivalent at clear/accuracy within 1 percentage point: A is ahead by 0.1 "
-        "percentage points (90 % interval -0.4 to 0.6, of equivalence p = 0.02; 8 seeds each)."
+        "percentage points (90 % interval -0.4 to 0.6, two one-sided tests: p = 0.02; 8 seeds "
+        "each)."
     )
     wide = {**small, "equivalence": Equivalence(0.005, 0.2, Interval(-0.004, 0.006))}
     assert said(**wide) == (
         "Neither a difference between A and B at clear/accuracy nor equivalence within 0.5 "
         "percentage points could be shown: A is ahead by 0.1 percentage points (90 % interval -0.4 "
-        "to 0.6, of equivalence p = 0.2; 8 seeds each; of no difference p = 0.6)."
+        "to 0.6, two one-sided tests: p = 0.2; 8 seeds each; test of a difference: p = 0.6)."
     )
     real = {**small, "p_value": 0.01, "interval": Interval(0.0005, 0.0015)}
     assert said(**real).endswith("8 seeds each). That is within the margin of 1 percentage point.")
