@@ -300,8 +300,12 @@ def test_a_failing_run_stops_no_other_and_is_told(store, experiment_id, grid):
 
 
 def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
-    """Each with its members below it; all members are compared; done ones are left alone."""
-    path = grid({"fixed": {**QUICK, "seeds": "0,1"}, "grid": {"strategy": ["naive", "ncm"]}})
+    """Each with its members below it; all members are compared; done ones are left alone.
+
+    Measured on validation images, it ends with the command that tests each strategy.
+    """
+    fixed = {**QUICK, "seeds": "0,1", "split": "validation"}
+    path = grid({"fixed": fixed, "grid": {"strategy": ["naive", "ncm"]}})
     first = again(path, "--jobs", "2")
     assert first.exit_code == 0, first.output
     by_kind = {}
@@ -327,6 +331,10 @@ def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
     page = Path(comparison.info.artifact_uri.removeprefix("file://"), names.COMPARISON_PAGE)
     assert f"page     {page}" in first.output
     assert page.is_file()
+    chosen = page.with_name(names.CHOSEN)
+    assert f"{experiment_id} clear-mlflow sweep --grid {chosen}" in first.output
+    planned = Counter((r.config.strategy, r.config.split) for r in read_grid(chosen).runs)
+    assert planned == {("naive", "auto"): 5, ("ncm", "auto"): 5}
     assert "2 runs, of which 0 would be started" in again(path, "--dry-run").output
 
 
