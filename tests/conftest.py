@@ -38,12 +38,16 @@ _LONGEST = (
     "test_distributed.py",
     "test_real_servers.py",
     "test_end_to_end.py",
+    "test_new_family_module.py",
     "test_resume.py",
     "test_readme.py",
     "test_sweep.py",
     "test_on_ray.py",
     "test_outages.py",
     "test_killer.py",
+    "test_api_types.py",
+    "test_docs.py",
+    "test_fuzz.py",
 )
 
 

@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 
-def test_a_caller_is_checked(tmp_path):
+def test_a_caller_is_checked(project, tmp_path):
     """Mypy accepts what works, and names what does not."""
     program = tmp_path / "program.py"
     program.write_text(
@@ -14,8 +14,10 @@ def test_a_caller_is_checked(tmp_path):
         "clear_mlflow.train(epoch=5)\n"
         "clear_mlflow.train(optimizer='sdg')\n"
     )
+    # With the options of the checkout, so that what mypy found before of the package is of use.
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--follow-imports=silent", str(program)],
+        [sys.executable, "-m", "mypy", str(program)],
+        cwd=project,
         capture_output=True,
         text=True,
         check=False,
