@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 from distributed_worker import results
 from ports import free_port
+from short_stream import SLOWLY, options
 from test_end_to_end import LONG, environment, only_run, rows_folder, scores_of, stored_matrix
 
 from clear_mlflow import summarize
@@ -216,10 +217,11 @@ def interrupt(process):
     ids=["process of rank 1 killed", "training of rank 1 killed", "interrupted"],
 )
 def test_run_of_several_is_scored_and_closed(
-    project, store, experiment_id, launcher, end, status, told
+    project, store, experiment_id, short_stream, launcher, end, status, told
 ):
     """Whichever process dies or is told to stop: rows are kept, and no process stays behind."""
-    process = start(project, *launcher, "--device", "cpu", "--epochs", "6")
+    asked = {**short_stream, **SLOWLY, "epochs": "150", "batch_size": "2", "device": "cpu"}
+    process = start(project, *launcher, *options(asked))
     until = time.monotonic() + LONG
     while not ((runs := store.search_runs([experiment_id])) and row_is_stored(runs[0], 1)):
         assert process.poll() is None, process.communicate()[0]

@@ -19,6 +19,7 @@ import yaml
 from click.testing import CliRunner
 from forked import Forked
 from ports import free_port
+from short_stream import BUCKETS, SLOWLY
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
@@ -32,8 +33,8 @@ CORES = 999  # that a cluster says it has
 # Runs of a second or two, most of which is imports.
 QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
 # So long that a run is still under way when its first rows are seen.
-SLOWER = {**QUICK, "epochs": "60"}
-FOUR = {"fixed": QUICK, "grid": {"strategy": ["naive", "ncm"], "seed": [0, 1]}}
+SLOWER = {**QUICK, **SLOWLY, "epochs": "100"}
+FOUR = {"fixed": SLOWER, "grid": {"strategy": ["naive", "ncm"], "seed": [0, 1]}}
 
 
 def started(grid, *arguments):
@@ -74,10 +75,13 @@ class Ended:
 
 
 @pytest.fixture
-def grid(tmp_path):
+def grid(tmp_path, short_stream):
+    """Write a grid's file; its runs train on the short stream."""
+
     def write(content):
         path = tmp_path / "sweep.yaml"
-        path.write_text(yaml.safe_dump(content))
+        fixed = {**short_stream, **content["fixed"]}
+        path.write_text(yaml.safe_dump({**content, "fixed": fixed}))
         return path
 
     return write
@@ -143,7 +147,7 @@ def test_killed_at_random_it_ends_with_every_run_once(store, experiment_id, grid
     until = time.monotonic() + LONG
     while killed < 2 and process.poll() is None and time.monotonic() < until:
         if workers(process):
-            time.sleep(rng.uniform(0.5, 3.0))
+            time.sleep(rng.uniform(0.2, 1.5))  # a moment of a training, whichever
             there = workers(process)
             # It may end by itself between the look and the kill.
             with suppress(psutil.NoSuchProcess):
@@ -199,7 +203,7 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
     path = grid({"fixed": SLOWER, "grid": {"strategy": ["replay", "ncm"]}})
     killed = sweep_killed_at_row(store, experiment_id, path, 2)
     before = rows_of(killed)
-    assert 3 <= len(before) < 11
+    assert 3 <= len(before) <= BUCKETS
     second = again(path)
     assert second.exit_code == 0, second.output
     (told,) = [line for line in second.output.splitlines() if "goes on after row" in line]
@@ -207,7 +211,7 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
     assert_every_run_is_there_once(store, experiment_id, path)
     run = store.get_run(killed.info.run_id)
     after = rows_of(run)
-    assert len(after) == 11
+    assert len(after) == BUCKETS + 1
     assert {name: after[name] for name in before} == before
     assert run.data.tags[names.RESUMES_TAG] == "1"
 
@@ -341,7 +345,7 @@ def test_ensembles_are_runs_of_a_sweep_too(store, experiment_id, grid):
 @pytest.mark.parametrize("engine", ["local", "ray"])
 def test_stopped_it_scores_what_is_there_and_goes_on(store, experiment_id, grid, engine):
     """A Ctrl-C ends all runs under way as it would end each alone."""
-    path = grid({"fixed": {**QUICK, "epochs": "150"}, "grid": {"seed": [0, 1]}})
+    path = grid({"fixed": {**QUICK, **SLOWLY}, "grid": {"seed": [0, 1]}})
     process = started(path, "--engine", engine, "--jobs", "1")
     wait_for_a_row(store, experiment_id, process)
     os.killpg(process.pid, signal.SIGINT)
@@ -429,7 +433,7 @@ def wait_for_machines(address, machines, process):
 
 def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
     """What it trained is gone on with by another machine, when there is one."""
-    path = grid({"fixed": {**QUICK, "epochs": "100"}, "grid": {"seed": [0, 1]}})
+    path = grid({"fixed": {**QUICK, **SLOWLY}, "grid": {"seed": [0, 1]}})
     where = ("--engine", "ray", "--cpus", str(CORES))  # of which the first machine has too few
     with ray_head("--num-cpus=1") as address:
         second = (f"--address={address}", f"--num-cpus={CORES}")
