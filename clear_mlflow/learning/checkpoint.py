@@ -133,7 +133,8 @@ def restore(
             setattr(strategy, name, reader.decode(node, vars(strategy).get(name)))
         if described["optimizer"] is not None:
             names, node = described["optimizer"]
-            descent.restore_optimizer([str(name) for name in names], reader.decode(node))
+            state = reader.on_cpu().decode(node)
+            descent.restore_optimizer([str(name) for name in names], state)
         _set_random_states(reader.decode(described["random"]))
 
 
@@ -211,17 +212,17 @@ def _report_damage(problem: str) -> Iterator[None]:
 def _random_states() -> dict[str, Any]:
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     states: dict[str, Any] = {
-        "torch": torch.get_rng_state(),
+        "torch": torch.get_rng_state().numpy(),
         "numpy": (kind, np.asarray(keys).astype(np.int64), position, has_gauss, cached),
         "python": random.getstate(),
     }
     if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
+        states["cuda"] = torch.cuda.get_rng_state().numpy()
     return states
 
 
 def _set_random_states(states: Mapping[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
+    torch.set_rng_state(_random_state(states["torch"]))
     kind, keys, position, *rest = states["numpy"]
     if not 0 <= position <= len(keys):
         # numpy would read on from there, beyond the keys.
@@ -229,7 +230,15 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
     np.random.set_state((kind, keys.astype(np.uint32), position, *rest))
     random.setstate(states["python"])
     if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"])
+        torch.cuda.set_rng_state(_random_state(states["cuda"]))
+
+
+def _random_state(kept: Any) -> Tensor:
+    """A generator's state, which is on a CPU wherever the training was and is.
+
+    It is an array; a file of an earlier release has a tensor, which was placed with the model.
+    """
+    return torch.as_tensor(kept).cpu()
 
 
 def _place(tensor: Tensor) -> tuple[object, ...] | None:
@@ -306,7 +315,7 @@ class _Writer:
                 "trained": [n for n, weight in value.named_parameters() if weight.requires_grad],
             }
         if isinstance(value, torch.Generator):
-            return {"generator": inner(value.get_state())}
+            return {"generator": inner(value.get_state().numpy())}
         if callable(getattr(value, "state_dict", None)) and callable(
             getattr(value, "load_state_dict", None)
         ):
@@ -378,6 +387,16 @@ class _Reader:
         self._made: dict[str, Tensor] = {}
         # A weight of the model's is set with the model, and not to what an attribute had.
         self._taken = {id(weight) for weight in model.parameters()}
+
+    def on_cpu(self) -> _Reader:
+        """The same, making new tensors on the CPU: how an optimiser's state is to be given to it.
+
+        It moves to the weights' device what belongs there. A count of steps does not, unless the
+        optimiser is fused or captured: at every step the host would wait for it, once per weight.
+        """
+        reader = copy.copy(self)
+        reader._device = torch.device("cpu")
+        return reader
 
     def decode(self, node: Node, fresh: object = None) -> Any:
         """Make the value that is described.
@@ -474,9 +493,10 @@ class _Reader:
 
     def _generator(self, node: Node, fresh: object) -> torch.Generator:
         generator = torch.Generator()
-        generator.set_state(self.decode(node["generator"]))
+        generator.set_state(_random_state(self.decode(node["generator"])))
         return generator
 
     def _stateful(self, node: Node, fresh: object) -> object:
-        cast("Any", fresh).load_state_dict(self.decode(node["stateful"]))
+        reader = self.on_cpu() if isinstance(fresh, torch.optim.Optimizer) else self
+        cast("Any", fresh).load_state_dict(reader.decode(node["stateful"]))
         return fresh

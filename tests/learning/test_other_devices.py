@@ -1,0 +1,104 @@
+"""What depends on the device, shown without a GPU: tensors without numbers stand in for its."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from strategy_runs import feature_stream, on_features, trained
+
+from clear_mlflow.learning.checkpoint import read_state, restore
+from clear_mlflow.learning.ensembles.heads import descent_for
+from clear_mlflow.learning.loop import fresh_model
+from clear_mlflow.learning.progress import SilentProgress
+from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
+
+
+class Drawing(Strategy):
+    """Keeps a generator of its own, and an optimiser that counts its steps."""
+
+    def __init__(self, config, stream, model, arguments):
+        super().__init__(config, stream, model, arguments)
+        self._draws = torch.Generator().manual_seed(3)
+        self._scale = torch.nn.Parameter(torch.ones((), device=stream.device))
+        self._own_steps = torch.optim.Adam([self._scale])
+
+    def after_bucket(self, position):
+        self._scale.grad = torch.rand((), generator=self._draws).to(self._scale.device)
+        self._own_steps.step()
+
+
+def built(parameters, device):
+    """A training on a device, as it is when it begins."""
+    stream = feature_stream()
+    stream.device = torch.device(device)
+    model = fresh_model(stream, parameters)
+    strategy = load_strategy(parameters.strategy)(
+        parameters, stream, model, check_strategy(parameters)
+    )
+    descent = descent_for(strategy, model, parameters, keys=stream.keys, progress=SilentProgress())
+    return model, strategy, descent
+
+
+def saved_on_a_cpu(folder, parameters):
+    """The last state of a training, read back from its file."""
+    _, states, _ = trained(feature_stream(), parameters)
+    file = folder / "state.safetensors"
+    file.write_bytes(states[-1])
+    return read_state(file)
+
+
+@pytest.mark.parametrize("strategy", ["naive", "derpp", "slda", f"{__name__}:Drawing"])
+def test_a_state_of_a_cpu_is_restored_on_another_device(tmp_path, strategy):
+    """Weights lie on the device; random states and the optimiser's counts stay on the CPU."""
+    parameters = on_features(strategy=strategy, optimizer_state="keep", optimizer="adam")
+    saved = saved_on_a_cpu(tmp_path, parameters)
+    random_state = torch.get_rng_state()
+    torch.manual_seed(99)
+    model, made, descent = built(parameters, "meta")
+    restore(saved.snapshot, model, made, descent)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert {weight.device.type for weight in model.parameters()} == {"meta"}
+    if strategy == "derpp":
+        assert made._logits.device.type == "meta"
+    if strategy == f"{__name__}:Drawing":
+        assert made._draws.get_state().device.type == "cpu"
+        assert_steps_on_the_cpu(made._own_steps.state_dict())
+    kept = descent.optimizer_state()
+    if kept is not None:  # slda descends nothing
+        assert_steps_on_the_cpu(kept[1])
+
+
+def assert_steps_on_the_cpu(state):
+    """A count of steps on the device has the host wait for it once per weight and step."""
+    assert state["state"]
+    for of_weight in state["state"].values():
+        assert of_weight["step"].device.type == "cpu"
+        assert of_weight["exp_avg"].device.type == "meta"
+
+
+def test_a_state_of_a_release_that_kept_random_states_as_tensors_is_restored(tmp_path):
+    """They were written down as lying on the training's device."""
+    parameters = on_features(strategy=f"{__name__}:Drawing")
+    saved = saved_on_a_cpu(tmp_path, parameters)
+    tensors, described = dict(saved.snapshot.tensors), dict(saved.snapshot.description)
+    on_device = {"stride": None, "on_device": True, "requires_grad": False, "parameter": False}
+
+    def as_it_was(node):
+        assert set(node) == {"array", "fortran", "scalar"}
+        return {"tensor": node["array"], **on_device}
+
+    described["random"] = {
+        "dict": [
+            [key, as_it_was(node) if key == {"value": "torch"} else node]
+            for key, node in described["random"]["dict"]
+        ]
+    }
+    draws = described["strategy"]["_draws"]
+    described["strategy"] = {
+        **described["strategy"],
+        "_draws": {"generator": as_it_was(draws["generator"])},
+    }
+    expected = torch.get_rng_state()
+    torch.manual_seed(99)
+    restore(type(saved.snapshot)(tensors, described), *built(parameters, "cpu"))
+    assert torch.equal(torch.get_rng_state(), expected)
