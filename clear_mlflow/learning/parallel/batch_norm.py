@@ -1,6 +1,8 @@
-"""Batch normalisation over a batch that lies on several processes' CPUs.
+"""Batch normalisation over a batch that lies in several processes, on CPUs or GPUs.
 
-torch's own, SyncBatchNorm, is for GPUs alone.
+torch's own, SyncBatchNorm, is for GPUs alone. Under autocast a process without images sends zeros
+in bfloat16 there and the others statistics in float32, so all wait for ever; and which processes
+count is found with masks, for which the host waits at every layer.
 """
 
 from __future__ import annotations
@@ -77,11 +79,11 @@ class _Normalize(torch.autograd.Function):
         channels = images.shape[1]
         over = [d for d in range(images.dim()) if d != 1]
         count = images.numel() // channels
-        part = torch.zeros(3, channels, dtype=torch.float32)
+        part = torch.zeros(3, channels, dtype=torch.float32, device=images.device)
         if count:
             variance, mean = torch.var_mean(images.float(), dim=over, correction=0)
             part = torch.stack([mean, variance, torch.full_like(mean, count)])
-        parts = torch.empty(3 * dist.get_world_size(), channels)
+        parts = part.new_empty(3 * dist.get_world_size(), channels)
         dist.all_gather_into_tensor(parts, part)
         means, variances, counts = parts.view(-1, 3, channels).unbind(1)  # (processes, channels)
         total = counts.sum(0)

@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -131,12 +131,7 @@ class Group:
 
     def synchronize(self, model: nn.Module) -> nn.Module:
         """Have batch normalisation see the whole batch instead of this process's share."""
-        if self.size == 1:
-            return model
-        if next(model.parameters()).device.type == "cuda":
-            convert: Callable[[nn.Module], nn.Module] = nn.SyncBatchNorm.convert_sync_batchnorm
-            return convert(model)
-        return SynchronizedBatchNorm.convert(model)
+        return model if self.size == 1 else SynchronizedBatchNorm.convert(model)
 
 
 ALONE = Group()

@@ -1,0 +1,88 @@
+"""What several processes exchange, and on which device, shown without one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from ports import free_port
+from torch import nn
+from torch._subclasses import FakeTensorMode
+
+from clear_mlflow.learning.parallel.batch_norm import SynchronizedBatchNorm, _Normalize
+from clear_mlflow.learning.parallel.group import Group
+
+WORKER = Path(__file__).parents[1] / "support" / "batch_norm_worker.py"
+
+
+class Context:
+    """What autograd hands from one pass to the other."""
+
+    def save_for_backward(self, *tensors):
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *tensors):
+        pass
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_batch_normalisation_on_gpus_exchanges_statistics_in_float32(monkeypatch, count):
+    """On the GPU, whatever the share: torch's own sends zeros of the input's type for an empty one.
+
+    The tensors have a GPU's device and no numbers.
+    """
+    exchanged = []
+
+    def gathered(whole, part):
+        exchanged.append(("gathered", part.dtype, part.device.type, whole.device.type))
+
+    def added(numbers):
+        exchanged.append(("added", numbers.dtype, numbers.device.type))
+
+    monkeypatch.setattr(dist, "all_gather_into_tensor", gathered)
+    monkeypatch.setattr(dist, "all_reduce", added)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 3)
+    with FakeTensorMode():
+        with torch.device("cuda"):
+            layer = Group(1, 3).synchronize(nn.BatchNorm2d(2))
+            images = torch.empty(count, 2, 4, 4, dtype=torch.bfloat16)
+        assert isinstance(layer, SynchronizedBatchNorm)
+        # Called by hand: torch's own engine asks the driver for the device.
+        context = Context()
+        answer, mean, *_ = _Normalize.forward(context, images, layer.weight, layer.bias, 1e-5)
+        slopes = _Normalize.backward(context, answer)
+        assert (answer.dtype, mean.dtype) == (torch.bfloat16, torch.float32)
+        assert [slope.dtype for slope in slopes[:3]] == [torch.bfloat16] + [torch.float32] * 2
+        assert {tensor.device.type for tensor in (answer, mean, *slopes[:3])} == {"cuda"}
+    assert exchanged == [
+        ("gathered", torch.float32, "cuda", "cuda"),
+        ("added", torch.float32, "cuda"),
+    ]
+
+
+def test_three_processes_of_which_one_has_no_image_in_bfloat16(tmp_path):
+    """All exchange as much of the same types, and their running means are those of the batch."""
+    port = free_port()
+    together = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1"}
+    together |= {"MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(tmp_path), "2", "0", "1"],
+            env={**os.environ, **together, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(3)
+    ]
+    assert [process.wait(timeout=240) for process in processes] == [0, 0, 0]
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
+    assert found[0]["exchanged"] == ["torch.float32"] * 3
+    assert found[0] == found[1] == found[2]
+    # The convolution's weights are all 1, its bias 2.
+    images = torch.rand(3, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    mean = images.sum(dim=1).mean().item() + 2
+    assert found[0]["mean"] == pytest.approx([0.1 * mean] * 2, rel=0.01)
