@@ -21,8 +21,12 @@ _SHARE_FOR_SAMPLES = 0.5
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator",
     "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # its workspace is the first thing that it asks for
     "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "'out of memory'",  # NCCL quotes the driver: Cuda failure 2 'out of memory'
 )
 
 

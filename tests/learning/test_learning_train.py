@@ -297,6 +297,14 @@ def test_a_device_that_is_full_is_told_in_one_line(tmp_path):
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nMore lines"),
         RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA"),
         RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling cublasCreate(handle)"),
+        RuntimeError("CUDA driver error: out of memory"),
+        RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
+        torch.distributed.DistBackendError(
+            "NCCL error in: NCCLUtils.cpp:94, unhandled cuda error, NCCL version 2.27.5\n"
+            "ncclUnhandledCudaError: Call to CUDA function failed.\n"
+            "Last error:\nCuda failure 2 'out of memory'"
+        ),
     ],
 )
 def test_every_way_of_cuda_to_be_full_is_known(error):
