@@ -6,7 +6,7 @@ import pytest
 import torch
 from strategy_runs import feature_stream, on_features, trained
 
-from clear_mlflow.learning.checkpoint import read_state, restore
+from clear_mlflow.learning.checkpoint import capture, read_state, restore
 from clear_mlflow.learning.ensembles.heads import descent_for
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import SilentProgress
@@ -102,3 +102,21 @@ def test_a_state_of_a_release_that_kept_random_states_as_tensors_is_restored(tmp
     torch.manual_seed(99)
     restore(type(saved.snapshot)(tensors, described), *built(parameters, "cpu"))
     assert torch.equal(torch.get_rng_state(), expected)
+
+
+def test_a_snapshot_on_a_cpu_leaves_the_gpu_alone(monkeypatch):
+    """Its generator's state is asked for only where this process computes on it."""
+
+    def refused():
+        raise AssertionError("CUDA is initialised: a context of hundreds of megabytes")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", refused)
+    snapshot = capture(*built(on_features(strategy="naive"), "cpu"))
+    names = [key["value"] for key, _ in snapshot.description["random"]["dict"]]
+    assert names == ["torch", "numpy", "python"]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", torch.get_rng_state)
+    snapshot = capture(*built(on_features(strategy="naive"), "cpu"))
+    names = [key["value"] for key, _ in snapshot.description["random"]["dict"]]
+    assert names == ["torch", "numpy", "python", "cuda"]
