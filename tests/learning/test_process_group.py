@@ -15,8 +15,9 @@ from ports import free_port
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
+from clear_mlflow.core.distributed import DistributedEnv
 from clear_mlflow.learning.parallel.batch_norm import SynchronizedBatchNorm, _Normalize
-from clear_mlflow.learning.parallel.group import Group
+from clear_mlflow.learning.parallel.group import Group, process_group
 
 WORKER = Path(__file__).parents[1] / "support" / "batch_norm_worker.py"
 
@@ -86,3 +87,41 @@ def test_three_processes_of_which_one_has_no_image_in_bfloat16(tmp_path):
     images = torch.rand(3, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     mean = images.sum(dim=1).mean().item() + 2
     assert found[0]["mean"] == pytest.approx([0.1 * mean] * 2, rel=0.01)
+
+
+SECOND = DistributedEnv(rank=1, size=2, local_rank=1, local_size=2)
+SECOND_MACHINE = DistributedEnv(rank=1, size=2, local_rank=0, local_size=1)
+
+
+@pytest.fixture
+def nccl(monkeypatch):
+    """What is asked of torch where a group of GPUs is met, in its order; nothing is done."""
+    asked = []
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: asked.append(("set_device", gpu)))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(
+        dist, "init_process_group", lambda name, **options: asked.append((name, options))
+    )
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: asked.append(("destroy",)))
+    monkeypatch.setattr(
+        dist.distributed_c10d, "_abort_process_group", lambda: asked.append(("abort",))
+    )
+    for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        monkeypatch.setenv(name, "")  # so that it is put back
+        monkeypatch.delenv(name)
+    return asked
+
+
+@pytest.mark.parametrize(("place", "bound"), [(SECOND, "lo"), (SECOND_MACHINE, None)])
+def test_processes_of_one_machine_are_heard_by_no_other(nccl, place, bound):
+    """Neither gloo nor NCCL, which has a variable of its own, listens beyond the machine."""
+    with process_group(place, "cuda"):
+        assert os.environ.get("GLOO_SOCKET_IFNAME") == bound
+        assert os.environ.get("NCCL_SOCKET_IFNAME") == bound
+
+
+def test_an_interface_that_a_user_names_is_the_one(nccl, monkeypatch):
+    """As where two machines talk over one that is not the default."""
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+    with process_group(SECOND, "cuda"):
+        assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"

@@ -168,7 +168,8 @@ def process_group(place: DistributedEnv, device: str) -> Iterator[Group]:
     if place.local_size == place.size:
         # All on one machine: no port is opened to others, and its name need not be known to any.
         loopback = "lo0" if sys.platform == "darwin" else "lo"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, loopback)
     with reported_losses():
         if device == "cuda":
             torch.cuda.set_device(place.local_rank)
