@@ -16,6 +16,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from clear_mlflow.core.distributed import DistributedEnv
+from clear_mlflow.core.errors import PeerLostError
 from clear_mlflow.learning.parallel.batch_norm import SynchronizedBatchNorm, _Normalize
 from clear_mlflow.learning.parallel.group import Group, process_group
 
@@ -125,3 +126,26 @@ def test_an_interface_that_a_user_names_is_the_one(nccl, monkeypatch):
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     with process_group(SECOND, "cuda"):
         assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
+
+
+@pytest.mark.parametrize("error", [ValueError("broken"), SystemExit(143)])
+def test_a_group_of_gpus_is_aborted_where_something_fails(nccl, error):
+    """What the GPU still waits for would otherwise keep the process at its exit."""
+    with pytest.raises(type(error)), process_group(SECOND, "cuda"):
+        raise error
+    assert nccl[-1] == ("abort",)
+    with process_group(SECOND, "cuda"):
+        pass
+    assert nccl[-1] == ("destroy",)
+
+
+def test_a_group_of_gpus_that_was_not_met_is_not_aborted(nccl, monkeypatch):
+    """The error is that of the meeting."""
+
+    def refused(*_, **__):
+        raise dist.DistNetworkError("the client socket has timed out")
+
+    monkeypatch.setattr(dist, "init_process_group", refused)
+    with pytest.raises(PeerLostError, match="timed out"), process_group(SECOND, "cuda"):
+        pass
+    assert ("abort",) not in nccl

@@ -177,8 +177,14 @@ def process_group(place: DistributedEnv, device: str) -> Iterator[Group]:
             dist.init_process_group("nccl", timeout=WAIT, device_id=mine)
         else:
             dist.init_process_group("gloo", timeout=WAIT)
-        yield Group(place.rank, place.size)
-    # Not where something failed: what is left of a group may never end.
+        try:
+            yield Group(place.rank, place.size)
+        except BaseException:
+            # Both ways to end gloo's wait for what is under way, which may be for a process that
+            # waits for this one: the end of this process ends it. A GPU that waits is to be freed.
+            if device == "cuda":
+                dist.distributed_c10d._abort_process_group()
+            raise
     dist.destroy_process_group()
 
 
