@@ -73,7 +73,7 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
 
 def _check_processes(config: TrainConfig, place: DistributedEnv, device: str) -> None:
     """Raise ConfigError where a configuration is for one process alone, or GPUs are too few."""
-    check_devices(place, device)
+    check_devices(place, device, one_each=True)
     if not load_strategy(config.strategy).several_processes:
         able = [name for name in strategy_names() if load_strategy(name).several_processes]
         raise ConfigError(

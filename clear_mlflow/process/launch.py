@@ -28,13 +28,16 @@ def processes_to_start(asked: str, config: TrainConfig) -> int:
 
     from clear_mlflow.core.distributed import DistributedEnv
     from clear_mlflow.learning.device import resolve_device
+    from clear_mlflow.learning.parallel.group import check_devices
     from clear_mlflow.learning.session import check
 
     if asked == AUTO:
         number = torch.cuda.device_count() if resolve_device(config.device) == "cuda" else 2
     else:
         number = int(asked)
-    check(config, DistributedEnv(size=number, local_size=number))
+    first = DistributedEnv(size=number, local_size=number)
+    check_devices(first, resolve_device(config.device))
+    check(config, first)
     return number
 
 

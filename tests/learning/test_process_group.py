@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,9 +17,9 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 
 from clear_mlflow.core.distributed import DistributedEnv
-from clear_mlflow.core.errors import PeerLostError
+from clear_mlflow.core.errors import ConfigError, PeerLostError
 from clear_mlflow.learning.parallel.batch_norm import SynchronizedBatchNorm, _Normalize
-from clear_mlflow.learning.parallel.group import Group, process_group
+from clear_mlflow.learning.parallel.group import Group, check_devices, process_group
 
 WORKER = Path(__file__).parents[1] / "support" / "batch_norm_worker.py"
 
@@ -95,7 +96,22 @@ SECOND_MACHINE = DistributedEnv(rank=1, size=2, local_rank=0, local_size=1)
 
 
 @pytest.fixture
-def nccl(monkeypatch):
+def rendezvous(monkeypatch):
+    """Where the processes leave what they say of themselves; the first has a GPU of its own."""
+    store = dist.HashStore()
+    store.set("gpu/0", "uuid of the first")
+    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(store, 1, 2)]))
+    monkeypatch.setattr(dist, "PrefixStore", lambda _, store: store)
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda gpu: SimpleNamespace(uuid=f"uuid of {gpu.index}"),
+    )
+    return store
+
+
+@pytest.fixture
+def nccl(monkeypatch, rendezvous):
     """What is asked of torch where a group of GPUs is met, in its order; nothing is done."""
     asked = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: asked.append(("set_device", gpu)))
@@ -149,3 +165,41 @@ def test_a_group_of_gpus_that_was_not_met_is_not_aborted(nccl, monkeypatch):
     with pytest.raises(PeerLostError, match="timed out"), process_group(SECOND, "cuda"):
         pass
     assert ("abort",) not in nccl
+
+
+def test_each_process_may_see_one_gpu_alone(nccl, rendezvous, monkeypatch):
+    """As Slurm gives them out: number 0 of each, and not the same one."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    check_devices(SECOND, "cuda", one_each=True)
+    rendezvous.set("gpu/0", "uuid of another")
+    with process_group(SECOND, "cuda"):
+        pass
+    (_, selected), (_, options), _ = nccl
+    assert selected == options["device_id"] == torch.device("cuda", 0)
+
+
+def test_processes_that_see_all_gpus_take_one_each(nccl):
+    """By their numbers on the machine."""
+    with process_group(SECOND, "cuda"):
+        pass
+    assert nccl[0] == ("set_device", torch.device("cuda", 1))
+
+
+def test_processes_that_see_the_same_gpu_are_refused(nccl, rendezvous, monkeypatch):
+    """Before NCCL is started: it would take ten lines to say so."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    rendezvous.set("gpu/0", "uuid of 0")
+    told = "2 processes share 1 GPUs, and each needs one; pass processes=1"
+    with pytest.raises(ConfigError, match=told), process_group(SECOND, "cuda"):
+        pass
+    assert len(nccl) == 1  # set_device
+
+
+@pytest.mark.parametrize(("present", "one_each"), [(1, False), (2, False), (2, True)])
+def test_fewer_gpus_than_processes_are_refused(monkeypatch, present, one_each):
+    """By whoever starts processes always; by one of them unless it sees a GPU alone."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: present)
+    four = DistributedEnv(size=4, local_size=4)
+    with pytest.raises(ConfigError, match=f"share {present} GPUs.* pass processes={present} "):
+        check_devices(four, "cuda", one_each=one_each)
+    check_devices(four, "cpu", one_each=one_each)

@@ -137,18 +137,30 @@ class Group:
 ALONE = Group()
 
 
-def check_devices(place: DistributedEnv, device: str) -> None:
+def check_devices(place: DistributedEnv, device: str, *, one_each: bool = False) -> None:
     """Check that each process on this machine has a GPU of its own, where they train on GPUs.
+
+    Args:
+        place: of this process, or of the first of those that are to be started.
+        device: ``cpu`` or ``cuda``.
+        one_each: a scheduler may show each process one GPU alone, as Slurm does; that it is not
+            the same one is known when they meet.
 
     Raises:
         ConfigError: there are too few.
     """
-    if device == "cuda" and place.local_size > torch.cuda.device_count():
-        raise ConfigError(
-            f"{place.local_size} processes on this machine share {torch.cuda.device_count()} GPUs, "
-            f"and each needs one; pass processes={torch.cuda.device_count()} (with torchrun: "
-            "--nproc-per-node), or device=cpu"
-        )
+    if device != "cuda":
+        return
+    present = torch.cuda.device_count()
+    if place.local_size > present and not (one_each and present == 1):
+        raise _too_few_gpus(place.local_size, present)
+
+
+def _too_few_gpus(processes: int, present: int) -> ConfigError:
+    return ConfigError(
+        f"{processes} processes share {present} GPUs, and each needs one; pass "
+        f"processes={present} (with torchrun: --nproc-per-node), or device=cpu"
+    )
 
 
 @contextlib.contextmanager
@@ -160,6 +172,7 @@ def process_group(place: DistributedEnv, device: str) -> Iterator[Group]:
         device: ``cpu`` or ``cuda``.
 
     Raises:
+        ConfigError: two processes have the same GPU.
         PeerLostError: another process did not come.
     """
     if place.size == 1:
@@ -171,12 +184,17 @@ def process_group(place: DistributedEnv, device: str) -> Iterator[Group]:
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, loopback)
     with reported_losses():
+        store, _, _ = next(dist.rendezvous("env://", timeout=WAIT))
+        options = {"store": dist.PrefixStore("group", store), "timeout": WAIT}
+        options |= {"rank": place.rank, "world_size": place.size}
         if device == "cuda":
-            torch.cuda.set_device(place.local_rank)
-            mine = torch.device("cuda", place.local_rank)
-            dist.init_process_group("nccl", timeout=WAIT, device_id=mine)
+            # A scheduler may show each process a GPU of its own: the first that it sees.
+            mine = torch.device("cuda", place.local_rank % torch.cuda.device_count())
+            torch.cuda.set_device(mine)
+            _check_own_gpu(place, mine, store)
+            dist.init_process_group("nccl", device_id=mine, **options)
         else:
-            dist.init_process_group("gloo", timeout=WAIT)
+            dist.init_process_group("gloo", **options)
         try:
             yield Group(place.rank, place.size)
         except BaseException:
@@ -186,6 +204,27 @@ def process_group(place: DistributedEnv, device: str) -> Iterator[Group]:
                 dist.distributed_c10d._abort_process_group()
             raise
     dist.destroy_process_group()
+
+
+def _check_own_gpu(place: DistributedEnv, gpu: torch.device, store: dist.Store) -> None:
+    """Raise ConfigError where processes have the same GPU; each says here which it has."""
+    gpus = _all_say(place, "gpu", str(torch.cuda.get_device_properties(gpu).uuid), store)
+    distinct = len(set(gpus))
+    if distinct < len(gpus):
+        raise _too_few_gpus(len(gpus), distinct)
+
+
+def _all_say(place: DistributedEnv, what: str, own: str, store: dist.Store) -> list[str]:
+    """What each process says, by rank; waits until all have said it.
+
+    Args:
+        place: of this process.
+        what: a name for it, the same in all.
+        own: what this one says.
+        store: where they meet.
+    """
+    store.set(f"{what}/{place.rank}", own)
+    return [store.get(f"{what}/{rank}").decode() for rank in range(place.size)]
 
 
 @contextlib.contextmanager
