@@ -79,7 +79,7 @@ def _train(
         keep_freed_memory()
     say(messages.checked(config.values()))
     progress = progress_for(sys.stderr) if place.keeps_record else TrainingProgress()
-    with process_group(place, config.device) as group:
+    with process_group(place, config.device, precision=config.precision) as group:
         # Not when the supervisor asks for it: by then it has been to the store.
         training = prepare(config, progress, group)
         cues.get()

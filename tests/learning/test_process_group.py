@@ -100,6 +100,7 @@ def rendezvous(monkeypatch):
     """Where the processes leave what they say of themselves; the first has a GPU of its own."""
     store = dist.HashStore()
     store.set("gpu/0", "uuid of the first")
+    store.set("precision/0", "off")
     monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(store, 1, 2)]))
     monkeypatch.setattr(dist, "PrefixStore", lambda _, store: store)
     monkeypatch.setattr(
@@ -203,3 +204,14 @@ def test_fewer_gpus_than_processes_are_refused(monkeypatch, present, one_each):
     with pytest.raises(ConfigError, match=f"share {present} GPUs.* pass processes={present} "):
         check_devices(four, "cuda", one_each=one_each)
     check_devices(four, "cpu", one_each=one_each)
+
+
+def test_processes_that_would_compute_differently_are_refused(nccl, rendezvous):
+    """As auto is resolved by each for its own device."""
+    rendezvous.set("precision/0", "off")
+    told = "precision is off, bf16 in processes 0 to 1.* pass precision=off"
+    with (
+        pytest.raises(ConfigError, match=told),
+        process_group(SECOND, "cuda", precision="bf16"),
+    ):
+        pass

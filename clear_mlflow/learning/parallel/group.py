@@ -164,15 +164,16 @@ def _too_few_gpus(processes: int, present: int) -> ConfigError:
 
 
 @contextlib.contextmanager
-def process_group(place: DistributedEnv, device: str) -> Iterator[Group]:
+def process_group(place: DistributedEnv, device: str, *, precision: str = "off") -> Iterator[Group]:
     """Meet the other processes, over gloo on CPUs and NCCL on GPUs.
 
     Args:
         place: of this process.
         device: ``cpu`` or ``cuda``.
+        precision: which this process has resolved ``auto`` to.
 
     Raises:
-        ConfigError: two processes have the same GPU.
+        ConfigError: two processes have the same GPU, or their precision differs.
         PeerLostError: another process did not come.
     """
     if place.size == 1:
@@ -185,6 +186,12 @@ def process_group(place: DistributedEnv, device: str) -> Iterator[Group]:
             os.environ.setdefault(name, loopback)
     with reported_losses():
         store, _, _ = next(dist.rendezvous("env://", timeout=WAIT))
+        found = _all_say(place, "precision", precision, store)
+        if len(set(found)) > 1:
+            raise ConfigError(
+                f"precision is {', '.join(found)} in processes 0 to {place.size - 1}, whose "
+                "devices differ; pass precision=off, which all of them compute in"
+            )
         options = {"store": dist.PrefixStore("group", store), "timeout": WAIT}
         options |= {"rank": place.rank, "world_size": place.size}
         if device == "cuda":
