@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -24,6 +24,10 @@ class Hooks(Protocol):
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
         """An epoch begins."""
+        ...
+
+    def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
+        """What each step of the epoch takes beside its batch."""
         ...
 
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
@@ -132,7 +136,10 @@ class GradientDescent:
                 epoch=epoch,
                 group=self._group,
             )
-            for batch in shares:
+            rehearsal = hooks.rehearsal(position, epoch, len(bounds))
+            # Both come to their end here: what draws from a buffer keeps its images until then.
+            for share, rehearsed in zip(shares, rehearsal, strict=True):
+                batch = replace(share, rehearsed=rehearsed) if rehearsed else share
                 with autocast(self._device, config.precision):
                     loss = hooks.share_of_loss(self._forward, batch)
                 optimizer.zero_grad(set_to_none=True)

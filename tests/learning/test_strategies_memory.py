@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import weakref
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
-from feature_streams import CLASSES, WIDTH
+from feature_streams import CLASSES, WIDTH, made_up
 from learning_streams import CPU, config, write_stream
 from strategy_runs import (
     feature_stream,
@@ -26,7 +27,8 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import Batch, DecodedStream, Samples, training_batches
+from clear_mlflow.learning.samples.decoded import Batch, DecodedStream, training_batches
+from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
 from clear_mlflow.learning.strategies.er_ace import classes_of, cross_entropy_of_present
@@ -203,9 +205,9 @@ def after_first_bucket(settings):
     strategy.learn(0, descent)
     strategy.after_bucket(0)
     samples = strategy.training_set(1)
-    strategy.begin_epoch(1, 0, 2)
     few = torch.flatten((samples.labels < 2).nonzero())[:3]
-    batch = Batch(samples.images[few], samples.labels[few], few)
+    rehearsed = next(iter(strategy.rehearsal(1, 0, 2)))
+    batch = Batch(samples.images[few], samples.labels[few], few, rehearsed=rehearsed)
     return stream, strategy, model, batch
 
 
@@ -230,9 +232,11 @@ def test_er_ace_adds_both_losses_of_equation_4():
 def test_balanced_replay_is_one_mean_over_both_batches():
     """A batch of the bucket and one from the buffer; every image of them counts the same."""
     settings = on_features(strategy="replay", strategy_args="batches=balanced", batch_size=3)
-    stream, strategy, model, _ = after_first_bucket(settings)
+    stream, strategy, model, first = after_first_bucket(settings)
     samples = strategy.training_set(1)
-    batch = Batch(samples.images[:3], samples.labels[:3], torch.arange(3))
+    batch = dataclasses.replace(
+        first, inputs=samples.images[:3], labels=samples.labels[:3], total=3
+    )
     held = stream.select(strategy._buffer.picks)
     old = next(rehearsal_batches(held, 2, settings, CPU, 1, 0))
     assert len(old.labels) == 3
@@ -491,14 +495,34 @@ def test_nothing_in_a_step_waits_for_the_device(strategy):
         torch.empty(4, dtype=torch.int64, device=nowhere),
     )
     # As in the middle of a later bucket.
-    made._held = Samples(batch.inputs, batch.labels)
-    made._rehearsal = iter([batch])
+    many = dataclasses.replace(batch, rehearsed=(batch,) * (2 if strategy == "derpp" else 1))
     if strategy == "derpp":
-        made._repetition = iter([batch])
         made._logits = made._answers = torch.empty(9, CLASSES, device=nowhere)
         made._recording = True
-    loss = made.share_of_loss(model, batch)
+    loss = made.share_of_loss(model, many)
     loss.backward()
     assert loss.device == nowhere
     with pytest.raises(RuntimeError):
         loss.item()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "arguments"),
+    [("er_ace", "none"), ("derpp", "none"), ("agem", "none"), ("replay", "batches=balanced")],
+)
+def test_the_buffer_of_before_is_let_go_of_before_the_next_one_is_fetched(strategy, arguments):
+    """Nothing that was drawn from for an epoch keeps its images until the next bucket."""
+    given, held = [], []
+
+    class Watched(FeatureStream):
+        def select(self, picks):
+            self._selected = None
+            held.append([images() is not None for images in given])
+            samples = super().select(picks)
+            given.append(weakref.ref(samples.images))
+            return samples
+
+    stream, stored = made_up(tuple((count, 9) for count in (9, 7, 10, 8)))
+    settings = on_features(strategy=strategy, strategy_args=arguments)
+    rows_of(Watched(stream, stored, device=CPU), settings)
+    assert held == [[], [False], [False] * 2]

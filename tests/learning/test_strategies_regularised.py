@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from feature_streams import CLASSES, WIDTH
@@ -11,7 +13,7 @@ from torch import nn
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.models import head_of
-from clear_mlflow.learning.samples.decoded import Batch, Samples
+from clear_mlflow.learning.samples.decoded import Batch
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._weights import gradients, pull
 
@@ -68,9 +70,8 @@ def test_nothing_in_a_step_waits_for_the_device(name):
         strategy._old = model
         strategy._answers = torch.empty(9, CLASSES, device=nowhere)
     elif name == "agem":
-        strategy._held = Samples(batch.inputs, batch.labels)
-        strategy._rehearsal = iter([batch])
-    loss = strategy.loss(model, batch)
+        batch = replace(batch, rehearsed=(batch,))
+    loss = strategy.share_of_loss(model, batch)
     loss.backward()
     strategy.before_step()
     strategy.after_step()

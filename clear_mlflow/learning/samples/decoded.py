@@ -60,6 +60,9 @@ class Batch:
     chosen: Tensor  # (B,), int64: which of the samples these are; where the samples lie
     # What a mean over these counts, so that the mean over all processes is that of the whole batch.
     weight: float = 1.0
+    total: int = 0  # images in the whole batch, of which this is one process's share
+    # What a strategy takes in this step beside the batch, as from its buffer.
+    rehearsed: tuple[Batch, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -297,7 +300,8 @@ def batches(
             raw = source.cut(start, stop)
         labels = samples.labels.index_select(0, chosen).to(device, non_blocking=True)
         inputs = raw.to(device, non_blocking=True) if normalise is None else normalise(raw)
-        yield Batch(inputs, labels, chosen, group.weight(stop - start, end - begin))
+        whole = end - begin
+        yield Batch(inputs, labels, chosen, group.weight(stop - start, whole), whole)
 
 
 def is_features(images: Photos | Tensor) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from abc import ABC
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
@@ -23,7 +24,10 @@ from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import parse_arguments
 
 # What a strategy overrides that changes the steps themselves, not only what is trained on.
-_STEP_HOOKS = ("begin_epoch", "loss", "share_of_loss", "criterion", "before_step", "after_step")
+_STEP_HOOKS = (
+    *("begin_epoch", "rehearsal", "loss", "share_of_loss", "criterion"),
+    *("before_step", "after_step"),
+)
 
 
 class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
@@ -35,8 +39,8 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     - :meth:`build_model`, once;
     - for each bucket :meth:`learn`, which by default descends the gradient on
       :meth:`training_set`, and then :meth:`after_bucket`;
-    - within the descent :meth:`begin_epoch`, and for each step :meth:`loss` (by
-      :meth:`share_of_loss`), :meth:`before_step` and :meth:`after_step`.
+    - within the descent :meth:`begin_epoch` and :meth:`rehearsal`, and for each step :meth:`loss`
+      (by :meth:`share_of_loss`), :meth:`before_step` and :meth:`after_step`.
 
     Nothing in a step may make the host wait for the device (``.item()``, ``if tensor:``).
 
@@ -101,6 +105,19 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
         """An epoch of *num_steps* steps begins."""
         return
+
+    def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
+        """What each step of an epoch takes beside its batch, as ``batch.rehearsed``.
+
+        Every step takes as many batches, each of the same size from step to step: what computes
+        them may be compiled for it.
+
+        Args:
+            position: of the bucket.
+            epoch: within it, from 0.
+            num_steps: how many steps there are, and how many times something is to be given.
+        """
+        return itertools.repeat((), num_steps)
 
     def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """What a step descends: a scalar, mean over the batch.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 import torch
@@ -21,13 +21,13 @@ class RehearsalStrategy(Strategy):
     """Trains on a bucket's own images, with batches from a buffer of the past beside them.
 
     When a bucket is done, its images compete for the buffer. A subclass says what a step makes of
-    ``next(self._rehearsal)``; where ``self._held`` is None, as in the first bucket, there is none.
+    ``batch.rehearsed``; where it is empty, as in the first bucket, there is no buffer yet.
     The buffer is the one that the arguments name, else a reservoir.
     """
 
     needs_memory = True
     several_processes = True
-    scratch: ClassVar[tuple[str, ...]] = ("_held", "_rehearsal")
+    scratch: ClassVar[tuple[str, ...]] = ("_held",)
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
@@ -37,7 +37,6 @@ class RehearsalStrategy(Strategy):
             arguments = BufferArguments(buffer="reservoir")
         self._buffer = new_buffer(config, stream, arguments)
         self._held: Samples | None = None  # the buffer's images
-        self._rehearsal: Iterator[Batch] = iter(())  # an epoch's batches of them
 
     def training_set(self, position: int) -> Samples:
         """The bucket's own images; the buffer's are fetched, too."""
@@ -45,11 +44,12 @@ class RehearsalStrategy(Strategy):
             self._held = self.stream.select(self._buffer.picks)
         return self.stream.train(position)
 
-    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """Draw the epoch's batches from the buffer."""
-        if self._held is not None:
-            where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
-            self._rehearsal = rehearsal_batches(*where, group=self.group)
+    def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
+        """The epoch's batches from the buffer, one for each step."""
+        if self._held is None:
+            return super().rehearsal(position, epoch, num_steps)
+        where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
+        return zip(rehearsal_batches(*where, group=self.group))
 
     def after_bucket(self, position: int) -> None:
         """Let the bucket's images compete for the buffer."""
@@ -81,7 +81,7 @@ def rehearsal_batches(
     """
     draws = generator(config.seed, RngPurpose.MEMORY, *where)
     count = len(held)
-    size = rehearsal_size(config, count)
+    size = count if config.batch_size == "full" else min(config.batch_size, count)
     total = num_steps * size
     rounds = [torch.randperm(count, generator=draws) for _ in range(0, total, count)]
     return batches(
@@ -93,11 +93,6 @@ def rehearsal_batches(
         draws=draws,
         group=group,
     )
-
-
-def rehearsal_size(config: TrainConfig, count: int) -> int:
-    """Images in each batch from a buffer that holds *count*: ``batch_size``, or all of them."""
-    return count if config.batch_size == "full" else min(config.batch_size, count)
 
 
 def joined_inputs(*parts: Batch) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import autocast
+from clear_mlflow.learning.samples.decoded import Batch
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import share_of_mean
@@ -44,24 +46,33 @@ class Agem(RehearsalStrategy):
             super().__post_init__()
             check_not_negative(self, "batch")
 
+    scratch = (*RehearsalStrategy.scratch, "_reference")
+
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
     ) -> None:
         super().__init__(config, stream, model, arguments)
         self._weights = trained_weights(model)
+        self._reference: Batch | None = None  # of the step
 
-    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """Draw the epoch's batches from the buffer, of a size of their own."""
-        if self._held is not None:
-            config = replace(self.config, batch_size=self.arguments.batch or self.config.batch_size)
-            where = (self._held, num_steps, config, self.stream.device, position, epoch)
-            self._rehearsal = rehearsal_batches(*where, group=self.group)
+    def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
+        """The epoch's batches from the buffer, of a size of their own."""
+        if self._held is None:
+            return super().rehearsal(position, epoch, num_steps)
+        config = replace(self.config, batch_size=self.arguments.batch or self.config.batch_size)
+        where = (self._held, num_steps, config, self.stream.device, position, epoch)
+        return zip(rehearsal_batches(*where, group=self.group))
+
+    def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
+        """The loss of the bucket's batch; the buffer's limits the step, once there is one."""
+        (self._reference,) = batch.rehearsed or (None,)
+        return super().share_of_loss(forward, batch)
 
     def before_step(self) -> None:
         """Take from the gradient what would raise the loss on a batch of the buffer."""
-        if self._held is None:
+        batch, self._reference = self._reference, None
+        if batch is None:
             return
-        batch = next(self._rehearsal)
         with autocast(self.stream.device, self.config.precision):
             loss = share_of_mean(batch, self.model(batch.inputs), self.criterion, batch.labels)
         share = torch.autograd.grad(loss, self._weights, materialize_grads=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,7 +55,7 @@ class Derpp(RehearsalStrategy):
         def __post_init__(self) -> None:
             check_not_negative(self, "alpha", "beta")
 
-    scratch = (*RehearsalStrategy.scratch, "_answers", "_repetition")
+    scratch = (*RehearsalStrategy.scratch, "_answers")
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
@@ -65,7 +65,6 @@ class Derpp(RehearsalStrategy):
         self._logits = torch.empty(0, stream.num_classes, device=stream.device)
         self._answers = self._logits  # (images of the bucket, classes), as _logits
         self._recording = False
-        self._repetition: Iterator[Batch] = iter(())  # an epoch's second batches of the buffer
 
     def training_set(self, position: int) -> Samples:
         """The bucket's own images, whose answers are to be recorded."""
@@ -75,20 +74,26 @@ class Derpp(RehearsalStrategy):
         return super().training_set(position)
 
     def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """Draw the epoch's batches from the buffer: two for each step."""
+        """In the last epoch, answers are stored."""
         self._recording = epoch == self.config.epochs - 1
-        if self._held is not None:
-            where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
-            self._rehearsal = rehearsal_batches(*where, 0, group=self.group)
-            self._repetition = rehearsal_batches(*where, 1, group=self.group)
+
+    def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
+        """The epoch's batches from the buffer, two for each step."""
+        if self._held is None:
+            return super().rehearsal(position, epoch, num_steps)
+        where = (self._held, num_steps, self.config, self.stream.device, position, epoch)
+        return zip(
+            *(rehearsal_batches(*where, which, group=self.group) for which in range(2)),
+            strict=True,
+        )
 
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """Equation 6: of each of the three batches, this process's share."""
-        if self._held is None:
+        if not batch.rehearsed:
             logits = forward(batch.inputs)
             loss = share_of_mean(batch, logits, self.criterion, batch.labels)
         else:
-            imitated, repeated = next(self._rehearsal), next(self._repetition)
+            imitated, repeated = batch.rehearsed
             logits, imitation, repetition = torch.split(
                 forward(joined_inputs(batch, imitated, repeated)),
                 [len(part.labels) for part in (batch, imitated, repeated)],

@@ -39,9 +39,9 @@ class ErAce(RehearsalStrategy):
 
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """The asymmetric cross-entropy: of each of both batches, this process's share."""
-        if self._held is None:
+        if not batch.rehearsed:
             return super().share_of_loss(forward, batch)
-        old = next(self._rehearsal)
+        (old,) = batch.rehearsed
         new_logits, old_logits = torch.split(
             forward(joined_inputs(batch, old)), [len(batch.labels), len(old.labels)]
         )

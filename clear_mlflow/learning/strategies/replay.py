@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers._base import BufferArguments
-from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
+from clear_mlflow.learning.samples.decoded import Batch, Samples
 from clear_mlflow.learning.samples.indices import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import (
     RehearsalStrategy,
     joined_inputs,
-    rehearsal_size,
 )
 
 SHUFFLED, BALANCED = "shuffled", "balanced"
@@ -53,14 +50,6 @@ class Replay(RehearsalStrategy):
                     f"batches is {self.batches!r} in strategy_args; pass {SHUFFLED} or {BALANCED}"
                 )
 
-    scratch = (*RehearsalStrategy.scratch, "_sizes")
-
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
-        self._sizes: Iterator[int] = iter(())  # of the epoch's whole batches of the bucket
-
     @classmethod
     def has_plain_steps(cls, arguments: Any) -> bool:
         """Shuffled batches need nothing in a step."""
@@ -73,21 +62,14 @@ class Replay(RehearsalStrategy):
         new = whole_bucket(position, self.stream.train_counts[position])
         return self.stream.select(joined(new, self._buffer.picks))
 
-    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """Draw the epoch's batches from the buffer, and count those of the bucket."""
-        super().begin_epoch(position, epoch, num_steps)
-        bounds = batch_bounds(self.stream.train_counts[position], self.config.batch_size)
-        self._sizes = iter([stop - start for start, stop in bounds])
-
     def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
         """The mean over the bucket's batch and the buffer's; this process's share of it."""
-        if self._held is None:
+        if not batch.rehearsed:
             return super().share_of_loss(forward, batch)
-        old, new_size = next(self._rehearsal), next(self._sizes)
+        (old,) = batch.rehearsed
         new_logits, old_logits = torch.split(
             forward(joined_inputs(batch, old)), [len(batch.labels), len(old.labels)]
         )
         new = share_of_mean(batch, new_logits, self.criterion, batch.labels)
         past = share_of_mean(old, old_logits, self.criterion, old.labels)
-        old_size = rehearsal_size(self.config, len(self._held))
-        return (new_size * new + old_size * past) / (new_size + old_size)
+        return (batch.total * new + old.total * past) / (batch.total + old.total)
