@@ -19,6 +19,8 @@ from typing import Any
 
 import psutil
 
+from clear_mlflow.core.distributed import place_of_environment
+from clear_mlflow.core.errors import PeerLostError
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
 from clear_mlflow.process import messages
@@ -149,15 +151,27 @@ class TrainingProcess:
     def _hear(self, *expected: str) -> dict[str, Any]:
         line = self._up.readline()
         if not line.endswith(b"\n"):
-            raise TrainingDied(self._process.wait())
+            raise self._death()
         message = messages.decode(line, self._up.read)
         if message is None:
-            raise TrainingDied(self._process.wait())
+            raise self._death()
         if message["kind"] == "refused":
             raise messages.to_error(message)
         if message["kind"] not in expected:
             raise RuntimeError(f"the training process said {message['kind']}, not {expected}")
         return message
+
+    def _death(self) -> PeerLostError | TrainingDied:
+        """How the child ended without a word."""
+        code = self._process.wait()
+        on_gpus = self._config is not None and self._config.device == "cuda"
+        if code == -signal.SIGABRT and on_gpus and place_of_environment().size > 1:
+            # From a thread of its own, which nothing in the child can answer.
+            return PeerLostError(
+                "another process of this training has ended or says nothing: NCCL gave up waiting "
+                "for it and aborted this one; look for that one's own error"
+            )
+        return TrainingDied(code)
 
     def _say(self, line: bytes) -> None:
         # If it has died, what it said before that, and how it ended, is still to be heard.

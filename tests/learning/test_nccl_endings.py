@@ -1,0 +1,73 @@
+"""How NCCL ends a training process that waits for another one: by aborting it."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+
+import pytest
+
+from clear_mlflow.core.errors import PeerLostError
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.process.parent import TrainingDied, TrainingProcess
+
+# What torchrun sets for the first of two.
+OF_TWO = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}
+OF_TWO |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+
+
+@pytest.fixture
+def child_that(tmp_path, monkeypatch):
+    """A training process that says which parameters it has checked, and then does as is said."""
+
+    def started(ending, **asked):
+        config = TrainConfig.resolve(asked)
+        program = tmp_path / "child.py"
+        program.write_text(
+            textwrap.dedent(f"""\
+            import os, signal, sys
+            from clear_mlflow.process import messages
+            for part in messages.encode(messages.checked({config.values()!r})):
+                os.write(int(sys.argv[-1]), part)
+            {ending}
+            """)
+        )
+        wrapper = tmp_path / "python"
+        wrapper.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{program}" "$@"\n')
+        wrapper.chmod(0o700)
+        monkeypatch.setattr(sys, "executable", str(wrapper))
+        return TrainingProcess(config)
+
+    return started
+
+
+def heard(process):
+    """What a supervisor asks for."""
+    return process.config, list(process.rows())
+
+
+def test_an_abort_on_gpus_is_the_loss_of_another_process(child_that, monkeypatch):
+    """One line that says where to look, and not the number of a signal."""
+    for name, value in OF_TWO.items():
+        monkeypatch.setenv(name, value)
+    with (
+        child_that("os.abort()", device="cuda") as process,
+        pytest.raises(PeerLostError, match=r"NCCL gave up .* look for that one's own error"),
+    ):
+        heard(process)
+
+
+@pytest.mark.parametrize(
+    ("ending", "device", "several"),
+    [
+        ("os.abort()", "cuda", False),
+        ("os.abort()", "cpu", True),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "cuda", True),
+    ],
+)
+def test_any_other_ending_is_told_as_it_was(child_that, monkeypatch, ending, device, several):
+    """Of one process alone, on CPUs, or by another signal: nothing is known of its cause."""
+    for name, value in OF_TWO.items() if several else ():
+        monkeypatch.setenv(name, value)
+    with child_that(ending, device=device) as process, pytest.raises(TrainingDied, match="SIG"):
+        heard(process)
