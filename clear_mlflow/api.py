@@ -50,7 +50,7 @@ def train(
     warmup_epochs: int = 0,
     label_smoothing: float = 0,
     clip_norm: float = 0,
-    precision: Literal["auto", "off", "bf16"] = "auto",
+    precision: Literal["auto", "off", "tf32", "bf16"] = "auto",
     channels_last: bool | Literal["on", "off"] = True,
     allocator: bool | Literal["on", "off"] = True,
     compile: bool | Literal["on", "off"] = False,  # noqa: A002
@@ -112,8 +112,8 @@ def train(
             lr.
         label_smoothing: Share of the target spread over all classes.
         clip_norm: Largest norm of a step's gradient; 0: not clipped.
-        precision: Mixed precision: bf16, off (float32), or auto: bf16 where the device
-            computes in it.
+        precision: Arithmetic of passes: off (float32), tf32, bf16, or auto: bf16 where
+            the device computes in it.
         channels_last: Memory layout in which convolutions are fastest.
         allocator: Let the training process keep freed memory for reuse; changes no
             result.
@@ -179,7 +179,7 @@ def train_ensemble(
     warmup_epochs: int = 0,
     label_smoothing: float = 0,
     clip_norm: float = 0,
-    precision: Literal["auto", "off", "bf16"] = "auto",
+    precision: Literal["auto", "off", "tf32", "bf16"] = "auto",
     channels_last: bool | Literal["on", "off"] = True,
     allocator: bool | Literal["on", "off"] = True,
     compile: bool | Literal["on", "off"] = False,  # noqa: A002
@@ -242,8 +242,8 @@ def train_ensemble(
             lr.
         label_smoothing: Share of the target spread over all classes.
         clip_norm: Largest norm of a step's gradient; 0: not clipped.
-        precision: Mixed precision: bf16, off (float32), or auto: bf16 where the device
-            computes in it.
+        precision: Arithmetic of passes: off (float32), tf32, bf16, or auto: bf16 where
+            the device computes in it.
         channels_last: Memory layout in which convolutions are fastest.
         allocator: Let the training process keep freed memory for reuse; changes no
             result.

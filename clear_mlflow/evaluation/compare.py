@@ -263,7 +263,14 @@ def _labels(stored: StoredMatrix) -> dict[str, str]:
     }
     if "image_size" in labels and "augment" not in labels:  # trained before there was one
         labels["augment"] = stored_parameters(labels)["augment"]
+    if "arithmetic" not in labels and _is_off_on_a_gpu(labels):  # trained before it was recorded
+        labels["precision"] = "off or tf32"
     return labels
+
+
+def _is_off_on_a_gpu(labels: Mapping[str, str]) -> bool:
+    of_images = labels.get("features", "none") == "none"
+    return of_images and labels.get("device") == "cuda" and labels.get("precision") == "off"
 
 
 def _unquoted(text: str) -> str:

@@ -216,7 +216,8 @@ def _random_states() -> dict[str, Any]:
         "numpy": (kind, np.asarray(keys).astype(np.int64), position, has_gauss, cached),
         "python": random.getstate(),
     }
-    if torch.cuda.is_initialized():  # asking would initialise it, in a run on a CPU, too
+    # Asking would initialise it, in a run on a CPU, too.
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         states["cuda"] = torch.cuda.get_rng_state().numpy()
     return states
 
@@ -229,7 +230,7 @@ def _set_random_states(states: Mapping[str, Any]) -> None:
         raise ValueError(f"numpy's generator is at {position} of {len(keys)} numbers")
     np.random.set_state((kind, keys.astype(np.uint32), position, *rest))
     random.setstate(states["python"])
-    if "cuda" in states and torch.cuda.is_initialized():
+    if "cuda" in states and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.set_rng_state(_random_state(states["cuda"]))
 
 

@@ -410,8 +410,9 @@ class TrainConfig:
         _number(least=0), default="0", help="Largest norm of a step's gradient; 0: not clipped."
     )
     precision: str = _parameter(
-        _one_of(AUTO, "off", "bf16"),
-        help="Mixed precision: bf16, off (float32), or auto: bf16 where the device computes in it.",
+        _one_of(AUTO, "off", "tf32", "bf16"),
+        help="Arithmetic of passes: off (float32), tf32, bf16, or auto: bf16 where the device "
+        "computes in it.",
     )
     channels_last: str = _parameter(
         _one_of("on", "off"), default="on", help="Memory layout in which convolutions are fastest."
@@ -534,6 +535,11 @@ class TrainConfig:
         They are what JSON holds, so that another process can be given them as they are.
         """
         return asdict(self)
+
+    @property
+    def arithmetic(self) -> str:
+        """What passes through the model are computed in; ``precision`` is resolved."""
+        return "float32" if self.precision == "off" else self.precision
 
     def is_said_by(self, name: str, text: str | None) -> bool:
         """Whether a text, as it was asked for, tells the value in force: ``auto`` does not."""

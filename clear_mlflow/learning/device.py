@@ -29,6 +29,8 @@ _OUT_OF_MEMORY = (
     "'out of memory'",  # NCCL quotes the driver: Cuda failure 2 'out of memory'
 )
 
+_AMPERE = (8, 0)  # compute capability
+
 
 class RngPurpose(enum.IntEnum):
     """What a random stream is for; each purpose draws from a stream of its own."""
@@ -69,15 +71,21 @@ def resolve_precision(asked: str, device: str) -> str:
     """Name the precision to compute in.
 
     Args:
-        asked: ``off``, ``bf16``, or ``auto``: bf16 where the device has instructions for it.
+        asked: ``off``, ``tf32``, ``bf16``, or ``auto``: bf16 where the device has instructions for
+            it.
         device: ``cpu`` or ``cuda``.
 
     Returns:
-        ``off`` (float32) or ``bf16``.
+        ``off`` (float32), ``tf32`` or ``bf16``.
 
     Raises:
-        ConfigError: bf16 is asked for on a GPU that cannot compute in it.
+        ConfigError: bf16 or tf32 is asked for on a device that cannot compute in it.
     """
+    if asked == "tf32" and (device == "cpu" or torch.cuda.get_device_capability() < _AMPERE):
+        raise ConfigError(
+            "precision is tf32, which GPUs from Ampere on compute in and this device does not; "
+            "pass precision=off"
+        )
     if device == "cuda":
         native = torch.cuda.is_bf16_supported(including_emulation=False)
         if asked == "bf16" and not native:
@@ -97,6 +105,23 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     if precision == "bf16":
         return torch.autocast(device.type, dtype=torch.bfloat16)
     return contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Let GPUs round what they multiply to TF32's ten bits, or forbid it; afterwards as before.
+
+    Torch allows it in convolutions, unless told, and not in products of matrices.
+
+    Args:
+        allowed: in both.
+    """
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 def free_memory(device: torch.device) -> int:

@@ -24,7 +24,12 @@ from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.learning.checkpoint import SavedTraining, read_state, to_bytes
 from clear_mlflow.learning.config import FULL, NONE, TrainConfig
-from clear_mlflow.learning.device import resolve_device, resolve_precision, translate_oom
+from clear_mlflow.learning.device import (
+    resolve_device,
+    resolve_precision,
+    tf32,
+    translate_oom,
+)
 from clear_mlflow.learning.ensembles.members import train_ensemble
 from clear_mlflow.learning.loop import Trained, train
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
@@ -160,7 +165,8 @@ class StreamTraining:
             TrainingError: as :func:`train` does, or there is not enough memory.
             DataError: a file of the cache was changed meanwhile.
         """
-        with translate_oom(_LESS_MEMORY), self.progress as progress:
+        arithmetic = tf32(self.config.precision == "tf32")
+        with translate_oom(_LESS_MEMORY), arithmetic, self.progress as progress:
             stream = self.on_device(progress)
             if self.config.seeds != NONE:
                 for seed, member in train_ensemble(stream, self.config, progress=progress):

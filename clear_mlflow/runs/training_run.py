@@ -236,6 +236,8 @@ class TrainingRun(TrackedRun):
             if parameter_defaults()[name] == AUTO
             or not self.config.is_said_by(name, told.get(name))
         }
+        # Before this was recorded, off was TF32 on most GPUs.
+        used["used/arithmetic"] = self.config.arithmetic
         # One name per argument: a column of its own to sort and compare runs by.
         for name, value in self.config.strategy_args.items():
             used[f"strategy/{name}"] = argument_text(value)

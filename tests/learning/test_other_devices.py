@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from learning_streams import config, random_stream
 from strategy_runs import feature_stream, on_features, trained
 
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.checkpoint import capture, read_state, restore
+from clear_mlflow.learning.device import resolve_precision
 from clear_mlflow.learning.ensembles.heads import descent_for
+from clear_mlflow.learning.inference.extract import Geometry, features_of
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import SilentProgress
+from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
 
@@ -120,3 +127,57 @@ def test_a_snapshot_on_a_cpu_leaves_the_gpu_alone(monkeypatch):
     snapshot = capture(*built(on_features(strategy="naive"), "cpu"))
     names = [key["value"] for key, _ in snapshot.description["random"]["dict"]]
     assert names == ["torch", "numpy", "python", "cuda"]
+
+
+def watched_arithmetic(monkeypatch, run):
+    """What GPUs are allowed to round at each forward pass of *run*, and after it."""
+    seen = set()
+    forward = torch.nn.Linear.forward
+
+    def watched(self, inputs):
+        seen.add((torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32))
+        return forward(self, inputs)
+
+    monkeypatch.setattr(torch.nn.Linear, "forward", watched)
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    run()
+    assert (torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32) == before
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("precision", "allowed"), [("off", False), ("tf32", True), ("bf16", False)]
+)
+def test_float32_on_a_gpu_is_float32(tmp_path, monkeypatch, precision, allowed):
+    """In testing as in training; what a caller allows in its own process is as before."""
+    stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
+    settings = replace(check(config(epochs=1)), precision=precision)
+    training = StreamTraining(settings, stream, "made up", SilentProgress())
+    found = watched_arithmetic(monkeypatch, lambda: list(training.rows()))
+    assert found == {(allowed, allowed)}
+
+
+def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
+    """Whatever the device, so that one name and key stand for the same numbers."""
+    stream, _ = random_stream(tmp_path, train=(2,), test=(1,), side=8)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 8 * 8, 4))
+    found = watched_arithmetic(
+        monkeypatch,
+        lambda: features_of(
+            model, stream.buckets[0].train, geometry=Geometry(8, 8), device=torch.device("cpu")
+        ),
+    )
+    assert found == {(False, False)}
+
+
+def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
+    """Others are told what to pass."""
+    with pytest.raises(ConfigError, match="pass precision=off"):
+        resolve_precision("tf32", "cpu")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
+    assert resolve_precision("tf32", "cuda") == "tf32"
+    assert resolve_precision("auto", "cuda") == "bf16"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
+    with pytest.raises(ConfigError, match="pass precision=off"):
+        resolve_precision("tf32", "cuda")

@@ -18,6 +18,7 @@ from torch._subclasses import FakeTensorMode
 
 from clear_mlflow.core.distributed import DistributedEnv
 from clear_mlflow.core.errors import ConfigError, PeerLostError
+from clear_mlflow.learning.parallel import group as groups
 from clear_mlflow.learning.parallel.batch_norm import SynchronizedBatchNorm, _Normalize
 from clear_mlflow.learning.parallel.group import Group, check_devices, process_group
 
@@ -95,14 +96,20 @@ SECOND = DistributedEnv(rank=1, size=2, local_rank=1, local_size=2)
 SECOND_MACHINE = DistributedEnv(rank=1, size=2, local_rank=0, local_size=1)
 
 
+class Store(dict[str, bytes]):
+    """Where processes meet, in one."""
+
+    def set(self, key, value):
+        self[key] = value.encode()
+
+
 @pytest.fixture
 def rendezvous(monkeypatch):
     """Where the processes leave what they say of themselves; the first has a GPU of its own."""
-    store = dist.HashStore()
+    store = Store()
     store.set("gpu/0", "uuid of the first")
     store.set("precision/0", "off")
-    monkeypatch.setattr(dist, "rendezvous", lambda *_, **__: iter([(store, 1, 2)]))
-    monkeypatch.setattr(dist, "PrefixStore", lambda _, store: store)
+    monkeypatch.setattr(groups, "rendezvous", lambda *_, **__: iter([(store, 1, 2)]))
     monkeypatch.setattr(
         torch.cuda,
         "get_device_properties",

@@ -306,3 +306,22 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
     told = json.loads((folder / "compared_runs.json").read_text())
     sizes = {group["name"]: len(group["runs"]) for group in told["groups"]}
     assert sizes == {"square": 2, "random_crop": 1}
+
+
+def test_float32_of_before_it_was_told_from_tf32_is_neither(store, experiment_id):
+    """On a GPU; a CPU's float32 was always one."""
+    stored = {("cuda", None), ("cuda", "float32"), ("cpu", None), ("cpu", "float32")}
+    for seed, (device, arithmetic) in enumerate(sorted(stored, key=str)):
+        name = f"naive clear10 seed {seed}"
+        run = log_run(store, experiment_id, name, counts(120, seed), strategy="naive", seed=seed)
+        params = {"used/device": device, "used/precision": "off"}
+        if arithmetic is not None:
+            params["used/arithmetic"] = arithmetic
+        for key, value in params.items():
+            store.log_param(run.info.run_id, key, value)
+    result = invoke("--experiment", "test", "--group-by", "precision")
+    assert result.exit_code == 0, result.output
+    _, folder = comparison_of(store, experiment_id)
+    told = json.loads((folder / "compared_runs.json").read_text())
+    sizes = {group["name"]: len(group["runs"]) for group in told["groups"]}
+    assert sizes == {"off": 3, "off or tf32": 1}

@@ -39,11 +39,12 @@ class Extraction:
     backbone: str
     weights: str  # sha256: and the hash of the weights file, or random:SEED
     preprocessing: str
+    arithmetic: str = "float32"  # before it was recorded, it was TF32 on most GPUs
 
     def folder(self, stream: BucketStream, *, cache_dir: Path) -> Path:
         """Where the features of a stream's images go."""
         key = hashlib.sha256()
-        own = (self.backbone, self.weights, self.preprocessing)
+        own = (self.backbone, self.weights, self.preprocessing, self.arithmetic)
         for text in (str(_FORMAT), decoder_version(), *own):
             key.update(text.encode() + b"\0")
         for images in image_sets(stream):
@@ -116,6 +117,7 @@ def write_sidecar(
         "backbone": extraction.backbone,
         "weights": extraction.weights,
         "preprocessing": extraction.preprocessing,
+        "arithmetic": extraction.arithmetic,
         "decoder": decoder_version(),
         "width": width,
         "dataset": {"name": stream.name, "digest": stream.digest},
@@ -140,11 +142,12 @@ def refuse_other_extraction(extraction: Extraction, *, cache_dir: Path) -> None:
     """Make sure that one name means one way to extract features.
 
     Raises:
-        ConfigError: it was given to another backbone, other weights or other preprocessing.
+        ConfigError: it was given to another backbone, other weights, other preprocessing or another
+            arithmetic.
     """
     for path in sidecars(cache_dir, extraction.name):
         there = _read_sidecar(path)
-        for field in ("backbone", "weights", "preprocessing"):
+        for field in ("backbone", "weights", "preprocessing", "arithmetic"):
             if there[field] != getattr(extraction, field):
                 raise ConfigError(
                     f"name {extraction.name} is taken by features with {field} "
@@ -252,7 +255,8 @@ def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> Extra
 def _read_sidecar(path: Path) -> dict[str, Any]:
     """A sidecar with all that is used of it checked."""
     document = read_json_object(path, root=path.parent.resolve())
-    texts = ("name", "backbone", "weights", "preprocessing", "decoder")
+    document.setdefault("arithmetic", "not recorded")
+    texts = ("name", "backbone", "weights", "preprocessing", "decoder", "arithmetic")
     files = document.get("files")
     whole = (
         document.get("format") == _FORMAT

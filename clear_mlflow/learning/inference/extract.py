@@ -33,7 +33,7 @@ from clear_mlflow.data.features.torch_files import load_torch_file
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.sealed import SealedFiles, UnsealedFileError
 from clear_mlflow.data.stream import BucketStream, ImageSet, counted, image_sets
-from clear_mlflow.learning.device import RngPurpose, seed_everything, translate_oom
+from clear_mlflow.learning.device import RngPurpose, seed_everything, tf32, translate_oom
 from clear_mlflow.learning.samples.decoded import Normaliser
 
 DEFAULT_WEIGHTS = "DEFAULT"
@@ -220,7 +220,7 @@ def features_of(
         cropped = torch.from_numpy(decoded.squares(geometry.resize))[:, inside, inside]
         for first in range(0, stop - start, _BATCH[device.type]):
             batch = cropped[first : first + _BATCH[device.type]].contiguous()
-            with torch.inference_mode():
+            with torch.inference_mode(), tf32(False):
                 features: Tensor = model(normalise(batch))
                 found.append(features.float().cpu().numpy())
             on_image(start + first + len(batch))

@@ -12,7 +12,7 @@ from torch import nn
 
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.device import translate_oom
+from clear_mlflow.learning.device import tf32, translate_oom
 from clear_mlflow.learning.loop import fresh_model, measure_row
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
 from clear_mlflow.learning.session import StreamTraining
@@ -70,7 +70,8 @@ class Reevaluation:
             DivergedError: a model's output is not a finite number.
         """
         config = self.config
-        with translate_oom("pass a smaller batch"), self.training.progress as progress:
+        arithmetic = tf32(config.precision == "tf32")
+        with translate_oom("pass a smaller batch"), arithmetic, self.training.progress as progress:
             stream = self.training.on_device(progress)
             model = fresh_model(stream, config)
             for stored in self.models:

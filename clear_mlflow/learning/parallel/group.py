@@ -15,10 +15,12 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from clear_mlflow.core.distributed import DistributedEnv
@@ -185,20 +187,28 @@ def process_group(place: DistributedEnv, device: str, *, precision: str = "off")
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, loopback)
     with reported_losses():
-        store, _, _ = next(dist.rendezvous("env://", timeout=WAIT))
-        found = _all_say(place, "precision", precision, store)
+        store, _, _ = next(rendezvous("env://", timeout=WAIT))
+
+        def all_say(what: str, own: str) -> list[str]:
+            """What each process says, by rank; waits until all have said it."""
+            store.set(f"{what}/{place.rank}", own)
+            return [store.get(f"{what}/{rank}").decode() for rank in range(place.size)]
+
+        found = all_say("precision", precision)
         if len(set(found)) > 1:
             raise ConfigError(
                 f"precision is {', '.join(found)} in processes 0 to {place.size - 1}, whose "
                 "devices differ; pass precision=off, which all of them compute in"
             )
-        options = {"store": dist.PrefixStore("group", store), "timeout": WAIT}
+        options: dict[str, Any] = {"store": store, "timeout": WAIT}
         options |= {"rank": place.rank, "world_size": place.size}
         if device == "cuda":
             # A scheduler may show each process a GPU of its own: the first that it sees.
             mine = torch.device("cuda", place.local_rank % torch.cuda.device_count())
             torch.cuda.set_device(mine)
-            _check_own_gpu(place, mine, store)
+            gpus = all_say("gpu", str(torch.cuda.get_device_properties(mine).uuid))
+            if len(set(gpus)) < len(gpus):
+                raise _too_few_gpus(len(gpus), len(set(gpus)))
             dist.init_process_group("nccl", device_id=mine, **options)
         else:
             dist.init_process_group("gloo", **options)
@@ -211,27 +221,6 @@ def process_group(place: DistributedEnv, device: str, *, precision: str = "off")
                 dist.distributed_c10d._abort_process_group()
             raise
     dist.destroy_process_group()
-
-
-def _check_own_gpu(place: DistributedEnv, gpu: torch.device, store: dist.Store) -> None:
-    """Raise ConfigError where processes have the same GPU; each says here which it has."""
-    gpus = _all_say(place, "gpu", str(torch.cuda.get_device_properties(gpu).uuid), store)
-    distinct = len(set(gpus))
-    if distinct < len(gpus):
-        raise _too_few_gpus(len(gpus), distinct)
-
-
-def _all_say(place: DistributedEnv, what: str, own: str, store: dist.Store) -> list[str]:
-    """What each process says, by rank; waits until all have said it.
-
-    Args:
-        place: of this process.
-        what: a name for it, the same in all.
-        own: what this one says.
-        store: where they meet.
-    """
-    store.set(f"{what}/{place.rank}", own)
-    return [store.get(f"{what}/{rank}").decode() for rank in range(place.size)]
 
 
 @contextlib.contextmanager
