@@ -142,6 +142,12 @@ def storage_device(num_bytes: int, device: torch.device) -> torch.device:
     return torch.device("cpu")
 
 
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch tells by an error that there was no room for what it was to compute."""
+    known = isinstance(error, torch.OutOfMemoryError)
+    return known or any(mark in str(error) for mark in _OUT_OF_MEMORY)
+
+
 @contextlib.contextmanager
 def translate_oom(advice: str) -> Iterator[None]:
     """Turn torch's many ways to run out of memory into one line.
@@ -155,8 +161,7 @@ def translate_oom(advice: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        known = isinstance(error, torch.OutOfMemoryError)
-        if not known and not any(mark in str(error) for mark in _OUT_OF_MEMORY):
+        if not is_out_of_memory(error):
             raise
         raise TrainingError(f"the device has no room for this; {advice}") from None
     except MemoryError:

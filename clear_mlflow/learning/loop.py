@@ -14,7 +14,12 @@ from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.device import RngPurpose, autocast, seed_everything
+from clear_mlflow.learning.device import (
+    RngPurpose,
+    autocast,
+    is_out_of_memory,
+    seed_everything,
+)
 from clear_mlflow.learning.ensembles.heads import descent_for
 from clear_mlflow.learning.models import build_model, linear_head
 from clear_mlflow.learning.parallel.group import ALONE, Group
@@ -28,7 +33,8 @@ from clear_mlflow.learning.samples.decoded import (
 from clear_mlflow.learning.samples.feature_stream import FeatureStream, TrainingStream
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
-# Images in one testing step. On a CPU the activations of more no longer fit its cache.
+# Images in one testing step, if there is room for them. On a CPU the activations of more no longer
+# fit its cache.
 _TEST_BATCH = {"cpu": 64, "cuda": 512}
 # Features have no activations: on a CPU a step fits its cache, elsewhere its fixed cost counts.
 _TEST_BATCH_OF_FEATURES = {"cpu": 1024, "cuda": 8192}
@@ -197,11 +203,21 @@ def measure(
     not_finite = torch.zeros((), dtype=torch.int64, device=device)
     model.eval()
     with torch.inference_mode():
-        for begin, end in batch_bounds(stop - start, step) if stop > start else [(0, 0)]:
+        bounds = batch_bounds(stop - start, step) if stop > start else [(0, 0)]
+        while bounds:
+            begin, end = bounds[0]
             chosen = images[start + begin : start + end]
-            inputs = chosen.to(device) if normalise is None else normalise(chosen)
-            with autocast(device, precision):
-                logits: Tensor = model(inputs)
+            try:
+                inputs = chosen.to(device) if normalise is None else normalise(chosen)
+                with autocast(device, precision):
+                    logits: Tensor = model(inputs)
+            except RuntimeError as error:
+                if end - begin <= 1 or not is_out_of_memory(error):
+                    raise
+                rest = batch_bounds(stop - start - begin, (end - begin) // 2)
+                bounds = [(begin + first, begin + last) for first, last in rest]
+                continue
+            del bounds[0]
             answers.append(logits.argmax(dim=1))
             not_finite += (~torch.isfinite(logits)).sum()
             if probabilities:

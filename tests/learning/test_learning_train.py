@@ -422,3 +422,49 @@ def test_learning_never_loads_mlflow():
         "assert 'mlflow' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+class Narrow(nn.Module):
+    """A model that has room for so many images at once, and notes how many it was given."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.layer = nn.Linear(5, 3)
+        self.room = room
+        self.given: list[int] = []
+
+    def forward(self, inputs):
+        self.given.append(len(inputs))
+        if len(inputs) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return self.layer(inputs)
+
+
+def held_out_features(count):
+    draws = torch.Generator().manual_seed(0)
+    return HeldOutImages(
+        torch.rand(count, 5, generator=draws),
+        torch.arange(count) % 3,
+        torch.zeros(count, dtype=torch.int64),
+        (count,),
+    )
+
+
+def test_a_test_for_which_there_is_no_room_takes_fewer_images_at_once():
+    """Half as many until they fit; the answers are those of all at once."""
+    held_out = held_out_features(1500)
+    model = Narrow(300)
+    tested = measure(model, held_out, device=CPU, probabilities=True)
+    assert model.given == [1024, 512, 256, 256, 256, 256, 256, 220]
+    expected = measure(nn.Sequential(model.layer), held_out, device=CPU, probabilities=True)
+    assert tested.correct == expected.correct
+    assert np.array_equal(tested.labels, expected.labels)
+    assert np.array_equal(tested.probabilities, expected.probabilities)
+
+
+def test_a_test_for_which_there_is_no_room_at_all_is_told():
+    """One image is the least."""
+    model = Narrow(0)
+    with pytest.raises(torch.OutOfMemoryError):
+        measure(model, held_out_features(5), device=CPU)
+    assert model.given == [5, 2, 1]

@@ -17,6 +17,8 @@ from clear_mlflow.learning.loop import fresh_model, measure_row
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
 from clear_mlflow.learning.session import StreamTraining
 
+_LESS_MEMORY = "end what else runs on it, or set CUDA_VISIBLE_DEVICES= to test on the CPU"
+
 
 @dataclass(frozen=True)
 class StoredModel:
@@ -71,7 +73,7 @@ class Reevaluation:
         """
         config = self.config
         arithmetic = tf32(config.precision == "tf32")
-        with translate_oom("pass a smaller batch"), arithmetic, self.training.progress as progress:
+        with translate_oom(_LESS_MEMORY), arithmetic, self.training.progress as progress:
             stream = self.training.on_device(progress)
             model = fresh_model(stream, config)
             for stored in self.models:
