@@ -73,7 +73,7 @@ class GradientDescent:
         self._learning: list[
             nn.Parameter
         ] = []  # weights whose gradients forward's spreading awaits
-        self._forward = self._spread()
+        self._plain, self._of_full = self._spread()
 
     def restart(self, fresh: nn.Module) -> None:
         """Go on with other weights, as if nothing had been learned: no optimiser state stays."""
@@ -115,7 +115,8 @@ class GradientDescent:
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         trainable(self._model, config.freeze)
         if [id(p) for p in self._learning] != [id(p) for p in _learning(self._model)]:
-            self._forward = self._spread()
+            self._plain, self._of_full = self._spread()
+        full = bounds[0][1] - bounds[0][0]
         for epoch in range(config.epochs):
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(config, epoch)
@@ -140,8 +141,9 @@ class GradientDescent:
             # Both come to their end here: what draws from a buffer keeps its images until then.
             for share, rehearsed in zip(shares, rehearsal, strict=True):
                 batch = replace(share, rehearsed=rehearsed) if rehearsed else share
+                forward = self._of_full if batch.total == full else self._plain
                 with autocast(self._device, config.precision):
-                    loss = hooks.share_of_loss(self._forward, batch)
+                    loss = hooks.share_of_loss(forward, batch)
                 optimizer.zero_grad(set_to_none=True)
                 torch.autograd.backward(loss)
                 hooks.before_step()
@@ -157,11 +159,19 @@ class GradientDescent:
                     f"{config.epochs} on bucket {self._keys[position]}; pass a lr below {config.lr}"
                 )
 
-    def _spread(self) -> Callable[[Tensor], Tensor]:
-        """The model as a step calls it; to be made anew where a strategy has frozen weights."""
+    def _spread(self) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+        """The model as a step calls it, on a batch of any size and on a full one.
+
+        Compiled, if at all, for the size of full batches alone: with the rest of an epoch torch
+        would go over to a graph for any size, and use it for full batches, too, which is slower.
+
+        To be made anew where a strategy has frozen weights.
+        """
         self._learning = _learning(self._model)
         spread = self._group.spread(self._model)
-        return torch.compile(spread) if self._config.compile == "on" else spread
+        if self._config.compile == "off":
+            return spread, spread
+        return spread, torch.compile(spread, dynamic=False)
 
     def _optimizer_for_bucket(self) -> torch.optim.Optimizer:
         if self._optimizer is None or self._config.optimizer_state == "reset":

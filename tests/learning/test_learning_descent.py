@@ -252,3 +252,47 @@ def test_a_loss_that_is_no_number_is_known_as_diverged(tmp_path):
     """The kind of error is what the run's tag follows from."""
     with pytest.raises(DivergedError, match="pass a lr below"):
         trained(config(lr=1e38, epochs=3))
+
+
+class Counting:
+    """A backend of torch.compile that computes as it is and counts its graphs."""
+
+    def __init__(self):
+        self.calls: list[tuple[int, int]] = []  # (graph, images) of each forward pass
+        self.graphs = 0
+
+    def __call__(self, graph, inputs):
+        number, self.graphs = self.graphs, self.graphs + 1
+
+        def call(*tensors):  # sizes among them where they are not fixed
+            (images,) = (
+                t for t in tensors if torch.is_tensor(t) and t.dim() == 2 and not t.requires_grad
+            )
+            self.calls.append((number, len(images)))
+            return graph(*tensors)
+
+        return call
+
+
+@pytest.fixture
+def counting(monkeypatch):
+    """torch.compile with that backend, and nothing compiled before."""
+    backend = Counting()
+    compiled = torch.compile
+
+    def compile_counting(model, **options):
+        return compiled(model, backend=backend, **options)
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(torch, "compile", compile_counting)
+    yield backend
+    torch._dynamo.reset()
+
+
+def test_full_batches_are_compiled_for_their_size_and_the_rest_is_not(counting):
+    """One graph, whose sizes are fixed, however often a smaller batch comes between."""
+    plain = trained(config(epochs=3, batch_size=5, compile="off"))
+    model = trained(config(epochs=3, batch_size=5, compile="on"))
+    # Of 12 images: 5, 5 and 2.
+    assert counting.calls == [(0, 5)] * 6
+    assert torch.equal(weights_of(model), weights_of(plain))
