@@ -18,6 +18,7 @@ from strategy_runs import (
 from torch import nn
 
 from clear_mlflow.learning.device import RngPurpose, generator
+from clear_mlflow.learning.parallel.group import Group
 from clear_mlflow.learning.samples.decoded import Normaliser
 from clear_mlflow.learning.strategies import ewc
 
@@ -175,3 +176,32 @@ def test_before_the_first_bucket_is_done_nothing_is_held():
     model, _ = random_head()
     strategy, _ = strategy_on(feature_stream(), on_features(strategy="ewc"), model)
     assert all((added == 0).all() for added in added_by(strategy, list(model.parameters())))
+
+
+@pytest.mark.parametrize("kind", ["sampled", "exact", "empirical"])
+@pytest.mark.parametrize("size", [2, 5])
+def test_processes_share_the_images_and_use_what_they_have_added_up(tmp_path, kind, size):
+    """Each measures a part of the Fisher information, maybe of no image, and all go on alike."""
+    parts, exchanged = [], []
+
+    class Exchanging(Group):
+        def add_up(self, numbers):
+            parts[-1].append(numbers.clone())
+            # What comes back is what counts, not what a process has found by itself.
+            exchanged[-1].append(numbers.fill_(len(exchanged[-1])))
+            return numbers
+
+    model = small_network()
+    settings = config(strategy="ewc", strategy_args=f"fisher={kind},images=4")
+    stream = image_stream(tmp_path)
+    strategy, _ = strategy_on(stream, settings, model)
+    whole = strategy._fisher(0)
+    for rank in range(size):
+        strategy.group = Exchanging(rank, size)
+        parts.append([])
+        exchanged.append([])
+        found = strategy._fisher(0)
+        assert all(
+            torch.equal(ours, theirs) for ours, theirs in zip(found, exchanged[-1], strict=True)
+        )
+    assert_close([sum(of_weight) for of_weight in zip(*parts, strict=True)], whole)

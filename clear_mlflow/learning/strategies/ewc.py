@@ -129,7 +129,12 @@ class Ewc(Strategy):
         self._stiffness = stiffness(self._curvature, strength, lr=self.config.lr)
 
     def _fisher(self, position: int) -> list[Tensor]:
-        """The diagonal Fisher information, one tensor per weight."""
+        """The diagonal Fisher information, one tensor per weight.
+
+        Several processes measure it on a share of the images each. Measured by each for itself it
+        might differ in the last digit, and their models with it, from which no step brings them
+        back.
+        """
         config, own = self.config, self.arguments
         samples = self.stream.train(position)
         order = torch.randperm(
@@ -138,18 +143,26 @@ class Ewc(Strategy):
         num_labels = self.stream.num_classes if own.fisher == "exact" else 1
         size = sum(weight.numel() for weight in self._weights)
         at_once = max(1, min(_MOST_GRADIENTS, _LARGEST_GRADIENTS // size))
-        chances = generator(config.seed, RngPurpose.FISHER, position, 1)
+        chances = torch.rand(
+            len(order), 1, generator=generator(config.seed, RngPurpose.FISHER, position, 1)
+        )
         fisher = [torch.zeros_like(weight) for weight in self._weights]
         self.model.eval()
-        for batch in batches(
+        bounds = batch_bounds(len(order), max(1, at_once // num_labels))
+        shares = batches(
             samples,
             order,
-            batch_bounds(len(order), max(1, at_once // num_labels)),
+            bounds,
             image_size=config.image_size,
             device=self.stream.device,
             draws=generator(config.seed, RngPurpose.FISHER, position, 2),
-        ):
-            labels, share = self._labels(batch.inputs, batch.labels, chances)
+            group=self.group,
+        )
+        for (begin, end), batch in zip(bounds, shares, strict=True):
+            start, stop = self.group.share(begin, end)
+            if start == stop:
+                continue
+            labels, share = self._labels(batch.inputs, batch.labels, chances[start:stop])
             share = share / len(order)
             for start in range(0, num_labels, at_once):  # all at once, but for huge models
                 some = slice(start, start + at_once)
@@ -157,12 +170,16 @@ class Ewc(Strategy):
                     fisher,
                     squared_gradients(self.model, batch.inputs, labels[:, some], share[:, some]),
                 )
-        return fisher
+        return [self.group.add_up(of_weight) for of_weight in fisher]
 
-    def _labels(
-        self, inputs: Tensor, truth: Tensor, chances: torch.Generator
-    ) -> tuple[Tensor, Tensor]:
-        """Which labels' likelihoods to differentiate: (B, K) labels, (B, K) how each counts."""
+    def _labels(self, inputs: Tensor, truth: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
+        """Which labels' likelihoods to differentiate: (B, K) labels, (B, K) how each counts.
+
+        Args:
+            inputs: (B, ...).
+            truth: (B,), their labels.
+            chances: (B, 1), between 0 and 1, on a CPU: what a label is drawn by.
+        """
         if self.arguments.fisher == "empirical":
             labels = truth[:, None]
             return labels, torch.ones_like(labels, dtype=torch.float32)
@@ -172,7 +189,7 @@ class Ewc(Strategy):
         if self.arguments.fisher == "exact":
             labels = torch.arange(num_classes, device=truth.device).expand(len(truth), -1)
             return labels, answers
-        drawn = torch.rand(len(truth), 1, generator=chances).to(truth.device)
+        drawn = chances.to(truth.device)
         # The last sum may be below 1 by rounding, and what was drawn above it.
         labels = (answers.cumsum(dim=1) <= drawn).sum(dim=1, keepdim=True)
         labels.clamp_max_(num_classes - 1)
