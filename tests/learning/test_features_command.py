@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.decoding import decode as images
-from clear_mlflow.data.features.extracted import Extraction, find_extracted, write_sidecar
+from clear_mlflow.data.features.extracted import Extraction, write_sidecar
 from clear_mlflow.data.features.stored import load_features, refuse_taken_name
 from clear_mlflow.learning.config import TrainConfig
 
@@ -98,23 +97,17 @@ def test_another_decoder_extracts_anew_under_the_same_name(tmp_path, monkeypatch
     refuse_taken_name(stream, extraction, cache_dir=tmp_path)
 
 
-def test_features_of_an_arithmetic_that_was_not_recorded_keep_their_name(tmp_path):
-    """They may be TF32's: new ones are not put beside them, and they stay to be used."""
+def test_a_name_stands_for_one_arithmetic(tmp_path):
+    """What was computed otherwise lies elsewhere, and needs a name of its own."""
     stream = load_stream("clear10", str(write_released(tmp_path / "data")), cache_dir=tmp_path)
     extraction = Extraction("mine", "resnet18", "random:0", "made up")
-    folder = extraction.folder(stream, cache_dir=tmp_path)
-    write_sidecar(folder, extraction, stream, width=3)
-    refuse_taken_name(stream, extraction, cache_dir=tmp_path)
-    described = read_json(folder / "features.json")
-    assert described.pop("arithmetic") == "float32"
-    (folder / "features.json").write_text(json.dumps(described))
-    assert find_extracted(stream, "mine", cache_dir=tmp_path) is not None
-    with pytest.raises(ConfigError, match="arithmetic 'not recorded', not 'float32'; pass another"):
+    rounded = dataclasses.replace(extraction, arithmetic="tf32")
+    folder = rounded.folder(stream, cache_dir=tmp_path)
+    assert folder != extraction.folder(stream, cache_dir=tmp_path)
+    write_sidecar(folder, rounded, stream, width=3)
+    assert read_json(folder / "features.json")["arithmetic"] == "tf32"
+    with pytest.raises(ConfigError, match="arithmetic 'tf32', not 'float32'; pass another --name"):
         refuse_taken_name(stream, extraction, cache_dir=tmp_path)
-    assert (
-        dataclasses.replace(extraction, arithmetic="tf32").folder(stream, cache_dir=tmp_path)
-        != folder
-    )
 
 
 def test_a_program_that_has_loaded_torchvision_ends_without_complaints(tmp_path):

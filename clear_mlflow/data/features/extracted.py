@@ -39,7 +39,7 @@ class Extraction:
     backbone: str
     weights: str  # sha256: and the hash of the weights file, or random:SEED
     preprocessing: str
-    arithmetic: str = "float32"  # before it was recorded, it was TF32 on most GPUs
+    arithmetic: str = "float32"
 
     def folder(self, stream: BucketStream, *, cache_dir: Path) -> Path:
         """Where the features of a stream's images go."""
@@ -57,7 +57,8 @@ class Extraction:
 
 
 def _subject(about: Mapping[str, Any], contents: Sequence[str]) -> str:
-    own = (about["backbone"], about["weights"], about["preprocessing"], about["decoder"])
+    fields = ("backbone", "weights", "preprocessing", "arithmetic", "decoder")
+    own = (str(about[field]) for field in fields)
     return "\n".join((*own, *contents))
 
 
@@ -255,7 +256,6 @@ def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> Extra
 def _read_sidecar(path: Path) -> dict[str, Any]:
     """A sidecar with all that is used of it checked."""
     document = read_json_object(path, root=path.parent.resolve())
-    document.setdefault("arithmetic", "not recorded")
     texts = ("name", "backbone", "weights", "preprocessing", "decoder", "arithmetic")
     files = document.get("files")
     whole = (
