@@ -1,8 +1,12 @@
-"""Which of several processes this one is: torchrun says it in environment variables."""
+"""Which of several processes this one is, and how many cores it may use.
+
+torchrun says the first in environment variables, and a scheduler the second by affinity.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -27,6 +31,16 @@ class DistributedEnv:
 
 
 ALONE_HERE = DistributedEnv()
+
+
+def usable_cores() -> int:
+    """The cores that this process may run on: of a cluster's node often a few.
+
+    Those that its cores seem to be to programs: two each where they have two threads.
+    """
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def place_of_environment(environment: Mapping[str, str] = os.environ) -> DistributedEnv:

@@ -14,6 +14,7 @@ from typing import IO
 
 import psutil
 
+from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.engines.engine import Ended, Task
 
 _LOOK_SECONDS = 0.05
@@ -101,7 +102,8 @@ class LocalEngine:
             "MLFLOW_EXPERIMENT_ID": task.experiment_id,
         }
         if self._jobs > 1:
-            cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+            usable = usable_cores()
+            cores = min(psutil.cpu_count(logical=False) or usable, usable)
             environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // self._jobs)))
         return environment
 

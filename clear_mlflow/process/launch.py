@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import psutil
 
+from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.learning.config import AUTO, TrainConfig
 
 
@@ -59,7 +60,8 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    usable = usable_cores()
+    cores = min(psutil.cpu_count(logical=False) or usable, usable)
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
     logging.disable(logging.ERROR)
     try:

@@ -16,6 +16,7 @@ from itertools import combinations, islice
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import measured_split
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
@@ -150,7 +151,7 @@ def _contents(paths: Sequence[Path], root: Path, hashes: RememberedHashes) -> li
     found = [_look(path, root, hashes) for path in first]
     seconds = time.perf_counter() - begin
     # More threads than cores: on a network file system most of the time is waiting for a reply.
-    with ThreadPoolExecutor(max_workers=4 * (os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(max_workers=4 * usable_cores()) as pool:
         if seconds < _QUICK_SECONDS * len(first):  # threads would only be in each other's way
             found += [_look(path, root, hashes) for path in rest]
         else:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
@@ -497,7 +498,7 @@ def _look_at(images: Sequence[_Image], root: Path, on_progress: OnImages) -> lis
     blocks = [images[i : i + _FILES_IN_A_TASK] for i in range(0, len(images), _FILES_IN_A_TASK)]
     seen: list[_Look] = []
     on_progress("looking at images", 0, len(images))
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
         for block in pool.map(lambda block: [_look(i.path, root) for i in block], blocks):
             seen += block
             on_progress("looking at images", len(seen), len(images))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError, features
 
+from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import ImageSet
@@ -181,7 +181,7 @@ def decode_blocks(
 
     # Threads and not processes: Pillow lets go of the interpreter's lock while it decodes and
     # scales, and threads need not send pixels to one another.
-    workers = os.cpu_count() or 1
+    workers = usable_cores()
     pool = ThreadPoolExecutor(max_workers=workers)
     waiting: deque[Future[DecodedBlock]] = deque()
     starts = iter(range(0, len(images), _IMAGES_IN_A_TASK))
