@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -28,6 +30,7 @@ class _Running:
     task: Task
     process: subprocess.Popen[bytes]
     log: IO[bytes]
+    gpu: str | None
 
 
 class LocalEngine:
@@ -36,11 +39,13 @@ class LocalEngine:
     Each is in a session of its own: a Ctrl-C reaches the sweep alone, which hands it on.
 
     Args:
-        jobs: trainings at a time. With more than one, each gets its share of the cores.
+        jobs: trainings at a time. With more than one, each gets its share of the cores, and sees
+            one GPU: that on which the fewest of them run.
     """
 
     def __init__(self, jobs: int = 1) -> None:
         self._jobs = jobs
+        self._gpus = _visible_gpus() if jobs > 1 else ()
         self._running: list[_Running] = []
 
     def __enter__(self) -> LocalEngine:
@@ -67,6 +72,8 @@ class LocalEngine:
     def start(self, task: Task) -> None:
         """Begin a task; returns at once."""
         options = [f"--{name.replace('_', '-')}={text}" for name, text in task.asked.items()]
+        used = [running.gpu for running in self._running]
+        gpu = min(self._gpus, key=used.count, default=None)
         log = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the training has ended)
         process = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "clear_mlflow", "train", *options],
@@ -74,9 +81,9 @@ class LocalEngine:
             stdout=subprocess.DEVNULL,
             stderr=log,
             start_new_session=True,
-            env=self._environment(task),
+            env=self._environment(task, gpu),
         )
-        self._running.append(_Running(task, process, log))
+        self._running.append(_Running(task, process, log, gpu))
 
     def ended(self, timeout: float) -> Sequence[Ended]:
         """Tasks that have ended since the last call; waits up to *timeout* seconds for one."""
@@ -94,18 +101,37 @@ class LocalEngine:
         for running in self._running:
             running.process.terminate()
 
-    def _environment(self, task: Task) -> dict[str, str]:
+    def _environment(self, task: Task, gpu: str | None) -> dict[str, str]:
         environment = {k: v for k, v in os.environ.items() if k != "MLFLOW_EXPERIMENT_NAME"}
         environment |= {
             "MLFLOW_TRACKING_URI": task.tracking_uri,
             "MLFLOW_RUN_ID": task.run_id,
             "MLFLOW_EXPERIMENT_ID": task.experiment_id,
         }
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpu
         if self._jobs > 1:
             usable = usable_cores()
             cores = min(psutil.cpu_count(logical=False) or usable, usable)
             environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // self._jobs)))
         return environment
+
+
+def _visible_gpus() -> tuple[str, ...]:
+    """The GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them; none without a driver.
+
+    The driver's own program is asked: torch would take seconds to load, for this alone.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return tuple(name.strip() for name in given.split(",") if name.strip())
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return ()
+    listed = subprocess.run(  # noqa: S603
+        [program, "--list-gpus"], capture_output=True, text=True, check=False
+    )
+    return tuple(re.findall(r"^GPU .*\(UUID: (GPU-[^)]+)\)$", listed.stdout, re.MULTILINE))
 
 
 def _ended(running: _Running) -> Ended:

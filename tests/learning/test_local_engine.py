@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -34,7 +36,8 @@ def started(monkeypatch):
         processes.append(Process(*arguments, **options))
         return processes[-1]
 
-    monkeypatch.setattr(local.subprocess, "Popen", start)
+    stands_in = SimpleNamespace(Popen=start, run=subprocess.run, DEVNULL=subprocess.DEVNULL)
+    monkeypatch.setattr(local, "subprocess", stands_in)
     for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     return processes
@@ -47,3 +50,54 @@ def test_cores_that_this_process_may_not_use_are_not_shared_out(started, monkeyp
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 5, 6}, raising=False)
     LocalEngine(2).start(TASK)
     assert started[0].env["OMP_NUM_THREADS"] == "2"
+
+
+@pytest.fixture
+def two_gpus(tmp_path, monkeypatch):
+    """A machine whose driver lists two."""
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(
+        "#!/bin/sh\n"
+        "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-aa)'\n"
+        "echo 'GPU 1: NVIDIA H100 80GB HBM3 (UUID: GPU-bb)'\n"
+    )
+    smi.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+
+def gpus(started):
+    return [process.env.get("CUDA_VISIBLE_DEVICES") for process in started]
+
+
+def test_trainings_at_a_time_are_spread_over_the_gpus(started, two_gpus, monkeypatch):
+    """Each sees one: that on which the fewest run."""
+    monkeypatch.setattr(local, "_ended", lambda running: running)
+    engine = LocalEngine(3)
+    for _ in range(3):
+        engine.start(TASK)
+    assert gpus(started) == ["GPU-aa", "GPU-bb", "GPU-aa"]
+    started[1].returncode = 0
+    engine.ended(0)
+    engine.start(TASK)
+    assert gpus(started)[3] == "GPU-bb"
+
+
+def test_gpus_that_the_sweep_was_given_are_those_that_are_shared_out(
+    started, two_gpus, monkeypatch
+):
+    """By a scheduler, or by hand."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-cc")
+    engine = LocalEngine(2)
+    engine.start(TASK)
+    engine.start(TASK)
+    assert gpus(started) == ["5", "GPU-cc"]
+
+
+@pytest.mark.parametrize(("jobs", "given"), [(1, None), (1, "0,1"), (2, "")])
+def test_what_a_training_sees_is_left_as_it_is(started, two_gpus, monkeypatch, jobs, given):
+    """Where there is one at a time, or no GPU is to be used."""
+    if given is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", given)
+    engine = LocalEngine(jobs)
+    engine.start(TASK)
+    assert gpus(started) == [given]
