@@ -196,7 +196,8 @@ def test_a_compiled_model_trains_the_weights_that_are_measured(tmp_path, monkeyp
     """The compiled callable shares the model's weights; torch.compile itself is torch's to test."""
     compiled = []
 
-    def compiling(model):
+    def compiling(model, *, dynamic):
+        assert not dynamic
         compiled.append(model)
         return lambda inputs: model(inputs)
 

@@ -324,7 +324,7 @@ def test_derpp_stores_the_logits_of_the_last_epochs_steps():
 
     for position in range(3):
         latest = {}
-        descent._forward = Listening()
+        descent._plain = descent._of_full = Listening()
         rehearsed = strategy._buffer.picks
         strategy.learn(position, descent)
         # Images of the buffer pass through the model, too, and their answers are not stored.
