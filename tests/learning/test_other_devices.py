@@ -15,7 +15,7 @@ from clear_mlflow.learning.device import resolve_precision
 from clear_mlflow.learning.ensembles.heads import descent_for
 from clear_mlflow.learning.inference.extract import Geometry, features_of
 from clear_mlflow.learning.loop import fresh_model
-from clear_mlflow.learning.progress import SilentProgress
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
@@ -42,7 +42,9 @@ def built(parameters, device):
     strategy = load_strategy(parameters.strategy)(
         parameters, stream, model, check_strategy(parameters)
     )
-    descent = descent_for(strategy, model, parameters, keys=stream.keys, progress=SilentProgress())
+    descent = descent_for(
+        strategy, model, parameters, keys=stream.keys, progress=TrainingProgress()
+    )
     return model, strategy, descent
 
 
@@ -152,7 +154,7 @@ def test_float32_on_a_gpu_is_float32(tmp_path, monkeypatch, precision, allowed):
     """In testing as in training; what a caller allows in its own process is as before."""
     stream, _ = random_stream(tmp_path, train=(6,), test=(2,), side=8)
     settings = replace(check(config(epochs=1)), precision=precision)
-    training = StreamTraining(settings, stream, "made up", SilentProgress())
+    training = StreamTraining(settings, stream, "made up", TrainingProgress())
     found = watched_arithmetic(monkeypatch, lambda: list(training.rows()))
     assert found == {(allowed, allowed)}
 
