@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torchvision
-from feature_streams import Silent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from learning_streams import CPU
@@ -23,6 +22,7 @@ from clear_mlflow.data import load_stream
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.loop import measure, train
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
 from clear_mlflow.learning.samples.photos import Photos
 
@@ -191,7 +191,7 @@ def test_a_network_answers_as_in_a_plain_torchvision_loop(tmp_path):
     asked |= {"epochs": "6", "batch_size": "8", "optimizer": "adam", "lr": "0.001"}
     parameters = TrainConfig.resolve({**asked, "precision": "off", "device": "cpu"})
     stream = DecodedStream(photos, image_size=64, augment="random_crop", device=CPU)
-    *_, last = train(stream, parameters, progress=Silent())
+    *_, last = train(stream, parameters, progress=TrainingProgress())
     ours = measure(last.model, stream.test(), device=CPU)
     transform = torchvision.transforms.Compose(
         [
