@@ -55,6 +55,7 @@ def train(
     allocator: bool | Literal["on", "off"] = True,
     compile: bool | Literal["on", "off"] = False,  # noqa: A002
     predictions: Literal["labels", "none", "probs"] = "labels",
+    metrics: str | Sequence[str] = "clear,renate",
     log_models: Literal["none", "last", "all"] = "none",
     resumable: bool | Literal["on", "off"] = True,
     seed: int = 0,
@@ -120,6 +121,8 @@ def train(
         compile: Compile the model with torch.compile.
         predictions: What to keep of each row's answers per test image: labels, probs or
             none.
+        metrics: Families of metrics to log, as ["clear", "gem"]; docs/metrics.md lists
+            them.
         log_models: Which buckets' models to store as artifacts: none, last or all.
         resumable: Store after each bucket what training goes on from (docs/resume.md);
             it is removed when the last row is stored.
@@ -184,6 +187,7 @@ def train_ensemble(
     allocator: bool | Literal["on", "off"] = True,
     compile: bool | Literal["on", "off"] = False,  # noqa: A002
     predictions: Literal["labels", "none", "probs"] = "labels",
+    metrics: str | Sequence[str] = "clear,renate",
     log_models: Literal["none", "last", "all"] = "none",
     resumable: bool | Literal["on", "off"] = True,
     seed: int = 0,
@@ -250,6 +254,8 @@ def train_ensemble(
         compile: Compile the model with torch.compile.
         predictions: What to keep of each row's answers per test image: labels, probs or
             none.
+        metrics: Families of metrics to log, as ["clear", "gem"]; docs/metrics.md lists
+            them.
         log_models: Which buckets' models to store as artifacts: none, last or all.
         resumable: Store after each bucket what training goes on from (docs/resume.md);
             it is removed when the last row is stored.
@@ -295,6 +301,7 @@ def track(
     test_ids: Sequence[Sequence[object]] | None = None,
     evaluation_set: EvaluationSet | None = None,
     run_name: str | None = None,
+    metrics: str | Sequence[str] = "clear,renate",
 ) -> LoopRun:
     """Track a training loop of your own, which hands over its rows: ``run.log_row(i, correct)``.
 
@@ -326,6 +333,7 @@ def track(
         test_ids: for each bucket, the name of each test image.
         evaluation_set: in place of both, a :class:`~clear_mlflow.core.predictions.EvaluationSet`.
         run_name: of a run that is opened.
+        metrics: families of metrics to log, as ["clear", "gem"]; docs/metrics.md lists them.
 
     Returns:
         A context manager; entering it gives itself.
@@ -336,11 +344,11 @@ def track(
         TrackingError: on entering, when MLflow cannot keep the run or it holds another loop's rows.
     """
     given = locals()
-    del given["run_name"]
+    del given["run_name"], given["metrics"]
     from clear_mlflow.core.loop_metadata import describe_loop
     from clear_mlflow.runs.loop_run import LoopRun
 
-    return LoopRun(describe_loop(**given), run_name)
+    return LoopRun(describe_loop(**given), run_name, metrics)
 
 
 def _matrix_of(scores: Scores) -> AccuracyMatrix:

@@ -14,6 +14,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.loop_metadata import describe_loop
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import shown
+from clear_mlflow.metrics import DEFAULT_FAMILIES
 from clear_mlflow.runs.loop_run import LoopRun
 
 _WHOLE = 0.01  # how far correct = accuracy x images may be from an integer, in images
@@ -32,7 +33,9 @@ class AdapterRun:
 
     def __init__(self, options: Mapping[str, Any], flush: Callable[[], None]) -> None:
         try:
-            describe_loop(buckets=1, **{k: v for k, v in options.items() if k != "run_name"})
+            of_loop = {k: v for k, v in options.items() if k not in ("run_name", "metrics")}
+            families = options.get("metrics", DEFAULT_FAMILIES)
+            LoopRun(describe_loop(buckets=1, **of_loop), metrics=families)
         except TypeError as error:
             raise ConfigError(f"{error}; an adapter takes what clear_mlflow.track takes") from error
         self._options = dict(options)

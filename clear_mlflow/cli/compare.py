@@ -11,6 +11,7 @@ from clear_mlflow.cli.options import (
     check_engine,
     comparison_options,
     engine_options,
+    families_option,
     grouping,
     listed,
     metric_option,
@@ -21,7 +22,7 @@ from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.learning.config import AUTO, NONE
-from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.metrics import DEFAULT_FAMILIES, Metric, family_names, of_families
 from clear_mlflow.metrics._user import load_own_metrics
 
 
@@ -29,6 +30,7 @@ from clear_mlflow.metrics._user import load_own_metrics
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @run_selection_options
 @comparison_options(group_by="strategy,dataset")
+@families_option
 @metric_option
 @click.option(
     "--baseline",
@@ -52,6 +54,7 @@ def compare(
     filter_string: str,
     group_by: str,
     rank_by: str,
+    metrics: str,
     metric: str,
     baseline: str,
     margin: str,
@@ -76,6 +79,8 @@ def compare(
     largest = None if margin == NONE else _points(margin)
     check_engine(engine, address)
     num_jobs = number_of_jobs(jobs)
+    named = () if metrics == NONE else family_names(metrics)
+    families = of_families(dict.fromkeys((*DEFAULT_FAMILIES, *named)))
     own = _own_metrics(metric)
 
     from clear_mlflow.cli.output import print_comparison, print_links
@@ -101,7 +106,7 @@ def compare(
             select(client, selection),
             group_by=by,
             rank_by=None if rank_by == AUTO else rank_by,
-            metrics=(*METRICS, *own),
+            metrics=(*families, *own),
             baseline=None if baseline == NONE else baseline,
             margin=largest,
             named=bool(run_ids),
@@ -114,6 +119,7 @@ def compare(
         for name, text in (
             ("experiment", experiment),
             ("filter", filter_string),
+            ("metrics", metrics),
             ("metric", metric),
             ("baseline", baseline),
             ("margin", margin),

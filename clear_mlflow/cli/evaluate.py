@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 
 import click
@@ -13,6 +14,7 @@ from clear_mlflow.cli.options import (
     check_engine,
     dry_run_option,
     engine_options,
+    families_option,
     listed,
     metric_option,
     number_of_jobs,
@@ -23,7 +25,7 @@ from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.importers import Reading, RowPattern
 from clear_mlflow.learning.config import AUTO, NONE
-from clear_mlflow.metrics import METRICS
+from clear_mlflow.metrics import family_names, of_families
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics._user import load_own_metrics
 
@@ -35,6 +37,14 @@ from clear_mlflow.metrics._user import load_own_metrics
     type=click.Choice(["all", "unscored"]),
     default="all",
     help="unscored: leave out runs that have a score; alone, it takes all experiments.",
+)
+@families_option
+@click.option(
+    "--joint-run",
+    default=NONE,
+    metavar="RUN",
+    help="Id of a run that is trained on all buckets so far at once: adds chaudhry/intransigence, "
+    "which is measured against it.",
 )
 @metric_option
 @click.option(
@@ -93,6 +103,8 @@ def evaluate(
     experiment: str,
     filter_string: str,
     only: str,
+    metrics: str,
+    joint_run: str,
     metric: str,
     rows: str,
     rows_scale: str,
@@ -135,6 +147,11 @@ def evaluate(
             f"data_root is {data_root}, which is where stored models are tested again; pass "
             "from_models=yes with it, or leave it out"
         )
+    if from_models == "yes" and (metrics != NONE or joint_run != NONE):
+        raise ConfigError(
+            f"from_models is yes beside metrics {metrics!r} and joint_run {joint_run!r}; test the "
+            "models first, then add metrics to the runs that this gives"
+        )
     if from_models == "yes" and (pattern or dry_run == "yes"):
         raise ConfigError(
             "from_models is yes beside rows or a dry run; testing models gives rows of its own, "
@@ -148,12 +165,15 @@ def evaluate(
     check_engine(engine, address)
     reading = Reading(scale=rows_scale, future=rows_future)
     num_jobs = number_of_jobs(jobs)
+    families = list(family_names(metrics)) if metrics != NONE else []
+    if joint_run != NONE:
+        families.append("chaudhry")
     own = load_own_metrics(list(listed(metric)))
 
     from clear_mlflow.cli.scoring_output import Summary, shown_while
     from clear_mlflow.evaluation.evaluate_run import ResultFile
     from clear_mlflow.evaluation.foreign_rows import adopt_rows
-    from clear_mlflow.evaluation.rescore import Evaluation
+    from clear_mlflow.evaluation.rescore import Evaluation, joint_record
     from clear_mlflow.store.client import preflight, set_up_mlflow
     from clear_mlflow.store.names import KIND_EVALUATE
     from clear_mlflow.store.search import Selection, mark_run_of_project, select
@@ -164,7 +184,7 @@ def evaluate(
         named=bool(run_ids),
         dry_run=dry,
         verify=verify,
-        metrics=(*METRICS, *own.matrix),
+        metrics=(*of_families(dict.fromkeys(families)), *own.matrix),
         prediction_metrics=(*predicted.METRICS, *own.predictions),
         accept_new=accept_new_definitions == "yes",
         pictures=pictures,
@@ -190,6 +210,8 @@ def evaluate(
     cluster = RayCluster(address) if engine == "ray" else None
     with cluster or nullcontext(), stoppable() as received, scratch_folder():
         client = preflight(opens_run=False)
+        if joint_run != NONE:
+            evaluation = replace(evaluation, joint=joint_record(client, joint_run))
         own_run = mark_run_of_project(client, KIND_EVALUATE)
         with ResultFile() as results:
             runs = select(client, selection)

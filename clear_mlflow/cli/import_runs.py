@@ -24,6 +24,7 @@ from clear_mlflow.core.untrusted import MAX_IMPORTED_FILES
 from clear_mlflow.data.files import is_folder
 from clear_mlflow.importers import FORMATS, Reading, load, passed_over, read_runs, recognise
 from clear_mlflow.learning.config import AUTO, NONE
+from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
 
 if TYPE_CHECKING:
     from clear_mlflow.evaluation.import_run import Importer
@@ -114,6 +115,12 @@ class Line:
     help="Keys of the buckets; auto is what a file tells, else 1 to T.",
 )
 @click.option(
+    "--metrics",
+    default=",".join(DEFAULT_FAMILIES),
+    metavar="FAMILY[,FAMILY...]",
+    help="Families of metrics to log; docs/metrics.md lists them.",
+)
+@click.option(
     "--again",
     is_flag=True,
     help="Import a file once more whose content the experiment holds already.",
@@ -133,6 +140,7 @@ def import_runs(
     future: str,
     num_instances: str,
     buckets: str,
+    metrics: str,
     again: bool,
 ) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
@@ -150,6 +158,7 @@ def import_runs(
         buckets=None if buckets == AUTO else tuple(key.strip() for key in buckets.split(",")),
     )
     number = _seed(seed)
+    families = family_names(metrics)
 
     from clear_mlflow.evaluation.import_run import Importer, ImportMetadata
     from clear_mlflow.store.client import preflight, set_up_mlflow
@@ -162,6 +171,7 @@ def import_runs(
         seed=number,
         protocol=protocol,
         split=split,
+        families=families,
     )
     lines: list[Line] = []
     with stoppable() as received, suppress(KeyboardInterrupt):

@@ -114,6 +114,17 @@ def metric_option(command: Command) -> Command:
     )(command)
 
 
+def families_option(command: Command) -> Command:
+    """``--metrics``, as metrics: families with commas between, for ``family_names``."""
+    return click.option(
+        "--metrics",
+        default=NONE,
+        metavar="FAMILY[,FAMILY...]",
+        help="Families of metrics, as gem,wild_time, beside those there are without it: what a run "
+        "logs, and what runs are compared by; see docs/metrics.md.",
+    )(command)
+
+
 def dry_run_option(command: Command) -> Command:
     """``--dry-run``, as dry_run: the text yes or no."""
     return yes_or_no_option("--dry-run", help="Say what would be done, and write nothing.")(command)

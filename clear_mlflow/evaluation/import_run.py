@@ -18,8 +18,10 @@ from clear_mlflow.core.text import shortened
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import Imported, as_rows
+from clear_mlflow.metrics import DEFAULT_FAMILIES
 from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.runs.tracked_run import now
+from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -38,6 +40,7 @@ class ImportMetadata:
     seed: int | None = None
     protocol: str = "iid"
     split: str = TEST
+    families: tuple[str, ...] = DEFAULT_FAMILIES  # of metrics to log
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class Importer:
             names.IMPORTED_FROM_TAG: shown_file,
             names.IMPORT_FORMAT_TAG: kind,
             names.VERSION_TAG: __version__,
+            **families_tag(self.facts.families, {}),
             **facts,
         }
         with mlflow_errors(f"open a run for {shown_file}"):

@@ -14,7 +14,8 @@ from mlflow.entities import LifecycleStage, Run
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.errors import ClearError, RecordError
-from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric
+from clear_mlflow.core.record import Record
+from clear_mlflow.metrics import ALL_METRICS, Metric
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.runs.lifecycle import end
 from clear_mlflow.scoring.plan import Depth
@@ -65,7 +66,9 @@ class Evaluation:
         dry_run: write nothing.
         verify: when a search reads row artifacts although a tag holds the rows; see
             :func:`~clear_mlflow.store.matrices.stored_rows_of`.
-        metrics: to compute.
+        metrics: to compute beside those of the families that each run logs; the families of those
+            that are built in are logged from then on.
+        joint: the record of a joint run, which intransigence is measured against.
         prediction_metrics: to compute of stored predictions, where a run kept any.
         accept_new: overwrite values of other versions of a metric's definition.
         pictures: ``yes``: draw them; ``no``: only where there is one; ``auto``: of runs that were
@@ -79,7 +82,8 @@ class Evaluation:
     named: bool = False
     dry_run: bool = False
     verify: str = "auto"
-    metrics: Sequence[Metric] = METRICS
+    metrics: Sequence[Metric] = ()
+    joint: Record | None = None
     prediction_metrics: Sequence[predicted.PredictionMetric] = predicted.METRICS
     accept_new: bool = False
     pictures: str = "auto"
@@ -171,7 +175,7 @@ class Evaluation:
 
     @property
     def _versions(self) -> dict[str, int]:
-        of_rows = {metric.name: metric.version for metric in self.metrics}
+        of_rows = {metric.name: metric.version for metric in (*ALL_METRICS, *self.metrics)}
         return of_rows | {metric.name: metric.version for metric in self.prediction_metrics}
 
     def _scored(self, client: MlflowClient, run: Run, ours: bool) -> Scores:
@@ -186,6 +190,7 @@ class Evaluation:
     def _scoring(self, ours: bool) -> Scoring:
         return Scoring(
             metrics=self.metrics,
+            joint=self.joint,
             prediction_metrics=self.prediction_metrics,
             verify="all" if self.named else self.verify,
             depth=Depth(
@@ -201,6 +206,21 @@ class Evaluation:
         if not client.tracking_uri.startswith("sqlite:"):
             return nullcontext()
         return self._writing if self.turn is None else self.turn()
+
+
+def joint_record(client: MlflowClient, run_id: str) -> Record:
+    """The rows of the run that others' intransigence is measured against.
+
+    Raises:
+        TrackingError: there is no such run, or the store does not answer.
+        RecordError: it holds no row, or a damaged one.
+    """
+    with mlflow_errors(f"read the joint run {run_id}"):
+        run = client.get_run(run_id)
+    record = read_scores(client, run).record
+    if record is None:
+        raise RecordError(f"the joint run {run_id} holds no row to measure others against")
+    return record
 
 
 def _failed(run_id: str, run_name: str, detail: str) -> ScoringResult:

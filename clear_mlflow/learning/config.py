@@ -21,6 +21,7 @@ from clear_mlflow.core.predictions import KEEP_PREDICTIONS
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.learning.registry import known_strategies, strategy_names
+from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
 
 AUTO = "auto"
 NONE = "none"
@@ -83,6 +84,8 @@ _FEATURES_RECIPE: Mapping[str, str] = {
     "lr_step": "60",
     "precision": "off",  # a layer eleven numbers wide waits for memory, not for arithmetic
 }
+
+_DEFAULT_METRICS = ",".join(DEFAULT_FAMILIES)
 
 EMBEDDED_RECIPES: Mapping[str, Mapping[str, str]] = {
     "digits": _DIGITS_RECIPE,
@@ -187,6 +190,10 @@ def _seeds(text: str) -> str:
     if len(set(seeds)) < len(seeds):
         raise ValueError("expected distinct seeds, as 0,1,2")
     return ",".join(str(seed) for seed in seeds)
+
+
+def _families(text: str) -> str:
+    return ",".join(family_names(text))
 
 
 def _split(text: str) -> str:
@@ -430,6 +437,14 @@ class TrainConfig:
         default="labels",
         help="What to keep of each row's answers per test image: labels, probs or none.",
     )
+    metrics: str = _parameter(
+        _families,
+        default=_DEFAULT_METRICS,
+        python="str | Sequence[str]",
+        about='Families of metrics to log, as ["clear", "gem"]; docs/metrics.md lists them.',
+        help="Families of metrics to log, with commas between, as clear,gem; docs/metrics.md lists "
+        "them.",
+    )
     log_models: str = _parameter(
         _one_of(NONE, "last", "all"),
         default=NONE,
@@ -575,12 +590,14 @@ def stored_parameters(stored: Mapping[str, str]) -> dict[str, str]:
     """Parameters that a run stored, with those that the version which trained it did not have.
 
     Before there was ``augment``, photographs were ``square``; embedded digits were as they are now.
+    Before there was ``metrics``, every run logged what is now the default.
 
     Args:
         stored: parameter name to text.
     """
+    stored = {"metrics": _DEFAULT_METRICS, **stored}
     if "augment" in stored:
-        return dict(stored)
+        return stored
     as_they_are = stored.get("features", NONE) != NONE or (
         stored.get("dataset", "digits") == "digits"
         and stored.get("image_size", AUTO) in (AUTO, _DIGITS_RECIPE["image_size"])
@@ -602,7 +619,7 @@ def read_config_file(path: Path) -> dict[str, str]:
             "config.json of a run is"
         ) from error
     # A run's own names all parameters that there were; what a user wrote may leave out any.
-    is_of_a_run = content.keys() >= parameter_defaults().keys() - {"augment"}
+    is_of_a_run = content.keys() >= parameter_defaults().keys() - {"augment", "metrics"}
     return stored_parameters(content) if is_of_a_run else content
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,9 +23,10 @@ from clear_mlflow.core.text import printable, shortened, shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.measured import MeasuredRow
-from clear_mlflow.metrics import explain, summarize
+from clear_mlflow.metrics import DEFAULT_FAMILIES, explain, family_names, of_families, summarize
 from clear_mlflow.runs.lifecycle import close, end, open_run, result_of_block
 from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun
+from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import bound_retries, mlflow_errors, preflight
@@ -46,10 +47,20 @@ class LoopRun:
     Args:
         facts: what is known of the loop.
         run_name: of a run that is opened; made of the facts when not given.
+        metrics: families of metrics to log, or their names with commas between.
+
+    Raises:
+        ConfigError: there is no such family.
     """
 
-    def __init__(self, facts: LoopMetadata, run_name: str | None = None) -> None:
+    def __init__(
+        self,
+        facts: LoopMetadata,
+        run_name: str | None = None,
+        metrics: str | Sequence[str] = DEFAULT_FAMILIES,
+    ) -> None:
         self._facts = facts
+        self._families = family_names(metrics if isinstance(metrics, str) else ",".join(metrics))
         self._run_name = run_name
         self._client: MlflowClient | None = None
         self._run: _TrackedLoopRun | None = None
@@ -80,7 +91,7 @@ class LoopRun:
                     f"run {run_id} is being trained into already; end that block first"
                 )
         try:
-            self._run = _TrackedLoopRun(client, run_id, self._facts)
+            self._run = _TrackedLoopRun(client, run_id, self._facts, self._families)
             self._run.__enter__()
             try:
                 self._run.log_loop()
@@ -184,7 +195,7 @@ class LoopRun:
             return dict(self._scores.summary)
         if self._run is None or not self._run.known:
             return {}
-        return summarize(self.matrix, self._facts.protocol)
+        return summarize(self.matrix, self._facts.protocol, of_families(self._families))
 
     @property
     def reasons(self) -> dict[str, str]:
@@ -193,7 +204,7 @@ class LoopRun:
             return dict(self._scores.reasons)
         if self._run is None or not self._run.known:
             return {}
-        return explain(self.matrix, self._facts.protocol)
+        return explain(self.matrix, self._facts.protocol, of_families(self._families))
 
 
 class _TrackedLoopRun(TrackedRun):
@@ -203,10 +214,13 @@ class _TrackedLoopRun(TrackedRun):
         client: the store.
         run_id: of the run, which is there.
         facts: what is known of the loop.
+        families: of metrics to log.
     """
 
-    def __init__(self, client: MlflowClient, run_id: str, facts: LoopMetadata) -> None:
-        super().__init__(client, run_id)
+    def __init__(
+        self, client: MlflowClient, run_id: str, facts: LoopMetadata, families: Sequence[str]
+    ) -> None:
+        super().__init__(client, run_id, families)
         self._loop = facts
         self._keeps: str | None = None
         self.known: dict[int, AccuracyRow] = {}  # rows that the run holds
@@ -273,6 +287,7 @@ class _TrackedLoopRun(TrackedRun):
             names.KIND_TAG: names.KIND_TRAIN,
             names.VERSION_TAG: __version__,
             names.PROCESS_TAG: heartbeat(),
+            **families_tag(self.families, run.data.tags),
         }
         if names.ERROR_TAG in run.data.tags:  # of an earlier try
             self.client.delete_tag(self.run_id, names.ERROR_TAG)

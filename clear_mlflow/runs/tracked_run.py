@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from types import TracebackType
@@ -25,6 +25,8 @@ from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.sender import Sender, exit_patience, unsent_error
 from clear_mlflow.learning.measured import MeasuredRow
+from clear_mlflow.metrics import Metric as MatrixMetric
+from clear_mlflow.metrics import of_families
 from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.runs.background import BackgroundWorker
 from clear_mlflow.runs.lifecycle import beat
@@ -61,15 +63,22 @@ class TrackedRun(ABC):
     Args:
         client: the store.
         run_id: of the run, which is there.
+        families: of metrics that each row adds a value to.
         leader: the run above this one, of an ensemble; its thread does this run's work, too, and
             no picture is drawn per row.
     """
 
     def __init__(
-        self, client: MlflowClient, run_id: str, *, leader: TrackedRun | None = None
+        self,
+        client: MlflowClient,
+        run_id: str,
+        families: Sequence[str],
+        *,
+        leader: TrackedRun | None = None,
     ) -> None:
         self.client = client
         self.run_id = run_id
+        self.families = tuple(families)
         self._run_name = run_id
         self._about: RunMetadata | None = None
         self._rows: list[AccuracyRow] = []
@@ -136,7 +145,7 @@ class TrackedRun(ABC):
         protocol = record.protocol
         time = milliseconds(record.written_at)
         self._sender.wait_delivered()
-        points = _metrics_of(matrix, protocol, row.row, time)
+        points = _metrics_of(matrix, protocol, row.row, time, of_families(self.families))
         self._sender.send(self._sender.keep_metrics(self.run_id, points))
         if self._leader is None:
             self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
@@ -224,7 +233,9 @@ def now() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
-def _metrics_of(matrix: AccuracyMatrix, protocol: str, step: int, time: int) -> list[Metric]:
+def _metrics_of(
+    matrix: AccuracyMatrix, protocol: str, step: int, time: int, metrics: Sequence[MatrixMetric]
+) -> list[Metric]:
     """What a row adds to every series."""
-    values = values_at(matrix.masked(protocol), step)
+    values = values_at(matrix.masked(protocol), step, metrics)
     return to_metrics(Point(name, value, time, step) for name, value in values.items())

@@ -22,9 +22,11 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, argument_text, parameter_defaults
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
+from clear_mlflow.metrics import family_names
 from clear_mlflow.runs.lifecycle import open_run
 from clear_mlflow.runs.resume import ResumePoint, data_of, rows_before
 from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun, now
+from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
@@ -57,7 +59,7 @@ class TrainingRun(TrackedRun):
         leader: TrackedRun | None = None,
         resumed: ResumePoint | None = None,
     ) -> None:
-        super().__init__(client, run_id, leader=leader)
+        super().__init__(client, run_id, family_names(config.metrics), leader=leader)
         self.config = config
         self.asked = asked
         self._facts: StreamMetadata | None = None
@@ -263,6 +265,7 @@ class TrainingRun(TrackedRun):
             names.KIND_TAG: self._kind,
             names.VERSION_TAG: __version__,
             names.PROCESS_TAG: heartbeat(),
+            **families_tag(self.families, run.data.tags),
         }
         for tag in (names.ERROR_TAG, names.DIVERGED_TAG):  # of an earlier try
             if tag in run.data.tags:

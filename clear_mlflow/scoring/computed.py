@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import FailedMetricError
 from clear_mlflow.core.record import Record, RowRecord
-from clear_mlflow.metrics import METRICS, Metric, course
+from clear_mlflow.metrics import DEFAULT_FAMILIES, METRICS, Metric, course
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics.from_predictions import PredictionMetric, Predictions, confusion
 from clear_mlflow.report.confusion import confusion_png
@@ -61,6 +61,7 @@ class Computed:
     record: Record
     digest: str  # of the files that the rows were read from
     matrix_tag: str | None  # the rows as the run's matrix tag should have them; None: no room
+    families: tuple[str, ...]  # of metrics that the run logs
     points: Series
     times: Mapping[int, int]  # step to milliseconds since the epoch
     summary: Mapping[str, float]
@@ -83,6 +84,7 @@ def compute(
     *,
     digest: str,
     matrix_tag: str | None,
+    families: tuple[str, ...] = DEFAULT_FAMILIES,
     metrics: Sequence[Metric] = METRICS,
     prediction_metrics: Sequence[PredictionMetric] = predicted.METRICS,
     answers: PredictionScores | None = None,
@@ -95,7 +97,8 @@ def compute(
         record: what :func:`~clear_mlflow.core.record.assemble` made of them.
         digest: of the files that they were read from.
         matrix_tag: the rows as a tag holds them; None where they do not fit.
-        metrics: to compute.
+        families: of metrics that the run logs.
+        metrics: to compute: theirs, and others that were asked for.
         prediction_metrics: those that *answers* were computed with.
         answers: what the run's predictions define; None where it kept none.
     """
@@ -111,6 +114,7 @@ def compute(
         record=record,
         digest=digest,
         matrix_tag=matrix_tag,
+        families=families,
         points=all_series(record.evidence, over_steps.series) | dict(answers.points),
         times=_times(records, record.matrix.num_rows),
         summary=over_steps.summary | dict(answers.summary),

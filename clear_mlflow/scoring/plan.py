@@ -18,6 +18,7 @@ from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object, json_value
 from clear_mlflow.report.markdown import description
 from clear_mlflow.scoring.computed import Computed
+from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.series import Point, points_of
 from clear_mlflow.store import names
 
@@ -149,6 +150,7 @@ def plan(stored: Stored, computed: Computed, depth: Depth) -> Plan:
         names.ROWS_TAG: computed.rows_state,
         names.SCORED_TAG: f"{computed.digest} {_PICTURES}" if both.heat_map else computed.digest,
         **_matrix_tag(stored.tags, computed.matrix_tag),
+        **families_tag(computed.families, stored.tags),
         **_version_tags(stored.tags, both),
     }
     # Not before all of it is stored: what is left alone is looked at again.

@@ -13,10 +13,16 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.record import Record, assemble, row_file_name
-from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.metrics import Metric
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.scoring.apply import apply_plan
 from clear_mlflow.scoring.computed import Computed, compute
+from clear_mlflow.scoring.families import (
+    against_joint,
+    logged_families,
+    metrics_of,
+    with_families_of,
+)
 from clear_mlflow.scoring.plan import (
     Depth,
     LookUp,
@@ -40,14 +46,18 @@ class Scoring:
     """What is computed of a run, and how closely its store is looked at.
 
     Args:
-        metrics: to compute of the matrix.
+        metrics: to compute of the matrix, beside those of the families that the run logs; the
+            families of those that are built in are logged from then on.
+        joint: the record of a run that is trained on all buckets so far at once; None: no such run
+            is named.
         prediction_metrics: to compute of stored predictions, where a run kept any.
         verify: when row artifacts are looked at although a tag holds the rows; see
             :func:`~clear_mlflow.store.matrices.stored_rows_of`.
         depth: how the store is compared with what is computed.
     """
 
-    metrics: Sequence[Metric] = METRICS
+    metrics: Sequence[Metric] = ()
+    joint: Record | None = None
     prediction_metrics: Sequence[predicted.PredictionMetric] = predicted.METRICS
     verify: str = "all"
     depth: Depth = field(default_factory=Depth)
@@ -110,13 +120,18 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
         # The tag of its rows shows it, too, except of a matrix too large for one.
         missing = set(range(1, record.matrix.num_buckets + 1)) - set(record.rows)
         raise lost_rows_error(run, row_file_name(min(missing)))
+    families = with_families_of(logged_families(run.data.tags), scoring.metrics)
+    metrics = metrics_of(families, scoring.metrics)
+    if scoring.joint is not None:
+        metrics = against_joint(metrics, record, scoring.joint)
     computed = compute(
         run_name,
         rows.records,
         record,
         digest=rows.digest,
         matrix_tag=rows.tag,
-        metrics=scoring.metrics,
+        families=families,
+        metrics=metrics,
         prediction_metrics=scoring.prediction_metrics,
         answers=read_prediction_scores(
             client,

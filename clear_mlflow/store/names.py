@@ -22,6 +22,8 @@ ROWS_TAG = "clear_mlflow.rows"
 SCORED_TAG = "clear_mlflow.scored"
 # The rows themselves, in a form that a listing of runs brings: see matrix_tag.py.
 MATRIX_TAG = "clear_mlflow.matrix"
+# Which families of metrics the run logs, with commas between; without it, the default ones.
+METRICS_TAG = "clear_mlflow.metrics"
 # Which definition of each metric the logged values are of, as JSON: name to version.
 VERSIONS_TAG = "clear_mlflow.metric_versions"
 # Versions whose values were overwritten on request, as JSON: name to the versions before.

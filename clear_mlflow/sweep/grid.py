@@ -101,7 +101,8 @@ def fingerprint(config: TrainConfig) -> str:
     >>> fingerprint(TrainConfig.resolve({})) == fingerprint(TrainConfig.resolve({"lr": "0.020"}))
     True
     """
-    return digest_of(config.as_text())
+    # What is logged of a run decides nothing of its rows: other metrics are no other run.
+    return digest_of({k: text for k, text in config.as_text().items() if k != "metrics"})
 
 
 def digest_of(content: Any) -> str:

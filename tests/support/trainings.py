@@ -17,10 +17,11 @@ class KnownTraining:
     correct: Sequence[Sequence[int]]  # row by row, the initialisation first; of NUM_TEST images
     ends_with: BaseException | None = None
     digest: str = "sha256:" + "ab" * 32
+    metrics: str = "clear,renate"
 
     @property
     def config(self) -> TrainConfig:
-        return TrainConfig.resolve({"seed": "7"})
+        return TrainConfig.resolve({"seed": "7", "metrics": self.metrics})
 
     @property
     def facts(self) -> StreamMetadata:

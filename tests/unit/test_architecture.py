@@ -19,7 +19,7 @@ ROOMS: dict[str, set[str]] = {
     "importers": {"core"},
     "engines": {"core"},
     "data": {"core"},
-    "learning": {"core", "data"},
+    "learning": {"core", "metrics", "data"},
     "process": {"core", "learning"},
     "store": {"core", "metrics"},
     "scoring": {"core", "metrics", "report", "store"},

@@ -159,14 +159,16 @@ def test_no_weight_of_a_head_on_stored_features_decays():
 )
 def test_runs_of_before_there_was_augment_were_squares(stored, augment):
     """What they stored says no such thing; it is known all the same."""
-    assert stored_parameters(stored) == {**stored, "augment": augment}
+    found = stored_parameters(stored)
+    assert found == {**stored, "augment": augment, "metrics": "clear,renate"}
+    assert stored_parameters({**stored, "metrics": "gem"})["metrics"] == "gem"
 
 
 def test_a_configuration_of_an_earlier_run_repeats_it(tmp_path):
     """All that there was is there; a file that a user wrote gets the defaults of now."""
     clear = {"dataset": "clear10", "data_root": "/d"}
     old = TrainConfig.resolve(clear).as_text()
-    del old["augment"]
+    del old["augment"], old["metrics"]
     path = tmp_path / "config.json"
     path.write_text(json.dumps(old))
     assert TrainConfig.resolve(read_config_file(path)).augment == "square"

@@ -1,6 +1,7 @@
 """The families beyond CLEAR's and Renate's: against loops, and against their authors' programs."""
 
 import math
+import re
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from clear_mlflow.metrics import (
     wild_time,
 )
 
+ROOT = Path(__file__).parents[2]
 PUBLISHED = Path(__file__).parents[3] / "shared" / "clear10_challenge_second_place.csv"
 
 TWINS = ("gem", "chaudhry", "diaz_rodriguez", "wild_time", "tic", "capymoa", "icarl")
@@ -405,6 +407,26 @@ def test_unknown_families_are_one_line_with_the_list(text):
     assert "\n" not in str(error.value)
 
 
+def table_of_words():
+    """Lines of docs/metrics.md's table of names that share a word: the names, and their number."""
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    table = page.split("| word | names that are the same number |")[1].split("\n\n")[0]
+    lines = [line.split("|")[2:4] for line in table.splitlines()[2:]]
+    return [(re.findall(r"`([^`]+)`", told), number.strip()) for told, number in lines]
+
+
+def test_the_page_sets_in_one_line_what_is_one_number():
+    """Every name once; together stand those, and only those, that agree on every matrix."""
+    lines = [names for names, _ in table_of_words()]
+    listed = [name for names in lines for name in names]
+    assert len(set(listed)) == len(listed)
+    one = {name: SAME.get(name, name) for name in listed}
+    assert all(len({one[name] for name in names}) == 1 for names in lines)
+    assert len({one[names[0]] for names in lines}) == len(lines)
+    left_out = {metric.name for metric in NEW} - {*listed}
+    assert left_out == {"gem/forward_transfer", "chaudhry/intransigence"}
+
+
 # The matrix has no licence: it lies beside the project and not in it, and not on every machine.
 if PUBLISHED.exists():
 
@@ -419,3 +441,9 @@ if PUBLISHED.exists():
             ("tic/forward_transfer", 0.8865838),
         ):
             assert found[name] == pytest.approx(published, abs=6e-8)
+
+    def test_the_page_shows_what_the_published_matrix_gives():
+        """Each number of the table, in its four digits."""
+        found = summarize(AccuracyMatrix(np.loadtxt(PUBLISHED, delimiter=",")), metrics=ALL_METRICS)
+        for names, number in table_of_words():
+            assert {f"{found[name]:.4f}" for name in names} == {number}

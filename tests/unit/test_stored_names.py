@@ -15,6 +15,7 @@ def test_the_tags_of_stored_runs_stay():
         "ROWS_TAG": "rows",
         "SCORED_TAG": "scored",
         "MATRIX_TAG": "matrix",
+        "METRICS_TAG": "metrics",
         "VERSIONS_TAG": "metric_versions",
         "REPLACED_TAG": "replaced_definitions",
         "NOTE_TAG": "note",

@@ -1,0 +1,74 @@
+"""Which families of metrics a run logs: those its tag names, the default ones without a tag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+from clear_mlflow.core.errors import UndefinedMetricError
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.record import Record
+from clear_mlflow.metrics import DEFAULT_FAMILIES, FAMILIES, Metric, chaudhry, of_families
+from clear_mlflow.store import names
+
+
+def logged_families(tags: Mapping[str, str]) -> tuple[str, ...]:
+    """The families that a run logs, in order.
+
+    A later version of this program may have written families that this one does not know.
+    """
+    text = tags.get(names.METRICS_TAG)
+    return DEFAULT_FAMILIES if text is None else tuple(dict.fromkeys(text.split(",")))
+
+
+def families_tag(families: Sequence[str], tags: Mapping[str, str]) -> dict[str, str]:
+    """The tag that says which families a run logs; none where what it has says so already."""
+    if tuple(families) == logged_families(tags):
+        return {}
+    return {names.METRICS_TAG: ",".join(families)}
+
+
+def with_families_of(families: Sequence[str], metrics: Iterable[Metric]) -> tuple[str, ...]:
+    """Families, and behind them those of further metrics that are built in."""
+    more = (metric.name.split("/")[0] for metric in metrics)
+    return tuple(dict.fromkeys([*families, *(name for name in more if name in FAMILIES)]))
+
+
+def metrics_of(families: Sequence[str], metrics: Sequence[Metric]) -> tuple[Metric, ...]:
+    """The metrics of the families that this program knows, and further ones, each once."""
+    known = of_families(name for name in families if name in FAMILIES)
+    return tuple({metric.name: metric for metric in (*known, *metrics)}.values())
+
+
+def against_joint(metrics: Sequence[Metric], record: Record, joint: Record) -> tuple[Metric, ...]:
+    """The same metrics, intransigence measured against a joint run.
+
+    Args:
+        metrics: to compute.
+        record: of the run that they are computed of.
+        joint: of a run that is trained on all buckets so far at once.
+    """
+    found = partial(chaudhry.intransigence, joint=joint.evidence)
+    if (difference := _difference(record, joint)) is not None:
+        found = partial(_incomparable, f"needs a joint run of the same {difference}")
+    return tuple(
+        replace(metric, function=found) if metric.function is chaudhry.intransigence else metric
+        for metric in metrics
+    )
+
+
+def _difference(record: Record, joint: Record) -> str | None:
+    """What forbids to compare two runs cell by cell; None: nothing."""
+    ours, theirs = record.matrix, joint.matrix
+    if ours.buckets != theirs.buckets:
+        return "buckets"
+    if record.dataset.digest != joint.dataset.digest:
+        return "data (its digest is another)"
+    if record.split != joint.split:
+        return "split"
+    return None if record.protocol == joint.protocol else "protocol"
+
+
+def _incomparable(reason: str, matrix: AccuracyMatrix) -> float:
+    raise UndefinedMetricError(reason)

@@ -1,0 +1,204 @@
+"""Which families of metrics a run logs: chosen when it begins, and added to when it is old."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+from comparisons import counts, log_run, row_records
+from stored_runs import histories
+from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
+
+import clear_mlflow
+from clear_mlflow import AccuracyMatrix, series, summarize
+from clear_mlflow.adapters._run import AdapterRun
+from clear_mlflow.cli import main
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.record import assemble, row_file_name
+from clear_mlflow.metrics import FAMILIES, METRICS, of_families
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.store import names
+
+MATRIX = AccuracyMatrix(
+    [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],
+    initial=[c / NUM_TEST for c in FOUR_BUCKETS[0]],
+    num_instances=[NUM_TEST] * 4,
+)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+def of_matrix(found):
+    """What is of the matrix among a run's metrics or series."""
+    return {name: value for name, value in found.items() if name.split("/")[0] in FAMILIES}
+
+
+def steps(store, run_id):
+    """Each of these metrics at each step, of which none was logged twice."""
+    found = of_matrix(histories(store, run_id))
+    in_steps = {name: {step: value for step, _, value in h} for name, h in found.items()}
+    assert {n: len(h) for n, h in found.items()} == {n: len(h) for n, h in in_steps.items()}
+    return in_steps
+
+
+def only_run(store, experiment_id):
+    (run,) = store.search_runs([experiment_id])
+    return run
+
+
+def matrix_of(correct):
+    rows = row_records(correct)
+    return assemble({row_file_name(row.row.row): row for row in rows}).matrix
+
+
+def scored_by(store, run_id):
+    """Families of the metrics that a run holds, and those that its tag names."""
+    data = store.get_run(run_id).data
+    return {name.split("/")[0] for name in of_matrix(data.metrics)}, data.tags.get(
+        names.METRICS_TAG
+    )
+
+
+def test_a_training_logs_the_families_it_was_told(store, experiment_id):
+    """Per row and at its end; its description holds them, and no other ones are computed."""
+    training = KnownTraining(FOUR_BUCKETS, metrics="gem,worst_bucket")
+    train_in_process(store, training, {"metrics": "gem,worst_bucket"})
+    run = only_run(store, experiment_id)
+    chosen = of_families(("gem", "worst_bucket"))
+    assert of_matrix(run.data.metrics) == summarize(MATRIX, metrics=chosen)
+    assert steps(store, run.info.run_id) == series(MATRIX, metrics=chosen)
+    assert run.data.tags[names.METRICS_TAG] == "gem,worst_bucket"
+    assert run.data.params["metrics"] == "gem,worst_bucket"
+    note = run.data.tags["mlflow.note.content"]
+    assert "`gem/forward_transfer`" in note
+    assert "`clear/accuracy`" not in note
+    assert json.loads(run.data.tags[names.VERSIONS_TAG]).keys() >= {m.name for m in chosen}
+
+
+def test_without_a_choice_a_run_is_what_it_always_was(store, experiment_id):
+    """CLEAR's and Renate's metrics, and no tag that says so."""
+    train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
+    run = only_run(store, experiment_id)
+    assert of_matrix(run.data.metrics) == summarize(MATRIX, metrics=METRICS)
+    assert names.METRICS_TAG not in run.data.tags
+
+
+def test_a_loop_of_ones_own_logs_the_families_it_was_told(store, experiment_id):
+    """As a list or as a text; the metrics of a row are there before the next one."""
+    loop = {"buckets": 4, "num_instances": NUM_TEST}
+    with clear_mlflow.track(**loop, metrics=["renate", "tic"]) as run:
+        for row, correct in enumerate(FOUR_BUCKETS):
+            run.log_row(row, correct)
+        assert {name.split("/")[0] for name in run.scores} == {"renate", "tic"}
+        assert {name.split("/")[0] for name in run.reasons} <= {"renate", "tic"}
+    stored = only_run(store, experiment_id)
+    expected = series(MATRIX, metrics=of_families(("renate", "tic")))
+    assert steps(store, stored.info.run_id) == expected
+    assert stored.data.tags[names.METRICS_TAG] == "renate,tic"
+    with pytest.raises(ConfigError, match="'tick' is no family of metrics; expected some of clear"):
+        clear_mlflow.track(**loop, metrics="tick")
+    with pytest.raises(ConfigError, match="'tick' is no family"):
+        AdapterRun({"metrics": "tick"}, lambda: None)
+    for told in ({"metrics": "tic"}, {}):
+        AdapterRun(told, lambda: None)
+
+
+def test_evaluate_adds_families_to_old_runs(store, experiment_id):
+    """With all their steps; what was there stays, twice changes nothing, and they stay chosen."""
+    correct = counts(150, 0)
+    run = log_run(store, experiment_id, "naive", correct, strategy="naive")
+    assert invoke("evaluate", "--experiment", "test").exit_code == 0
+    before = steps(store, run.info.run_id)
+    done = invoke("evaluate", "--experiment", "test", "--metrics", "wild_time,gem")
+    assert done.exit_code == 0, done.output
+    after = steps(store, run.info.run_id)
+    assert before.items() <= after.items()
+    families = ("clear", "renate", "wild_time", "gem")
+    assert after == series(matrix_of(correct), metrics=of_families(families))
+    assert scored_by(store, run.info.run_id) == ({*families}, "clear,renate,wild_time,gem")
+    for again in (("--metrics", "gem,wild_time"), ()):
+        done = invoke("evaluate", "--experiment", "test", *again)
+        assert "1 unchanged" in " ".join(done.output.split()), done.output
+    # What a run is scored by is its own choice from now on: a metric that is lost comes back.
+    shown = invoke("evaluate", "--run-id", run.info.run_id)
+    assert "wild_time/stream_worst" in shown.output
+
+
+def test_a_family_that_only_a_later_version_knows_stays(store, experiment_id):
+    """It is left in the tag, and the others are computed."""
+    tags = {names.METRICS_TAG: "gem,of_tomorrow"}
+    run = log_run(store, experiment_id, "a", counts(150, 0), strategy="a", tags=tags)
+    done = invoke("evaluate", "--experiment", "test")
+    assert done.exit_code == 0, done.output
+    assert scored_by(store, run.info.run_id) == ({"gem"}, "gem,of_tomorrow")
+    done = invoke("evaluate", "--experiment", "test", "--metrics", "clear")
+    assert scored_by(store, run.info.run_id) == ({"gem", "clear"}, "gem,of_tomorrow,clear")
+
+
+def test_intransigence_against_a_joint_run(store, experiment_id):
+    """At each step its diagonal less the run's own; a run of other data has a reason instead."""
+    correct, jointly = counts(150, 0), counts(180, 1)
+    run = log_run(store, experiment_id, "naive", correct, strategy="naive")
+    other = log_run(
+        store, experiment_id, "other", correct, strategy="naive", digest="sha256:" + "cd" * 32
+    )
+    joint = log_run(store, experiment_id, "joint", jointly, strategy="cumulative")
+    done = invoke("evaluate", "--experiment", "test", "--joint-run", joint.info.run_id)
+    assert done.exit_code == 0, done.output
+    ours, theirs = matrix_of(correct).values, matrix_of(jointly).values
+    name = "chaudhry/intransigence"
+    assert steps(store, run.info.run_id)[name] == pytest.approx(
+        {k: theirs[k - 1, k - 1] - ours[k - 1, k - 1] for k in range(1, 5)}, abs=1e-12
+    )
+    assert set(steps(store, joint.info.run_id)[name].values()) == {0.0}
+    data = store.get_run(other.info.run_id).data
+    assert name not in data.metrics
+    assert "same data" in data.tags["mlflow.note.content"]
+    done = invoke("evaluate", "--experiment", "test", "--joint-run", "0" * 32)
+    assert done.exit_code == 2
+    assert "joint run" in done.output
+
+
+def test_an_import_logs_the_families_it_was_told(store, experiment_id, tmp_path):
+    """From its first scoring on."""
+    path = tmp_path / "acc.csv"
+    path.write_text("0.75,0.5\n0.625,0.875\n")
+    done = invoke("import", path, "--metrics", "icarl,clear")
+    assert done.exit_code == 0, done.output
+    run = only_run(store, experiment_id)
+    assert scored_by(store, run.info.run_id) == ({"icarl", "clear"}, "icarl,clear")
+
+
+def test_compare_by_a_family(store, experiment_id):
+    """It ranks and is shown beside the others, which lead."""
+    for strategy, level in (("naive", 100), ("replay", 170)):
+        for seed in (0, 1):
+            log_run(
+                store, experiment_id, strategy, counts(level, seed), strategy=strategy, seed=seed
+            )
+    done = invoke(
+        "compare", "--experiment", "test", "--metrics", "worst_bucket",
+        "--rank-by", "worst_bucket/final_accuracy",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    (run,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
+    assert run.data.params["metrics"] == "worst_bucket"
+    assert run.data.params["rank_by"] == "worst_bucket/final_accuracy"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", "--experiment", "test"),
+        ("compare", "--experiment", "test"),
+        ("import", __file__),
+        ("train",),
+    ],
+)
+def test_an_unknown_family_is_one_line_with_the_list(command):
+    """Before anything is opened or trained."""
+    done = invoke(*command, "--metrics", "clear,rennate")
+    error = done.exception if isinstance(done.exception, ConfigError) else done.output
+    told = " ".join(str(error).split())
+    assert "'rennate' is no family of metrics; expected some of clear, renate, " in told
