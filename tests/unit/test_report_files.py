@@ -129,7 +129,7 @@ def test_description_shows_only_evidence():
     assert "90.0" not in describe(record)
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 70), st.text(max_size=150), st.text(max_size=300))
 def test_description_stays_below_the_limit_and_on_its_lines(width, title, fact):
     """MLflow cuts a longer one off; foreign text never ends a line or a cell, or starts a tag."""
