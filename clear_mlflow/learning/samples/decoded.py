@@ -184,11 +184,13 @@ class DecodedStream:
         """Images where a training reads them."""
         size = self.augmentation.size
         home = storage_device(photos.nbytes, self.device)
-        images: Photos | Tensor = photos if home.type == "cpu" else photos.to(home)
+        images: Photos | Tensor
         # There is one crop of such an image. It is cut once and not in every epoch.
         if size < _SMALL and not self.augmentation.flip and bool((photos.sizes == size).all()):
             images = _empty_images(len(labels), size, home)
             _fill_with_centres(images, photos)
+        else:
+            images = photos if home.type == "cpu" else photos.to(home)
         return Samples(images, torch.tensor(labels, device=home))
 
 
