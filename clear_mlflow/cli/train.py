@@ -71,14 +71,34 @@ def asked_parameters(
     metavar="RUN",
     help="Id of a run that was interrupted, to go on with it; its parameters are those it has.",
 )
+@click.option(
+    "--assume-dead",
+    type=click.Choice(["no", "yes"]),
+    default="no",
+    show_default=True,
+    help="With --resume: the process that trained into the run is dead, though its last sign of "
+    "life, from another machine or from before a restart, is young. If it lives, it loses the run.",
+)
 @train_options
 @click.pass_context
-def train(context: click.Context, /, resume: str, config_file: str, **asked: str) -> None:
+def train(
+    context: click.Context,
+    /,
+    resume: str,
+    assume_dead: str,
+    config_file: str,
+    **asked: str,
+) -> None:
     """Train on one bucket after another and test on all buckets after each.
 
     Every row of the accuracy matrix is stored in MLflow the moment it is measured. However the run
     ends, the rows are read back from there and scored.
     """
+    if assume_dead == "yes" and resume == NONE:
+        raise ConfigError(
+            "assume_dead is 'yes' and resume is 'none'; it is said of a run to resume: name that "
+            "run, or leave it out"
+        )
     place = place_of_environment()
     with StoppingSignals(tell=place.keeps_record) as signals:
         given = _given_to_resume(context, resume, config_file, asked, place)
@@ -95,7 +115,9 @@ def train(context: click.Context, /, resume: str, config_file: str, **asked: str
 
         set_up_mlflow()
         if process is None:
-            outcome = resume_supervised(resume, given, signals, place)
+            outcome = resume_supervised(
+                resume, given, signals, place, assume_dead=assume_dead == "yes"
+            )
         else:
             outcome = train_supervised(process, asked, signals, place)
         print_outcome(outcome)

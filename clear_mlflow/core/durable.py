@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 # What file systems answer that cannot flush a folder: some network and user-space ones.
 _CANNOT = (errno.EINVAL, errno.ENOTSUP)
+# What they answer that know no hard links.
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
 
 def write_durably(file: Path, content: bytes) -> None:
@@ -24,16 +27,48 @@ def write_durably(file: Path, content: bytes) -> None:
     Raises:
         OSError: the disk does not take it; then what was there before still is.
     """
+    with _draft(file, content) as draft:
+        draft.replace(file)
+    flush_folder(file.parent)
+
+
+def create_durably(file: Path, content: bytes) -> bool:
+    """Write a file as :func:`write_durably` does, but only where none is.
+
+    However long this process is stopped between looking and writing, a file that another one wrote
+    meanwhile stays; except on the few file systems that know no hard links.
+
+    Returns:
+        Whether it was written.
+    """
+    if file.exists():
+        return False
+    with _draft(file, content) as draft:
+        try:
+            os.link(draft, file)  # refused where the name is taken, which a rename is not
+        except FileExistsError:
+            return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            draft.replace(file)
+    flush_folder(file.parent)
+    return True
+
+
+@contextmanager
+def _draft(file: Path, content: bytes) -> Iterator[Path]:
+    """A file's content on the disk, under a name that is gone afterwards."""
     _make_folder(file.parent)
     draft = file.with_name(f".{file.name}.part")
     try:
+        # Not into the draft of a process that was stopped here, which writes on when it wakes.
+        draft.unlink(missing_ok=True)
         flush_into(draft, content)
-        draft.replace(file)
-    except BaseException:
+        yield draft
+    finally:
         with suppress(OSError):
             draft.unlink()
-        raise
-    flush_folder(file.parent)
 
 
 def flush_into(file: Path, content: bytes) -> None:

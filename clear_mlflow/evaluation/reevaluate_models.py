@@ -23,6 +23,7 @@ from clear_mlflow.scoring.scores import Scores, read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import download
 from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.heartbeat import holding
 from clear_mlflow.store.search import MissingRun
 
 
@@ -81,7 +82,7 @@ def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
         training = prepare(config, progress_for(sys.stderr))
         again = Reevaluation(training, models, record.matrix.buckets)
         name = f"{run.info.run_name or run_id}, models re-tested"
-        tags = {MLFLOW_PARENT_RUN_ID: run_id, names.RETESTED_TAG: run_id}
+        tags = {MLFLOW_PARENT_RUN_ID: run_id, names.RETESTED_TAG: run_id, **holding()}
         with mlflow_errors(f"open a run below {run_id}"):
             below = create_run(client, run.info.experiment_id, name, tags)
         return train_in_process(client, again, asked, below)

@@ -17,12 +17,12 @@ from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import Record
 from clear_mlflow.metrics import ALL_METRICS, Metric
 from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.runs.lifecycle import end
+from clear_mlflow.runs.lifecycle import close_abandoned
 from clear_mlflow.scoring.plan import Depth
 from clear_mlflow.scoring.scores import Scores, Scoring, read_scores, write_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import is_server, mlflow_errors
-from clear_mlflow.store.heartbeat import is_abandoned, trains_now
+from clear_mlflow.store.heartbeat import is_abandoned, seems_abandoned, trains_now
 from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.rows import are_rows_local
 from clear_mlflow.store.search import MissingRun
@@ -110,7 +110,7 @@ class Evaluation:
         if isinstance(run, MissingRun):
             return _failed(run.run_id, run.run_name, run.problem)
         run_id, name = run.info.run_id, run.info.run_name or run.info.run_id
-        if is_abandoned(run):
+        if seems_abandoned(run):
             # The listing may be hours old. A process sets the status before it ends: a run that is
             # RUNNING still, after its process was seen to be gone, stays so.
             try:
@@ -118,17 +118,17 @@ class Evaluation:
                     run = client.get_run(run_id)
             except ClearError as error:
                 return _failed(run_id, name, str(error))
-        if trains_now(run):
+        if trains_now(client, run):
             return ScoringResult(
                 run_id, name, "skipped", "is training now; it scores itself at its end"
             )
-        abandoned = is_abandoned(run)
+        abandoned = is_abandoned(client, run)
         ours = run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
         try:
             scores = self._scored(client, run, ours)
             if abandoned and not self.dry_run:
                 with self._turn(client):
-                    _close(client, run)
+                    close_abandoned(client, run)
         except ClearError as error:
             if _is_deleted(client, run_id):
                 why = "was deleted while it was scored; restore it to score it"
@@ -285,11 +285,7 @@ def _is_deleted(client: MlflowClient, run_id: str) -> bool:
 def _try_to_close(client: MlflowClient, run: Run) -> str:
     """Close an abandoned run whose rows cannot be scored; gives what to say of it."""
     try:
-        _close(client, run)
+        close_abandoned(client, run)
     except ClearError as error:
         return str(error)
     return "its process is gone: run closed as KILLED"
-
-
-def _close(client: MlflowClient, run: Run) -> None:
-    end(client, run.info.run_id, "KILLED", "the process that trained it is gone")

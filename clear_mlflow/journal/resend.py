@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, assemble, row_index
+from clear_mlflow.core.errors import ClearError, RecordError
+from clear_mlflow.core.record import ROWS_FOLDER, assemble, row_index
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.sender import store_entry
 from clear_mlflow.journal.spool import Entry, Spool
-from clear_mlflow.store.rows import parse_rows, read_row_files
+from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.heartbeat import Hold, give_back, take_hold
+from clear_mlflow.store.rows import is_same_row, parse_rows, read_row_files
 
 
 def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry]:
@@ -27,14 +30,29 @@ def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry
         RecordError: a row is damaged, or contradicts the one that is there.
         TrackingError: an entry is none, or the store does not take it.
     """
+    run_id = run.info.run_id
     entries = list(spool.entries())
     waiting = {(entry.artifact or "").removeprefix(f"{ROWS_FOLDER}/") for entry in entries}
     there = read_row_files(client, run, waiting=waiting)
-    for entry in entries:
-        there |= _checked_row(entry, run.info.run_id, there)
-        store_entry(client, entry)
-        entry.remove()
-        yield entry
+    hold = Hold(client)
+    try:
+        for number, entry in enumerate(entries):
+            there |= _checked_row(entry, run_id, there)
+            if number == 0:
+                with mlflow_errors(f"take run {run_id}"):
+                    take_hold(client, run_id)
+            if entry.artifact is None:
+                # Points follow from rows, and scoring logs those that lack. Another process may
+                # have stored the same rows since, at other times: these would double its points.
+                entry.metrics()
+            else:
+                store_entry(client, entry, hold)
+            entry.remove()
+            yield entry
+    except ClearError:
+        with suppress(ClearError), mlflow_errors(f"give run {run_id} back"):
+            give_back(client, run)
+        raise
 
 
 def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[str, bytes]:
@@ -52,12 +70,11 @@ def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[
     if folder != ROWS_FOLDER or row_index(name) is None:
         return {}
     row = {name: entry.file.read_bytes()}
-    records = parse_rows(row)
-    assemble(records)  # a file that was renamed is told
+    assemble(parse_rows(row))  # a file that was renamed is told
     if name not in there:
         return row
     try:
-        is_same = _is_same(records[name], there[name], name)
+        is_same = is_same_row(row[name], there[name], name)
     except RecordError as error:  # a power cut, or a store that does not flush
         warn(f"run {run_id}: {error}; the row that waited takes its place")
         return row
@@ -67,9 +84,3 @@ def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[
             "of them"
         )
     return row
-
-
-def _is_same(record: RowRecord, content: bytes, name: str) -> bool:
-    """Whether a stored row says the same, whenever it was written."""
-    (other,) = parse_rows({name: content}).values()
-    return other.row == record.row and other.dataset == record.dataset

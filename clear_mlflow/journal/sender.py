@@ -26,6 +26,8 @@ from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.spool import Entry, Spool, default_root, places
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.heartbeat import Hold, LostRunError
+from clear_mlflow.store.rows import RowConflictError, put_row
 
 # A healthy store takes a row in a tenth of a second.
 ACKNOWLEDGEMENT_SECONDS = 5.0
@@ -43,11 +45,13 @@ class UnsentError(TrackingError):
 
     Args:
         message: the one line.
+        where: the folder that holds all that waits.
         folders: run to a folder in which something of it waits.
     """
 
-    def __init__(self, message: str, folders: Mapping[str, Path]) -> None:
+    def __init__(self, message: str, where: Path, folders: Mapping[str, Path]) -> None:
         super().__init__(message)
+        self.where = where
         self.folders = folders
 
 
@@ -65,6 +69,7 @@ class Sender:
 
     def __init__(self, client: MlflowClient) -> None:
         self._client = client
+        self.hold = Hold(client)
         self._changed = threading.Condition()
         self._places: dict[str, Iterator[Callable[[], Path]]] = {}  # of each run, not tried yet
         self._spools: dict[str, list[Spool]] = {}  # of each run; the last one is written to
@@ -82,6 +87,11 @@ class Sender:
     def is_away(self) -> bool:
         """Whether the store did not take what it was last asked to take."""
         return self._problem is not None
+
+    @property
+    def lost(self) -> LostRunError | None:
+        """Why nothing is sent any more: another process has taken a run over."""
+        return self.hold.lost
 
     @property
     def problem(self) -> TrackingError | None:
@@ -183,7 +193,7 @@ class Sender:
             self._changed.notify_all()
             while self._queue:
                 left = self._progress + patience - time.monotonic()
-                if left <= 0 or not self._thread.is_alive():
+                if left <= 0 or self.lost is not None or not self._thread.is_alive():
                     break
                 self._changed.wait(left)
             self._stopped = True
@@ -217,9 +227,14 @@ class Sender:
             entry = item if isinstance(item, Entry) else None
             try:
                 if isinstance(item, Entry):
-                    store_entry(self._client, item)
+                    store_entry(self._client, item, self.hold)
                 else:
                     item()
+            except LostRunError as error:
+                with self._changed:
+                    self._problem = error
+                    self._changed.notify_all()
+                return
             except TrackingError as error:
                 with self._changed:
                     if self._stopped:
@@ -281,23 +296,30 @@ class Sender:
         self._changed.notify_all()
 
 
-def store_entry(client: MlflowClient, entry: Entry) -> None:
-    """Store one entry; it may be there already.
+def store_entry(client: MlflowClient, entry: Entry, hold: Hold) -> None:
+    """Store one entry, if this process holds its run; it may be there already.
 
-    A file takes the place of the one before; a point of a metric is the same entry of the store.
+    A row stays as it was stored first; any other file takes the place of the one before; a point of
+    a metric is the same entry of the store.
 
     Raises:
+        LostRunError: another process holds the run.
         TrackingError: the store did not take it.
     """
+    run = hold.check(entry.run_id)
     with mlflow_errors(f"store {_name(entry)} of run {entry.run_id}"):
         if entry.artifact is None:
             client.log_batch(entry.run_id, metrics=entry.metrics())
+        elif entry.artifact.startswith(f"{ROWS_FOLDER}/"):
+            put_row(client, run, entry.file.name, entry.file.read_bytes())
         else:
             log_durably(client, entry.run_id, entry.file.read_bytes(), entry.artifact)
 
 
 def is_final(error: ClearError) -> bool:
     """Whether a store has answered that it will not take something, however often it is asked."""
+    if isinstance(error, (LostRunError, RowConflictError)):
+        return True
     cause = error.__cause__
     if isinstance(cause, MlflowException):
         code = cause.get_http_status_code()
@@ -336,6 +358,7 @@ def unsent_error(sender: Sender) -> UnsentError | None:
     return UnsentError(
         f"the tracking store did not take {count} files of rows and metrics{why}; they are in "
         f"{at}: send them with 'clear-mlflow sync {shlex.quote(str(at))}'",
+        at,
         {run_id: entries[-1].folder.parent for run_id, entries in left.items()},
     )
 

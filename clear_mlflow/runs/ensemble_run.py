@@ -16,7 +16,7 @@ from clear_mlflow.runs.lifecycle import create_run
 from clear_mlflow.runs.training_run import TrainingRun, run_name
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.heartbeat import heartbeat
+from clear_mlflow.store.heartbeat import holding
 
 
 class TrackedEnsemble:
@@ -57,7 +57,7 @@ class TrackedEnsemble:
                         self._client,
                         parent.info.experiment_id,
                         run_name(config),
-                        {MLFLOW_PARENT_RUN_ID: self._run_id, names.PROCESS_TAG: heartbeat()},
+                        {MLFLOW_PARENT_RUN_ID: self._run_id, **holding()},
                     )
                     self.run_ids[seed] = member_id
                     asked = {**self._asked, "seed": str(seed), "seeds": NONE}

@@ -11,7 +11,7 @@ from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.measured import Training
 from clear_mlflow.runs.ensemble_run import TrackedEnsemble
-from clear_mlflow.runs.lifecycle import RunResult, close, result_of_block
+from clear_mlflow.runs.lifecycle import RunResult, close, join, result_of_block
 from clear_mlflow.runs.training_run import TrainingRun, open_training_run, track
 from clear_mlflow.scoring.scores import Scores
 
@@ -81,7 +81,10 @@ def train_ensemble_in_process(
 
 def _run_for(client: MlflowClient, training: Training) -> str:
     active = mlflow.active_run()
-    return str(active.info.run_id) if active else open_training_run(client, training.config)
+    if active is None:
+        return open_training_run(client, training.config)
+    join(client, active.info.run_id)
+    return str(active.info.run_id)
 
 
 def _tell(closed: RunResult, error: BaseException | None = None) -> None:

@@ -33,9 +33,17 @@ from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.scoring.scores import Scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.compat import forget_system_metrics, is_generated
+from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated
 from clear_mlflow.store.conflicts import retry_on_conflict
-from clear_mlflow.store.heartbeat import heartbeat, trains_now
+from clear_mlflow.store.heartbeat import (
+    LostRunError,
+    heartbeat,
+    holding,
+    lives_here,
+    refuse_if_lost,
+    sign_of_life,
+    trains_now,
+)
 from clear_mlflow.store.ui_urls import run_links
 
 # A child that ended by one of these was stopped from outside; by any other it broke.
@@ -58,6 +66,7 @@ class RunResult:
     note: str | None = None  # what else there is to say, in one line
     unsent: UnsentError | None = None  # what was measured waits on local disk: the store was away
     problem: ClearError | None = None  # why the record is not in order, however training ended
+    is_lost: bool = False  # another process has taken the run over; nothing is stored in it
 
 
 def open_run(
@@ -86,14 +95,14 @@ def open_run(
         new_name: str | None = name
         if named:
             run = client.get_run(named)
-            refuse_second(run, "unset MLFLOW_RUN_ID for a run of its own")
+            refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
             check(run)
             # MLflow's "upbeat-foal-91" tells nobody anything; a person's own name stays.
             new_name = name if rename or is_generated(run.info.run_name) else None
         opened = retry_on_conflict(
             lambda: mlflow.start_run(
                 run_name=new_name,
-                tags={names.PROCESS_TAG: heartbeat()},
+                tags=holding(),
                 log_system_metrics=monitor.get() if monitor.is_set() else system_metrics,
             )
         )
@@ -106,7 +115,7 @@ def open_again(run_id: str, tags: Mapping[str, str]) -> None:
     with mlflow_errors(f"open run {run_id} again"):
         mlflow.start_run(
             run_id=run_id,
-            tags={names.PROCESS_TAG: heartbeat(), **tags},
+            tags={**holding(), **tags},
             log_system_metrics=monitor.get() if monitor.is_set() else True,
         )
 
@@ -119,14 +128,67 @@ def create_run(
     return str(opened.info.run_id)
 
 
-def refuse_second(run: Run, advice: str) -> None:
+def join(client: MlflowClient, run_id: str) -> None:
+    """Take a run of the user's own, which is MLflow's active one.
+
+    Raises:
+        TrackingError: it is being trained into.
+    """
+    with mlflow_errors(f"join run {run_id}"):
+        if trains_now(client, client.get_run(run_id)):
+            raise TrackingError(f"run {run_id} is being trained into already; end that first")
+        take(client, run_id)
+
+
+def take(client: MlflowClient, run_id: str) -> None:
+    """Hold a run from now on; whoever held it stores nothing more in it."""
+    tags = [RunTag(key, text) for key, text in holding().items()]
+    client.log_batch(run_id, tags=tags)
+
+
+def close_abandoned(client: MlflowClient, run: Run) -> None:
+    """Close a run as KILLED whose process is gone, unless it gives a sign of life after all.
+
+    Args:
+        client: the store.
+        run: as it was when its process was seen to be gone.
+
+    Raises:
+        TrackingError: a process trains into it again; it is left as it is.
+    """
+    run_id = run.info.run_id
+    with mlflow_errors(f"read run {run_id}"):
+        now = client.get_run(run_id)
+    if str(now.info.status) != "RUNNING":
+        return  # somebody else has closed it
+    for tag in (names.PROCESS_TAG, names.HOLDER_TAG):
+        if now.data.tags.get(tag) != run.data.tags.get(tag):
+            raise TrackingError(f"run {run_id} is trained into again; it is left as it is")
+    end(client, run_id, "KILLED", "the process that trained it is gone")
+
+
+def refuse_second(
+    client: MlflowClient, run: Run, advice: str, *, assume_dead: bool = False
+) -> None:
     """Make sure that no process trains into a run.
+
+    Args:
+        client: the store.
+        run: as it is now.
+        advice: what to do where one does.
+        assume_dead: believe the user that it is dead, unless it is seen to live on this machine.
 
     Raises:
         TrackingError: one does.
     """
-    if trains_now(run):
-        raise TrackingError(f"another process trains into run {run.info.run_id} now; {advice}")
+    if assume_dead and not lives_here(run):
+        return
+    if trains_now(client, run):
+        told = sign_of_life(run)
+        more = f" ({told})" if told else ""
+        raise TrackingError(
+            f"another process trains into run {run.info.run_id} now{more}; {advice}"
+        )
 
 
 def beat(client: MlflowClient, run_id: str) -> None:
@@ -141,6 +203,7 @@ def end(
     error: str | None = None,
     *,
     diverged: bool = False,
+    check: Callable[[Run], object] | None = None,
 ) -> Run:
     """Say why a run ended, and give it its status; nobody needs to know its process any more.
 
@@ -150,6 +213,7 @@ def end(
         status: FINISHED, FAILED or KILLED; None leaves it as it is: somebody else ends the run.
         error: why it ended early.
         diverged: whether the loss or the output was no longer a number.
+        check: refuses the run as it is now, where this process may end it no more.
 
     Returns:
         The run, as it is then.
@@ -158,6 +222,8 @@ def end(
         TrackingError: the store did not take it.
     """
     with mlflow_errors(f"close run {run_id}"):
+        if check is not None:
+            check(client.get_run(run_id))
         if error:
             client.set_tag(run_id, names.ERROR_TAG, error[:8000])
         if diverged:
@@ -196,6 +262,9 @@ def close(
         members: of an ensemble, seed to run.
         ours: whether it was opened here; a run of the user's own is left open.
     """
+    if result.is_lost:
+        _forget(run_id)
+        return result
     if result.unsent is not None:
         return _leave_unsent(client, run_id, result, members or {}, ours)
     if members is None:
@@ -273,6 +342,8 @@ def result_of_child(
                 result_of_child(cause, received, run_id, died), unsent=error, problem=error
             )
         return result_of_block(error, run_id)
+    if isinstance(error, LostRunError):
+        return RunResult(2, "FAILED", run_id, error=str(error), problem=error, is_lost=True)
     if died:
         which = " and ".join(map(str, died))
         told = f"the process of rank {which} ended before its training did"
@@ -296,6 +367,8 @@ def result_of_block(error: BaseException | None, run_id: str | None) -> RunResul
         error: what it ended by; None where it came to its end.
         run_id: of the run.
     """
+    if isinstance(error, LostRunError):
+        return RunResult(2, "FAILED", run_id, error=str(error), problem=error, is_lost=True)
     unsent = error if isinstance(error, UnsentError) else None
     cause = error if unsent is None else unsent.__cause__
     if cause is None or (isinstance(cause, SystemExit) and cause.code in (None, 0)):
@@ -345,7 +418,11 @@ def _close_one(client: MlflowClient, run_id: str, result: RunResult, ours: bool)
     links: tuple[str, ...] = ()
     calls = ExitStack()
     try:
+        with mlflow_errors(f"read run {run_id}"):
+            refuse_if_lost(client.get_run(run_id))
         scores = score(client, run_id)
+    except LostRunError as lost:
+        return _lost(result, lost)
     except ClearError as refusal:
         # Training went well or not; that its record is not in order is what counts now.
         problem = problem or refusal
@@ -355,8 +432,17 @@ def _close_one(client: MlflowClient, run_id: str, result: RunResult, ours: bool)
             calls.enter_context(hurried())
     try:
         with calls, mlflow_errors(f"look at run {run_id}"):
-            run = end(client, run_id, status if ours else None, error, diverged=result.diverged)
+            run = end(
+                client,
+                run_id,
+                status if ours else None,
+                error,
+                diverged=result.diverged,
+                check=refuse_if_lost,
+            )
             links = tuple(run_links(client, run))
+    except LostRunError as lost:
+        return _lost(result, lost)
     except ClearError as refusal:
         problem = problem or refusal
         error = _joined(error, refusal)
@@ -393,6 +479,22 @@ def _leave_unsent(
     return dataclasses.replace(
         result, exit_code=result.exit_code or 2, error=_joined(result.error, result.unsent)
     )
+
+
+def _lost(result: RunResult, lost: LostRunError) -> RunResult:
+    """Leave a run to the process that has taken it over."""
+    if result.run_id is not None:
+        _forget(result.run_id)
+    error = _joined(result.error, lost)
+    code = result.exit_code or 2
+    return dataclasses.replace(result, exit_code=code, error=error, problem=lost, is_lost=True)
+
+
+def _forget(run_id: str) -> None:
+    """Let go of MLflow's active run as it is: its status is another process's to set."""
+    forget_active_run(run_id)
+    if monitor := forget_system_metrics(run_id):
+        threading.Thread(target=monitor.finish, daemon=True).start()
 
 
 def _release(run_id: str) -> None:

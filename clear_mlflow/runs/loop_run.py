@@ -24,13 +24,12 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.metrics import DEFAULT_FAMILIES, explain, family_names, of_families, summarize
-from clear_mlflow.runs.lifecycle import close, end, open_run, result_of_block
+from clear_mlflow.runs.lifecycle import close, end, join, open_run, result_of_block
 from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import bound_retries, mlflow_errors, preflight
-from clear_mlflow.store.heartbeat import heartbeat, trains_now
 from clear_mlflow.store.rows import read_rows
 
 LOOP_JSON = "own_loop.json"
@@ -84,12 +83,7 @@ class LoopRun:
             run_id = _open_run(client, self._facts, self._run_name)
         else:
             run_id = active.info.run_id
-            with mlflow_errors(f"read run {run_id}"):
-                run = client.get_run(run_id)
-            if trains_now(run):
-                raise TrackingError(
-                    f"run {run_id} is being trained into already; end that block first"
-                )
+            join(client, run_id)
         try:
             self._run = _TrackedLoopRun(client, run_id, self._facts, self._families)
             self._run.__enter__()
@@ -286,7 +280,6 @@ class _TrackedLoopRun(TrackedRun):
             "dataset_digest": self._loop.dataset.digest,
             names.KIND_TAG: names.KIND_TRAIN,
             names.VERSION_TAG: __version__,
-            names.PROCESS_TAG: heartbeat(),
             **families_tag(self.families, run.data.tags),
         }
         if names.ERROR_TAG in run.data.tags:  # of an earlier try

@@ -35,7 +35,15 @@ from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.lifecycle import open_again, refuse_second
 from clear_mlflow.store import names
 from clear_mlflow.store.client import check_artifact_root, mlflow_errors
-from clear_mlflow.store.heartbeat import begins_now, heartbeat, time_ahead
+from clear_mlflow.store.heartbeat import (
+    FRESH_SECONDS,
+    begins_now,
+    give_back,
+    heartbeat,
+    may_still_store,
+    take_hold,
+    time_ahead,
+)
 from clear_mlflow.store.rows import parse_rows, read_row_files, stored_rows
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
 
@@ -138,22 +146,25 @@ def holds_rows(client: MlflowClient, run_id: str) -> bool:
         TrackingError: another process trains into it now.
     """
     run = client.get_run(run_id)
-    refuse_second(run, "unset MLFLOW_RUN_ID for a run of its own")
+    refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
     return bool(left_spools(run_id)) or bool(stored_rows(client, run))
 
 
-def read_resume_point(client: MlflowClient, run_id: str, folder: Path) -> ResumePoint:
+def read_resume_point(
+    client: MlflowClient, run_id: str, folder: Path, *, assume_dead: bool = False
+) -> ResumePoint:
     """Read what there is to go on from; the run is left as it is.
 
     Args:
         client: the store.
         run_id: of the run.
         folder: where files may be written that are needed until training goes on.
+        assume_dead: believe the user that the process which trained into it is dead.
 
     Raises:
         TrackingError: it cannot be resumed, and why.
     """
-    run = _run(client, run_id)
+    run = _run(client, run_id, assume_dead)
     config, resolved = _config_of(client, run)
     _send_what_waits(client, run)
     states = stored_states(client, run)
@@ -296,10 +307,16 @@ def data_of(facts: StreamMetadata) -> dict[str, Any]:
     }
 
 
-def take_over(client: MlflowClient, point: ResumePoint) -> None:
+def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = False) -> None:
     """Take a run over, and make it MLflow's active one; of several processes, one can.
 
-    Whoever comes first writes a parameter that MLflow lets nobody write again.
+    Whoever comes first writes a parameter that MLflow lets nobody write again. A process that
+    trained into it and was only suspended or cut off stores nothing more in it.
+
+    Args:
+        client: the store.
+        point: the run, as it was read.
+        assume_dead: believe the user that the process which trained into it is dead.
 
     Raises:
         TrackingError: another process has it, or has changed it since it was read.
@@ -309,7 +326,7 @@ def take_over(client: MlflowClient, point: ResumePoint) -> None:
     with mlflow_errors(f"take over run {run_id}"):
         while True:
             run = client.get_run(run_id)
-            refuse_second(run, _WAIT)
+            refuse_second(client, run, _WAIT, assume_dead=assume_dead)
             claims = _claims(run)
             claim = claims[-1] if claims else None
             shown_up = _resumes(run) >= len(claims)
@@ -325,9 +342,14 @@ def take_over(client: MlflowClient, point: ResumePoint) -> None:
             if error.error_code == "INVALID_PARAMETER_VALUE":
                 raise _taken(run_id) from error
             raise
+        take_hold(client, run_id)
+        if may_still_store(run):
+            time.sleep(FRESH_SECONDS)
         now = client.get_run(run_id)
     rows = {int(name[4:-5]) for name in stored_rows(client, now)}
     if rows != point.records.keys() | point.damaged or stored_states(client, now) != point.states:
+        with mlflow_errors(f"give run {run_id} back"):
+            give_back(client, run)
         raise TrackingError(
             f"run {run_id} was gone on with by another process just now; resume it again"
         )
@@ -361,7 +383,7 @@ def _claims(run: Run) -> list[str]:
     return claims
 
 
-def _run(client: MlflowClient, run_id: str) -> Run:
+def _run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
     try:
         with mlflow_errors(f"read run {run_id}"):
             run = client.get_run(run_id)
@@ -390,7 +412,7 @@ def _run(client: MlflowClient, run_id: str) -> Run:
             f"run {run_id} cannot be resumed: it is {kind or 'no run of clear_mlflow'}, not a "
             "training; pass the id of one"
         )
-    refuse_second(run, _WAIT)
+    refuse_second(client, run, _WAIT, assume_dead=assume_dead)
     if str(run.info.status) == "RUNNING":
         _tell_of_time_ahead(run_id, run.data.tags.get(names.PROCESS_TAG))
     _check_version(run_id, run.data.tags.get(names.VERSION_TAG, "unknown"))

@@ -28,6 +28,7 @@ from clear_mlflow.runs.lifecycle import (
     close_unopened,
     result_of_block,
     result_of_child,
+    take,
 )
 from clear_mlflow.runs.resume import (
     ResumePoint,
@@ -93,6 +94,8 @@ def resume_supervised(
     given: Mapping[str, str],
     signals: StoppingSignals,
     place: DistributedEnv = ALONE_HERE,
+    *,
+    assume_dead: bool = False,
 ) -> RunResult:
     """Go on with a run that was interrupted, as :func:`train_supervised` would have.
 
@@ -104,6 +107,7 @@ def resume_supervised(
             :func:`~clear_mlflow.runs.resume.parameters_to_resume`.
         signals: entered already.
         place: among the processes that train together.
+        assume_dead: believe the user that the process which trained into it is dead.
     """
     siblings = PeerProcesses(place)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
@@ -113,7 +117,7 @@ def resume_supervised(
         except ClearError as error:
             return close_unopened(result_of_child(error, signals.received))
         try:
-            point = read_resume_point(client, run_id, Path(folder))
+            point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
             asked, wanted = parameters_to_resume(point, given)
         except ClearError as error:
             return close_beside(client, beside, result_of_child(error, signals.received))
@@ -131,7 +135,7 @@ def resume_supervised(
                 check_parameters(point, config)
                 siblings.find()
                 check_data(point, process.facts)
-                take_over(client, point)
+                take_over(client, point, assume_dead=assume_dead)
             except (ClearError, TrainingDied) as error:
                 process.stop()
                 outcome = result_of_child(error, signals.received, None, siblings.died)
@@ -214,4 +218,6 @@ def _close_complete(client: MlflowClient, point: ResumePoint) -> RunResult:
     if str(point.run.info.status) == "FINISHED":
         with suppress(ClearError):
             return RunResult(0, "FINISHED", run_id, score(client, run_id), note=told)
+    with mlflow_errors(f"take over run {run_id}"):
+        take(client, run_id)
     return dataclasses.replace(close(client, run_id, result_of_block(None, run_id)), note=told)

@@ -33,7 +33,7 @@ from clear_mlflow.runs import lifecycle
 from clear_mlflow.scoring.scores import Scores, read_scores, write_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.heartbeat import is_abandoned
+from clear_mlflow.store.heartbeat import is_abandoned, is_from_here
 
 _CREDENTIALS = (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN)
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
@@ -119,7 +119,10 @@ def _sync_one(folder: Path, named: str | None) -> Synced:
         spool = Spool.take(folder, run_id)
         done = False
         try:
-            end = spool.end()
+            # A process of this machine would hold the journal, which is held here.
+            if not is_from_here(run):
+                lifecycle.refuse_second(client, run, "sync again when it has ended")
+            end = spool.end() or (_KILLED if is_abandoned(client, run) else None)
             for _ in send_waiting(client, run, spool):
                 sent += 1
             scores, told = _close(client, client.get_run(run_id), end)
@@ -145,11 +148,7 @@ def _close(client: MlflowClient, run: Run, end: End | None) -> tuple[Scores | No
         scores = read_scores(client, run)
         write_scores(client, scores)
     status = str(run.info.status)
-    if end is None:
-        if not is_abandoned(run):
-            return scores, f"scored; its status stays {status}"
-        end = _KILLED
-    if end.status not in STATUSES:
+    if end is None or end.status not in STATUSES:
         return scores, f"scored; its status stays {status}"
     # KILLED is what evaluate makes of a run whose process is gone and told nobody how it ended.
     new = end.status if status in ("RUNNING", "KILLED") and status != end.status else None

@@ -6,6 +6,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from types import TracebackType
@@ -35,6 +36,7 @@ from clear_mlflow.scoring.series import Point, milliseconds, values_at
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.conflicts import retry_on_conflict
+from clear_mlflow.store.heartbeat import LostRunError
 
 _STOPPED_SECONDS = 10.0
 _JOIN_SECONDS = 1.0
@@ -121,7 +123,11 @@ class TrackedRun(ABC):
                 _JOIN_SECONDS if sender.is_away else None, leave_rest=error is not None
             )
             sender.close()
-        if unsent := unsent_error(sender):
+        unsent = unsent_error(sender)
+        if sender.lost is not None:
+            kept = f"; what it lacks of that is kept in {unsent.where}" if unsent else ""
+            raise LostRunError(f"{sender.lost}; what this one measured since is not stored{kept}")
+        if unsent:
             raise unsent from error
 
     def log_row(self, measured: MeasuredRow) -> None:
@@ -144,7 +150,7 @@ class TrackedRun(ABC):
         matrix = AccuracyMatrix.from_rows(self._rows)
         protocol = record.protocol
         time = milliseconds(record.written_at)
-        self._sender.wait_delivered()
+        self._wait_delivered()
         points = _metrics_of(matrix, protocol, row.row, time, of_families(self.families))
         self._sender.send(self._sender.keep_metrics(self.run_id, points))
         if self._leader is None:
@@ -215,8 +221,22 @@ class TrackedRun(ABC):
             if content is not None and name not in there:
                 self._sender.send(self._sender.keep(self.run_id, name, content))
 
+    def _wait_delivered(self) -> None:
+        """Wait for the store, for some seconds at most.
+
+        Raises:
+            LostRunError: another process has taken the run over.
+        """
+        self._sender.wait_delivered()
+        if self._sender.lost is not None:
+            raise self._sender.lost
+
     def _log_picture(self, matrix: AccuracyMatrix, step: int) -> None:
         if self._sender.is_away:
+            return
+        with suppress(LostRunError):
+            self._sender.hold.check(self.run_id)
+        if self._sender.lost is not None:
             return
         picture = heatmap_array(matrix, f"{self._run_name}, after {step} buckets")
         self.client.log_image(self.run_id, picture, key=names.IMAGE_PER_ROW, step=step)
@@ -224,8 +244,10 @@ class TrackedRun(ABC):
     def _beat(self) -> None:
         if self._sender.is_away:
             return
-        for run_id in self._alive:
-            beat(self.client, run_id)
+        with suppress(LostRunError):  # the next row tells
+            for run_id in self._alive:
+                self._sender.hold.check(run_id, now=True)
+                beat(self.client, run_id)
 
 
 def now() -> str:

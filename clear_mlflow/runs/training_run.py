@@ -30,7 +30,7 @@ from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.heartbeat import heartbeat
+from clear_mlflow.store.heartbeat import LostRunError
 from clear_mlflow.store.rows import refuse_foreign_rows
 from clear_mlflow.store.states import Manifest, remove_states, store_state
 
@@ -174,7 +174,7 @@ class TrainingRun(TrackedRun):
             self._send_files(measured, resumed.files)
         else:
             self._sender.send(beside)
-        self._sender.wait_delivered()
+        self._wait_delivered()
 
     def _send_first(self, measured: MeasuredRow, record: RowRecord) -> None:
         """Store what training goes on from, before its row: then no row is ever trained twice.
@@ -202,7 +202,10 @@ class TrainingRun(TrackedRun):
 
     def _store_state(self, manifest: Manifest, state: bytes) -> None:
         try:
+            self._sender.hold.check(self.run_id)
             store_state(self.client, self.run_id, manifest, state)
+        except LostRunError:  # the row tells, which is sent next
+            return
         except (TrackingError, OSError) as error:
             if not self._told_no_state:
                 warn(f"{error}; a resumed run will go on from an earlier row")
@@ -220,7 +223,8 @@ class TrainingRun(TrackedRun):
             return
         if self._holds_states and not self._sender.is_away:
             with suppress(Exception):
-                remove_states(self.client, self.client.get_run(self.run_id), before=before)
+                run = self._sender.hold.check(self.run_id, now=before is None)
+                remove_states(self.client, run, before=before)
 
     def _log_params(self, run: Run) -> None:
         """Log what was asked for and what it resolved to, leaving alone what is there.
@@ -264,7 +268,6 @@ class TrainingRun(TrackedRun):
         tags |= {
             names.KIND_TAG: self._kind,
             names.VERSION_TAG: __version__,
-            names.PROCESS_TAG: heartbeat(),
             **families_tag(self.families, run.data.tags),
         }
         for tag in (names.ERROR_TAG, names.DIVERGED_TAG):  # of an earlier try

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-from mlflow.tracking.fluent import run_id_to_system_metrics_monitor
+from mlflow.tracking.fluent import _active_run_stack, run_id_to_system_metrics_monitor
 
 # MLflow has no public way to tell; without these lists nothing here imports, and tests say so.
 from mlflow.utils.name_utils import _GENERATOR_NOUNS, _GENERATOR_PREDICATES
@@ -34,6 +34,12 @@ def download_file(repository: ArtifactRepository, name: str, to: Path) -> None:
         to: the file, whose folder is there.
     """
     repository._download_file(name, str(to))
+
+
+def forget_active_run(run_id: str) -> None:
+    """Take a run away from MLflow in this thread, which would give it a status when it ends."""
+    stack = _active_run_stack.get()
+    stack[:] = [run for run in stack if run.info.run_id != run_id]
 
 
 def forget_system_metrics(run_id: str) -> SystemMetricsMonitor | None:

@@ -1,32 +1,54 @@
-"""Whether the process that trains into a run still lives.
+"""Which process trains into a run, whether it still lives, and whether it still holds the run.
 
 A run whose process was killed with SIGKILL, or whose machine went down, stays RUNNING for ever in
-MLflow. The run therefore carries who trains it, and a heartbeat: on the same machine the process
-itself is asked for, from elsewhere the heartbeat's age decides.
+MLflow. The run therefore carries a heartbeat. On the same machine the process itself is asked for;
+from elsewhere the heartbeat's age decides, and then whether it is seen to stand still: no clock
+that is set to another time makes a living process a dead one.
+
+A process that was only suspended, or cut off from the store, may wake up after another one has
+taken its run over. Each process that takes a run writes a token of its own into a tag, and looks
+for it before all that it stores: of two, the one whose token is there holds the run.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import secrets
 import socket
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import psutil
+from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.errors import RecordError, TrackingError
+from clear_mlflow.core.text import printable, shortened
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
+from clear_mlflow.core.warning import warn
 from clear_mlflow.store import names
+from clear_mlflow.store.client import mlflow_errors
 
 # Thirty missed heartbeats' worth: far above any outage of a server that training survives.
 SILENCE = timedelta(minutes=15)
 # Clocks that nobody sets drift by seconds a day. A heartbeat from further ahead was made up, or its
 # machine's clock is wrong: it would be young for ever, and nobody could go on with the run.
 CLOCKS_DIFFER = timedelta(minutes=5)
+# How long a heartbeat of another machine that seems to be old is watched: it beats twice in this.
+WATCH_SECONDS = 70.0
+# How long a process that found its token in a run may store without looking again. On a clock that
+# runs on while the process or its machine is suspended: whoever slept longer looks first.
+FRESH_SECONDS = 1.0
+_LOOK_SECONDS = 5.0
+
+
+class LostRunError(TrackingError):
+    """Another process has taken the run over: this one may store nothing more in it."""
 
 
 def heartbeat() -> str:
@@ -38,28 +60,138 @@ def heartbeat() -> str:
             "started": psutil.Process().create_time(),
             "ticks": _start_ticks(os.getpid()),
             "alive_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "up": round(_uptime(), 1),
+            "token": _token(),
         }
     )
 
 
-def trains_now(run: Run) -> bool:
+def holding() -> dict[str, str]:
+    """The tags by which this process takes a run; whoever held it until then has lost it."""
+    now = heartbeat()
+    return {names.PROCESS_TAG: now, names.HOLDER_TAG: now}
+
+
+def take_hold(client: MlflowClient, run_id: str) -> None:
+    """Take a run without saying that this process trains into it."""
+    client.set_tag(run_id, names.HOLDER_TAG, heartbeat())
+
+
+def give_back(client: MlflowClient, run: Run) -> None:
+    """Undo :func:`take_hold`: others judge by the heartbeat of before whether they may have it.
+
+    Args:
+        client: the store.
+        run: as it was before.
+    """
+    run_id, before = run.info.run_id, run.data.tags.get(names.HOLDER_TAG)
+    holder = _read(client.get_run(run_id).data.tags.get(names.HOLDER_TAG))
+    if holder is None or holder.token != _token():
+        return
+    if before is None:
+        client.delete_tag(run_id, names.HOLDER_TAG)
+    else:
+        client.set_tag(run_id, names.HOLDER_TAG, before)
+
+
+class Hold:
+    """Looks whether this process still holds runs.
+
+    Args:
+        client: the store.
+    """
+
+    def __init__(self, client: MlflowClient) -> None:
+        self._client = client
+        self._seen: dict[str, tuple[float, Run]] = {}
+        self.lost: LostRunError | None = None
+
+    def check(self, run_id: str, *, now: bool = False) -> Run:
+        """Make sure that this process holds a run, unless it was made sure of a moment ago.
+
+        Args:
+            run_id: of the run.
+            now: look in any case.
+
+        Returns:
+            The run, as it was when it was looked at last.
+
+        Raises:
+            LostRunError: another process has taken it over; from then on it is raised always.
+            TrackingError: the store does not answer.
+        """
+        if self.lost is not None:
+            raise self.lost
+        at = _uptime()
+        seen = self._seen.get(run_id)
+        if seen is not None and not now and at - seen[0] < FRESH_SECONDS:
+            return seen[1]
+        with mlflow_errors(f"read run {run_id}"):
+            run = self._client.get_run(run_id)
+        try:
+            refuse_if_lost(run)
+        except LostRunError as lost:
+            self.lost = lost
+            raise
+        self._seen[run_id] = at, run
+        return run
+
+
+def refuse_if_lost(run: Run) -> None:
+    """Make sure that this process holds a run.
+
+    Raises:
+        LostRunError: it does not.
+    """
+    holder = _read(run.data.tags.get(names.HOLDER_TAG))
+    if holder is None or holder.token != _token():
+        by = "nobody that says so" if holder is None else holder.who
+        raise LostRunError(
+            f"run {run.info.run_id} is held by {by}: it was taken over while this process was "
+            "stopped or cut off from the store"
+        )
+
+
+def trains_now(client: MlflowClient, run: Run) -> bool:
     """Whether a process of ours trains into the run, and has not been found dead."""
-    return _is_running(run) and names.PROCESS_TAG in run.data.tags and not is_abandoned(run)
+    return _is_running(run) and names.PROCESS_TAG in run.data.tags and not is_abandoned(client, run)
 
 
-def is_abandoned(run: Run) -> bool:
+def is_abandoned(client: MlflowClient, run: Run) -> bool:
     """Whether a run is RUNNING in MLflow while the process that trained it is gone.
 
-    A run without our heartbeat is somebody else's: never called abandoned.
+    A run without our heartbeat is somebody else's: never called abandoned. A heartbeat of another
+    machine that seems to be old is watched for a minute before anybody acts on that.
     """
-    if not _is_running(run):
+    if not seems_abandoned(run):
         return False
-    found = _read(run.data.tags.get(names.PROCESS_TAG))
-    if found is None:
+    found = _trainer(run)
+    return found is not None and (found.is_here or _stands_still(client, run))
+
+
+def seems_abandoned(run: Run) -> bool:
+    """Whether a run is, by the clocks of all machines, what :func:`is_abandoned` says."""
+    found = _trainer(run)
+    if found is None or not _is_running(run):
         return False
     if found.is_here:
-        return not _lives(found)
+        return not found.lives
     return not -CLOCKS_DIFFER <= found.age <= SILENCE
+
+
+def sign_of_life(run: Run) -> str | None:
+    """How old a heartbeat from elsewhere is, and until when it counts; None of one from here."""
+    found = _trainer(run)
+    if found is None or found.is_here:
+        return None
+    seconds = max(0, round(found.age.total_seconds()))
+    until = found.said_at.astimezone(timezone.utc) + SILENCE
+    return (
+        "its last sign of life, from another machine or from before a restart of this one, is "
+        f"{seconds // 60} min {seconds % 60} s old; without another one it can be resumed after "
+        f"{until:%H:%M:%S} UTC, or at once, if you know that its process is dead: clear-mlflow "
+        f"train --resume {run.info.run_id} --assume-dead yes"
+    )
 
 
 def begins_now(told: str | None, seconds: float) -> bool:
@@ -73,8 +205,26 @@ def begins_now(told: str | None, seconds: float) -> bool:
     return (
         found is not None
         and -CLOCKS_DIFFER <= found.age < timedelta(seconds=seconds)
-        and (not found.is_here or _lives(found))
+        and (not found.is_here or found.lives)
     )
+
+
+def lives_here(run: Run) -> bool:
+    """Whether the process that trains into a run is one of this machine's, and is there."""
+    found = _trainer(run)
+    return found is not None and found.is_here and found.lives
+
+
+def is_from_here(run: Run) -> bool:
+    """Whether the last heartbeat of a run came from this machine since its start; none did, too."""
+    found = _trainer(run)
+    return found is None or found.is_here
+
+
+def may_still_store(run: Run) -> bool:
+    """Whether the process that held a run may be about to store something that it looked for."""
+    holder = _read(run.data.tags.get(names.HOLDER_TAG))
+    return holder is not None and not (holder.is_here and not holder.lives)
 
 
 def time_ahead(told: str | None) -> timedelta | None:
@@ -91,41 +241,115 @@ def time_ahead(told: str | None) -> timedelta | None:
 class _Heartbeat:
     """What a heartbeat says, read back; anyone may have written it."""
 
+    host: str
     is_here: bool  # of this machine and container: its process can be asked for
     pid: int
     started: float
-    ticks: object  # from the machine's start to the process's; no clock step moves them
-    age: timedelta  # negative: it lies in the future
+    ticks: int | None  # between the machine's start and the process's; no clock step moves them
+    said_at: datetime
+    token: str | None
+
+    @property
+    def age(self) -> timedelta:
+        """By the clocks of both machines; negative: it lies in the future."""
+        return datetime.now(timezone.utc) - self.said_at
+
+    @property
+    def who(self) -> str:
+        """The process, as people find it."""
+        name = shortened(printable(self.host.partition("/")[0]), 80)
+        return f"process {self.pid} on {name} since {self.said_at:%Y-%m-%d %H:%M:%S %Z}"
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process, which is one of this machine's, is there."""
+        try:
+            process = psutil.Process(self.pid)
+            # A number is given out again: only the start tells that it is the same process.
+            if self.ticks is None:  # of an earlier version, or of another system
+                same = abs(process.create_time() - self.started) < 1.0
+            else:
+                same = _start_ticks(self.pid) == self.ticks
+            return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+        except (psutil.Error, ValueError, OverflowError):  # a number that no machine gives out
+            return False
+
+
+def _trainer(run: Run) -> _Heartbeat | None:
+    """What is known of the process that trains into a run; None where none of ours does.
+
+    The last heartbeat, unless another process has taken the run since: a late beat of the one that
+    has lost it is no sign of life of the one that holds it.
+    """
+    found = _read(run.data.tags.get(names.PROCESS_TAG))
+    holder = _read(run.data.tags.get(names.HOLDER_TAG))
+    if found is None or holder is None or holder.token == found.token:
+        return found
+    return holder
 
 
 def _read(told: str | None) -> _Heartbeat | None:
     try:
         process = json_object(told or "", MAX_TAG_BYTES)
         said_at = datetime.fromisoformat(process["alive_at"])
-        host, pid, started = process["host"], int(process["pid"]), float(process["started"])
-        age = datetime.now(timezone.utc) - said_at
+        host, pid, started = str(process["host"]), int(process["pid"]), float(process["started"])
+        ticks, token = process.get("ticks"), process.get("token")
+        found = _Heartbeat(host, host == _host(), pid, started, ticks, said_at, token)
+        found.age  # noqa: B018 (a time without its zone has none)
     except (RecordError, LookupError, ValueError, TypeError, OverflowError):
         return None
-    return _Heartbeat(host == _host(), pid, started, process.get("ticks"), age)
+    return found
+
+
+_watched: dict[str, tuple[str | None, float]] = {}  # run to its heartbeat, and when it was first so
+
+
+def _stands_still(client: MlflowClient, run: Run) -> bool:
+    """Whether the heartbeat of another machine is not seen to change for as long as two take."""
+    run_id, told = run.info.run_id, run.data.tags.get(names.PROCESS_TAG)
+    if _watched.get(run_id, (None, 0.0))[0] != told:
+        # All that are open are watched from now on, so that many take no longer than one.
+        with mlflow_errors(f"watch run {run_id}"):
+            beside = client.search_runs(
+                [run.info.experiment_id], "attributes.status = 'RUNNING'", max_results=1000
+            )
+        for other in (*beside, run):
+            beat = other.data.tags.get(names.PROCESS_TAG)
+            if _watched.get(other.info.run_id, (None, 0.0))[0] != beat:
+                _watched[other.info.run_id] = beat, time.monotonic()
+    until = _watched[run_id][1] + WATCH_SECONDS
+    if time.monotonic() < until:
+        warn(
+            f"run {run_id} was trained on another machine, and its last sign of life seems to be "
+            f"old; looking for {until - time.monotonic():.0f} s whether it gives another one"
+        )
+    while True:
+        with mlflow_errors(f"watch run {run_id}"):
+            now = client.get_run(run_id)
+        if now.data.tags.get(names.PROCESS_TAG) != told:
+            return False
+        left = until - time.monotonic()
+        if left <= 0:
+            return True
+        time.sleep(min(_LOOK_SECONDS, left))
 
 
 def _is_running(run: Run) -> bool:
     return str(run.info.status) == "RUNNING"
 
 
-def _lives(found: _Heartbeat) -> bool:
-    try:
-        process = psutil.Process(found.pid)
-        # A number is given out again: only its start tells that it is the same process. The time of
-        # it moves when the clock is set; it counts where an earlier version wrote no ticks, or the
-        # system has none.
-        if found.ticks is None:
-            same = abs(process.create_time() - found.started) < 1.0
-        else:
-            same = _start_ticks(found.pid) == found.ticks
-        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-    except (psutil.Error, ValueError, OverflowError):  # a number that no machine gives out
-        return False
+def _token() -> str:
+    return _token_of(os.getpid())
+
+
+@functools.cache
+def _token_of(pid: int) -> str:
+    return secrets.token_hex(8)
+
+
+def _uptime() -> float:
+    """Seconds on a clock that nobody sets, and that runs on while the machine is suspended."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _start_ticks(pid: int) -> int | None:

@@ -46,6 +46,8 @@ RESUMED_TAG = "clear_mlflow.resumed_run"
 RESUMES_TAG = "clear_mlflow.resumed"
 # Who trains and when that process last said that it lives, as JSON; gone when the run is closed.
 PROCESS_TAG = "clear_mlflow.process"
+# Which process holds the run, as JSON: the one whose token it is may store something in it.
+HOLDER_TAG = "clear_mlflow.holder"
 # The version of this package that wrote the run.
 VERSION_TAG = "clear_mlflow.version"
 # The run whose stored models this one tested again.

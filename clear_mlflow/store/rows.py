@@ -12,6 +12,7 @@ from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.utils.file_utils import local_file_uri_to_path
 
+from clear_mlflow.core.durable import create_durably
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name, row_index
 from clear_mlflow.core.text import shown
@@ -28,6 +29,62 @@ def write_row(client: MlflowClient, run_id: str, record: RowRecord) -> None:
     name = row_file_name(record.row.row)
     with mlflow_errors(f"store {name} of run {run_id}"):
         log_durably(client, run_id, record.to_json().encode(), f"{ROWS_FOLDER}/{name}")
+
+
+class RowConflictError(TrackingError):
+    """A row is stored already, and says something else; a stored row is never overwritten."""
+
+
+def put_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None:
+    """Store a row's file, unless the row is stored; one that is damaged is replaced.
+
+    Args:
+        client: the store.
+        run: that it is of.
+        name: of the file.
+        content: of the file.
+
+    Raises:
+        RowConflictError: it is stored with other numbers; it stays as it is.
+        TrackingError: the store does not take it.
+    """
+    run_id = run.info.run_id
+    with mlflow_errors(f"store {name} of run {run_id}"):
+        try:
+            stored = _put_or_read(client, run, name, content)
+            if stored is None or is_same_row(stored, content, name):
+                return
+        except RecordError:  # a power cut tore it, for example; whoever read it has said so
+            log_durably(client, run_id, content, f"{ROWS_FOLDER}/{name}")
+            return
+    raise RowConflictError(
+        f"{name} of run {run_id} is stored already with other numbers; it stays as it is"
+    )
+
+
+def _put_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -> bytes | None:
+    """Store a file where none is of its name; else give what is there."""
+    if are_rows_local(run):
+        file = _local_folder(run) / name
+        return None if create_durably(file, content) else _content(file)
+    repository = _repository(client, run)
+    if name not in _listed(repository):
+        log_durably(client, run.info.run_id, content, f"{ROWS_FOLDER}/{name}")
+        return None
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+        file = Path(folder, name)
+        download_file(repository, name, file)
+        return _content(file)
+
+
+def is_same_row(one: bytes, other: bytes, name: str) -> bool:
+    """Whether two row files say the same, whenever they were written.
+
+    Raises:
+        RecordError: one of them is damaged.
+    """
+    (first,), (second,) = parse_rows({name: one}).values(), parse_rows({name: other}).values()
+    return first.row == second.row and first.dataset == second.dataset
 
 
 def are_rows_local(run: Run) -> bool:
@@ -193,8 +250,12 @@ def _listed(repository: ArtifactRepository) -> dict[str, int | None]:
     return {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed if not file.is_dir}
 
 
+def _local_folder(run: Run) -> Path:
+    return Path(local_file_uri_to_path(str(run.info.artifact_uri)), ROWS_FOLDER)
+
+
 def _local_files(run: Run) -> list[Path]:
-    folder = Path(local_file_uri_to_path(str(run.info.artifact_uri)), ROWS_FOLDER)
+    folder = _local_folder(run)
     if not folder.is_dir():
         return []
     # A link may lead to any file of this machine, whose content a message would then quote.

@@ -285,7 +285,7 @@ class _Work:
         note = None
         for run in sorted(tries, key=lambda run: run.info.start_time, reverse=True):
             run_id = str(run.info.run_id)
-            if run.info.status != "KILLED" and not is_abandoned(run):
+            if run.info.status != "KILLED" and not is_abandoned(self.client, run):
                 continue
             if (why := self.refused.get(run_id)) is None:
                 try:
@@ -365,7 +365,7 @@ def find_runs(client: MlflowClient, experiment_id: str, grid: Grid) -> list[Swep
     for planned in grid.runs:
         tries = known.get(planned.fingerprint, [])
         done = [run for run in tries if is_done(run)]
-        elsewhere = [run for run in tries if trains_now(run)]
+        elsewhere = [run for run in tries if trains_now(client, run)]
         if done:
             first = min(done, key=lambda run: run.info.start_time)
             found.append(SweptRun(planned, DONE_BEFORE, str(first.info.run_id)))
@@ -430,7 +430,7 @@ def _put_away(client: MlflowClient, run: Run, successor: str) -> None:
 
 
 def _why(run: Run) -> str:
-    if is_abandoned(run) or run.info.status in ("RUNNING", "SCHEDULED"):
+    if run.info.status in ("RUNNING", "SCHEDULED"):
         return "the process that trained it is gone"
     return str(run.data.tags.get(names.ERROR_TAG, "it ended early"))
 
@@ -470,7 +470,7 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid) -> str:
         )
         if before:
             above = before[0]
-            if trains_now(above):
+            if trains_now(client, above):
                 raise TrackingError(
                     f"another process works on this sweep now (run {above.info.run_id}); wait for "
                     "its end, or stop it"

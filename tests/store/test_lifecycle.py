@@ -3,6 +3,7 @@
 import json
 import signal
 import statistics
+from pathlib import Path
 
 import mlflow
 import pytest
@@ -23,11 +24,12 @@ from clear_mlflow.runs.lifecycle import (
     refuse_second,
     result_of_block,
     result_of_child,
+    take,
 )
 from clear_mlflow.runs.sync import sync_each
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import heartbeat
+from clear_mlflow.store.heartbeat import LostRunError, heartbeat, holding
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +43,14 @@ def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
     """A run that holds rows, and that this process trains into."""
     run_id = stored_run(store, experiment_id, correct).info.run_id
     store.update_run(run_id, status="RUNNING")
-    store.set_tag(run_id, names.PROCESS_TAG, heartbeat())
+    take(store, run_id)
     return run_id
+
+
+def opened_above(store, experiment_id):
+    """The run above an ensemble's members."""
+    tags = {names.KIND_TAG: names.KIND_ENSEMBLE, **holding()}
+    return create_run(store, experiment_id, "above", tags)
 
 
 def ended(store, run_id):
@@ -88,7 +96,7 @@ def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch
     """Also where the environment names it; it is left as it is."""
     run_id = running(store, experiment_id)
     with pytest.raises(TrackingError, match=r"another process trains into run .* now; wait"):
-        refuse_second(store.get_run(run_id), "wait")
+        refuse_second(store, store.get_run(run_id), "wait")
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     before = store.get_run(run_id).data.tags
     with pytest.raises(TrackingError, match="unset MLFLOW_RUN_ID"):
@@ -96,7 +104,7 @@ def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch
     assert store.get_run(run_id).data.tags == before
     assert mlflow.active_run() is None
     store.delete_tag(run_id, names.PROCESS_TAG)
-    refuse_second(store.get_run(run_id), "wait")
+    refuse_second(store, store.get_run(run_id), "wait")
 
 
 def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):
@@ -130,7 +138,7 @@ def test_a_record_that_is_not_in_order_fails_a_run(store, experiment_id):
 
 def test_the_run_above_members_sums_them_up(store, experiment_id):
     """Mean and deviation of a sample of what all of them define; the diverged one is named."""
-    above = create_run(store, experiment_id, "above", {names.KIND_TAG: names.KIND_ENSEMBLE})
+    above = opened_above(store, experiment_id)
     members = {
         seed: running(store, experiment_id, correct)
         for seed, correct in enumerate(
@@ -148,7 +156,7 @@ def test_the_run_above_members_sums_them_up(store, experiment_id):
     for run_id in (above, *members.values()):
         assert store.get_run(run_id).info.status == "FINISHED"
 
-    above = create_run(store, experiment_id, "above", {names.KIND_TAG: names.KIND_ENSEMBLE})
+    above = opened_above(store, experiment_id)
     members = {
         0: running(store, experiment_id),
         1: running(store, experiment_id, ((1, 1), (6, 3))),
@@ -163,7 +171,7 @@ def test_the_run_above_members_sums_them_up(store, experiment_id):
 
 def test_an_ensemble_with_a_member_that_is_not_in_order_has_failed(store, experiment_id):
     """Its seed is named."""
-    above = create_run(store, experiment_id, "above", {names.KIND_TAG: names.KIND_ENSEMBLE})
+    above = opened_above(store, experiment_id)
     members = {5: running(store, experiment_id), 7: running(store, experiment_id)}
     (rows_folder(store.get_run(members[7])) / "row_001.json").write_text("{")
     result = close(store, above, result_of_block(None, above), members)
@@ -171,6 +179,22 @@ def test_an_ensemble_with_a_member_that_is_not_in_order_has_failed(store, experi
     assert str(result.problem).startswith("seed 7: ")
     assert [store.get_run(members[seed]).info.status for seed in (5, 7)] == ["FINISHED", "FAILED"]
     assert store.get_run(above).info.status == "FAILED"
+
+
+def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id):
+    """Nothing is scored, closed or ended for MLflow's own end of the process; exit code 2."""
+    run_id = open_run(store, "a run", lambda run: None)
+    taken = json.dumps({**json.loads(heartbeat()), "host": "another", "token": "another's"})
+    store.set_tag(run_id, names.HOLDER_TAG, taken)
+    before = store.get_run(run_id)
+    for error, code in ((None, 2), (LostRunError("lost"), 2), (KeyboardInterrupt(), 1)):
+        result = close(store, run_id, result_of_block(error, run_id))
+        assert (result.exit_code, result.is_lost) == (code, True)
+        assert isinstance(result.problem, LostRunError)
+        assert mlflow.active_run() is None
+    assert result_of_child(LostRunError("lost"), [], run_id).exit_code == 2
+    after = store.get_run(run_id)
+    assert (after.info.status, after.data.tags) == ("RUNNING", before.data.tags)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +214,7 @@ def test_how_a_training_in_a_child_ended(error, received, died, expected):
     found = result_of_child(error, received, "r", died)
     assert (found.exit_code, found.status) == expected
     assert found.run_id == "r"
-    unsent = UnsentError("waits", {})
+    unsent = UnsentError("waits", Path("unsent"), {})
     unsent.__cause__ = error
     found = result_of_child(unsent, received, "r", died)
     assert (found.exit_code, found.status, found.unsent) == (*expected, unsent)
@@ -209,14 +233,14 @@ def test_how_a_training_in_this_process_ended():
     assert (found.status, found.diverged, found.seed) == ("FAILED", True, 3)
     assert found.error == "DivergedError: no number"
     assert not result_of_block(ValueError("x"), "r").diverged
-    unsent = result_of_block(UnsentError("waits", {}), "r")
+    unsent = result_of_block(UnsentError("waits", Path("unsent"), {}), "r")
     assert (unsent.exit_code, unsent.status) == (2, "FINISHED")
 
 
 def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
     """And sync closes the run so, though evaluate has called it KILLED meanwhile."""
     run_id = running(store, experiment_id)
-    unsent = UnsentError("waits", {})
+    unsent = UnsentError("waits", Path("unsent"), {})
     unsent.__cause__ = DivergedError("no number")
     result = close(store, run_id, result_of_block(unsent, run_id))
     assert result.exit_code == 1

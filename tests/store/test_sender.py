@@ -17,6 +17,7 @@ from clear_mlflow.journal import sender as sending
 from clear_mlflow.journal.sender import Sender, exit_patience, is_final, unsent_error
 from clear_mlflow.journal.spool import Spool, left_spools
 from clear_mlflow.store.artifacts import log_durably
+from clear_mlflow.store.heartbeat import holding
 
 LONG = 60  # seconds: a bound against hangs
 
@@ -57,7 +58,7 @@ def never():
 
 @pytest.fixture
 def run_id(store, experiment_id):
-    return store.create_run(experiment_id).info.run_id
+    return store.create_run(experiment_id, tags=holding()).info.run_id
 
 
 def files_of(store, run_id):

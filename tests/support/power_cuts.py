@@ -118,7 +118,7 @@ def recorded(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", flush)
-        for name in ("rename", "replace", "unlink"):
+        for name in ("link", "rename", "replace", "unlink"):
             patch.setattr(os, name, noting(name))
         yield recorder.disks
         recorder.before("the end")

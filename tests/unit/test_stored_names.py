@@ -27,6 +27,7 @@ def test_the_tags_of_stored_runs_stay():
         "RESUMED_TAG": "resumed_run",
         "RESUMES_TAG": "resumed",
         "PROCESS_TAG": "process",
+        "HOLDER_TAG": "holder",
         "VERSION_TAG": "version",
         "RETESTED_TAG": "retested_from",
         "EVALUATED_TAG": "evaluated_runs",

@@ -1,0 +1,227 @@
+"""Which of two processes holds a run: tokens, heartbeats, clocks that are set."""
+
+import json
+import secrets
+import time
+from datetime import datetime, timedelta, timezone
+
+import pytest
+from click.testing import CliRunner
+from stored_runs import histories, row_texts, rows_folder
+from trainings import FOUR_BUCKETS, KnownTraining
+
+from clear_mlflow.cli import main
+from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.evaluation.rescore import Evaluation
+from clear_mlflow.journal.spool import default_root
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.runs.lifecycle import refuse_second
+from clear_mlflow.runs.sync import find_spools, sync_each
+from clear_mlflow.store import heartbeat as liveness
+from clear_mlflow.store import names
+from clear_mlflow.store.heartbeat import Hold, LostRunError, heartbeat
+from clear_mlflow.store.rows import RowConflictError, put_row
+
+
+def of_another(**changes):
+    """The heartbeat of a process on another machine."""
+    told = {"host": "another/machine", "token": secrets.token_hex(8), **changes}
+    return json.dumps({**json.loads(heartbeat()), **told})
+
+
+class TakenOver(KnownTraining):
+    """Somewhere else another process takes the run, after some rows."""
+
+    def __init__(self, store, after):
+        super().__init__(FOUR_BUCKETS)
+        self.store = store
+        self.after = after
+        self.run = None
+
+    def rows(self):
+        for measured in super().rows():
+            if measured.row.row == self.after:
+                (self.run,) = self.store.search_runs(["1"])
+                self.store.set_tag(self.run.info.run_id, names.HOLDER_TAG, of_another())
+            yield measured
+
+
+@pytest.fixture
+def looks_always(monkeypatch):
+    """Without the second for which a look at the token counts."""
+    monkeypatch.setattr(liveness, "FRESH_SECONDS", 0.0)
+
+
+def test_who_lost_a_run_stores_nothing_more_and_says_who_holds_it(store, looks_always):
+    """One error; the run is as the other left it, and what was measured is on local disk."""
+    training = TakenOver(store, after=2)
+    with pytest.raises(LostRunError, match=r"is held by process \d+ on another since 20") as lost:
+        train_in_process(store, training, {})
+    run = store.get_run(training.run.info.run_id)
+    assert run.info.status == "RUNNING"
+    ours = {tag for tag in run.data.tags if tag.startswith("clear_mlflow.")}
+    assert ours == {names.KIND_TAG, names.VERSION_TAG, names.PROCESS_TAG, names.HOLDER_TAG}
+    assert sorted(file.name for file in rows_folder(run).iterdir()) == [
+        "row_000.json",
+        "row_001.json",
+    ]
+    kept = default_root() / run.info.run_id
+    assert str(kept) in str(lost.value)
+    assert [file.name for file in kept.rglob("row_*.json")] == ["row_002.json"]
+    assert all(len(points) <= 2 for points in histories(store, run.info.run_id).values())
+
+
+def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store, looks_always):
+    """After an outage longer than the limit: sent when the other has ended, the same rows."""
+    training = TakenOver(store, after=3)
+    with pytest.raises(LostRunError):
+        train_in_process(store, training, {})
+    run = training.run
+    # The other measured the same, at another time, and ended well.
+    lost = rows_folder(run) / "row_003.json"
+    (kept,) = default_root().joinpath(run.info.run_id).rglob("row_003.json")
+    told = json.loads(kept.read_text())
+    lost.write_text(json.dumps({**told, "written_at": "2030-01-01T00:00:00.000+00:00"}))
+    store.set_terminated(run.info.run_id, "FINISHED")
+    for _ in Evaluation(named=True).over(store, [store.get_run(run.info.run_id)]):
+        pass
+    before = histories(store, run.info.run_id), lost.read_bytes()
+    (synced,) = sync_each(find_spools(default_root() / run.info.run_id))
+    assert synced.done, synced.detail
+    assert (histories(store, run.info.run_id), lost.read_bytes()) == before
+
+
+def test_a_journal_is_not_sent_while_another_process_trains(store, looks_always):
+    """It would store rows that the other is about to measure."""
+    training = TakenOver(store, after=2)
+    with pytest.raises(LostRunError):
+        train_in_process(store, training, {})
+    run_id = training.run.info.run_id
+    store.set_tag(run_id, names.PROCESS_TAG, store.get_run(run_id).data.tags[names.HOLDER_TAG])
+    (synced,) = sync_each(find_spools(default_root() / run_id))
+    assert not synced.done
+    assert "another process trains into run" in synced.detail
+
+
+def test_a_stored_row_is_never_overwritten(store, experiment_id):
+    """The same row of another time is the row; another is refused, and both stay."""
+    run = store.create_run(experiment_id)
+    name = "row_002.json"
+    first = row_texts()[name].encode()
+    put_row(store, run, name, first)
+    put_row(store, run, name, first.replace(b"2026-01-31", b"2027-01-31"))
+    assert (rows_folder(run) / name).read_bytes() == first
+    other = row_texts([[0] * 4 for _ in FOUR_BUCKETS])[name].encode()
+    with pytest.raises(RowConflictError, match=r"row_002.json of run .* stays as it is"):
+        put_row(store, run, name, other)
+    assert [path.read_bytes() for path in rows_folder(run).iterdir()] == [first]
+
+
+@pytest.mark.parametrize("beats", [True, False])
+def test_a_heartbeat_of_another_machine_is_watched_before_its_run_is_closed(
+    store, experiment_id, monkeypatch, capfd, beats
+):
+    """An hour old by the clocks: one of them was set, or the process is gone."""
+    monkeypatch.setattr(liveness, "WATCH_SECONDS", 10.0 if beats else 0.05)
+    run_id = store.create_run(experiment_id).info.run_id
+    an_hour_ago = datetime.now(timezone.utc) - timedelta(hours=1)
+
+    def beat(later):
+        at = (an_hour_ago + timedelta(seconds=later)).isoformat(timespec="seconds")
+        store.set_tag(run_id, names.PROCESS_TAG, of_another(alive_at=at))
+
+    beat(0)
+    sleep = time.sleep
+
+    def sleep_while_it_beats(seconds):
+        if beats:
+            beat(30)
+        sleep(seconds)
+
+    monkeypatch.setattr(time, "sleep", sleep_while_it_beats)
+    (result,) = Evaluation(named=True).over(store, [store.get_run(run_id)])
+    assert f"looking for {10 if beats else 0} s whether it" in capfd.readouterr().err
+    status = store.get_run(run_id).info.status
+    assert (result.action, status) == (("skipped", "RUNNING") if beats else ("scored", "KILLED"))
+
+
+def test_a_refusal_says_how_old_the_last_sign_of_life_is_and_what_to_do(store, experiment_id):
+    """As after a restart of the machine: the process is gone, and nobody can ask for it."""
+    run_id = store.create_run(experiment_id).info.run_id
+    at = datetime.now(timezone.utc) - timedelta(minutes=4, seconds=10)
+    store.set_tag(run_id, names.PROCESS_TAG, of_another(alive_at=at.isoformat(timespec="seconds")))
+    run = store.get_run(run_id)
+    until = f"{at + liveness.SILENCE:%H:%M:%S} UTC"
+    with pytest.raises(TrackingError, match=r"is 4 min 1\d s old") as refusal:
+        refuse_second(store, run, "wait")
+    assert until in str(refusal.value)
+    assert f"clear-mlflow train --resume {run_id} --assume-dead yes" in str(refusal.value)
+    refuse_second(store, run, "wait", assume_dead=True)
+    # One that is seen to live is not dead, whatever is said of it.
+    store.set_tag(run_id, names.PROCESS_TAG, heartbeat())
+    with pytest.raises(TrackingError, match="another process trains into run"):
+        refuse_second(store, store.get_run(run_id), "wait", assume_dead=True)
+
+
+def test_a_late_beat_of_who_lost_the_run_says_nothing_of_who_holds_it(store, experiment_id):
+    """It was sent in the moment after its look; whoever holds the run beats again soon."""
+    old = (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat(timespec="seconds")
+    late, gone = of_another(), json.dumps({**json.loads(heartbeat()), "ticks": 1, "token": "gone"})
+    for process, holder, abandoned in (
+        (late, gone, True),
+        (late, heartbeat(), False),
+        (of_another(alive_at=old), heartbeat(), False),
+        (gone, heartbeat(), False),
+    ):
+        tags = {names.PROCESS_TAG: process, names.HOLDER_TAG: holder}
+        run = store.get_run(store.create_run(experiment_id, tags=tags).info.run_id)
+        assert liveness.is_abandoned(store, run) is abandoned
+
+
+def test_a_run_that_was_taken_and_given_back_is_judged_as_before(store, experiment_id):
+    """Its rows had changed since they were read, so the process that took it ends."""
+    before = of_another()
+    for tags in ({}, {names.HOLDER_TAG: before}):
+        run = store.create_run(experiment_id, tags=tags)
+        liveness.take_hold(store, run.info.run_id)
+        liveness.give_back(store, run)
+        assert store.get_run(run.info.run_id).data.tags.get(names.HOLDER_TAG) == tags.get(
+            names.HOLDER_TAG
+        )
+    liveness.take_hold(store, run.info.run_id)
+    store.set_tag(run.info.run_id, names.HOLDER_TAG, after := of_another())
+    liveness.give_back(store, run)  # another one has taken it since
+    assert store.get_run(run.info.run_id).data.tags[names.HOLDER_TAG] == after
+
+
+@pytest.mark.parametrize("seconds", [5, -5, 3600, -3600])
+def test_a_clock_that_is_set_makes_nobody_dead(store, experiment_id, monkeypatch, seconds):
+    """Of this machine's process, by the ticks at its start; of another's, by what it says next."""
+
+    class SetClock(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return super().now(tz) + timedelta(seconds=seconds)
+
+    here = store.create_run(experiment_id, tags=liveness.holding()).info.run_id
+    there = store.create_run(experiment_id, tags={names.PROCESS_TAG: of_another()}).info.run_id
+    monkeypatch.setattr(liveness, "datetime", SetClock)
+    monkeypatch.setattr(liveness, "WATCH_SECONDS", 10.0)
+    sleep = time.sleep
+
+    def sleep_while_it_beats(pause):
+        store.set_tag(there, names.PROCESS_TAG, of_another())
+        sleep(0)
+
+    monkeypatch.setattr(time, "sleep", sleep_while_it_beats)
+    assert not liveness.is_abandoned(store, store.get_run(here))
+    assert not liveness.is_abandoned(store, store.get_run(there))
+    Hold(store).check(here)
+
+
+def test_what_is_said_of_a_resume_is_refused_without_one():
+    """Else a run of its own would be trained, and the dead one waited for."""
+    done = CliRunner().invoke(main, ["train", "--assume-dead", "yes"])
+    assert done.exit_code == 2
+    assert "assume_dead is 'yes' and resume is 'none'" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

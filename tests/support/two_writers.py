@@ -1,0 +1,459 @@
+"""Suspend trainings at random moments, have other machines take their runs over, wake them again.
+
+``python tests/support/two_writers.py --times 100`` does it a hundred times, each with a run of its
+own in a real store, and checks what the store holds then. The trainings give rows that are known;
+what they keep, send, take over, close and sync is the program's. Pictures are left out. A machine
+is a name of a host, a cache folder and a clock, which somebody sets by 5 s or an hour while it
+trains. The moments are drawn from a seed. All spans of time are shorter than the program's own:
+those that another machine's silence is judged by are hundredths of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import io
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import partial
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import NoReturn
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import TEMPORARILY_UNAVAILABLE
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from PIL import Image
+
+from clear_mlflow.core.errors import ClearError
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.record import RowRecord
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
+from clear_mlflow.metrics import series
+from clear_mlflow.runs import lifecycle, tracked_run
+from clear_mlflow.runs import resume as going_on
+from clear_mlflow.runs.background import BackgroundWorker
+from clear_mlflow.runs.lifecycle import close, result_of_block
+from clear_mlflow.runs.resume import ResumePoint, read_resume_point, take_over
+from clear_mlflow.runs.supervised import _close_complete
+from clear_mlflow.runs.sync import find_spools, sync_each
+from clear_mlflow.runs.training_run import TrainingRun, open_training_run, track
+from clear_mlflow.scoring import apply
+from clear_mlflow.scoring.series import all_series
+from clear_mlflow.store import heartbeat
+
+BUCKETS = tuple(map(str, range(1, 9)))
+NUM_TEST = 50
+LONG = 300.0  # seconds: a bound, not a measurement
+EXPERIMENT = "two_writers"
+UNFENCED = "TWO_WRITERS_UNFENCED"  # in the environment: nobody looks who holds a run
+
+
+def _picture() -> bytes:
+    stream = io.BytesIO()
+    Image.new("L", (1, 1)).save(stream, "png")
+    return stream.getvalue()
+
+
+PICTURE = _picture()
+
+
+@dataclass
+class Found:
+    """What was tried, and what came of it.
+
+    Args:
+        did: what was done, and how often.
+        rows: rows that were looked at in the end.
+        lost: rows that were measured and are neither stored nor kept, or were stored and are gone.
+        doubled: points of metrics that are stored more than once, or with another value.
+        overwritten: stored rows that were others later.
+        wrong: whatever else is not as it should be.
+    """
+
+    did: Counter[str] = field(default_factory=Counter)
+    rows: int = 0
+    lost: list[str] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
+    overwritten: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def is_well(self) -> bool:
+        """Whether nothing is."""
+        return not (self.lost or self.doubled or self.overwritten or self.wrong)
+
+
+class KnownTraining:
+    """Gives rows that are known, from one of them on, each with a state.
+
+    Args:
+        first: the row to begin with.
+        measured: a file that tells which rows were given.
+    """
+
+    config = TrainConfig.resolve({"seed": "7"})
+
+    def __init__(self, first: int, measured: Path) -> None:
+        self._first = first
+        self._measured = measured
+
+    @property
+    def facts(self) -> StreamMetadata:
+        return StreamMetadata(
+            name="digits",
+            digest="sha256:" + "ab" * 32,
+            source="somewhere",
+            num_classes=10,
+            buckets=BUCKETS,
+            num_train=(500,) * len(BUCKETS),
+            num_test=(NUM_TEST,) * len(BUCKETS),
+        )
+
+    def rows(self) -> Iterator[MeasuredRow]:
+        for number in range(self._first, len(BUCKETS) + 1):
+            yield MeasuredRow(row(number), state=random.Random(number).randbytes(2000))
+            with self._measured.open("a") as file:
+                file.write(f"{number}\n")
+
+
+def row(number: int) -> AccuracyRow:
+    """The row that every process measures."""
+    draw = random.Random(number)
+    correct = tuple(draw.randrange(NUM_TEST + 1) for _ in BUCKETS)
+    return AccuracyRow(number, BUCKETS, correct, (NUM_TEST,) * len(BUCKETS))
+
+
+class MachineClock(datetime):
+    """A clock that its machine's file says how far to set.
+
+    It is the time of records and heartbeats; intervals are measured by others, which nobody sets.
+    """
+
+    file: Path
+
+    @classmethod
+    def now(cls, tz=None):
+        """The time that the machine believes it is."""
+        text = cls.file.read_text() if cls.file.exists() else ""
+        return super().now(tz) + timedelta(seconds=float(text or 0))
+
+
+def become(machine: Path, uri: str) -> None:
+    """Be a process of a machine: its host's name, its clock, its cache, its line to the store."""
+    machine.mkdir(exist_ok=True)
+    MachineClock.file = machine / "clock"
+    patch = pytest.MonkeyPatch()
+    patch.setattr(socket, "gethostname", lambda: machine.name)
+    for module in (heartbeat, tracked_run):
+        patch.setattr(module, "datetime", MachineClock)
+    patch.setattr(heartbeat, "SILENCE", timedelta(seconds=3))
+    patch.setattr(heartbeat, "CLOCKS_DIFFER", timedelta(seconds=2))
+    patch.setattr(heartbeat, "WATCH_SECONDS", 1.5)
+    patch.setattr(heartbeat, "_LOOK_SECONDS", 0.1)
+    patch.setattr(going_on, "_CLAIM_SECONDS", 1.0)
+    patch.setattr(tracked_run, "BackgroundWorker", partial(BackgroundWorker, every=0.4))
+    patch.setattr(tracked_run.TrackedRun, "_log_picture", lambda self, matrix, step: None)
+    patch.setattr(apply, "heatmap_png", lambda matrix, title: PICTURE)
+    for name in ("get_run", "log_batch", "set_tag", "log_param", "delete_tag", "update_run_info"):
+        cut = _cut(getattr(SqlAlchemyStore, name), machine / "cut off")
+        patch.setattr(SqlAlchemyStore, name, cut)
+    if UNFENCED in os.environ:
+        for module in (heartbeat, lifecycle):
+            patch.setattr(module, "refuse_if_lost", lambda run: None)
+    os.environ |= {
+        "CLEAR_MLFLOW_CACHE": str(machine),
+        "MLFLOW_TRACKING_URI": uri,
+        "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
+        "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    }
+    mlflow.set_tracking_uri(uri)
+    sys.stderr = (machine / f"said_{os.getpid()}").open("w", buffering=1)
+    faulthandler.register(signal.SIGUSR1, sys.stderr)
+
+
+def _cut(call, flag: Path):
+    def answer(*arguments, **options):
+        if flag.exists():
+            raise MlflowException("no route to host", TEMPORARILY_UNAVAILABLE)
+        return call(*arguments, **options)
+
+    return answer
+
+
+def train(uri: str, machine: Path, run_id: str) -> None:
+    """Train into a run."""
+    become(machine, uri)
+    os.environ["MLFLOW_RUN_ID"] = run_id
+    client = MlflowClient(uri)
+    open_training_run(client, KnownTraining.config)
+    _train(client, machine, run_id, None)
+
+
+def resume(uri: str, machine: Path, run_id: str, assume_dead: bool) -> None:
+    """Go on with a run, as soon as it is not refused."""
+    become(machine, uri)
+    client = MlflowClient(uri)
+    with tempfile.TemporaryDirectory() as folder:
+        while True:
+            try:
+                point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
+                if point.is_complete:
+                    _close_complete(client, point)
+                    os._exit(0)
+                take_over(client, point, assume_dead=assume_dead)
+                break
+            except ClearError as error:
+                sys.stderr.write(f"{error}\n")
+                time.sleep(0.2)
+        _train(client, machine, run_id, point)
+
+
+def send(uri: str, machine: Path, run_id: str) -> None:
+    """Send what a machine kept of a run."""
+    become(machine, uri)
+    for synced in sync_each(find_spools(machine / "unsent" / run_id)):
+        sys.stderr.write(f"{synced.detail}\n")
+        os._exit(0 if synced.done else 1)
+
+
+def _train(client: MlflowClient, machine: Path, run_id: str, point: ResumePoint | None) -> NoReturn:
+    first = 0 if point is None or point.state is None else point.state.manifest.row
+    training = KnownTraining(first, machine / f"measured_{os.getpid()}")
+    error: BaseException | None = None
+    try:
+        with TrainingRun(client, run_id, training.config, {}, resumed=point) as run:
+            track(training, run)
+    except Exception as ended:
+        error = ended
+    closed = close(client, run_id, result_of_block(error, run_id))
+    sys.stderr.write(f"ended with {closed.exit_code}: {closed.error}\n")
+    sys.stderr.flush()
+    os._exit(closed.exit_code)
+
+
+class Trial:
+    """One run, and the processes that want it.
+
+    Args:
+        folder: for its store, its artifacts and its machines.
+        database: an empty MLflow database.
+        draw: of the moments.
+        found: what is told of it.
+    """
+
+    def __init__(self, folder: Path, database: Path, draw: random.Random, found: Found) -> None:
+        self._folder = folder
+        self._draw = draw
+        self._found = found
+        self._seen: dict[str, bytes] = {}
+        self._written: dict[str, tuple[int, int]] = {}
+        self._processes: list[tuple[BaseProcess, Path]] = []
+        shutil.copy(database, folder / "mlflow.db")
+        self._uri = f"sqlite:///{folder / 'mlflow.db'}"
+        self._client = MlflowClient(self._uri)
+        where = (folder / "artifacts").as_uri()
+        experiment = self._client.create_experiment(EXPERIMENT, where)
+        self._run_id = self._client.create_run(experiment).info.run_id
+        self._rows = folder / "artifacts" / self._run_id / "artifacts/accuracy_matrix/rows"
+        self._context = multiprocessing.get_context("forkserver")
+
+    def go(self) -> None:
+        """Stop one, have others take over, let it go on at some moment; look at what is there."""
+        draw = self._draw
+        first = self._start("one", train)
+        self._set_clock("one")
+        # From here on there is a run to be resumed.
+        self._wait_until((self._rows.parents[1] / "config.json").exists, first)
+        self._wait_for_rows(draw.randint(0, len(BUCKETS) - 1), first)
+        self._wait(draw.uniform(0.0, 0.3), first)
+        if draw.random() < 0.5:
+            self._set_clock("one")
+        ways = [draw.choice((self._suspend, self._suspend, self._cut_off))(first, "one")]
+        assume_dead = draw.random() < 0.5
+        self._found.did["waited until silence" if not assume_dead else "assumed dead"] += 1
+        second = self._start("two", resume, assume_dead)
+        self._set_clock("two")
+        what = draw.choice(("runs on", "runs on", "is killed", "is suspended", "is cut off"))
+        if what != "runs on":
+            self._wait_for_rows(len(self._seen) + draw.randint(0, 2), second)
+            self._wait(draw.uniform(0.0, 0.3), second)
+            if what == "is killed":
+                self._signal(second, signal.SIGKILL, "killed")
+            else:
+                way = self._suspend if what == "is suspended" else self._cut_off
+                ways.append(way(second, "two"))
+        for go_on in ways:
+            self._wait_for_rows(len(self._seen) + draw.randint(0, 4), second)
+            go_on()
+        for each, _ in self._processes:
+            self._wait(LONG, each)
+        for machine in ("three", "four", "five"):
+            if self._client.get_run(self._run_id).info.status == "FINISHED":
+                break
+            self._wait(LONG, self._start(machine, resume, True))
+        for machine in ("one", "two"):
+            if any((self._folder / machine / "unsent").glob("*/*-*")):
+                self._found.did["sent what was kept"] += 1
+                self._wait(LONG, self._start(machine, send))
+        self._look()
+
+    def _start(self, machine: str, do: Callable[..., object], *more: object) -> BaseProcess:
+        at = self._folder / machine
+        made = self._context.Process(target=do, args=(self._uri, at, self._run_id, *more))
+        made.start()
+        self._processes.append((made, at))
+        self._found.did[do.__name__] += 1
+        return made
+
+    def _set_clock(self, machine: str) -> None:
+        seconds = self._draw.choice((0, 5, -5, 3600, -3600))
+        self._found.did[f"set a clock by {abs(seconds)} s"] += 1
+        folder = self._folder / machine
+        folder.mkdir(exist_ok=True)
+        (folder / "clock.new").write_text(str(seconds))
+        (folder / "clock.new").replace(folder / "clock")
+
+    def _suspend(self, process: BaseProcess, machine: str) -> Callable[[], None]:
+        self._signal(process, signal.SIGSTOP, "suspended")
+        return lambda: self._signal(process, signal.SIGCONT, "woken")
+
+    def _cut_off(self, process: BaseProcess, machine: str) -> Callable[[], None]:
+        flag = self._folder / machine / "cut off"
+        flag.touch()
+        self._found.did["cut off"] += 1
+        return lambda: flag.unlink()
+
+    def _signal(self, to: BaseProcess, number: int, what: str) -> None:
+        if to.is_alive() and to.pid is not None:
+            os.kill(to.pid, number)
+            self._found.did[what] += 1
+
+    def _wait(self, seconds: float, until_ended: BaseProcess) -> None:
+        """Until a process has ended, for so long at most; every row is looked at meanwhile."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and until_ended.is_alive():
+            self._compare_rows()
+            until_ended.join(0.01)
+
+    def _wait_for_rows(self, count: int, process: BaseProcess) -> None:
+        """Until so many are stored; not for long, as the process may be able to do nothing."""
+        self._wait_until(lambda: len(self._seen) >= count, process, seconds=10.0)
+
+    def _wait_until(
+        self, condition: Callable[[], bool], process: BaseProcess, seconds: float = LONG
+    ) -> None:
+        until = time.monotonic() + seconds
+        while not condition() and process.is_alive() and time.monotonic() < until:
+            self._wait(0.02, process)
+
+    def _compare_rows(self) -> None:
+        for file in self._rows.glob("row_*.json") if self._rows.is_dir() else ():
+            written = (file.stat().st_ino, file.stat().st_mtime_ns)
+            if self._written.get(file.name) == written:
+                continue
+            self._written[file.name] = written
+            content = file.read_bytes()
+            if self._seen.setdefault(file.name, content) != content:
+                self._found.overwritten.append(f"{self._run_id} {file.name}")
+                self._seen[file.name] = content
+
+    def _look(self) -> None:
+        found, run_id = self._found, self._run_id
+        self._compare_rows()
+        run = self._client.get_run(run_id)
+        if run.info.status != "FINISHED":
+            found.wrong.append(f"run {run_id} is {run.info.status}")
+        there = {file.name: file.read_bytes() for file in self._rows.glob("row_*.json")}
+        found.rows += len(there)
+        found.lost += [f"{run_id} {name}" for name in self._seen if name not in there]
+        for number in range(len(BUCKETS) + 1):
+            text = there.get(f"row_{number:03d}.json")
+            if text is None:
+                found.lost.append(f"{run_id} row {number}")
+            elif RowRecord.from_json(text.decode(), source="row").row != row(number):
+                found.overwritten.append(f"{run_id} row {number} is another")
+        matrix = AccuracyMatrix.from_rows([row(number) for number in range(len(BUCKETS) + 1)])
+        for name, steps in all_series(matrix, series(matrix)).items():
+            stored = self._client.get_metric_history(run_id, name)
+            times = Counter((point.step, point.value) for point in stored)
+            expected = Counter((step, value) for step, value in steps.items())
+            if times != expected:
+                found.doubled.append(f"{run_id} {name}: {times - expected}, {expected - times}")
+        for each, machine in self._processes:
+            said = machine / f"said_{each.pid}"
+            text = said.read_text() if said.exists() else ""
+            lost = "is held by process" in text
+            if each.is_alive():
+                found.wrong.append(f"{machine.name} does not end: {text[-300:]}")
+                each.kill()
+                each.join()
+            elif each.exitcode == 2 and lost:
+                found.did["lost the run: one line, exit code 2"] += 1
+            elif each.exitcode in (0, -signal.SIGKILL):
+                found.did[f"ended with {each.exitcode}"] += 1
+            else:
+                found.wrong.append(f"{machine.name} ended with {each.exitcode}: {text[-300:]}")
+
+
+def suspend_and_take_over(
+    folder: Path, database: Path, *, times: int, seed: int, found: Found | None = None
+) -> Found:
+    """Do it so many times, each with a run of its own."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["two_writers"])
+    found = found or Found()
+    for number in range(times):
+        at = folder / str(number)
+        at.mkdir()
+        Trial(at, database, random.Random(f"{seed} {number}"), found).go()
+        shutil.rmtree(at)
+    return found
+
+
+def main() -> None:
+    """Do it as often as asked for, and say what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--unfenced", action="store_true", help="without the looks: it must fail")
+    asked = parser.parse_args()
+    if asked.unfenced:
+        os.environ[UNFENCED] = "yes"
+    started = time.monotonic()
+    found = Found()
+    with tempfile.TemporaryDirectory() as folder:
+        database = Path(folder, "empty.db")
+        MlflowClient(f"sqlite:///{database}").search_experiments()
+        suspend_and_take_over(
+            Path(folder), database, times=asked.times, seed=asked.seed, found=found
+        )
+    print(f"seed {asked.seed}: {asked.times} runs in {time.monotonic() - started:.0f} s")
+    print(json.dumps(found.did, indent=1, sort_keys=True))
+    print(f"rows looked at: {found.rows}")
+    for what in ("lost", "doubled", "overwritten", "wrong"):
+        print(f"{what}: {len(getattr(found, what))}")
+        for line in getattr(found, what)[:5]:
+            print(f"  {line}")
+    sys.exit(0 if found.is_well else 1)
+
+
+if __name__ == "__main__":
+    import two_writers  # the functions that are started have to be importable by name
+
+    two_writers.main()

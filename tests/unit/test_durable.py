@@ -1,0 +1,57 @@
+"""Files that are written where none is: what is there stays, however late it came."""
+
+import os
+
+import pytest
+
+from clear_mlflow.core import durable
+from clear_mlflow.core.durable import create_durably, write_durably
+
+
+def test_what_is_there_stays(tmp_path):
+    """A file that another process writes just before this one would is not overwritten."""
+    file = tmp_path / "rows" / "row.json"
+    assert create_durably(file, b"first")
+    assert not create_durably(file, b"second")
+    assert file.read_bytes() == b"first"
+    assert list(file.parent.iterdir()) == [file]
+
+
+def test_what_came_between_the_look_and_the_write_stays(tmp_path, monkeypatch):
+    """As when this process is stopped there for an hour."""
+    file = tmp_path / "row.json"
+    flush_into = durable.flush_into
+
+    def stopped(draft, content):
+        flush_into(draft, content)
+        file.write_bytes(b"another's")
+
+    monkeypatch.setattr(durable, "flush_into", stopped)
+    assert not create_durably(file, b"late")
+    assert file.read_bytes() == b"another's"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_file_system_without_links(tmp_path, monkeypatch):
+    """The file is written all the same; other errors are not taken for that."""
+
+    def link(source, target):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    number = 1  # EPERM
+    assert create_durably(tmp_path / "row.json", b"content")
+    assert (tmp_path / "row.json").read_bytes() == b"content"
+    number = 28  # ENOSPC
+    with pytest.raises(OSError, match="No space"):
+        create_durably(tmp_path / "other.json", b"content")
+    assert list(tmp_path.iterdir()) == [tmp_path / "row.json"]
+
+
+def test_a_draft_is_never_shared(tmp_path, monkeypatch):
+    """Who was stopped while it wrote, and wakes, does not write into another one's file."""
+    file = tmp_path / "state"
+    with (tmp_path / ".state.part").open("wb") as stopped:
+        write_durably(file, b"whole")
+        stopped.write(b"late")
+    assert file.read_bytes() == b"whole"
