@@ -143,7 +143,7 @@ def test_a_test_set_without_features_is_told(released_root, tmp_path):
     """The released test set has none: the line says what else to pass."""
     told = problem(released_root, tmp_path, protocol="iid")
     assert f"{released_root / 'test'} has no features {KIND}" in told
-    assert "split=0 or protocol=streaming" in told
+    assert "split=0, split=validation or protocol=streaming" in told
 
 
 class Malice:
