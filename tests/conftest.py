@@ -12,8 +12,8 @@ import pytest
 from hypothesis import settings
 
 # On a developer's machine every run tries other examples; where a change is accepted or refused,
-# the same change is always answered the same. No example has a deadline: how long one takes says what
-# else the machine does.
+# the same change is always answered the same. No example has a deadline: how long one takes says
+# what else the machine does.
 settings.register_profile("here", deadline=None)
 settings.register_profile("ci", settings.get_profile("here"), derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "here")
