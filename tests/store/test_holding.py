@@ -167,11 +167,12 @@ def test_a_late_beat_of_who_lost_the_run_says_nothing_of_who_holds_it(store, exp
     """It was sent in the moment after its look; whoever holds the run beats again soon."""
     old = (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat(timespec="seconds")
     late, gone = of_another(), json.dumps({**json.loads(heartbeat()), "ticks": 1, "token": "gone"})
+    lives = json.dumps({**json.loads(heartbeat()), "token": "lives"})
     for process, holder, abandoned in (
         (late, gone, True),
-        (late, heartbeat(), False),
-        (of_another(alive_at=old), heartbeat(), False),
-        (gone, heartbeat(), False),
+        (late, lives, False),
+        (of_another(alive_at=old), lives, False),
+        (gone, lives, False),
     ):
         tags = {names.PROCESS_TAG: process, names.HOLDER_TAG: holder}
         run = store.get_run(store.create_run(experiment_id, tags=tags).info.run_id)
@@ -192,6 +193,18 @@ def test_a_run_that_was_taken_and_given_back_is_judged_as_before(store, experime
     store.set_tag(run.info.run_id, names.HOLDER_TAG, after := of_another())
     liveness.give_back(store, run)  # another one has taken it since
     assert store.get_run(run.info.run_id).data.tags[names.HOLDER_TAG] == after
+
+
+def test_a_process_that_took_a_run_to_send_what_waited_does_not_refuse_itself(store, experiment_id):
+    """A resume sends first what a killed process left; that one is judged by its own heartbeat."""
+    gone = json.dumps({**json.loads(heartbeat()), "ticks": 1, "token": "gone"})
+    lives = json.dumps({**json.loads(heartbeat()), "token": "lives"})
+    run_id = store.create_run(experiment_id, tags={names.PROCESS_TAG: gone}).info.run_id
+    liveness.take_hold(store, run_id)
+    refuse_second(store, store.get_run(run_id), "wait")
+    store.set_tag(run_id, names.PROCESS_TAG, lives)
+    with pytest.raises(TrackingError, match="another process trains into run"):
+        refuse_second(store, store.get_run(run_id), "wait")
 
 
 @pytest.mark.parametrize("seconds", [5, -5, 3600, -3600])
