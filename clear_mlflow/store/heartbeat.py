@@ -60,7 +60,6 @@ def heartbeat() -> str:
             "started": psutil.Process().create_time(),
             "ticks": _start_ticks(os.getpid()),
             "alive_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "up": round(_uptime(), 1),
             "token": _token(),
         }
     )

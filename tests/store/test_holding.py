@@ -7,13 +7,14 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 from click.testing import CliRunner
+from mlflow.entities import Metric
 from stored_runs import histories, row_texts, rows_folder
 from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.evaluation.rescore import Evaluation
-from clear_mlflow.journal.spool import default_root
+from clear_mlflow.journal.spool import Spool, default_root
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import refuse_second
 from clear_mlflow.runs.sync import find_spools, sync_each
@@ -82,6 +83,10 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store, lo
     (kept,) = default_root().joinpath(run.info.run_id).rglob("row_003.json")
     told = json.loads(kept.read_text())
     lost.write_text(json.dumps({**told, "written_at": "2030-01-01T00:00:00.000+00:00"}))
+    # What an outage keeps beside the row: its points, at the time when this process measured it.
+    left = Spool.take(default_root() / run.info.run_id, run.info.run_id)
+    left.put_metrics([Metric("accuracy/bucket_1", 0.5, 1_000, 3)])
+    left.close()
     store.set_terminated(run.info.run_id, "FINISHED")
     for _ in Evaluation(named=True).over(store, [store.get_run(run.info.run_id)]):
         pass

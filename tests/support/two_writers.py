@@ -14,6 +14,7 @@ import argparse
 import faulthandler
 import io
 import json
+import math
 import multiprocessing
 import os
 import random
@@ -60,6 +61,7 @@ from clear_mlflow.store import heartbeat
 
 BUCKETS = tuple(map(str, range(1, 9)))
 NUM_TEST = 50
+PACE = 0.3  # seconds that a bucket takes: a training is over too soon to be stopped without
 LONG = 300.0  # seconds: a bound, not a measurement
 EXPERIMENT = "two_writers"
 UNFENCED = "TWO_WRITERS_UNFENCED"  # in the environment: nobody looks who holds a run
@@ -128,6 +130,7 @@ class KnownTraining:
 
     def rows(self) -> Iterator[MeasuredRow]:
         for number in range(self._first, len(BUCKETS) + 1):
+            time.sleep(PACE)
             yield MeasuredRow(row(number), state=random.Random(number).randbytes(2000))
             with self._measured.open("a") as file:
                 file.write(f"{number}\n")
@@ -166,7 +169,7 @@ def become(machine: Path, uri: str) -> None:
     patch.setattr(heartbeat, "SILENCE", timedelta(seconds=3))
     patch.setattr(heartbeat, "CLOCKS_DIFFER", timedelta(seconds=2))
     patch.setattr(heartbeat, "WATCH_SECONDS", 1.5)
-    patch.setattr(heartbeat, "_LOOK_SECONDS", 0.1)
+    patch.setattr(heartbeat, "_LOOK_SECONDS", 0.3)
     patch.setattr(going_on, "_CLAIM_SECONDS", 1.0)
     patch.setattr(tracked_run, "BackgroundWorker", partial(BackgroundWorker, every=0.4))
     patch.setattr(tracked_run.TrackedRun, "_log_picture", lambda self, matrix, step: None)
@@ -221,7 +224,7 @@ def resume(uri: str, machine: Path, run_id: str, assume_dead: bool) -> None:
                 break
             except ClearError as error:
                 sys.stderr.write(f"{error}\n")
-                time.sleep(0.2)
+                time.sleep(0.4)
         _train(client, machine, run_id, point)
 
 
@@ -282,7 +285,7 @@ class Trial:
         # From here on there is a run to be resumed.
         self._wait_until((self._rows.parents[1] / "config.json").exists, first)
         self._wait_for_rows(draw.randint(0, len(BUCKETS) - 1), first)
-        self._wait(draw.uniform(0.0, 0.3), first)
+        self._wait(draw.uniform(0.0, 2 * PACE), first)
         if draw.random() < 0.5:
             self._set_clock("one")
         ways = [draw.choice((self._suspend, self._suspend, self._cut_off))(first, "one")]
@@ -293,7 +296,7 @@ class Trial:
         what = draw.choice(("runs on", "runs on", "is killed", "is suspended", "is cut off"))
         if what != "runs on":
             self._wait_for_rows(len(self._seen) + draw.randint(0, 2), second)
-            self._wait(draw.uniform(0.0, 0.3), second)
+            self._wait(draw.uniform(0.0, 2 * PACE), second)
             if what == "is killed":
                 self._signal(second, signal.SIGKILL, "killed")
             else:
@@ -413,12 +416,22 @@ class Trial:
 
 
 def suspend_and_take_over(
-    folder: Path, database: Path, *, times: int, seed: int, found: Found | None = None
+    folder: Path,
+    database: Path,
+    *,
+    times: int,
+    seed: int,
+    seconds: float = math.inf,
+    found: Found | None = None,
 ) -> Found:
-    """Do it so many times, each with a run of its own."""
+    """Do it so many times, each with a run of its own; begin none after so many seconds."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(["two_writers"])
     found = found or Found()
+    until = time.monotonic() + seconds
     for number in range(times):
+        if time.monotonic() > until:
+            break
+        found.did["runs"] += 1
         at = folder / str(number)
         at.mkdir()
         Trial(at, database, random.Random(f"{seed} {number}"), found).go()
@@ -431,6 +444,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after these")
     parser.add_argument("--unfenced", action="store_true", help="without the looks: it must fail")
     asked = parser.parse_args()
     if asked.unfenced:
@@ -441,9 +455,14 @@ def main() -> None:
         database = Path(folder, "empty.db")
         MlflowClient(f"sqlite:///{database}").search_experiments()
         suspend_and_take_over(
-            Path(folder), database, times=asked.times, seed=asked.seed, found=found
+            Path(folder),
+            database,
+            times=asked.times,
+            seed=asked.seed,
+            seconds=asked.seconds,
+            found=found,
         )
-    print(f"seed {asked.seed}: {asked.times} runs in {time.monotonic() - started:.0f} s")
+    print(f"seed {asked.seed}: {found.did['runs']} runs in {time.monotonic() - started:.0f} s")
     print(json.dumps(found.did, indent=1, sort_keys=True))
     print(f"rows looked at: {found.rows}")
     for what in ("lost", "doubled", "overwritten", "wrong"):
