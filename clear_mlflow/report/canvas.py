@@ -39,6 +39,20 @@ def blank_figure(width: float, height: float) -> Figure:
     return figure
 
 
+def load_drawing() -> None:
+    """Load what drawing needs: modules, the font, the formats of pictures.
+
+    A process that draws later does not depend on what becomes of installed packages meanwhile.
+    """
+    from PIL import Image
+
+    figure, sheet = blank_sheet(1, 1)
+    draw_grid(sheet, np.array([[0.5, np.nan]]), (0, 0), (0.5, 1))
+    sheet.text(0, 0, drawable("0"), **PLAIN)
+    png_array(png(figure))
+    Image.init()  # MLflow keeps pictures as WebP
+
+
 def blank_sheet(width: float, height: float) -> tuple[Figure, Axes]:
     """A figure, in inches, with a canvas of its own, and the sheet that fills it."""
     figure = blank_figure(width, height)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +29,7 @@ from clear_mlflow.journal.sender import Sender, exit_patience, unsent_error
 from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.metrics import Metric as MatrixMetric
 from clear_mlflow.metrics import of_families
+from clear_mlflow.report.canvas import load_drawing
 from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.runs.background import BackgroundWorker
 from clear_mlflow.runs.lifecycle import beat
@@ -40,6 +42,7 @@ from clear_mlflow.store.heartbeat import LostRunError
 
 _STOPPED_SECONDS = 10.0
 _JOIN_SECONDS = 1.0
+_LOADING_SECONDS = 10.0  # on a machine with much else to do; loading takes one or two
 _LONGEST_DIGEST = 36  # characters that MLflow keeps of a dataset's digest
 
 
@@ -87,6 +90,7 @@ class TrackedRun(ABC):
         self._patience = 0.0
         self._leader = leader
         self._alive = [run_id]  # runs that the heartbeat is of
+        self._can_draw = threading.Event()
         if leader is None:
             self._sender = Sender(client)
             self._behind = BackgroundWorker(self._beat)
@@ -103,6 +107,7 @@ class TrackedRun(ABC):
         self._sender.open(self.run_id)
         if self._leader is None:
             self._sender.start()
+            self._behind.send(self._load_drawing)
             self._behind.start()
         return self
 
@@ -143,8 +148,10 @@ class TrackedRun(ABC):
         # On the disk before all else; in the store behind what it has to follow.
         name = f"{ROWS_FOLDER}/{row_file_name(row.row)}"
         entry = self._sender.keep(self.run_id, name, record.to_json().encode())
-        self._send_first(measured, record)
-        self._sender.send(entry)
+        try:
+            self._send_first(measured, record)
+        finally:  # whatever happens, what is kept is handed over
+            self._sender.send(entry)
         self._send_files(measured)
         self._rows.append(row)
         matrix = AccuracyMatrix.from_rows(self._rows)
@@ -155,6 +162,7 @@ class TrackedRun(ABC):
         self._sender.send(self._sender.keep_metrics(self.run_id, points))
         if self._leader is None:
             self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
+            self._can_draw.wait(_LOADING_SECONDS)
 
     @abstractmethod
     def _describe(self, run: Run) -> None:
@@ -230,6 +238,13 @@ class TrackedRun(ABC):
         self._sender.wait_delivered()
         if self._sender.lost is not None:
             raise self._sender.lost
+
+    def _load_drawing(self) -> None:
+        """Have all that pictures need in memory before anyone upgrades packages under the run."""
+        try:
+            load_drawing()
+        finally:
+            self._can_draw.set()
 
     def _log_picture(self, matrix: AccuracyMatrix, step: int) -> None:
         if self._sender.is_away:

@@ -67,6 +67,8 @@ class TrainingRun(TrackedRun):
         self._resumed = resumed
         self._holds_states = resumed is not None
         self._told_no_state = False
+        # Now, and not at each row: whoever upgrades packages meanwhile takes them away for seconds.
+        self._torch_version = version("torch")
 
     def __enter__(self) -> TrainingRun:
         super().__enter__()
@@ -167,13 +169,14 @@ class TrainingRun(TrackedRun):
                 f"last digit; the stored row stays, the other is kept in {folder}, and training "
                 "goes on"
             )
-        if measured.state is not None:
-            # It was trained on again from the state before, which goes when this one is stored.
-            self._send_first(measured, again)
+        try:
+            if measured.state is not None:
+                # It was trained on again from the state before, which goes when this is stored.
+                self._send_first(measured, again)
+        finally:
+            self._sender.send(beside)
         if beside is None:
             self._send_files(measured, resumed.files)
-        else:
-            self._sender.send(beside)
         self._wait_delivered()
 
     def _send_first(self, measured: MeasuredRow, record: RowRecord) -> None:
@@ -196,7 +199,7 @@ class TrainingRun(TrackedRun):
             config=self.config.as_text(),
             data=data_of(self._facts),
             package_version=__version__,
-            torch_version=version("torch"),
+            torch_version=self._torch_version,
         )
         self._sender.send(lambda: self._store_state(manifest, state))
 

@@ -1,0 +1,51 @@
+"""``pip install -U`` beside a training: what it uses is loaded in its first bucket."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from clear_mlflow.store.rows import read_rows
+
+_TRAINING = """
+import importlib.metadata, sys
+import clear_mlflow
+from clear_mlflow.runs.tracked_run import TrackedRun
+
+OPTIONAL = ("pyspark", "tabulate")  # MLflow and pandas look whether they are there
+
+class Replaced:
+    def find_spec(self, name, path=None, target=None):
+        if name not in OPTIONAL:
+            print("asked for module", name, flush=True)
+        raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+def gone(name):
+    print("asked for package", name, flush=True)
+    raise importlib.metadata.PackageNotFoundError(name)
+
+log_row = TrackedRun.log_row
+
+def then_replaced(self, measured):
+    log_row(self, measured)
+    if measured.row.row == 1:
+        sys.meta_path.insert(0, Replaced())
+        importlib.metadata.Distribution.from_name = gone
+
+TrackedRun.log_row = then_replaced
+clear_mlflow.train(epochs=1, **dict([sys.argv[1].split("=")]))
+"""
+
+
+@pytest.mark.parametrize("what", ["features=pixels", "model=small_cnn"])
+def test_a_training_needs_nothing_of_its_packages_after_its_first_bucket(store, what):
+    """In a fresh process, where after row 1 no module is found and no version known."""
+    done = subprocess.run([sys.executable, "-c", _TRAINING, what], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "asked for" not in done.stdout
+    assert "warning" not in done.stderr
+    (run,) = store.search_runs([store.get_experiment_by_name("test").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert len(read_rows(store, run)) == 11

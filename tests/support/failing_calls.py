@@ -1,0 +1,149 @@
+"""Have the Nth call fail that a program makes to files, or to its MLflow store."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import inspect
+import io
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.exceptions import MlflowException
+
+# Through these goes all that is written: pathlib and shutil call them, too.
+FILE_CALLS = ("open", "fsync", "mkdir", "rename", "replace", "unlink", "rmdir")
+
+
+class Calls:
+    """Counts calls, and has some of them fail.
+
+    Args:
+        first: the number of the first that fails, from 1; None: none does.
+        lasting: whether all after it fail, too, as on a disk that is full or a store that is gone.
+    """
+
+    def __init__(self, first: int | None, *, lasting: bool) -> None:
+        self.count = 0
+        self.failed: list[str] = []
+        self._first, self._lasting = first, lasting
+        self._lock = threading.Lock()
+        self.inside = threading.local()
+
+    def next(self, what: str, error: Exception) -> None:
+        """Count a call.
+
+        Raises:
+            Exception: *error*, where it is this one's turn.
+        """
+        with self._lock:
+            self.count += 1
+            if self._first is None or self.count < self._first:
+                return
+            if self.count > self._first and not self._lasting:
+                return
+            self.failed.append(f"{self.count}: {what}")
+        raise error
+
+
+class _Written:
+    """A file that is written to, each write counted."""
+
+    def __init__(self, file, path: str, calls: Calls) -> None:
+        self._file, self._path, self._calls = file, path, calls
+
+    def __enter__(self):
+        self._file.__enter__()
+        return self
+
+    def __exit__(self, *error):
+        return self._file.__exit__(*error)
+
+    def __getattr__(self, name):
+        return getattr(self._file, name)
+
+    def write(self, content):
+        self._file.write(content[: len(content) // 2])  # a disk that is full takes some
+        self._calls.next(f"write {self._path}", _no_space(self._path))
+        return self._file.write(content[len(content) // 2 :])
+
+
+@contextmanager
+def failing_files(
+    monkeypatch, folders: tuple[Path, ...], first: int | None, *, lasting: bool
+) -> Iterator[Calls]:
+    """Count, and fail, what a block does to files below some folders, other than reading."""
+    calls = Calls(first, lasting=lasting)
+
+    def path_of(arguments, options) -> str | None:
+        given = arguments[0]
+        try:
+            at = f"/proc/self/fd/{given}"
+            path = Path(at).readlink() if isinstance(given, int) else Path(os.fspath(given))
+            if options.get("dir_fd") is not None:
+                path = Path(f"/proc/self/fd/{options['dir_fd']}").readlink() / path
+        except (OSError, TypeError):
+            return None
+        return str(path) if any(path.is_relative_to(folder) for folder in folders) else None
+
+    def counting(name):
+        real = getattr(os, name)
+
+        @functools.wraps(real)
+        def function(*arguments, **options):
+            path = path_of(arguments, options)
+            reads = name == "open" and not arguments[1] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+            if path is not None and not reads:
+                calls.next(f"{name} {path}", _no_space(path))
+            return real(*arguments, **options)
+
+        return function
+
+    opened = io.open
+
+    def open_file(file, mode="r", *arguments, **options):
+        path = None if isinstance(file, int) else path_of((file,), {})
+        if path is None or not set(mode) & set("wxa+"):
+            return opened(file, mode, *arguments, **options)
+        calls.next(f"open {path}", _no_space(path))
+        return _Written(opened(file, mode, *arguments, **options), path, calls)
+
+    with monkeypatch.context() as patch:
+        for name in FILE_CALLS:
+            patch.setattr(os, name, counting(name))
+        patch.setattr(io, "open", open_file)
+        yield calls
+
+
+@contextmanager
+def failing_store(monkeypatch, first: int | None, *, lasting: bool) -> Iterator[Calls]:
+    """Count, and fail, the calls of a block to MLflow's client, those within calls left out."""
+    calls = Calls(first, lasting=lasting)
+
+    def counting(name, real):
+        @functools.wraps(real)
+        def method(*arguments, **options):
+            if getattr(calls.inside, "call", False):
+                return real(*arguments, **options)
+            calls.next(name, MlflowException(f"{name} was made to fail"))
+            calls.inside.call = True
+            try:
+                return real(*arguments, **options)
+            finally:
+                calls.inside.call = False
+
+        return method
+
+    with monkeypatch.context() as patch:
+        for name, real in inspect.getmembers(MlflowClient, inspect.isfunction):
+            if not name.startswith("_"):
+                patch.setattr(MlflowClient, name, counting(name, real))
+        yield calls
+
+
+def _no_space(path: str) -> OSError:
+    return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
