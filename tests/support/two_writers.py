@@ -221,6 +221,7 @@ def resume(uri: str, machine: Path, run_id: str, assume_dead: bool) -> None:
                     _close_complete(client, point)
                     os._exit(0)
                 take_over(client, point, assume_dead=assume_dead)
+                (machine / "took over").touch()
                 break
             except ClearError as error:
                 sys.stderr.write(f"{error}\n")
@@ -293,6 +294,9 @@ class Trial:
         self._found.did["waited until silence" if not assume_dead else "assumed dead"] += 1
         second = self._start("two", resume, assume_dead)
         self._set_clock("two")
+        if draw.random() < 0.8:  # else the first one may wake while the second one begins
+            took_over = self._folder / "two" / "took over"
+            self._wait_until(took_over.exists, second, seconds=60.0)
         what = draw.choice(("runs on", "runs on", "is killed", "is suspended", "is cut off"))
         if what != "runs on":
             self._wait_for_rows(len(self._seen) + draw.randint(0, 2), second)
@@ -357,7 +361,7 @@ class Trial:
 
     def _wait_for_rows(self, count: int, process: BaseProcess) -> None:
         """Until so many are stored; not for long, as the process may be able to do nothing."""
-        self._wait_until(lambda: len(self._seen) >= count, process, seconds=10.0)
+        self._wait_until(lambda: len(self._seen) >= count, process, seconds=20.0)
 
     def _wait_until(
         self, condition: Callable[[], bool], process: BaseProcess, seconds: float = LONG
