@@ -112,8 +112,9 @@ def main(words: Sequence[str]) -> int:
         for part in ("clear_mlflow", "tests", "docs", "examples", "tools"):
             ignored = shutil.ignore_patterns("__pycache__")
             shutil.copytree(ROOT / part, copy / part, ignore=ignored)
-        for file in ("MLproject", "pyproject.toml", "README.md", "CONTRIBUTING.md", "conda.yaml"):
-            shutil.copy(ROOT / file, copy / file)
+        for file in ROOT.iterdir():  # README, MLproject, constraints and the like: tests read them
+            if file.is_file():
+                shutil.copy(file, copy / file.name)
         for mutation in mutations:
             mutation.file(copy)
         every = sorted({test for m in mutations for test in m.test_ids(copy)})
