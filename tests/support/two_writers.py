@@ -413,8 +413,8 @@ class Trial:
                 each.join()
             elif each.exitcode == 2 and lost:
                 found.did["lost the run: one line, exit code 2"] += 1
-            elif each.exitcode == 2 and "is open there until 'clear-mlflow sync" in text:
-                found.did["cut off at its end: left for sync, exit code 2"] += 1
+            elif each.exitcode in (1, 2) and "is open there until 'clear-mlflow sync" in text:
+                found.did["cut off at its end: left for sync"] += 1
             elif each.exitcode in (0, -signal.SIGKILL):
                 found.did[f"ended with {each.exitcode}"] += 1
             else:
