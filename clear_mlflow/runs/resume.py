@@ -482,6 +482,9 @@ def _send_what_waits(client: MlflowClient, run: Run) -> None:
         try:
             for _ in send_waiting(client, run, spool):
                 pass
+            # Whoever goes on may be another process than this one, as in a sweep.
+            with mlflow_errors(f"give run {named} back"):
+                give_back(client, run)
             done = True
         finally:
             spool.close(remove=done)

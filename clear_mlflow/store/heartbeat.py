@@ -278,12 +278,11 @@ def _trainer(run: Run) -> _Heartbeat | None:
     """What is known of the process that trains into a run; None where none of ours does.
 
     The last heartbeat, unless another process has taken the run since: a late beat of the one that
-    has lost it is no sign of life of the one that holds it. That this process has taken it, to send
-    what waited for it, says nothing of the one that trained.
+    has lost it is no sign of life of the one that holds it.
     """
     found = _read(run.data.tags.get(names.PROCESS_TAG))
     holder = _read(run.data.tags.get(names.HOLDER_TAG))
-    if found is None or holder is None or holder.token in (found.token, _token()):
+    if found is None or holder is None or holder.token == found.token:
         return found
     return holder
 

@@ -540,7 +540,7 @@ def left(interrupted, tmp_path, monkeypatch):
 
 
 def test_what_waits_is_sent_before_a_resume(interrupted, left, tmp_path):
-    """The row is there then, and the journal is gone."""
+    """The row is there then, the journal is gone, and another process may take the run over."""
     client, run_id = interrupted
     run = client.get_run(run_id)
     row = artifacts(run) / "accuracy_matrix" / "rows" / "row_002.json"
@@ -549,6 +549,10 @@ def test_what_waits_is_sent_before_a_resume(interrupted, left, tmp_path):
     assert 2 in read_resume_point(client, run_id, tmp_path).records
     assert row.read_text() == text
     assert not left.exists()
+    # A sweep reads what its worker resumes.
+    assert client.get_run(run_id).data.tags.get(names.HOLDER_TAG) == run.data.tags.get(
+        names.HOLDER_TAG
+    )
 
 
 def test_a_journal_that_is_written_to_says_that_the_run_trains(interrupted, left, tmp_path):

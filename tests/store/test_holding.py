@@ -200,18 +200,6 @@ def test_a_run_that_was_taken_and_given_back_is_judged_as_before(store, experime
     assert store.get_run(run.info.run_id).data.tags[names.HOLDER_TAG] == after
 
 
-def test_a_process_that_took_a_run_to_send_what_waited_does_not_refuse_itself(store, experiment_id):
-    """A resume sends first what a killed process left; that one is judged by its own heartbeat."""
-    gone = json.dumps({**json.loads(heartbeat()), "ticks": 1, "token": "gone"})
-    lives = json.dumps({**json.loads(heartbeat()), "token": "lives"})
-    run_id = store.create_run(experiment_id, tags={names.PROCESS_TAG: gone}).info.run_id
-    liveness.take_hold(store, run_id)
-    refuse_second(store, store.get_run(run_id), "wait")
-    store.set_tag(run_id, names.PROCESS_TAG, lives)
-    with pytest.raises(TrackingError, match="another process trains into run"):
-        refuse_second(store, store.get_run(run_id), "wait")
-
-
 @pytest.mark.parametrize("seconds", [5, -5, 3600, -3600])
 def test_a_clock_that_is_set_makes_nobody_dead(store, experiment_id, monkeypatch, seconds):
     """Of this machine's process, by the ticks at its start; of another's, by what it says next."""
