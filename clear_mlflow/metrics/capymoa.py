@@ -46,29 +46,6 @@ def accuracy_all_avg(matrix: AccuracyMatrix) -> float:
     return float(cells_where(matrix, np.ones(matrix.values.shape, dtype=np.bool_)).mean())
 
 
-def accuracy_seen_avg(matrix: AccuracyMatrix) -> float:
-    """Mean over rows of the mean accuracy on the buckets seen by then.
-
-    Formula: mean over i < k of (mean of R[i, j] over j <= i). Defined when k >= 1.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or a cell was not measured.
-
-    Source:
-        CapyMOA, ``OCLMetrics.accuracy_seen_avg``.
-
-    >>> round(accuracy_seen_avg(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
-    0.75
-    """
-    return icarl.average_incremental_accuracy(matrix)
-
-
 def accuracy_final(matrix: AccuracyMatrix) -> float:
     """Mean accuracy, at the end, on all buckets, those not trained on included.
 
@@ -94,29 +71,6 @@ def accuracy_final(matrix: AccuracyMatrix) -> float:
     return float(measured(matrix.values[last], lambda j: f"R[{last}, {j}]").mean())
 
 
-def forward_transfer(matrix: AccuracyMatrix) -> float:
-    """Mean accuracy on future buckets: the strict upper triangle. Nothing is subtracted.
-
-    Formula: mean of R[i, j] over i < k and i < j < T. Defined when k >= 1 and T >= 2.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: there is no future bucket, or a cell was not measured.
-
-    Source:
-        CapyMOA, ``OCLMetrics.forward_transfer``.
-
-    >>> forward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
-    0.1
-    """
-    return clear.forward_transfer(matrix)
-
-
 def backward_transfer(matrix: AccuracyMatrix) -> float:
     """Mean change on past buckets since each was trained on, over all rows.
 
@@ -140,10 +94,11 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     return change_on_past(matrix)
 
 
+# Those of another family that are named here are the same quantity in `OCLMetrics`.
 METRICS = (
     Metric(name="capymoa/accuracy_all_avg", function=accuracy_all_avg),
-    Metric(name="capymoa/accuracy_seen_avg", function=accuracy_seen_avg),
+    Metric(name="capymoa/accuracy_seen_avg", function=icarl.average_incremental_accuracy),
     Metric(name="capymoa/accuracy_final", function=accuracy_final),
-    Metric(name="capymoa/forward_transfer", function=forward_transfer),
+    Metric(name="capymoa/forward_transfer", function=clear.forward_transfer),
     Metric(name="capymoa/backward_transfer", function=backward_transfer),
 )

@@ -16,55 +16,6 @@ from clear_mlflow.metrics import renate
 from clear_mlflow.metrics._base import Metric, measured, need_trained
 
 
-def average_accuracy(matrix: AccuracyMatrix) -> float:
-    """A_k: mean accuracy, after bucket k, on the buckets up to it.
-
-    Formula: mean of R[last, j] over j <= last. Defined when k >= 1.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or a cell was not measured.
-
-    Source:
-        Chaudhry et al. 2018, "Average Accuracy (A)".
-
-    >>> round(average_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
-    0.7
-    """
-    return renate.average_accuracy(matrix)
-
-
-def forgetting(matrix: AccuracyMatrix) -> float:
-    """F_k: mean drop, after bucket k, from the best accuracy that each earlier bucket ever had.
-
-    Formula: mean over j < last of (max over i < last of R[i, j]) - R[last, j]. Defined when k >= 2.
-
-    The maximum is over all earlier rows, l = 1 .. k - 1, those before bucket j was trained on
-    included. Others who cite this paper leave those out (Continuum, contilab).
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A difference in [-1, 1]; lower is better. Negative: the end is better than ever before.
-
-    Raises:
-        UndefinedMetricError: there is no past bucket, or a cell was not measured.
-
-    Source:
-        Chaudhry et al. 2018, "Forgetting Measure (F)"; their ``compute_fgt`` is the same.
-
-    >>> round(forgetting(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
-    0.3
-    """
-    return renate.forgetting(matrix)
-
-
 def intransigence(matrix: AccuracyMatrix, joint: AccuracyMatrix | None = None) -> float:
     """I_k: how much better joint training knows bucket k than the run that has just trained on it.
 
@@ -103,8 +54,9 @@ def intransigence(matrix: AccuracyMatrix, joint: AccuracyMatrix | None = None) -
     return float(reference[0] - own[0])
 
 
+# A_k, F_k (their `compute_fgt` is the same) and I_k.
 METRICS = (
-    Metric(name="chaudhry/average_accuracy", function=average_accuracy),
-    Metric(name="chaudhry/forgetting", function=forgetting, higher_is_better=False),
+    Metric(name="chaudhry/average_accuracy", function=renate.average_accuracy),
+    Metric(name="chaudhry/forgetting", function=renate.forgetting, higher_is_better=False),
     Metric(name="chaudhry/intransigence", function=intransigence, higher_is_better=False),
 )

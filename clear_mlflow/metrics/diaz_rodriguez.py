@@ -15,29 +15,6 @@ from clear_mlflow.metrics import clear
 from clear_mlflow.metrics._base import Metric, change_on_past
 
 
-def accuracy(matrix: AccuracyMatrix) -> float:
-    """A: mean accuracy on all buckets seen so far, over all rows.
-
-    Formula: mean of R[i, j] over j <= i < k. Defined when k >= 1.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or a cell was not measured.
-
-    Source:
-        Diaz-Rodriguez et al. 2018, "Accuracy"; Continuum's ``accuracy_A``.
-
-    >>> round(accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.8]])), 6)
-    0.7
-    """
-    return clear.accuracy(matrix)
-
-
 def remembering(matrix: AccuracyMatrix) -> float:
     """REM: one minus the mean loss on past buckets, over all rows.
 
@@ -86,32 +63,10 @@ def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
     return max(change_on_past(matrix), 0.0)
 
 
-def forward_transfer(matrix: AccuracyMatrix) -> float:
-    """FWT: mean accuracy on future buckets: the strict upper triangle. Nothing is subtracted.
-
-    Formula: mean of R[i, j] over i < k and i < j < T. Defined when k >= 1 and T >= 2.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: there is no future bucket, or a cell was not measured.
-
-    Source:
-        Diaz-Rodriguez et al. 2018, "Forward Transfer".
-
-    >>> forward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
-    0.1
-    """
-    return clear.forward_transfer(matrix)
-
-
+# A and FWT are the same regions of the matrix as CLEAR's; Continuum's `accuracy_A` is A, too.
 METRICS = (
-    Metric(name="diaz_rodriguez/accuracy", function=accuracy),
+    Metric(name="diaz_rodriguez/accuracy", function=clear.accuracy),
     Metric(name="diaz_rodriguez/remembering", function=remembering),
     Metric(name="diaz_rodriguez/positive_backward_transfer", function=positive_backward_transfer),
-    Metric(name="diaz_rodriguez/forward_transfer", function=forward_transfer),
+    Metric(name="diaz_rodriguez/forward_transfer", function=clear.forward_transfer),
 )
