@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import click
 
-from clear_mlflow.cli import main
+from clear_mlflow.cli import main, run_options
 
 # import opens a run for each file, so that the one of mlflow run would be empty; sync sends what
 # lies on this machine into runs that are there. Groups of commands work on local folders.
@@ -63,7 +63,13 @@ def _entry_points() -> str:
 
 def _entry_point(name: str, command: click.Command) -> Iterator[str]:
     # RUN... is for people: under mlflow run the same are named by an option.
-    options = [part for part in command.params if isinstance(part, click.Option)]
+    # mlflow run itself opens the run, and has options for where and by which name.
+    options = [
+        part
+        for part in command.params
+        if isinstance(part, click.Option)
+        and not (part.name in run_options.NAMES and getattr(part, "group", "") == run_options.RUN)
+    ]
     parameters = [option.opts[0].removeprefix("--").replace("-", "_") for option in options]
     yield f"  {name}:"
     yield "    parameters:"

@@ -11,6 +11,7 @@ from clear_mlflow.cli.compare import compare
 from clear_mlflow.cli.data import data
 from clear_mlflow.cli.data_features import features
 from clear_mlflow.cli.evaluate import evaluate
+from clear_mlflow.cli.help import Group
 from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.sweep import sweep
 from clear_mlflow.cli.sync import sync
@@ -21,7 +22,7 @@ from clear_mlflow.core.text import one_line
 from clear_mlflow.core.version import __version__
 
 
-class _Group(click.Group):
+class _Group(Group):
     """Tells an error that a user can mend in one line; anything else is a bug, with traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -40,7 +41,16 @@ _CONTEXT = {
 }
 
 
-@click.group(cls=_Group, context_settings=_CONTEXT)
+@click.group(
+    cls=_Group,
+    context_settings=_CONTEXT,
+    headings={
+        "Train": ("train", "train-distributed", "sweep"),
+        "Look at what is stored": ("evaluate", "compare"),
+        "Bring runs into MLflow": ("import", "sync"),
+        "Datasets": ("data",),
+    },
+)
 @click.version_option(__version__, prog_name="clear-mlflow")
 def main() -> None:
     """Train on CLEAR's stream of buckets, keep every row in MLflow, and re-score from the rows."""

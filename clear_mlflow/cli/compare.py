@@ -7,7 +7,9 @@ from contextlib import nullcontext
 
 import click
 
+from clear_mlflow.cli.help import Command, Option
 from clear_mlflow.cli.options import (
+    COMPARISON,
     check_engine,
     comparison_options,
     engine_options,
@@ -26,7 +28,15 @@ from clear_mlflow.metrics import DEFAULT_FAMILIES, Metric, family_names, of_fami
 from clear_mlflow.metrics._user import load_own_metrics
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "clear-mlflow compare --experiment first",
+        "clear-mlflow compare RUN_ID RUN_ID RUN_ID",
+        "clear-mlflow compare --experiment first --group-by strategy,memory --baseline naive",
+        "clear-mlflow compare --experiment first --margin 1",
+    ),
+)
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @run_selection_options
 @comparison_options(group_by="strategy,dataset")
@@ -34,6 +44,8 @@ from clear_mlflow.metrics._user import load_own_metrics
 @metric_option
 @click.option(
     "--baseline",
+    cls=Option,
+    group=COMPARISON,
     default=NONE,
     metavar="GROUP",
     help="A group, by its name or a label as naive, that every other one is tested against; named "
@@ -41,6 +53,8 @@ from clear_mlflow.metrics._user import load_own_metrics
 )
 @click.option(
     "--margin",
+    cls=Option,
+    group=COMPARISON,
     default=NONE,
     metavar="POINTS",
     help="The largest difference that does not matter, in percentage points: asks for equivalence "

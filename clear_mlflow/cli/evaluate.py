@@ -9,8 +9,11 @@ from functools import partial
 
 import click
 
+from clear_mlflow.cli.help import Command, Option
 from clear_mlflow.cli.interrupt import scratch_folder, stoppable
 from clear_mlflow.cli.options import (
+    METRICS,
+    SELECTION,
     check_engine,
     dry_run_option,
     engine_options,
@@ -29,11 +32,24 @@ from clear_mlflow.metrics import family_names, of_families
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics._user import load_own_metrics
 
+_FOREIGN, _MODELS = "Rows under names of their own", "Models tested again"
+_RECORD = "What is read and written"
 
-@click.command()
+
+@click.command(
+    cls=Command,
+    examples=(
+        "clear-mlflow evaluate --run-id RUN_ID",
+        "clear-mlflow evaluate --experiment first --metrics gem,tic",
+        "clear-mlflow evaluate --only unscored",
+        "clear-mlflow evaluate --experiment first --metric lab:my_metric --dry-run",
+    ),
+)
 @run_selection_options
 @click.option(
     "--only",
+    cls=Option,
+    group=SELECTION,
     type=click.Choice(["all", "unscored"]),
     default="all",
     help="unscored: leave out runs that have a score; alone, it takes all experiments.",
@@ -41,6 +57,8 @@ from clear_mlflow.metrics._user import load_own_metrics
 @families_option
 @click.option(
     "--joint-run",
+    cls=Option,
+    group=METRICS,
     default=NONE,
     metavar="RUN",
     help="Id of a run that is trained on all buckets so far at once: adds chaudhry/intransigence, "
@@ -49,6 +67,8 @@ from clear_mlflow.metrics._user import load_own_metrics
 @metric_option
 @click.option(
     "--rows",
+    cls=Option,
+    group=_FOREIGN,
     default=NONE,
     metavar="PATTERN",
     help="Rows that runs hold under names of their own, as 'results/acc_after_{row}.json', are "
@@ -56,29 +76,38 @@ from clear_mlflow.metrics._user import load_own_metrics
 )
 @click.option(
     "--rows-scale",
+    cls=Option,
+    group=_FOREIGN,
     type=click.Choice([AUTO, "fraction", "percent"]),
     default=AUTO,
     help="Of such rows. Auto takes fractions, and refuses a value above 1.",
 )
 @click.option(
     "--rows-future",
+    cls=Option,
+    group=_FOREIGN,
     type=click.Choice([AUTO, "tested", "not-tested"]),
     default=AUTO,
     help="What zeros above the diagonal of such rows mean; auto refuses to guess.",
 )
 @yes_or_no_option(
     "--from-models",
+    group=_MODELS,
     help="Test the models that the runs stored (log_models) again, on --data-root: each run gets "
     "a child run with the rows that this gives.",
 )
 @click.option(
     "--data-root",
+    cls=Option,
+    group=_MODELS,
     default=AUTO,
     metavar="DIR",
     help="Under --from-models, the dataset to test on; auto for an embedded one.",
 )
 @click.option(
     "--verify",
+    cls=Option,
+    group=_RECORD,
     type=click.Choice(["auto", "all", "none"]),
     default="auto",
     help="When row files are read although a run's tag holds the rows: auto, where they lie on "
@@ -87,10 +116,13 @@ from clear_mlflow.metrics._user import load_own_metrics
 )
 @yes_or_no_option(
     "--accept-new-definitions",
+    group=_RECORD,
     help="Overwrite values that are of another version of a metric's definition.",
 )
 @click.option(
     "--pictures",
+    cls=Option,
+    group=_RECORD,
     type=click.Choice(["auto", "yes", "no"]),
     default="auto",
     help="Heat maps and pictures of confusion: of runs named by id or trained by this program; of "

@@ -15,7 +15,9 @@ import click
 from rich.table import Table
 from rich.text import Text
 
+from clear_mlflow.cli.help import Command, Option
 from clear_mlflow.cli.interrupt import stoppable
+from clear_mlflow.cli.options import METRICS
 from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
@@ -29,6 +31,8 @@ from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
 if TYPE_CHECKING:
     from clear_mlflow.evaluation.import_run import Importer
 
+_WHERE, _READ = "Where the runs go", "How the file is read"
+_SAID = "What the file may not say of its runs"
 _DEEPEST = 16  # folders within folders
 _LONGEST_CELL = 600  # characters; a file's path below a folder has 255 and more
 # In a folder, a file that ends so is one of results; any other may be anything.
@@ -46,10 +50,19 @@ class Line:
     run_name: str = ""
 
 
-@click.command(name="import")
+@click.command(
+    name="import",
+    cls=Command,
+    examples=(
+        "clear-mlflow import results.csv --dataset clear10 --strategy replay --seed 0",
+        "clear-mlflow import results/ --experiment published --future not-tested",
+    ),
+)
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...")
 @click.option(
     "--experiment",
+    cls=Option,
+    group=_WHERE,
     default=NONE,
     metavar="NAME",
     help="Where the runs go; none is the experiment that the environment names. It is made where "
@@ -57,6 +70,8 @@ class Line:
 )
 @click.option(
     "--name",
+    cls=Option,
+    group=_WHERE,
     default=AUTO,
     metavar="TEXT",
     help="What the runs are called; auto is the file's name.",
@@ -64,33 +79,59 @@ class Line:
 @click.option(
     "--format",
     "kind",
+    cls=Option,
+    group=_READ,
     type=click.Choice([AUTO, *FORMATS]),
     default=AUTO,
     help="Auto looks at each file.",
 )
-@click.option("--dataset", default=AUTO, metavar="NAME", help="Auto is what a file tells.")
-@click.option("--strategy", default=AUTO, metavar="NAME", help="Auto is what a file tells.")
-@click.option("--seed", default=AUTO, metavar="N", help="Auto is what a file tells.")
+@click.option(
+    "--dataset",
+    cls=Option,
+    group=_SAID,
+    default=AUTO,
+    metavar="NAME",
+    help="Auto is what a file tells.",
+)
+@click.option(
+    "--strategy",
+    cls=Option,
+    group=_SAID,
+    default=AUTO,
+    metavar="NAME",
+    help="Auto is what a file tells.",
+)
+@click.option(
+    "--seed", cls=Option, group=_SAID, default=AUTO, metavar="N", help="Auto is what a file tells."
+)
 @click.option(
     "--protocol",
+    cls=Option,
+    group=_SAID,
     type=click.Choice(PROTOCOLS),
     default="iid",
     help="streaming: buckets were tested on their own training data.",
 )
 @click.option(
     "--split",
+    cls=Option,
+    group=_SAID,
     type=click.Choice(SPLITS),
     default=TEST,
     help="What the numbers were measured on; those on validation images are compared apart.",
 )
 @click.option(
     "--scale",
+    cls=Option,
+    group=_READ,
     type=click.Choice([AUTO, "fraction", "percent"]),
     default=AUTO,
     help="Auto is what the format says, else fractions; a value above 1 is then refused.",
 )
 @click.option(
     "--initial",
+    cls=Option,
+    group=_READ,
     type=click.Choice([AUTO, "first-row"]),
     default=AUTO,
     help="first-row: a file's first row is the untrained model's. Auto: the format tells, or there "
@@ -98,30 +139,40 @@ class Line:
 )
 @click.option(
     "--future",
+    cls=Option,
+    group=_READ,
     type=click.Choice([AUTO, "tested", "not-tested"]),
     default=AUTO,
     help="What zeros above the diagonal mean. Auto is what the format says.",
 )
 @click.option(
     "--num-instances",
+    cls=Option,
+    group=_READ,
     default=NONE,
     metavar="N[,N...]",
     help="Test images of each bucket; one number stands for all.",
 )
 @click.option(
     "--buckets",
+    cls=Option,
+    group=_READ,
     default=AUTO,
     metavar="KEY[,KEY...]",
     help="Keys of the buckets; auto is what a file tells, else 1 to T.",
 )
 @click.option(
     "--metrics",
+    cls=Option,
+    group=METRICS,
     default=",".join(DEFAULT_FAMILIES),
     metavar="FAMILY[,FAMILY...]",
     help="Families of metrics to log; docs/metrics.md lists them.",
 )
 @click.option(
     "--again",
+    cls=Option,
+    group=_WHERE,
     is_flag=True,
     help="Import a file once more whose content the experiment holds already.",
 )

@@ -11,11 +11,16 @@ from typing import Any, TypeVar
 
 import click
 
+from clear_mlflow.cli.help import Option
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines.ray_cluster import LOCAL
 from clear_mlflow.learning.config import AUTO, NONE
 
 _MOST_JOBS = 256
+
+# Headings of the help.
+SELECTION, WORK, COMPARISON = "Which runs", "How the work is done", "Comparison"
+METRICS = "Metrics"
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -26,12 +31,16 @@ def run_selection_options(command: Command) -> Command:
         command,
         click.option(
             "--run-id",
+            cls=Option,
+            group=SELECTION,
             default=NONE,
             metavar="ID[,ID...]",
             help="The runs, by their ids.",
         ),
         click.option(
             "--experiment",
+            cls=Option,
+            group=SELECTION,
             default=NONE,
             metavar="NAME",
             help="All runs of an experiment, by its name or id.",
@@ -39,6 +48,8 @@ def run_selection_options(command: Command) -> Command:
         click.option(
             "--filter",
             "filter_string",
+            cls=Option,
+            group=SELECTION,
             default=NONE,
             metavar="TEXT",
             help="Runs that MLflow's search finds, as \"params.strategy = 'replay'\".",
@@ -55,12 +66,16 @@ def engine_options(command: Command) -> Command:
         command,
         click.option(
             "--engine",
+            cls=Option,
+            group=WORK,
             type=click.Choice(["local", "ray"]),
             default="local",
             help="Where the work is done: on this machine, or by Ray.",
         ),
         click.option(
             "--jobs",
+            cls=Option,
+            group=WORK,
             default=AUTO,
             metavar="N",
             help="Runs under way at once; on Ray, pieces of work, of one run or several. Auto: on "
@@ -69,6 +84,8 @@ def engine_options(command: Command) -> Command:
         ),
         click.option(
             "--address",
+            cls=Option,
+            group=WORK,
             default=LOCAL,
             metavar="ADDRESS",
             help="Of a Ray cluster that runs, as HOST:6379 or auto; local starts one here.",
@@ -87,6 +104,8 @@ def comparison_options(*, group_by: str) -> Callable[[Command], Command]:
             command,
             click.option(
                 "--group-by",
+                cls=Option,
+                group=COMPARISON,
                 default=group_by,
                 metavar="NAME[,NAME...]",
                 help="Parameters or tags that the seeds of one method share; none: each run for "
@@ -94,6 +113,8 @@ def comparison_options(*, group_by: str) -> Callable[[Command], Command]:
             ),
             click.option(
                 "--rank-by",
+                cls=Option,
+                group=COMPARISON,
                 default=AUTO,
                 metavar="METRIC",
                 help="The metric that ranks and that the verdicts are on; auto: "
@@ -108,6 +129,8 @@ def metric_option(command: Command) -> Command:
     """``--metric``, as metric: names with commas between, for ``load_own_metrics``."""
     return click.option(
         "--metric",
+        cls=Option,
+        group=METRICS,
         default=NONE,
         metavar="NAME[,NAME...]",
         help="Your own metrics, as package.module:function; see docs/metrics.md.",
@@ -118,6 +141,8 @@ def families_option(command: Command) -> Command:
     """``--metrics``, as metrics: families with commas between, for ``family_names``."""
     return click.option(
         "--metrics",
+        cls=Option,
+        group=METRICS,
         default=NONE,
         metavar="FAMILY[,FAMILY...]",
         help="Families of metrics, as gem,wild_time, beside those there are without it: what a run "
@@ -127,13 +152,22 @@ def families_option(command: Command) -> Command:
 
 def dry_run_option(command: Command) -> Command:
     """``--dry-run``, as dry_run: the text yes or no."""
-    return yes_or_no_option("--dry-run", help="Say what would be done, and write nothing.")(command)
+    return yes_or_no_option(
+        "--dry-run", group=WORK, help="Say what would be done, and write nothing."
+    )(command)
 
 
-def yes_or_no_option(name: str, *, help: str) -> Callable[[Command], Command]:  # noqa: A002
+def yes_or_no_option(
+    name: str,
+    *,
+    group: str,
+    help: str,  # noqa: A002
+) -> Callable[[Command], Command]:
     """An option that is no unless given: ``mlflow run`` hands yes on, a user the bare name."""
     return click.option(
         name,
+        cls=Option,
+        group=group,
         type=click.Choice(["yes", "no"]),
         is_flag=False,
         flag_value="yes",

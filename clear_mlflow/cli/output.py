@@ -65,6 +65,13 @@ def print_scores(scores: Scores, out: Console) -> None:
     out.print(matrix_table(scores.record.evidence))
     if scores.record.split != TEST:
         out.print(f"measured on {scores.record.split} images: to choose by, not to report")
+    if scores.rows_state != "complete":
+        matrix = scores.record.evidence
+        out.print(
+            f"partial: {matrix.num_rows} of {matrix.num_buckets} rows; these metrics are of them "
+            "alone, and not to be compared with those of whole runs",
+            highlight=False,
+        )
     out.print(metrics_table(scores.summary, scores.reasons, lower_is_better=scores.lower_is_better))
 
 

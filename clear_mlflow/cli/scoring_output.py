@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
 import click
@@ -15,7 +16,7 @@ from rich.text import Text
 
 from clear_mlflow.cli.output import print_scores
 from clear_mlflow.cli.terminal import console
-from clear_mlflow.core.text import one_line
+from clear_mlflow.core.text import NOT_MEASURED, one_line
 from clear_mlflow.evaluation.rescore import ScoringResult
 from clear_mlflow.learning.progress import can_show_bars
 
@@ -23,6 +24,8 @@ from clear_mlflow.learning.progress import can_show_bars
 _ALL_SHOWN = 50
 _MOST_SHOWN = 1000
 _LONGEST_NAME = 100  # characters of a run's name
+# What several runs are ranked by, and what is shown beside it.
+_RANKING = ("clear/challenge_score", "renate/average_accuracy", "renate/forgetting")
 
 
 class Summary:
@@ -31,10 +34,10 @@ class Summary:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.problems: list[ScoringResult] = []
-        self._first: list[ScoringResult] = []
+        self._first: list[tuple[ScoringResult, Sequence[float | None]]] = []
         self._only: ScoringResult | None = None  # with its scores, while it is the only one
         self._values = 0
-        self._notable: list[ScoringResult] = []
+        self._notable: list[tuple[ScoringResult, Sequence[float | None]]] = []
         self._num_partial = 0
         self._num_problems = 0
         self._from_tags = 0
@@ -45,15 +48,17 @@ class Summary:
         self.counts[verdict.action] += 1
         self._only = verdict if self.counts.total() == 1 else None
         light = verdict.without_scores()
+        summary = {} if verdict.scores is None else verdict.scores.summary
+        shown = light, [summary.get(name) for name in _RANKING]
         if verdict.scores is not None:
             self._values += len(verdict.scores.plan.points)
             self._from_tags += verdict.scores.from_tag
         if len(self._first) <= _ALL_SHOWN:
-            self._first.append(light)
+            self._first.append(shown)
         self._num_partial += verdict.is_partial
         self._undefined.update(verdict.undefined)
         if (verdict.is_problem or verdict.is_partial) and len(self._notable) < _MOST_SHOWN:
-            self._notable.append(light)
+            self._notable.append(shown)
         if verdict.is_problem:
             self._num_problems += 1
             if len(self.problems) < _MOST_SHOWN:
@@ -82,12 +87,8 @@ class Summary:
     def _show(self, out: Console, dry_run: bool, stopped: bool) -> None:
         if self._only is not None and self._only.scores is not None:
             print_scores(self._only.scores, out)
-        table = Table("run", "name", "verdict", "detail", box=None, pad_edge=False)
-        for verdict in self._first if len(self._first) <= _ALL_SHOWN else self._notable:
-            cells = (verdict.run_id, one_line(verdict.run_name, _LONGEST_NAME), verdict.action)
-            table.add_row(*(Text(one_line(cell)) for cell in (*cells, verdict.detail)))
-        if table.row_count:
-            out.print(table)
+        if self.counts:
+            out.print(_table(self._first if len(self._first) <= _ALL_SHOWN else self._notable))
         done = "would be logged" if dry_run else "logged"
         out.print(f"\n{self}; {self._values} metric values {done}", highlight=False, end="")
         if self._num_partial:
@@ -101,6 +102,28 @@ class Summary:
         if stopped:
             out.print("; stopped: the same command does the rest", end="")
         out.print()
+
+
+def _table(runs: Sequence[tuple[ScoringResult, Sequence[float | None]]]) -> Table:
+    """A line for each run, the best first; of one run the values stand above."""
+    ranked = len(runs) > 1 and any(value is not None for _, values in runs for value in values)
+    table = Table("run", "name", box=None, pad_edge=False)
+    for name in _RANKING if ranked else ():
+        table.add_column(name.replace("/", "/\n"), justify="right")
+    table.add_column("verdict")
+    table.add_column("detail")
+    best_first = sorted(runs, key=lambda run: -math.inf if run[1][0] is None else run[1][0])[::-1]
+    for verdict, values in best_first if ranked else runs:
+        numbers = [NOT_MEASURED if value is None else f"{value:.4f}" for value in values]
+        cells = (
+            verdict.run_id,
+            one_line(verdict.run_name, _LONGEST_NAME),
+            *(numbers if ranked else ()),
+            verdict.action,
+            one_line(verdict.detail),
+        )
+        table.add_row(*map(Text, cells))
+    return table
 
 
 def shown_while(

@@ -15,7 +15,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from clear_mlflow.cli.help import Command, Option
 from clear_mlflow.cli.options import (
+    WORK,
     check_engine,
     comparison_options,
     dry_run_option,
@@ -24,6 +26,7 @@ from clear_mlflow.cli.options import (
     number_of_jobs,
     whole_number,
 )
+from clear_mlflow.cli.run_options import apply_run_options, run_options
 from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
@@ -40,28 +43,49 @@ _ALL_SHOWN = 50
 _MOST_RETRIES = 100
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "clear-mlflow sweep --grid examples/sweep.yaml",
+        "clear-mlflow sweep --grid examples/sweep.yaml --jobs 2 --experiment replay-sizes",
+        "clear-mlflow sweep --grid examples/sweep.yaml --engine ray --gpus 0.5",
+    ),
+)
 @click.option(
     "--grid",
+    cls=Option,
+    group="What to train",
     default=NONE,
     metavar="FILE",
     help="YAML file of strategies, seeds and parameters; docs/sweeps.md tells how it is written.",
 )
 @engine_options
-@click.option("--cpus", default="1", metavar="N", help="Cores of each run, on Ray.")
+@click.option(
+    "--cpus",
+    cls=Option,
+    group=WORK,
+    default="1",
+    metavar="N",
+    help="Cores of each run, on Ray.",
+)
 @click.option(
     "--gpus",
+    cls=Option,
+    group=WORK,
     default="0",
     metavar="N",
     help="GPUs of each run, on Ray; 0.5: two runs share one.",
 )
 @click.option(
     "--retries",
+    cls=Option,
+    group=WORK,
     default="2",
     metavar="N",
     help="How often a run is taken up again whose process was killed or whose machine went down.",
 )
 @comparison_options(group_by=AUTO)
+@run_options
 @dry_run_option
 def sweep(
     grid: str,
@@ -73,6 +97,9 @@ def sweep(
     retries: str,
     group_by: str,
     rank_by: str,
+    experiment: str,
+    run_name: str,
+    tag: tuple[str, ...],
     dry_run: str,
 ) -> None:
     """Train every combination of a grid, each as a run of its own below one run, and compare them.
@@ -83,6 +110,7 @@ def sweep(
     """
     if grid == NONE:
         raise ConfigError("grid names no file; pass grid=FILE, as examples/sweep.yaml")
+    apply_run_options(experiment, run_name, tag)
     num_jobs = number_of_jobs(jobs)
     num_retries = whole_number("retries", retries, 0, _MOST_RETRIES)
     num_cpus, num_gpus = _amount("cpus", cpus), _amount("gpus", gpus)
@@ -128,6 +156,7 @@ def sweep(
             rank_by=None if rank_by == AUTO else rank_by,
             stopping=lambda: bool(signals.received),
             on_run=_Reporter(planned),
+            name=None if run_name == NONE else run_name,
         ).over(client, experiment_id, engine_of)
     made = result.comparison_run
     links = () if made is None else comparison_links(client, made)

@@ -10,12 +10,17 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from clear_mlflow.cli.completion import completion
+from clear_mlflow.cli.help import Command, Option, auto_text
+from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
 from clear_mlflow.core.distributed import DistributedEnv, place_of_environment
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.config import (
     NONE,
     TrainConfig,
+    parameter_choices,
     parameter_defaults,
+    parameter_groups,
     parameter_help,
     read_config_file,
 )
@@ -29,9 +34,12 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     Source of the defaults: :func:`~clear_mlflow.learning.config.parameter_defaults`.
     """
+    groups = parameter_groups()
     command = click.option(
         "--config",
         "config_file",
+        cls=Option,
+        group=RUN,
         default=NONE,
         metavar="FILE",
         help="config.json of an earlier run, to repeat it. Options that are given go before it; "
@@ -41,12 +49,20 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
         option = click.option(
             f"--{name.replace('_', '-')}",
             name,
+            cls=Option,
+            group=groups[name],
             default=default,
-            metavar="TEXT",
-            help=parameter_help(name),
+            metavar=_metavar(name),
+            help=" ".join(filter(None, (parameter_help(name), auto_text(name)))),
+            shell_complete=completion(name),
         )
         command = option(command)
     return command
+
+
+def _metavar(name: str) -> str:
+    choices = parameter_choices(name)
+    return f"[{'|'.join(choices)}]" if choices else "VALUE"
 
 
 def asked_parameters(
@@ -64,22 +80,35 @@ def asked_parameters(
     return asked, TrainConfig.resolve(asked)
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=(
+        "clear-mlflow train",
+        "clear-mlflow train --strategy replay --memory 0.1 --seed 1",
+        "clear-mlflow train --dataset clear10 --data-root ~/clear10 --experiment first",
+        "clear-mlflow train --seeds 0,1,2 --run-name baseline --tag paper=draft",
+        "mlflow run . --env-manager local -P strategy=replay",
+    ),
+)
+@train_options
 @click.option(
     "--resume",
+    cls=Option,
+    group=RUN,
     default=NONE,
-    metavar="RUN",
-    help="Id of a run that was interrupted, to go on with it; its parameters are those it has.",
+    metavar="RUN_ID",
+    help="Resume this interrupted run, with the parameters that it has.",
 )
 @click.option(
     "--assume-dead",
+    cls=Option,
+    group=RUN,
     type=click.Choice(["no", "yes"]),
     default="no",
-    show_default=True,
     help="With --resume: the process that trained into the run is dead, though its last sign of "
     "life, from another machine or from before a restart, is young. If it lives, it loses the run.",
 )
-@train_options
+@run_options
 @click.pass_context
 def train(
     context: click.Context,
@@ -87,6 +116,9 @@ def train(
     resume: str,
     assume_dead: str,
     config_file: str,
+    experiment: str,
+    run_name: str,
+    tag: tuple[str, ...],
     **asked: str,
 ) -> None:
     """Train on one bucket after another and test on all buckets after each.
@@ -99,6 +131,7 @@ def train(
             "assume_dead is 'yes' and resume is 'none'; it is said of a run to resume: name that "
             "run, or leave it out"
         )
+    apply_run_options(experiment, run_name, tag, resume=resume)
     place = place_of_environment()
     with StoppingSignals(tell=place.keeps_record) as signals:
         given = _given_to_resume(context, resume, config_file, asked, place)
@@ -119,7 +152,8 @@ def train(
                 resume, given, signals, place, assume_dead=assume_dead == "yes"
             )
         else:
-            outcome = train_supervised(process, asked, signals, place)
+            name = None if run_name == NONE else run_name
+            outcome = train_supervised(process, asked, signals, place, name=name)
         print_outcome(outcome)
     sys.exit(outcome.exit_code)
 

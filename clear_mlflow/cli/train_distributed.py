@@ -7,24 +7,43 @@ import sys
 import click
 from click.core import ParameterSource
 
+from clear_mlflow.cli.help import Command, Option
+from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
 from clear_mlflow.cli.train import asked_parameters, train_options
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import AUTO
+from clear_mlflow.learning.config import AUTO, NONE
 from clear_mlflow.process.launch import launch, processes_to_start
 
 
-@click.command("train-distributed")
+@click.command(
+    "train-distributed",
+    cls=Command,
+    examples=(
+        "clear-mlflow train-distributed --dataset clear10 --data-root ~/clear10",
+        "clear-mlflow train-distributed --processes 2 --strategy replay",
+    ),
+)
+@train_options
 @click.option(
     "--processes",
+    cls=Option,
+    group=RUN,
     default=AUTO,
-    metavar="TEXT",
+    metavar="VALUE",
     help="Processes on this machine, which share every batch: a number, or auto: one per GPU, or "
     "2 where they train on CPUs.",
 )
-@train_options
+@run_options
 @click.pass_context
 def train_distributed(
-    context: click.Context, /, processes: str, config_file: str, **asked: str
+    context: click.Context,
+    /,
+    processes: str,
+    config_file: str,
+    experiment: str,
+    run_name: str,
+    tag: tuple[str, ...],
+    **asked: str,
 ) -> None:
     """Train as `train` does, in several processes on this machine: one per GPU.
 
@@ -34,7 +53,9 @@ def train_distributed(
     if processes != AUTO and not (processes.isdecimal() and int(processes) > 0):
         raise ConfigError(f"processes is {processes!r}; expected a number of at least 1, or auto")
     _, config = asked_parameters(context, config_file, asked)
-    arguments = []
+    # Of these the processes that it starts hear by their environment; of the name by its option.
+    apply_run_options(experiment, run_name, tag)
+    arguments = [] if run_name == NONE else ["--run-name", run_name]
     # Handed on as they were given: a default must not go before a configuration file.
     for name, text in {**asked, "config_file": config_file}.items():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:

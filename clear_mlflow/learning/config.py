@@ -261,7 +261,12 @@ def _strategy_args(text: str) -> dict[str, Argument]:
     return found
 
 
+DATA, METHOD, MODEL = "Data", "Method", "Model"
+OPTIMISATION, HARDWARE, RECORD = "Optimisation of each bucket", "Hardware", "Record"
+
+
 def _parameter(
+    group: str,
     parse: Callable[[str], Any],
     *,
     help: str,  # noqa: A002
@@ -272,6 +277,7 @@ def _parameter(
     """A field that is a training's parameter.
 
     Args:
+        group: the heading that it is listed under.
         parse: gives the value that a text is, or raises ValueError with what was expected.
         help: what it is, as the command line says it.
         default: the text that it has when nobody says anything.
@@ -280,6 +286,7 @@ def _parameter(
     """
     return field(
         metadata={
+            "group": group,
             "parse": parse,
             "help": help,
             "default": default,
@@ -299,21 +306,25 @@ class TrainConfig:
     """
 
     dataset: str = _parameter(
+        DATA,
         _one_of(*RECIPES),
         default="digits",
         help="digits or digits-writers (embedded; nothing to download), clear10 or clear100.",
     )
     data_root: str = _parameter(
+        DATA,
         _path,
         python="str | Path",
         help="Folder of the dataset, in any of CLEAR's layouts; auto for an embedded one.",
     )
     protocol: str = _parameter(
+        DATA,
         _one_of(*PROTOCOLS),
         default="iid",
         help="iid: held-out test images; streaming: a bucket's test set is its training data.",
     )
     split: str = _parameter(
+        DATA,
         _split,
         python="int | str",
         help="Under iid, a number: that seeded 70/30 split of each bucket's training images; auto: "
@@ -322,16 +333,19 @@ class TrainConfig:
         "split N trains on).",
     )
     features: str = _parameter(
+        DATA,
         feature_name,
         default=NONE,
         help="Name of stored features to train a linear head on, as moco_b0.",
     )
     damaged: str = _parameter(
+        DATA,
         _one_of("stop", "leave_out"),
         default="stop",
         help="What to do about an image that cannot be decoded; leave_out lists it in the record.",
     )
     strategy: str = _parameter(
+        METHOD,
         _strategy,
         default="naive",
         about="How to learn from the stream, as replay (docs/strategies.md), or a class of your "
@@ -341,6 +355,7 @@ class TrainConfig:
     )
     # As texts; when the strategy has checked them, all of them, as values of their types.
     strategy_args: Mapping[str, Argument] = _parameter(
+        METHOD,
         _strategy_args,
         default=NONE,
         python="str | Mapping[str, object]",
@@ -349,16 +364,19 @@ class TrainConfig:
         help="The strategy's own numbers, as name=value,name=value; docs/strategies.md lists them.",
     )
     memory: int | float = _parameter(
+        METHOD,
         _memory,
         help="What a strategy with a buffer may keep: images, or below 1 a fraction of the "
         "stream's training images; other strategies ignore it.",
     )
     model: str = _parameter(
+        MODEL,
         _text,
         help="small_cnn, any torchvision classification model by name, as resnet18, or linear, "
         "which goes with features.",
     )
     weights: str = _parameter(
+        MODEL,
         _weights,
         default=NONE,
         python="str | Path",
@@ -366,78 +384,111 @@ class TrainConfig:
         "or a file of weights, .safetensors or .pth.",
     )
     freeze: str = _parameter(
+        MODEL,
         _one_of(NONE, "backbone"),
         default=NONE,
         help="backbone: train the head alone and leave all other weights as they are.",
     )
-    image_size: int = _parameter(_whole(least=8), help="Side of the model's square input, pixels.")
+    image_size: int = _parameter(
+        MODEL, _whole(least=8), help="Side of the model's square input, pixels."
+    )
     augment: str = _parameter(
+        MODEL,
         _one_of(AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, SQUARE, NONE),
         help="How images are cropped: random_crop, as the CLEAR authors do; random_crop_flip, "
         "mirrored too; square, the centre alone, cropped and mirrored; none: the centre.",
     )
-    epochs: int = _parameter(_whole(least=1), help="Passes over each bucket's training data.")
+    epochs: int = _parameter(
+        OPTIMISATION, _whole(least=1), help="Passes over each bucket's training data."
+    )
     batch_size: int | Literal["full"] = _parameter(
-        _batch_size, help="Images in one optimiser step; full: all of an epoch."
+        OPTIMISATION, _batch_size, help="Images in one optimiser step; full: all of an epoch."
     )
     optimizer: str = _parameter(
-        _one_of("sgd", "adam", "adamw"), default="sgd", help="sgd, adam or adamw."
+        OPTIMISATION, _one_of("sgd", "adam", "adamw"), default="sgd", help="sgd, adam or adamw."
     )
     optimizer_state: str = _parameter(
+        OPTIMISATION,
         _one_of("reset", "keep"),
         default="reset",
         help="What becomes of momentum and the like at a new bucket: reset or keep.",
     )
-    lr: float = _parameter(_number(above=0), help="The learning rate at the start of a bucket.")
-    momentum: float = _parameter(
-        _number(least=0, below=1), default="0.9", help="SGD's momentum; nothing to the others."
+    lr: float = _parameter(
+        OPTIMISATION, _number(above=0), help="The learning rate at the start of a bucket."
     )
-    weight_decay: float = _parameter(_number(least=0), help="The optimiser's weight decay.")
+    momentum: float = _parameter(
+        OPTIMISATION,
+        _number(least=0, below=1),
+        default="0.9",
+        help="SGD's momentum; nothing to the others.",
+    )
+    weight_decay: float = _parameter(
+        OPTIMISATION, _number(least=0), help="The optimiser's weight decay."
+    )
     schedule: str = _parameter(
+        OPTIMISATION,
         _one_of("step", "cosine", "constant"),
         default="step",
         help="How the learning rate falls within a bucket: step, cosine (to 0) or constant.",
     )
     lr_step: int = _parameter(
+        OPTIMISATION,
         _whole(least=1),
         help="Under schedule step, epochs after which the learning rate is multiplied by lr_gamma.",
     )
     lr_gamma: float = _parameter(
-        _number(above=0), default="0.1", help="Factor on the learning rate every lr_step epochs."
+        OPTIMISATION,
+        _number(above=0),
+        default="0.1",
+        help="Factor on the learning rate every lr_step epochs.",
     )
     warmup_epochs: int = _parameter(
+        OPTIMISATION,
         _whole(least=0),
         default="0",
         help="First epochs of each bucket over which the learning rate rises to lr.",
     )
     label_smoothing: float = _parameter(
-        _number(least=0, below=1), default="0", help="Share of the target spread over all classes."
+        OPTIMISATION,
+        _number(least=0, below=1),
+        default="0",
+        help="Share of the target spread over all classes.",
     )
     clip_norm: float = _parameter(
-        _number(least=0), default="0", help="Largest norm of a step's gradient; 0: not clipped."
+        OPTIMISATION,
+        _number(least=0),
+        default="0",
+        help="Largest norm of a step's gradient; 0: not clipped.",
     )
     precision: str = _parameter(
+        HARDWARE,
         _one_of(AUTO, "off", "tf32", "bf16"),
         help="Arithmetic of passes: off (float32), tf32, bf16, or auto: bf16 where the device "
         "computes in it.",
     )
     channels_last: str = _parameter(
-        _one_of("on", "off"), default="on", help="Memory layout in which convolutions are fastest."
+        HARDWARE,
+        _one_of("on", "off"),
+        default="on",
+        help="Memory layout in which convolutions are fastest.",
     )
     allocator: str = _parameter(
+        HARDWARE,
         _one_of("on", "off"),
         default="on",
         help="Let the training process keep freed memory for reuse; changes no result.",
     )
     compile: str = _parameter(
-        _one_of("off", "on"), default="off", help="Compile the model with torch.compile."
+        HARDWARE, _one_of("off", "on"), default="off", help="Compile the model with torch.compile."
     )
     predictions: str = _parameter(
+        RECORD,
         _one_of(*KEEP_PREDICTIONS),
         default="labels",
         help="What to keep of each row's answers per test image: labels, probs or none.",
     )
     metrics: str = _parameter(
+        RECORD,
         _families,
         default=_DEFAULT_METRICS,
         python="str | Sequence[str]",
@@ -446,18 +497,21 @@ class TrainConfig:
         "them.",
     )
     log_models: str = _parameter(
+        RECORD,
         _one_of(NONE, "last", "all"),
         default=NONE,
         help="Which buckets' models to store as artifacts: none, last or all.",
     )
     resumable: str = _parameter(
+        RECORD,
         _one_of("on", "off"),
         default="on",
         help="Store after each bucket what training goes on from (docs/resume.md); it is removed "
         "when the last row is stored.",
     )
-    seed: int = _parameter(_whole(least=0), default="0", help="Seed of all that is random.")
+    seed: int = _parameter(METHOD, _whole(least=0), default="0", help="Seed of all that is random.")
     seeds: str = _parameter(
+        METHOD,
         _seeds,
         default=NONE,
         python="str | Sequence[int]",
@@ -466,7 +520,7 @@ class TrainConfig:
         "own under one parent.",
     )
     device: str = _parameter(
-        _one_of(AUTO, "cpu", "cuda"), help="cpu, cuda, or auto: cuda where there is one."
+        HARDWARE, _one_of(AUTO, "cpu", "cuda"), help="cpu, cuda, or auto: cuda where there is one."
     )
 
     @classmethod
@@ -579,6 +633,30 @@ def parameter_defaults() -> dict[str, str]:
 def switches() -> frozenset[str]:
     """Names of the parameters that are on or off."""
     return frozenset(n for n, f in _FIELDS.items() if set(f.metadata["choices"]) == {"on", "off"})
+
+
+def parameter_groups() -> dict[str, str]:
+    """Every parameter's name and the heading that it is listed under."""
+    return {name: f.metadata["group"] for name, f in _FIELDS.items()}
+
+
+def parameter_choices(name: str) -> tuple[str, ...]:
+    """The values that a parameter may have, where they are a few words."""
+    return tuple(_FIELDS[name].metadata["choices"])
+
+
+def auto_values(name: str) -> dict[str, str]:
+    """What ``auto`` means for a parameter: dataset to value, and ``features`` to that on them.
+
+    Parameters without recipes have none; a dataset whose recipe is silent on one is not there.
+
+    >>> auto_values("lr")["digits"]
+    '0.02'
+    """
+    found = {dataset: recipe[name] for dataset, recipe in RECIPES.items() if name in recipe}
+    if name in _FEATURES_RECIPE:
+        found["features"] = _FEATURES_RECIPE[name]
+    return {where: text for where, text in found.items() if text != AUTO}
 
 
 def parameter_help(name: str) -> str:

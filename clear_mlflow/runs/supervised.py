@@ -51,6 +51,8 @@ def train_supervised(
     asked: Mapping[str, str],
     signals: StoppingSignals,
     place: DistributedEnv = ALONE_HERE,
+    *,
+    name: str | None = None,
 ) -> RunResult:
     """Have a child process train, and close the record however that ends.
 
@@ -63,6 +65,7 @@ def train_supervised(
         asked: parameters as text; see :class:`~clear_mlflow.learning.config.TrainConfig`.
         signals: entered already, so that none is missed while this starts.
         place: among the processes that train together; the record is kept by the first.
+        name: of the run; made of its parameters when not given.
     """
     siblings = PeerProcesses(place)
     with process:
@@ -77,7 +80,7 @@ def train_supervised(
             named = _interrupted_run(client)
             if named is None:
                 config = process.config
-                run_id = open_training_run(client, config)
+                run_id = open_training_run(client, config, name)
         except (ClearError, TrainingDied) as error:
             process.stop()
             return close_unopened(result_of_child(error, signals.received))
@@ -175,11 +178,28 @@ def _train(
     except (ClearError, TrainingDied) as error:
         process.stop()
         outcome = result_of_child(error, signals.received, run_id, siblings.died)
-        return close(client, run_id, outcome, members)
+        return _with_resume(close(client, run_id, outcome, members), config, place)
     except BaseException as error:
         close(client, run_id, result_of_block(error, run_id), members)
         raise
     return close(client, run_id, result_of_block(None, run_id), members)
+
+
+def _with_resume(outcome: RunResult, config: TrainConfig, place: DistributedEnv) -> RunResult:
+    """Say how to go on with a run that was stopped, where there is something to go on from."""
+    if (
+        outcome.exit_code < 128
+        or outcome.is_lost
+        or config.resumable == "off"
+        or config.seeds != NONE
+    ):
+        return outcome
+    how = (
+        f"clear-mlflow train --resume {outcome.run_id}"
+        if place.size == 1
+        else f"the same command with MLFLOW_RUN_ID={outcome.run_id} in its environment"
+    )
+    return dataclasses.replace(outcome, links=(f"resume   {how}", *outcome.links))
 
 
 def _interrupted_run(client: MlflowClient) -> str | None:

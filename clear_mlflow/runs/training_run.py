@@ -279,15 +279,20 @@ class TrainingRun(TrackedRun):
         self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
 
 
-def open_training_run(client: MlflowClient, config: TrainConfig) -> str:
+def open_training_run(client: MlflowClient, config: TrainConfig, name: str | None = None) -> str:
     """Start a run for a training, or take up the one that the environment names.
+
+    Args:
+        client: the store.
+        config: what is trained.
+        name: of the run; made of the configuration when not given.
 
     Raises:
         TrackingError: that run holds rows already, or another process trains into it; it is left
             as it is.
     """
     check = functools.partial(refuse_foreign_rows, client)
-    return open_run(client, run_name(config), check, system_metrics=True)
+    return open_run(client, name or run_name(config), check, system_metrics=True)
 
 
 def track(training: Training, run: TrainingRun) -> None:

@@ -105,6 +105,7 @@ class Sweep:
         rank_by: of the comparison; None: a usual metric.
         stopping: whether to stop; asked again and again.
         on_run: called with each run as it starts (``not done``) and ends.
+        name: of the run above them; made of the grid when not given.
     """
 
     grid: Grid
@@ -113,6 +114,7 @@ class Sweep:
     rank_by: str | None = None
     stopping: Callable[[], bool] = lambda: False
     on_run: Callable[[SweptRun], None] = lambda _: None
+    name: str | None = None
 
     def over(self, client: MlflowClient, experiment_id: str, engine: Engine) -> SweepResult:
         """Do all runs that are not done, and compare them all.
@@ -129,7 +131,7 @@ class Sweep:
         uri = absolute_store(client.tracking_uri)
         engine.check_store(uri)
         found = find_runs(client, experiment_id, self.grid)
-        above = _open(client, experiment_id, self.grid)
+        above = _open(client, experiment_id, self.grid, self.name)
         worked = _Work(self, client, experiment_id, above, engine, uri, found)
         try:
             worked.work()
@@ -458,7 +460,7 @@ def _members(client: MlflowClient, run: SweptRun, experiment_id: str) -> list[st
     return [str(member.info.run_id) for member in found]
 
 
-def _open(client: MlflowClient, experiment_id: str, grid: Grid) -> str:
+def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None) -> str:
     """The run above the runs of this sweep: one for the same grid, whenever it is worked on."""
     own = run_of_project(client, names.KIND_SWEEP)
     with mlflow_errors("open the run of the sweep"):
@@ -494,7 +496,7 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid) -> str:
             names.VERSION_TAG: __version__,
         }
         if not before:
-            tags[MLFLOW_RUN_NAME] = _name(grid)
+            tags[MLFLOW_RUN_NAME] = name or _name(grid)
         client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
         client.update_run(run_id, status="RUNNING")
         client.log_text(run_id, grid.text, names.SWEEP_GRID)

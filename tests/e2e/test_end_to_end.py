@@ -182,14 +182,16 @@ def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_s
     process = mlflow_run(project, *slowly(short_stream), start_new_session=True)
     run = wait_for_row(store, experiment_id, 2, process)
     stop(process)
-    process.communicate(timeout=LONG)
+    output, _ = process.communicate(timeout=LONG)
     assert process.returncode != 0
     closed = wait_until_closed(store, run)
+    assert f"resume   clear-mlflow train --resume {run.info.run_id}\n" in output
     assert closed.info.status in STATUS_OF_MLFLOW
     assert closed.data.tags[names.ROWS_TAG] == "partial"
     assert closed.data.tags[names.ERROR_TAG]
     matrix = stored_matrix(closed)
     assert matrix.num_rows == 2
+    assert f"partial: 2 of {matrix.num_buckets} rows" in output
     assert scores_of(closed) == summarize(matrix)
 
 
@@ -231,13 +233,21 @@ def test_store_that_takes_no_artifacts_is_told(project, store):
 def test_options_go_before_a_configuration_file(
     project, store, experiment_id, short_stream, tmp_path
 ):
-    """Also one that says what the default is."""
+    """Also one that says what the default is; and before the environment."""
     file = tmp_path / "config.json"
     asked = {"seed": "3", "strategy": "replay", "epochs": "1", "features": "pixels"}
     file.write_text(json.dumps({**short_stream, **asked}))
-    done = clear_mlflow("train", "--config", str(file), "--seed", "0", cwd=project)
+    kept = ("--experiment", "test", "--run-name", "mine", "--tag", "paper=draft", "--tag", "a=b=c")
+    arguments = ("--config", str(file), "--seed", "0", *kept)
+    done = clear_mlflow("train", *arguments, cwd=project, experiment="another")
     assert done.returncode == 0, done.stderr
-    params = only_run(store, experiment_id).data.params
+    run = only_run(store, experiment_id)
+    assert (run.info.run_name, run.data.tags["paper"], run.data.tags["a"]) == (
+        "mine",
+        "draft",
+        "b=c",
+    )
+    params = run.data.params
     assert (params["seed"], params["strategy"], params["used/epochs"]) == ("0", "replay", "1")
 
 

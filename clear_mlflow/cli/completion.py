@@ -1,0 +1,56 @@
+"""What a shell offers for a training parameter; docs/reference.md tells how to switch it on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import click
+from click.shell_completion import CompletionItem
+
+from clear_mlflow.learning.config import AUTO, NONE, parameter_choices, parameter_defaults
+from clear_mlflow.learning.registry import known_strategies
+from clear_mlflow.metrics import FAMILIES
+
+_Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+_PATHS = {"data_root": "dir", "weights": "file"}
+
+
+def completion(name: str) -> _Completion:
+    """What completes the value of a training parameter.
+
+    Args:
+        name: of the parameter.
+    """
+
+    def complete(
+        context: click.Context, parameter: click.Parameter, typed: str
+    ) -> list[CompletionItem]:
+        if name in _PATHS:
+            return [CompletionItem(typed, type=_PATHS[name])]
+        if name == "metrics":  # of several with commas between, the last is completed
+            before, comma, typed = typed.rpartition(",")
+            return _items(FAMILIES, typed, before + comma)
+        return _items(_values(name), typed)
+
+    return complete
+
+
+def _values(name: str) -> tuple[str, ...]:
+    if name == "strategy":
+        return known_strategies()
+    if name == "model":
+        return ("small_cnn", "linear", *_torchvision_models())
+    default = parameter_defaults()[name]
+    return parameter_choices(name) or ((default,) if default in (AUTO, NONE) else ())
+
+
+def _torchvision_models() -> list[str]:
+    # It takes seconds to load: acceptable after the second press of a key, for eighty names.
+    import torchvision.models
+
+    return list(torchvision.models.list_models(module=torchvision.models))
+
+
+def _items(values: Iterable[str], typed: str, before: str = "") -> list[CompletionItem]:
+    return [CompletionItem(before + value) for value in values if value.startswith(typed)]

@@ -1,0 +1,105 @@
+"""How ``--help`` reads: options under headings, what ``auto`` means, and examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+import click
+
+from clear_mlflow.learning.config import AUTO, NONE, auto_values
+
+_OTHER = "Other options"
+
+
+class Option(click.Option):
+    """An option that is listed under a heading."""
+
+    def __init__(self, *args: Any, group: str = _OTHER, **kwargs: Any) -> None:
+        if kwargs.get("default") == NONE:
+            kwargs.setdefault("show_default", False)
+        super().__init__(*args, **kwargs)
+        self.group = group
+
+
+class Command(click.Command):
+    """A command whose options are listed under their headings, and which ends with examples.
+
+    Args:
+        examples: lines that a user can type; MLflow's, too.
+    """
+
+    def __init__(self, *args: Any, examples: tuple[str, ...] = (), **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.examples = examples
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options, heading by heading, in the order in which each heading comes first."""
+        options = [part for part in self.get_params(ctx) if isinstance(part, click.Option)]
+        groups = list(dict.fromkeys(map(_group_of, options)))
+        options.sort(key=lambda o: (_group_of(o) == _OTHER, groups.index(_group_of(o))))
+        for group, members in groupby(options, _group_of):
+            with formatter.section(group):
+                records = [option.get_help_record(ctx) for option in members]
+                formatter.write_dl([record for record in records if record is not None])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The examples."""
+        if self.examples:
+            with formatter.section("Examples"):
+                for line in self.examples:
+                    formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
+
+
+class Group(click.Group):
+    """A group whose commands are listed under headings.
+
+    Args:
+        headings: heading to the names of its commands; every command is under one.
+    """
+
+    def __init__(
+        self, *args: Any, headings: Mapping[str, Sequence[str]] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.headings = headings or {}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands, as the headings order them."""
+        return [name for names in self.headings.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Each command with one line of what it does."""
+        width = max(map(len, self.commands))
+        for heading, names in self.headings.items():
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [
+                        (f"{name:{width}}", self.commands[name].get_short_help_str(200))
+                        for name in names
+                    ]
+                )
+
+
+def _group_of(option: click.Parameter) -> str:
+    return getattr(option, "group", _OTHER)
+
+
+def auto_text(name: str) -> str:
+    """What ``auto`` means for a training parameter, as a sentence; empty where it has no recipe.
+
+    >>> auto_text("epochs")
+    'auto: 6 on digits, 18 on digits-writers, 100 on clear10, clear100 and features.'
+    """
+    values = auto_values(name)
+    where: dict[str, list[str]] = {}
+    for dataset, text in values.items():
+        where.setdefault(text, []).append(dataset)
+    parts = [f"{text} on {_listed(datasets)}" for text, datasets in where.items()]
+    return f"{AUTO}: {', '.join(parts)}." if parts else ""
+
+
+def _listed(names: list[str]) -> str:
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,0 +1,103 @@
+"""Where a run is kept, and what it is called: options of the commands that open runs.
+
+``mlflow run`` has options of its own for these, and opens the run itself: they are no parameters
+of MLproject.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import click
+
+from clear_mlflow.cli.help import Option
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import NONE
+
+RUN = "Run"
+# Options of the terminal alone, by the names of their parameters.
+NAMES = ("experiment", "run_name", "tag")
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def run_options(command: _Command) -> _Command:
+    """``--experiment``, ``--run-name`` and ``--tag``, as experiment, run_name and tag."""
+    for option in (
+        click.option(
+            "--tag",
+            cls=Option,
+            group=RUN,
+            multiple=True,
+            metavar="KEY=TEXT",
+            help="A tag of each run that is opened; may be given several times.",
+        ),
+        click.option(
+            "--run-name",
+            cls=Option,
+            group=RUN,
+            default=NONE,
+            metavar="NAME",
+            help="Name of the run; none: made of what it trains.",
+        ),
+        click.option(
+            "--experiment",
+            cls=Option,
+            group=RUN,
+            default=NONE,
+            metavar="NAME",
+            help="MLflow experiment of the run, made where it is not there; none: that of "
+            "MLFLOW_EXPERIMENT_NAME, else Default.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def apply_run_options(
+    experiment: str, run_name: str, tag: Sequence[str], *, resume: str = NONE
+) -> None:
+    """Have MLflow open this process's runs as the options say.
+
+    Args:
+        experiment: its name, or none.
+        run_name: or none.
+        tag: each a key, ``=`` and a text.
+        resume: the run that is resumed, or none.
+
+    Raises:
+        ConfigError: a tag is none, or the run is there already, and has what these would give it.
+    """
+    given = [
+        f"{name} is {value!r}"
+        for name, value in (("experiment", experiment), ("run_name", run_name))
+        if value != NONE
+    ] + [f"tag is {text!r}" for text in tag]
+    named = resume if resume != NONE else os.environ.get("MLFLOW_RUN_ID")
+    if given and named:
+        raise ConfigError(
+            f"{given[0]}, and run {named} is there already, with an experiment, a name and tags of "
+            "its own; leave the option out"
+        )
+    tags = dict(_key_and_text(text) for text in tag)
+    # MLflow's own variables: every run that is opened from here on follows them.
+    if experiment != NONE:
+        os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
+        os.environ["MLFLOW_EXPERIMENT_NAME"] = experiment
+    if tags:
+        others = json.loads(os.environ.get("MLFLOW_RUN_CONTEXT") or "{}")
+        os.environ["MLFLOW_RUN_CONTEXT"] = json.dumps({**others, **tags})
+
+
+def _key_and_text(tag: str) -> tuple[str, str]:
+    key, sign, text = tag.partition("=")
+    if not key.strip() or not sign:
+        raise ConfigError(f"tag is {tag!r}; expected a key, = and a text, as paper=draft")
+    if key.startswith(("mlflow.", "clear_mlflow.")):
+        raise ConfigError(
+            f"tag is {tag!r}; names that begin with mlflow. or clear_mlflow. are the programs' own"
+        )
+    return key.strip(), text

@@ -1,0 +1,142 @@
+"""What the program says of itself: --help, examples, completion, and where a run goes."""
+
+import json
+import os
+import shlex
+
+import click
+import mlflow
+import pytest
+from click.shell_completion import ShellComplete
+from click.testing import CliRunner
+
+from clear_mlflow.cli import main
+from clear_mlflow.cli.run_options import apply_run_options
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import parameter_defaults, parameter_groups
+from clear_mlflow.runs.lifecycle import create_run, open_run
+
+
+def commands(group=main, *names):
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, *names, name)
+        else:
+            yield (*names, name), command
+
+
+ALL = dict(commands())
+
+
+@pytest.mark.parametrize("words", ALL, ids=" ".join)
+def test_every_option_is_listed_once(words):
+    text = CliRunner().invoke(main, [*words, "--help"]).output
+    for option in (part for part in ALL[words].params if isinstance(part, click.Option)):
+        assert sum(line.split()[:1] == [option.opts[0]] for line in text.splitlines()) == 1
+
+
+def test_training_parameters_stand_under_their_headings():
+    lines = CliRunner().invoke(main, ["train", "--help"]).output.splitlines()
+    found, heading = {}, ""
+    for line in lines:
+        if line and not line.startswith(" "):
+            heading = line.rstrip(":")
+        elif line.strip().startswith("--"):
+            found[line.split()[0].removeprefix("--").replace("-", "_")] = heading
+    assert parameter_groups().keys() == parameter_defaults().keys()
+    assert {name: found[name] for name in parameter_groups()} == parameter_groups()
+
+
+def test_every_command_is_under_a_heading():
+    assert sorted(name for names in main.headings.values() for name in names) == sorted(
+        main.commands
+    )
+    listed = CliRunner().invoke(main, ["--help"]).output
+    assert all(f"  {name} " in listed for name in main.commands)
+
+
+@pytest.mark.parametrize(
+    ("words", "example"),
+    [(words, line) for words, command in ALL.items() for line in getattr(command, "examples", ())],
+)
+def test_examples_are_commands(words, example):
+    """Each is of options and values that there are."""
+    given = shlex.split(example)
+    if given[0] == "mlflow":
+        assert {word.split("=")[0] for word in given[given.index("-P") + 1 :: 2]} <= set(
+            parameter_defaults()
+        )
+        return
+    assert given[: len(words) + 1] == ["clear-mlflow", *words]
+    ALL[words].make_context(words[-1], given[len(words) + 1 :], parent=click.Context(main))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "typed", "offered"),
+    [
+        (["train", "--strategy"], "er", ["er_ace"]),
+        (["train", "--precision"], "", ["auto", "off", "tf32", "bf16"]),
+        (["train", "--model"], "resnet1", ["resnet18", "resnet101", "resnet152"]),
+        (["train", "--metrics"], "clear,g", ["clear,gem"]),
+        (["train", "--lr"], "", ["auto"]),
+        (["train"], "--lr-", ["--lr-step", "--lr-gamma"]),
+        ([], "tra", ["train", "train-distributed"]),
+        (["evaluate", "--only"], "u", ["unscored"]),
+    ],
+)
+def test_a_shell_completes_it(arguments, typed, offered):
+    shell = ShellComplete(main, {}, "clear-mlflow", "_CLEAR_MLFLOW_COMPLETE")
+    found = [item.value for item in shell.get_completions(arguments, typed)]
+    assert sorted(found) == sorted(offered)
+
+
+@pytest.fixture
+def environment(monkeypatch):
+    """Variables that are set here are gone again afterwards."""
+    for name in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID", "MLFLOW_RUN_CONTEXT"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    return monkeypatch
+
+
+def test_runs_go_where_the_options_say(store, environment):
+    """Those that MLflow makes active, and those beside them; the environment's own tags stay."""
+    environment.setenv("MLFLOW_RUN_CONTEXT", json.dumps({"site": "a"}))
+    environment.setenv("MLFLOW_EXPERIMENT_ID", "0")
+    apply_run_options("of options", "none", ["paper=draft = 2"])
+    try:
+        run = store.get_run(open_run(store, "first", lambda _: None))
+    finally:
+        mlflow.end_run()
+    assert store.get_experiment(run.info.experiment_id).name == "of options"
+    beside = store.get_run(create_run(store, run.info.experiment_id, "second", {}))
+    for opened in (run, beside):
+        assert (opened.data.tags["paper"], opened.data.tags["site"]) == ("draft = 2", "a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("none", "none", ["paper"]), "expected a key, = and a text"),
+        (("none", "none", ["=draft"]), "expected a key, = and a text"),
+        (("none", "none", ["mlflow.runName=a"]), "the programs' own"),
+        (("none", "none", ["clear_mlflow.rows=complete"]), "the programs' own"),
+    ],
+)
+def test_what_is_no_tag_is_refused(environment, arguments, told):
+    before = dict(os.environ)
+    with pytest.raises(ConfigError, match=told):
+        apply_run_options(*arguments)
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    "arguments", [("e", "none", []), ("none", "n", []), ("none", "none", ["a=b"])]
+)
+def test_a_run_that_is_there_keeps_what_it_has(environment, arguments):
+    apply_run_options("none", "none", [], resume="run")
+    with pytest.raises(ConfigError, match="is there already"):
+        apply_run_options(*arguments, resume="run")
+    environment.setenv("MLFLOW_RUN_ID", "run")
+    with pytest.raises(ConfigError, match="run run is there already"):
+        apply_run_options(*arguments)
