@@ -18,6 +18,17 @@ _HEAD = """# Reference: commands and entry points
 Written by `python tools/generate.py` from the program's own declarations; a test fails when the
 two differ. `clear-mlflow COMMAND --help` says the same in a terminal. `auto` and `none` are values
 like any other: under `mlflow run` a parameter always has one.
+
+Your shell completes commands, options and values after one of these lines in its start-up file:
+
+```bash
+eval "$(_CLEAR_MLFLOW_COMPLETE=bash_source clear-mlflow)"   # ~/.bashrc
+eval "$(_CLEAR_MLFLOW_COMPLETE=zsh_source clear-mlflow)"    # ~/.zshrc
+_CLEAR_MLFLOW_COMPLETE=fish_source clear-mlflow | source    # ~/.config/fish/config.fish
+```
+
+`--experiment`, `--run-name` and `--tag` of the commands that train are for the terminal: `mlflow run`
+opens the run itself, and has `--experiment-name` and `--run-name` of its own.
 """
 
 
