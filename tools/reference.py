@@ -27,8 +27,8 @@ eval "$(_CLEAR_MLFLOW_COMPLETE=zsh_source clear-mlflow)"    # ~/.zshrc
 _CLEAR_MLFLOW_COMPLETE=fish_source clear-mlflow | source    # ~/.config/fish/config.fish
 ```
 
-`--experiment`, `--run-name` and `--tag` of the commands that train are for the terminal: `mlflow run`
-opens the run itself, and has `--experiment-name` and `--run-name` of its own.
+`--experiment`, `--run-name` and `--tag` of the commands that train are for the terminal:
+`mlflow run` opens the run itself, and has `--experiment-name` and `--run-name` of its own.
 """
 
 
