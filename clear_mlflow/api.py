@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 
 def train(
     *,
-    dataset: Literal["digits", "digits-writers", "clear10", "clear100"] = "digits",
+    dataset: str = "digits",
     data_root: str | Path = "auto",
+    dataset_args: str | Mapping[str, object] = "none",
     protocol: Literal["iid", "streaming"] = "iid",
     split: int | str = "auto",
     features: str = "none",
@@ -68,10 +69,12 @@ def train(
     parameters are those of ``clear-mlflow train``; ``auto`` is what the dataset's recipe names.
 
     Args:
-        dataset: digits or digits-writers (embedded; nothing to download), clear10 or
-            clear100.
-        data_root: Folder of the dataset, in any of CLEAR's layouts; auto for an embedded
-            one.
+        dataset: digits or digits-writers (embedded; nothing to download), clear10,
+            clear100, or a stream of your own (docs/own-streams.md).
+        data_root: Folder of the dataset, in any of CLEAR's layouts, or of your own
+            stream; auto for an embedded one.
+        dataset_args: How your own stream is read: {"name": value}, or
+            name=value,name=value; docs/own-streams.md lists what there is.
         protocol: iid: held-out test images; streaming: a bucket's test set is its
             training data.
         split: Under iid, a number: that seeded 70/30 split of each bucket's training
@@ -155,8 +158,9 @@ def train(
 
 def train_ensemble(
     *,
-    dataset: Literal["digits", "digits-writers", "clear10", "clear100"] = "digits",
+    dataset: str = "digits",
     data_root: str | Path = "auto",
+    dataset_args: str | Mapping[str, object] = "none",
     protocol: Literal["iid", "streaming"] = "iid",
     split: int | str = "auto",
     features: str = "none",
@@ -201,10 +205,12 @@ def train_ensemble(
     :func:`train`, and ``seeds=[0, 1, 2]``.
 
     Args:
-        dataset: digits or digits-writers (embedded; nothing to download), clear10 or
-            clear100.
-        data_root: Folder of the dataset, in any of CLEAR's layouts; auto for an embedded
-            one.
+        dataset: digits or digits-writers (embedded; nothing to download), clear10,
+            clear100, or a stream of your own (docs/own-streams.md).
+        data_root: Folder of the dataset, in any of CLEAR's layouts, or of your own
+            stream; auto for an embedded one.
+        dataset_args: How your own stream is read: {"name": value}, or
+            name=value,name=value; docs/own-streams.md lists what there is.
         protocol: iid: held-out test images; streaming: a bucket's test set is its
             training data.
         split: Under iid, a number: that seeded 70/30 split of each bucket's training

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from rich.console import Console
@@ -21,7 +22,12 @@ from rich.progress import (
 from rich.table import Column
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from clear_mlflow.data.checking.findings import Findings
+
+from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.config import AUTO, NONE
 from clear_mlflow.learning.progress import can_show_bars
 
 _DRAWINGS_PER_SECOND = 10
@@ -61,8 +67,20 @@ def download(dataset: str, folder: Path, revision: str) -> None:
 @data.command()
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Write the findings as JSON, for programs.")
+@click.option(
+    "--dataset",
+    default=AUTO,
+    metavar="NAME",
+    help="What lies in DIR, where it is a stream of your own, as train's; auto: CLEAR.",
+)
+@click.option(
+    "--dataset-args",
+    default=NONE,
+    metavar="TEXT",
+    help="As train's: how your own stream is read, as name=value,name=value.",
+)
 @click.option("--cache", "cache", is_flag=True, help="In place of DIR: check the cache folder.")
-def check(folder: Path | None, as_json: bool, cache: bool) -> None:
+def check(folder: Path | None, as_json: bool, dataset: str, dataset_args: str, cache: bool) -> None:
     """Say what dataset DIR holds, and everything that is wrong with it.
 
     The exit code is 0 where nothing is wrong, 1 where something is, and 2 where DIR has no dataset.
@@ -71,10 +89,10 @@ def check(folder: Path | None, as_json: bool, cache: bool) -> None:
     from clear_mlflow.cli.check_report import print_cache, print_findings
     from clear_mlflow.data.checking.findings import check as look_over
 
-    if cache == (folder is not None) or (cache and as_json):
+    given = folder is not None or dataset != AUTO
+    if cache == given or (cache and (as_json or dataset_args != NONE)):
         raise ConfigError("expected a dataset's folder, or --cache and nothing else")
-    if folder is None:
-        from clear_mlflow.core.cache_dir import default_cache_dir
+    if cache:
         from clear_mlflow.data.checking.cache_files import check_cache
 
         place = default_cache_dir()
@@ -83,12 +101,32 @@ def check(folder: Path | None, as_json: bool, cache: bool) -> None:
         print_cache(place, parts)
         return
     with progress_for_images() as progress:
-        findings = look_over(folder, on_progress=progress.tell)
+        if dataset == AUTO and folder is not None:
+            findings = look_over(folder, on_progress=progress.tell)
+        else:
+            findings = _check_own(folder, dataset, dataset_args, progress)
     if as_json:
         click.echo(json.dumps(findings.as_json(), indent=2))
     else:
         print_findings(findings)
     sys.exit(1 if findings.problems else 0)
+
+
+def _check_own(folder: Path | None, dataset: str, dataset_args: str, progress: Steps) -> Findings:
+    from clear_mlflow.data.checking.own_stream import check_own
+    from clear_mlflow.data.sources import is_own_stream, needs_folder
+    from clear_mlflow.learning.arguments import named_dataset
+
+    root = AUTO if folder is None else str(folder)
+    name, arguments = named_dataset(dataset, root, dataset_args)
+    if not is_own_stream(name) or (folder is None and needs_folder(name)):
+        raise ConfigError(
+            f"dataset is {name}; expected DIR and a stream of your own, as folder, or no dataset "
+            "for CLEAR's layouts"
+        )
+    return check_own(
+        name, root, arguments, cache_dir=default_cache_dir(), on_progress=progress.tell
+    )
 
 
 class Steps:

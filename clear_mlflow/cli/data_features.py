@@ -6,7 +6,7 @@ import click
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import PROTOCOLS
-from clear_mlflow.learning.config import AUTO, NONE, RECIPES, feature_name
+from clear_mlflow.learning.config import AUTO, NONE, feature_name
 
 
 @click.command()
@@ -25,9 +25,15 @@ from clear_mlflow.learning.config import AUTO, NONE, RECIPES, feature_name
 )
 @click.option(
     "--dataset",
-    type=click.Choice(list(RECIPES)),
     default="clear10",
-    help="What lies in DIR; digits and digits-writers are embedded and need no DIR.",
+    metavar="NAME",
+    help="What lies in DIR, as train's; digits and digits-writers are embedded and need no DIR.",
+)
+@click.option(
+    "--dataset-args",
+    default=NONE,
+    metavar="TEXT",
+    help="As train's: how your own stream is read, as name=value,name=value.",
 )
 @click.option(
     "--device",
@@ -58,6 +64,7 @@ def features(
     backbone: str,
     weights: str,
     dataset: str,
+    dataset_args: str,
     device: str,
     name: str,
     protocol: str,
@@ -85,13 +92,22 @@ def features(
     from clear_mlflow.cli.data import progress_for_images
     from clear_mlflow.core.cache_dir import default_cache_dir
     from clear_mlflow.data import load_stream
+    from clear_mlflow.learning.arguments import named_dataset
     from clear_mlflow.learning.device import resolve_device
     from clear_mlflow.learning.inference.extract import extract, load_backbone
 
+    dataset, arguments = named_dataset(dataset, folder, dataset_args)
     place = torch.device(resolve_device(device))
     cache_dir = default_cache_dir()
     frozen = load_backbone(backbone, weights)
-    stream = load_stream(dataset, folder, cache_dir=cache_dir, protocol=protocol, split=split)
+    stream = load_stream(
+        dataset,
+        folder,
+        cache_dir=cache_dir,
+        arguments=arguments,
+        protocol=protocol,
+        split=split,
+    )
     with progress_for_images() as progress:
         stored = extract(
             stream,
@@ -101,4 +117,4 @@ def features(
             device=place,
             on_image=lambda done, total: progress.tell(f"features {name}", done, total),
         )
-    click.echo(f"features {name} of {dataset}: {stored}")
+    click.echo(f"features {name} of {stream.name}: {stored}")

@@ -20,6 +20,21 @@ from clear_mlflow.core.untrusted import (
     json_value,
 )
 
+# What an image is called by, where no list names it; of formats that the decoder reads.
+IMAGE_ENDINGS = (
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".ppm",
+    ".pgm",
+)
+
 _BUCKET_KEY = re.compile("[0-9]{1,9}")
 _LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
 
@@ -103,6 +118,11 @@ def names_in(folder: Path) -> list[str]:
 def is_class_name(name: str) -> bool:
     """Whether a text can be a class name: a printable line without blanks at its ends."""
     return bool(name) and name == name.strip() and name.isprintable()
+
+
+def is_image_name(name: str) -> bool:
+    """Whether a file is an image by its name."""
+    return name.lower().endswith(IMAGE_ENDINGS)
 
 
 def in_stream_order(keys: Iterable[str], *, named_in: Path) -> list[str]:

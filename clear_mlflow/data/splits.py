@@ -45,6 +45,8 @@ class Listing:
             the layout has none.
         stored_split: reads the split of a number, as (training, test) indices into each bucket's
             images, ascending; gives None where that split is not stored.
+        warnings: what is odd about it and does not stop a run; one line each.
+        source: where it was read from, for people; empty where that is the root.
     """
 
     layout: str
@@ -53,6 +55,8 @@ class Listing:
     images: Mapping[str, ImageSet]
     released_test: Callable[[], Mapping[str, ImageSet]] | None = None
     stored_split: Callable[[int], Mapping[str, Split] | None] | None = None
+    warnings: tuple[str, ...] = ()
+    source: str = ""
 
 
 Split = tuple[NDArray[np.int64], NDArray[np.int64]]

@@ -74,6 +74,8 @@ class BucketStream:
     # Whether images of one name show one thing, in whatever buckets: intervals over test images
     # then take it as one. Otherwise each image is of its own.
     names_are_clusters: bool = False
+    source: str = ""  # where it was read from, for people; never opened again
+    licence: str = ""  # of the images, as whoever published them says; empty where not known
 
     @property
     def tested_on(self) -> str:

@@ -15,7 +15,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_WEIGHTS_BYTES, json_texts, read_bytes
-from clear_mlflow.learning.config import TrainConfig, stored_parameters
+from clear_mlflow.learning.config import TrainConfig, is_own_function, stored_parameters
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import create_run
@@ -124,6 +124,12 @@ def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, st
         raise RecordError(
             f"run {run.info.run_id} was trained by strategy {shown(stored['strategy'])}, a class "
             "of somebody's own; what a store names is never imported: test its models with the "
+            "program that trained them"
+        )
+    if is_own_function(stored.get("dataset", "digits")):
+        raise RecordError(
+            f"run {run.info.run_id} was trained on {shown(stored['dataset'])}, a function of "
+            "somebody's own; what a store names is never imported: test its models with the "
             "program that trained them"
         )
     # Where to compute is this machine's to say; the weights are in the stored file.

@@ -20,6 +20,15 @@ from clear_mlflow.core.matrix import PROTOCOLS, VALIDATION
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
+from clear_mlflow.data.embedded import EMBEDDED
+from clear_mlflow.data.sources import (
+    CLEAR,
+    DATASETS,
+    SOURCES,
+    needs_folder,
+    stream_name,
+)
+from clear_mlflow.data.sources import is_own_function as is_own_function
 from clear_mlflow.learning.registry import known_strategies, strategy_names
 from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
 
@@ -86,15 +95,20 @@ _FEATURES_RECIPE: Mapping[str, str] = {
 }
 
 _DEFAULT_METRICS = ",".join(DEFAULT_FAMILIES)
+_ADDED_LATER = frozenset({"augment", "metrics", "dataset_args"})  # to what runs store
 
 EMBEDDED_RECIPES: Mapping[str, Mapping[str, str]] = {
     "digits": _DIGITS_RECIPE,
     "digits-writers": _WRITERS_RECIPE,
 }
+# Of any other stream of photographs nothing is known but that it is one: CLEAR's recipe, with a
+# memory that follows from how many images it has.
+_STREAM_RECIPE: Mapping[str, str] = {**_CLEAR_RECIPE, "memory": "0.1"}
+
 RECIPES: Mapping[str, Mapping[str, str]] = {
     **EMBEDDED_RECIPES,
-    "clear10": _CLEAR_RECIPE,
-    "clear100": _CLEAR_RECIPE,
+    **dict.fromkeys(CLEAR, _CLEAR_RECIPE),
+    "own streams": _STREAM_RECIPE,
 }
 
 
@@ -171,6 +185,15 @@ def _memory(text: str) -> int | float:
         ) from None
 
 
+def _dataset(text: str) -> str:
+    if text in DATASETS or is_own_function(text):
+        return text
+    raise ValueError(
+        f"expected one of {', '.join(DATASETS)}, or a function of your own as "
+        "package.module:function"
+    )
+
+
 def _strategy(text: str) -> str:
     # Ours are looked at first: other packages' entry points are a file of each installed package.
     if text in strategy_names() or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
@@ -242,7 +265,7 @@ Argument: TypeAlias = bool | int | float | str
 
 
 def argument_text(value: Argument) -> str:
-    """One of a strategy's own numbers, as a user writes it.
+    """One of a strategy's or a dataset's own arguments, as a user writes it.
 
     >>> argument_text(True), argument_text(0.5)
     ('yes', '0.5')
@@ -250,8 +273,8 @@ def argument_text(value: Argument) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else str(value)
 
 
-def _strategy_args(text: str) -> dict[str, Argument]:
-    """Name to the text of its value; which names and values there are, the strategy knows."""
+def _arguments(text: str) -> dict[str, Argument]:
+    """Name to the text of its value; which there are, the strategy or the dataset knows."""
     found: dict[str, Argument] = {}
     for part in [] if text == NONE else text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
@@ -307,15 +330,31 @@ class TrainConfig:
 
     dataset: str = _parameter(
         DATA,
-        _one_of(*RECIPES),
+        _dataset,
         default="digits",
-        help="digits or digits-writers (embedded; nothing to download), clear10 or clear100.",
+        about="digits or digits-writers (embedded; nothing to download), clear10, clear100, or a "
+        "stream of your own (docs/own-streams.md).",
+        help="digits or digits-writers (embedded; nothing to download), clear10, clear100, a "
+        f"stream of your own as {' or '.join(SOURCES)}, or a function of your own as "
+        "package.module:function; see docs/own-streams.md.",
     )
     data_root: str = _parameter(
         DATA,
         _path,
         python="str | Path",
-        help="Folder of the dataset, in any of CLEAR's layouts; auto for an embedded one.",
+        help="Folder of the dataset, in any of CLEAR's layouts, or of your own stream; auto for an "
+        "embedded one.",
+    )
+    # As texts; when the dataset has checked them, all of them, as values of their types.
+    dataset_args: Mapping[str, Argument] = _parameter(
+        DATA,
+        _arguments,
+        default=NONE,
+        python="str | Mapping[str, object]",
+        about='How your own stream is read: {"name": value}, or name=value,name=value; '
+        "docs/own-streams.md lists what there is.",
+        help="How your own stream is read, as name=value,name=value; docs/own-streams.md lists "
+        "what there is.",
     )
     protocol: str = _parameter(
         DATA,
@@ -356,7 +395,7 @@ class TrainConfig:
     # As texts; when the strategy has checked them, all of them, as values of their types.
     strategy_args: Mapping[str, Argument] = _parameter(
         METHOD,
-        _strategy_args,
+        _arguments,
         default=NONE,
         python="str | Mapping[str, object]",
         about='The strategy\'s own numbers: {"name": value}, or name=value,name=value; '
@@ -540,21 +579,24 @@ class TrainConfig:
                 f"{', '.join(parameter_defaults())}"
             )
         texts = {**parameter_defaults(), **asked}
-        dataset = _parse("dataset", texts["dataset"])
-        recipe = RECIPES[dataset]
+        dataset = parse_parameter("dataset", texts["dataset"])
+        recipe = RECIPES.get(dataset, _STREAM_RECIPE)
         if texts["features"] != NONE:
             recipe = {**recipe, **_FEATURES_RECIPE}
         values = {
-            name: _parse(name, recipe.get(name, text) if text == AUTO else text)
+            name: parse_parameter(name, recipe.get(name, text) if text == AUTO else text)
             for name, text in texts.items()
         }
         config = cls(**values)
-        if config.data_root == AUTO and dataset not in EMBEDDED_RECIPES:
-            raise ConfigError(
-                f"dataset {dataset} needs its folder; pass data_root=DIR, the folder that it was "
-                f"unpacked to (clear-mlflow data download {dataset} DIR fetches it)"
+        if config.data_root == AUTO and needs_folder(dataset):
+            whose = (
+                f"the folder that it was unpacked to (clear-mlflow data download {dataset} DIR "
+                "fetches it)"
+                if dataset in CLEAR
+                else "the folder that the images lie in"
             )
-        if config.data_root != AUTO and dataset in EMBEDDED_RECIPES:
+            raise ConfigError(f"dataset {dataset} needs its folder; pass data_root=DIR, {whose}")
+        if config.data_root != AUTO and dataset in EMBEDDED:
             raise ConfigError(
                 f"data_root is {config.data_root}, but dataset {dataset} is embedded and reads no "
                 "folder; pass dataset=clear10 or dataset=clear100 with it"
@@ -606,6 +648,11 @@ class TrainConfig:
         return asdict(self)
 
     @property
+    def stream_name(self) -> str:
+        """What records, tags and runs call the dataset."""
+        return stream_name(self.dataset, self.data_root, self.dataset_args)
+
+    @property
     def arithmetic(self) -> str:
         """What passes through the model are computed in; ``precision`` is resolved."""
         return "float32" if self.precision == "off" else self.precision
@@ -613,7 +660,9 @@ class TrainConfig:
     def is_said_by(self, name: str, text: str | None) -> bool:
         """Whether a text, as it was asked for, tells the value in force: ``auto`` does not."""
         try:
-            return text is not None and _as_text(_parse(name, text)) == self.as_text()[name]
+            return (
+                text is not None and _as_text(parse_parameter(name, text)) == self.as_text()[name]
+            )
         except ConfigError:
             return False
 
@@ -668,12 +717,13 @@ def stored_parameters(stored: Mapping[str, str]) -> dict[str, str]:
     """Parameters that a run stored, with those that the version which trained it did not have.
 
     Before there was ``augment``, photographs were ``square``; embedded digits were as they are now.
-    Before there was ``metrics``, every run logged what is now the default.
+    Before there was ``metrics``, every run logged what is now the default; before there was
+    ``dataset_args``, there was nothing for them to say.
 
     Args:
         stored: parameter name to text.
     """
-    stored = {"metrics": _DEFAULT_METRICS, **stored}
+    stored = {"metrics": _DEFAULT_METRICS, "dataset_args": NONE, **stored}
     if "augment" in stored:
         return stored
     as_they_are = stored.get("features", NONE) != NONE or (
@@ -697,7 +747,7 @@ def read_config_file(path: Path) -> dict[str, str]:
             "config.json of a run is"
         ) from error
     # A run's own names all parameters that there were; what a user wrote may leave out any.
-    is_of_a_run = content.keys() >= parameter_defaults().keys() - {"augment", "metrics"}
+    is_of_a_run = content.keys() >= parameter_defaults().keys() - _ADDED_LATER
     return stored_parameters(content) if is_of_a_run else content
 
 
@@ -707,7 +757,12 @@ def _as_text(value: Any) -> str:
     return str(value)
 
 
-def _parse(name: str, text: str) -> Any:
+def parse_parameter(name: str, text: str) -> Any:
+    """The value that a parameter's text is; ``auto`` is resolved elsewhere.
+
+    Raises:
+        ConfigError: it is none.
+    """
     try:
         return _FIELDS[name].metadata["parse"](text)
     except ValueError as error:

@@ -40,10 +40,10 @@ def prepare(
         config.dataset,
         config.data_root,
         cache_dir=default_cache_dir(),
+        arguments=config.dataset_args,
         protocol=config.protocol,
         split=config.split,
     )
-    source = "embedded" if config.data_root == AUTO else config.data_root
     if config.features != NONE:
         with progress:
             features = load_features(
@@ -55,7 +55,7 @@ def prepare(
         return StreamTraining(
             config=config,
             stream=stream,
-            source=source,
+            source=stream.source,
             progress=progress,
             features=features,
             group=group,
@@ -73,7 +73,7 @@ def prepare(
     return StreamTraining(
         config=config,
         stream=sound.stream,
-        source=source,
+        source=stream.source,
         progress=progress,
         cache=cache,
         left_out=sound.left_out,

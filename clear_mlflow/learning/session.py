@@ -22,6 +22,7 @@ from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.evaluation_set import evaluation_set
 from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.learning.arguments import dataset_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, read_state, to_bytes
 from clear_mlflow.learning.config import FULL, NONE, TrainConfig
 from clear_mlflow.learning.device import (
@@ -52,12 +53,13 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
         place: of this process among those that train together.
 
     Returns:
-        The configuration with its device, precision and strategy's arguments resolved.
+        The configuration with its device, precision and all arguments resolved.
 
     Raises:
         ConfigError: one of them is unknown, absent, or does not fit the others.
     """
     arguments = check_strategy(config)
+    of_dataset = dataset_arguments(config.dataset, config.data_root, config.dataset_args)
     device = resolve_device(config.device)
     precision = resolve_precision(config.precision, device)
     if place.size > 1:
@@ -73,6 +75,7 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
         device=device,
         precision=precision,
         strategy_args=dataclasses.asdict(arguments),
+        dataset_args=of_dataset,
     )
 
 
@@ -149,6 +152,7 @@ class StreamTraining:
             features_digest=None if self.features is None else self.features.digest,
             left_out=self.left_out,
             num_left_out=self.num_left_out,
+            licence=self.stream.licence,
             evaluation_set=None if images is None else images.to_bytes(),
         )
 

@@ -27,6 +27,7 @@ from clear_mlflow.journal.spool import HeldError, Spool, left_spools, read_origi
 from clear_mlflow.learning.config import (
     AUTO,
     TrainConfig,
+    is_own_function,
     parameter_defaults,
     stored_parameters,
 )
@@ -247,11 +248,18 @@ def parameters_to_resume(
             "somebody's own; what a store names is not imported unless you name it, too: pass "
             f"strategy={config.strategy} if you know it"
         )
+    if is_own_function(config.dataset) and told.get("dataset") != config.dataset:
+        raise ConfigError(
+            f"run {point.run.info.run_id} was trained on dataset {config.dataset}, a function of "
+            "somebody's own; what a store names is not imported unless you name it, too: pass "
+            f"dataset={config.dataset} if you know it"
+        )
     differing = {
         name: text
         for name, text in told.items()
-        # The strategy's own numbers are compared when those that are left out are known.
-        if name not in (*WHERE, "strategy_args") and not config.is_said_by(name, text)
+        # A strategy's and a dataset's own are compared when those that are left out are known.
+        if name not in (*WHERE, "strategy_args", "dataset_args")
+        and not config.is_said_by(name, text)
     }
     if differing:
         raise _other_parameters(point, _differences(differing, point.config))

@@ -107,6 +107,7 @@ class TrainingRun(TrackedRun):
             "protocol": facts.protocol,
             "split": facts.split,
             "warnings": facts.warnings,
+            **({"licence": facts.licence} if facts.licence else {}),
             **about.extra,
         }
         self._log_dataset(about, source=facts.source, profile=profile)
@@ -250,6 +251,8 @@ class TrainingRun(TrackedRun):
         # One name per argument: a column of its own to sort and compare runs by.
         for name, value in self.config.strategy_args.items():
             used[f"strategy/{name}"] = argument_text(value)
+        for name, value in self.config.dataset_args.items():
+            used[f"dataset/{name}"] = argument_text(value)
         params = {**self.asked, **used}
         missing = [Param(name, text) for name, text in params.items() if name not in there]
         self.client.log_batch(self.run_id, params=missing)
@@ -258,7 +261,7 @@ class TrainingRun(TrackedRun):
         config = self.config
         tags = {
             "strategy": config.strategy,
-            "dataset": config.dataset,
+            "dataset": config.stream_name,
             "protocol": config.protocol,
             "split": measured_split(config.split),
             **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
@@ -313,7 +316,7 @@ def run_name(config: TrainConfig) -> str:
     """What a run is called where nobody named it: "replay digits seed 3" tells more than a bird."""
     seeds = len(config.seeds.split(","))
     which = f"seed {config.seed}" if config.seeds == NONE else f"{seeds} seeds"
-    return f"{config.strategy} {config.dataset} {which}"
+    return f"{config.strategy} {config.stream_name} {which}"
 
 
 def _features_of(facts: StreamMetadata) -> dict[str, JSON]:

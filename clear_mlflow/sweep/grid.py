@@ -101,8 +101,11 @@ def fingerprint(config: TrainConfig) -> str:
     >>> fingerprint(TrainConfig.resolve({})) == fingerprint(TrainConfig.resolve({"lr": "0.020"}))
     True
     """
-    # What is logged of a run decides nothing of its rows: other metrics are no other run.
-    return digest_of({k: text for k, text in config.as_text().items() if k != "metrics"})
+    texts = config.as_text()
+    del texts["metrics"]  # what is logged of a run decides nothing of its rows
+    if texts["dataset_args"] == NONE:  # as before there was such a parameter
+        del texts["dataset_args"]
+    return digest_of(texts)
 
 
 def digest_of(content: Any) -> str:
@@ -224,4 +227,4 @@ def _name(config: TrainConfig, varied: Sequence[str]) -> str:
     which = f"seed {config.seed}" if config.seeds == NONE else f"{len(seeds)} seeds"
     texts = config.as_text()
     more = (f"{name}={Path(texts[name]).name or texts[name]}" for name in varied)
-    return " ".join([config.strategy, config.dataset, which, *more])[:240]
+    return " ".join([config.strategy, config.stream_name, which, *more])[:240]

@@ -64,7 +64,7 @@ def parameters_of(group: Group) -> dict[str, str] | None:
         return None
     dataset = group.members[0].record.dataset.name
     # Of a run that this program did not train nothing is known: the defaults are not its own.
-    if not parameters or config.dataset != dataset:
+    if not parameters or config.stream_name != dataset:
         return None
     if any(member.labels.get("strategy") != config.strategy for member in group.members):
         return None

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.data.sources import DATASETS
 from clear_mlflow.learning.config import (
     EMBEDDED_RECIPES,
-    RECIPES,
     TrainConfig,
     parameter_defaults,
     read_config_file,
@@ -35,7 +35,7 @@ def test_a_configuration_read_back_is_the_same(asked, tmp_path):
     assert TrainConfig.resolve(read_config_file(file)) == config
 
 
-@pytest.mark.parametrize("dataset", RECIPES)
+@pytest.mark.parametrize("dataset", [*DATASETS, "lab.photos:by_year"])
 def test_a_recipe_names_every_value_that_is_auto(dataset):
     """Only what is found out later may stay auto: folder, split, device and its precision."""
     asked = {"dataset": dataset} | (
@@ -160,7 +160,8 @@ def test_no_weight_of_a_head_on_stored_features_decays():
 def test_runs_of_before_there_was_augment_were_squares(stored, augment):
     """What they stored says no such thing; it is known all the same."""
     found = stored_parameters(stored)
-    assert found == {**stored, "augment": augment, "metrics": "clear,renate"}
+    added = {"augment": augment, "metrics": "clear,renate", "dataset_args": "none"}
+    assert found == {**stored, **added}
     assert stored_parameters({**stored, "metrics": "gem"})["metrics"] == "gem"
 
 

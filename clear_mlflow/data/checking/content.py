@@ -89,6 +89,7 @@ def stream_of(
         digest=_digest(images),
         # Where a bucket is tested on its training images, that is no finding.
         warnings=(
+            *listing.warnings,
             *chosen.warnings,
             *_shared_images(
                 [image for image in images if held_out or image.place.split == "train"], tested_on

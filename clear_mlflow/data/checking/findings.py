@@ -8,27 +8,28 @@ loader's words.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-from PIL import Image, UnidentifiedImageError
-
-from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
-from clear_mlflow.data.decoding.decode import Resize, decode
+from clear_mlflow.data.checking.look import (
+    FoundImage,
+    Look,
+    OnImages,
+    Problem,
+    doubles,
+    look_at,
+)
 from clear_mlflow.data.files import (
     is_folder,
+    is_image_name,
     list_entry,
     names_in,
     path_text,
@@ -36,12 +37,10 @@ from clear_mlflow.data.files import (
     read_json_object,
     read_lines,
     reason,
-    regular_file_size,
     resolve_folder,
     stored_path,
 )
 from clear_mlflow.data.layouts import find_layout, read_any
-from clear_mlflow.data.stream import ImageSet
 
 SCHEMA = 1
 
@@ -53,22 +52,7 @@ _METADATA = "labeled_metadata.json"
 _METADATA_FOLDER = "labeled_metadata"
 _CLASS_LIST = "class_names.txt"
 _FILE_LISTS = "training_folder/filelists"
-_IMAGE_ENDINGS = (
-    ".jpg",
-    ".jpeg",
-    ".jpe",
-    ".png",
-    ".bmp",
-    ".gif",
-    ".webp",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
-)
 _BUCKET = re.compile("[0-9]{1,9}")
-_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
-_FILES_IN_A_TASK = 16
 
 # What is wrong, in the order in which it is listed.
 KINDS = {
@@ -86,16 +70,6 @@ KINDS = {
     "unlisted": "an image that no metadata names",
     "not-an-image": "a file among the images that is no image",
 }
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong, with the path where it is."""
-
-    kind: str  # a key of KINDS
-    path: Path
-    detail: str
-    others: tuple[Path, ...] = ()  # the further copies of a doubled image
 
 
 @dataclass(frozen=True)
@@ -153,11 +127,33 @@ class Findings:
         }
 
 
+def findings_of(*, seen: Sequence[Look], problems: Sequence[Problem], **rest: Any) -> Findings:
+    """Findings with what images look like, and their problems in order.
+
+    Args:
+        seen: what is in each image.
+        problems: in any order.
+        rest: the other fields of :class:`Findings`.
+    """
+    good = [look for look in seen if not look.wrong]
+    order = list(KINDS)
+    return Findings(
+        widths=_least_median_greatest([look.size[0] for look in good]),
+        heights=_least_median_greatest([look.size[1] for look in good]),
+        modes=dict(sorted(Counter(look.mode for look in good).items())),
+        problems=tuple(
+            sorted(problems, key=lambda problem: (order.index(problem.kind), problem.path))
+        ),
+        **rest,
+    )
+
+
+def _least_median_greatest(values: list[int]) -> tuple[int, float, int] | None:
+    return (min(values), statistics.median(values), max(values)) if values else None
+
+
 def _spread(values: tuple[int, float, int] | None) -> dict[str, float] | None:
     return None if values is None else dict(zip(("min", "median", "max"), values, strict=True))
-
-
-OnImages = Callable[[str, int, "int | None"], None]
 
 
 def _tell_nobody(what: str, done: int, total: int | None) -> None:
@@ -185,7 +181,7 @@ def check(root: Path, *, on_progress: OnImages = _tell_nobody) -> Findings:
     problems = [problem for tree in trees for problem in tree.problems]
     problems += _between_class_lists(trees)
     images = [image for tree in trees for image in tree.images]
-    seen = _look_at(images, folder, on_progress)
+    seen = look_at(images, folder, on_progress)
     problems += [
         Problem("unreadable", image.path, look.wrong)
         for image, look in zip(images, seen, strict=True)
@@ -200,30 +196,20 @@ def check(root: Path, *, on_progress: OnImages = _tell_nobody) -> Findings:
         for bucket in stream.buckets:
             parts |= dict.fromkeys(bucket.train.paths, "train")
             parts |= dict.fromkeys(bucket.test.paths, "test")
-        problems += _doubles(images, seen, parts)
+        problems += doubles(images, seen, parts)
     except DataError as error:
-        problems += _doubles(images, seen, parts)
+        problems += doubles(images, seen, parts)
         problems += _if_new(str(error), problems, folder)
-    good = [look for look in seen if not look.wrong]
-    order = list(KINDS)
-    return Findings(
+    return findings_of(
         root=folder,
         layout=layout,
         digest=digest,
         buckets=tuple(sorted({key for tree in trees for key in tree.buckets}, key=_by_number)),
         class_names=tuple(sorted({name for tree in trees for name in tree.class_names})),
         counts=tuple(count for tree in trees for count in tree.counts()),
-        widths=_least_median_greatest([look.size[0] for look in good]),
-        heights=_least_median_greatest([look.size[1] for look in good]),
-        modes=dict(sorted(Counter(look.mode for look in good).items())),
-        problems=tuple(
-            sorted(problems, key=lambda problem: (order.index(problem.kind), problem.path))
-        ),
+        seen=seen,
+        problems=problems,
     )
-
-
-def _least_median_greatest(values: list[int]) -> tuple[int, float, int] | None:
-    return (min(values), statistics.median(values), max(values)) if values else None
 
 
 def _by_number(key: str) -> tuple[int, str]:
@@ -264,13 +250,6 @@ def _trees(root: Path) -> Iterator[tuple[Path, str]]:
 # -- one tree of images -------------------------------------------------------------------------
 
 
-class _Image(NamedTuple):
-    split: str
-    bucket: str
-    class_name: str
-    path: Path
-
-
 @dataclass
 class _Tree:
     root: Path
@@ -279,7 +258,7 @@ class _Tree:
     class_names: tuple[str, ...] = ()
     has_class_list: bool = False
     buckets: list[str] = field(default_factory=list)
-    images: list[_Image] = field(default_factory=list)
+    images: list[FoundImage] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
 
     def add(self, kind: str, path: Path, detail: str) -> None:
@@ -317,13 +296,13 @@ def _survey(root: Path, base: Path, split: str) -> _Tree | None:
             continue
         for path in files:
             if listed is not None and path in listed[0]:
-                tree.images.append(_Image(split, bucket, name, path))
-            elif path.suffix.lower() not in _IMAGE_ENDINGS:
+                tree.images.append(FoundImage(split, bucket, name, path))
+            elif not is_image_name(path.name):
                 tree.add("not-an-image", path, "its name has no image's ending")
             elif listed is not None:
                 tree.add("unlisted", path, "no metadata names it, so it is not used")
             else:
-                tree.images.append(_Image(split, bucket, name, path))
+                tree.images.append(FoundImage(split, bucket, name, path))
     if listed is not None:
         there = {path for files in on_disk.values() for path in files}
         for path in sorted(listed[0].keys() - there):
@@ -482,81 +461,3 @@ def _from_file_lists(tree: _Tree, folder: Path) -> _Listed:
                 continue
             named.setdefault(image, path)
     return named, buckets
-
-
-# -- looking into the images --------------------------------------------------------------------
-
-
-class _Look(NamedTuple):
-    content: str  # SHA-256, hexadecimal
-    size: tuple[int, int]
-    mode: str
-    wrong: str  # why it cannot be decoded; empty where it can
-
-
-def _look_at(images: Sequence[_Image], root: Path, on_progress: OnImages) -> list[_Look]:
-    blocks = [images[i : i + _FILES_IN_A_TASK] for i in range(0, len(images), _FILES_IN_A_TASK)]
-    seen: list[_Look] = []
-    on_progress("looking at images", 0, len(images))
-    with ThreadPoolExecutor(max_workers=usable_cores()) as pool:
-        for block in pool.map(lambda block: [_look(i.path, root) for i in block], blocks):
-            seen += block
-            on_progress("looking at images", len(seen), len(images))
-    return seen
-
-
-def _look(path: Path, root: Path) -> _Look:
-    try:
-        num_bytes = regular_file_size(path, root=root)
-        if num_bytes > MAX_IMAGE_BYTES:
-            return _Look(
-                "", (0, 0), "", f"has {num_bytes} bytes; expected {MAX_IMAGE_BYTES} at most"
-            )
-        with path.open("rb") as file:
-            content = hashlib.sha256()
-            while block := file.read(2**20):
-                content.update(block)
-            file.seek(0)
-            with Image.open(file, formats=_FORMATS) as image:
-                size, mode = image.size, image.mode
-        # What training does: so that what passes here is what it can decode.
-        one = ImageSet(paths=(path,), labels=np.zeros(1, dtype=np.int64))
-        decode(one, Resize(8))
-    except UnidentifiedImageError:
-        return _Look("", (0, 0), "", "is no image of a known format")
-    except Exception as error:  # Pillow has no closed set of exceptions for damaged files
-        return _Look("", (0, 0), "", _short(error, path))
-    return _Look(content.hexdigest(), size, mode, "")
-
-
-def _short(error: Exception, path: Path) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text.removeprefix(f"{path_text(path)} ")
-
-
-def _doubles(
-    images: Sequence[_Image], seen: Sequence[_Look], parts: Mapping[Path, str]
-) -> list[Problem]:
-    by_content: defaultdict[str, list[_Image]] = defaultdict(list)
-    for image, look in zip(images, seen, strict=True):
-        if not look.wrong:
-            by_content[look.content].append(image)
-    return [
-        Problem(
-            _double_kind(copies, parts),
-            copies[0].path,
-            f"{len(copies)} copies of one image",
-            tuple(image.path for image in copies[1:]),
-        )
-        for copies in by_content.values()
-        if len(copies) > 1
-    ]
-
-
-def _double_kind(copies: Sequence[_Image], parts: Mapping[Path, str]) -> str:
-    """The worst that can be said of it, for each problem is listed once."""
-    if len({parts[image.path] for image in copies}) > 1:
-        return "train-and-test"
-    if len({image.bucket for image in copies}) > 1:
-        return "across-buckets"
-    return "across-classes" if len({image.class_name for image in copies}) > 1 else "within-bucket"

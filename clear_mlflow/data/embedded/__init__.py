@@ -17,6 +17,8 @@ from typing import Any
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.files import path_text, reason
 
+LICENCE = "CC BY 4.0"  # of the scans, as UCI's page of them says
+
 EMBEDDED = tuple(
     sorted(
         module.name.replace("_", "-")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers._base import Buffer, BufferArguments, load_buffer
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.descent import GradientDescent
@@ -21,7 +22,6 @@ from clear_mlflow.learning.parallel.group import ALONE, Group
 from clear_mlflow.learning.registry import ENTRY_POINTS, strategy_names
 from clear_mlflow.learning.samples.decoded import Batch, Samples
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
-from clear_mlflow.learning.strategies._arguments import parse_arguments
 
 # What a strategy overrides that changes the steps themselves, not only what is trained on.
 _STEP_HOOKS = (
@@ -54,7 +54,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
 
     @dataclass(frozen=True)
     class Arguments:
-        """What ``strategy_args`` may set: fields with defaults; see :mod:`._arguments`."""
+        """What ``strategy_args`` may set: fields with defaults; see :func:`parse_arguments`."""
 
     needs_memory: ClassVar[bool] = False  # a buffer, so that memory 0 makes no sense
     needs_features: ClassVar[bool] = False  # stored features in the place of images
@@ -240,7 +240,9 @@ def check_strategy(config: TrainConfig) -> Any:
             configuration does not give.
     """
     strategy = load_strategy(config.strategy)
-    arguments = parse_arguments(config.strategy, strategy.Arguments, config.strategy_args)
+    arguments = parse_arguments(
+        "strategy_args", f"strategy {config.strategy}", strategy.Arguments, config.strategy_args
+    )
     if strategy.needs_memory and config.memory == 0:
         raise ConfigError(
             f"memory is 0, but strategy {config.strategy} keeps images in a buffer; pass memory=N "

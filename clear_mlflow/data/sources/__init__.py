@@ -1,0 +1,86 @@
+"""Streams of a user's own: a module for each kind, called as ``dataset`` names it.
+
+A module has ``Arguments``, a frozen dataclass of what ``dataset_args`` may say (see
+:class:`~clear_mlflow.data.sources._entries.StreamArguments`), ``NEEDS_FOLDER``, and
+``listing(root, arguments, cache_dir=...)``, which gives its images. A new module is found here.
+So is a function that gives a listing, as ``package.module:function``.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from clear_mlflow.data.embedded import EMBEDDED
+
+CLEAR = ("clear10", "clear100")  # read in whichever of CLEAR's layouts lies in the folder
+SOURCES = tuple(
+    sorted(m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
+)
+DATASETS = (*EMBEDDED, *CLEAR, *SOURCES)
+
+_REFERENCE = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+def is_own_function(dataset: str) -> bool:
+    """Whether a dataset is named as ``package.module:function``."""
+    return _REFERENCE.fullmatch(dataset) is not None
+
+
+def is_own_stream(dataset: str) -> bool:
+    """Whether a dataset is read by a module of this package, or by a function."""
+    return dataset in SOURCES or is_own_function(dataset)
+
+
+def needs_folder(dataset: str) -> bool:
+    """Whether a dataset cannot be read without ``data_root``."""
+    if is_own_function(dataset) or dataset in EMBEDDED:
+        return False
+    return dataset not in SOURCES or bool(source_of(dataset).NEEDS_FOLDER)
+
+
+def source_of(dataset: str) -> Any:
+    """What reads a dataset: a module of this package, or what looks like one.
+
+    Raises:
+        ConfigError: a function of the user's own cannot be loaded.
+    """
+    if is_own_function(dataset):
+        from clear_mlflow.data.sources._function import FunctionSource
+
+        return FunctionSource(dataset)
+    return import_module(f"{__name__}.{dataset}") if dataset in SOURCES else _OfClear
+
+
+def stream_name(dataset: str, data_root: str, arguments: Mapping[str, object]) -> str:
+    """What a stream is called in records: what its arguments say, else as its folder is called.
+
+    >>> stream_name("folder", "/data/yearbook", {}), stream_name("lab.photos:by_year", "auto", {})
+    ('yearbook', 'by_year')
+    >>> stream_name("clear10", "/data/somewhere", {})
+    'clear10'
+    """
+    if not is_own_stream(dataset):
+        return dataset
+    given = str(arguments.get("name", "auto"))
+    if given != "auto":
+        return given
+    if is_own_function(dataset):
+        return dataset.partition(":")[2]
+    return Path(data_root).absolute().name or dataset
+
+
+@dataclass(frozen=True)
+class _NoArguments:
+    pass
+
+
+class _OfClear:
+    """CLEAR and the embedded datasets: there is one way to read them."""
+
+    Arguments = _NoArguments

@@ -1,0 +1,250 @@
+"""From images that are named one by one to a listing: what all streams of one's own share."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.matrix import TEST
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import (
+    MAX_BUCKETS,
+    MAX_CLASSES,
+    MAX_KEY_CHARACTERS,
+    MAX_TEXT_CHARACTERS,
+)
+from clear_mlflow.data.files import (
+    is_class_name,
+    path_text,
+    resolve_folder,
+    resolve_root,
+)
+from clear_mlflow.data.sources._times import parse_time
+from clear_mlflow.data.splits import Listing
+from clear_mlflow.data.stream import ImageSet, image_set
+
+TRAIN = "train"
+AUTO = "auto"
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class StreamArguments:
+    """What ``dataset_args`` may say of every stream of one's own.
+
+    Args:
+        name: of the stream, in records and comparisons; auto: that of its folder.
+        licence: of the images, as "CC BY 4.0", for whoever reads the run; none: not known.
+    """
+
+    name: str = AUTO
+    licence: str = NONE
+
+    def __post_init__(self) -> None:
+        for argument in ("name", "licence"):
+            text = getattr(self, argument)
+            if not is_class_name(text) or len(text) > MAX_TEXT_CHARACTERS:
+                raise ConfigError(
+                    f"dataset_args has {argument}={shown(text)}; expected a printable text of up "
+                    f"to {MAX_TEXT_CHARACTERS} characters"
+                )
+
+
+@dataclass(frozen=True)
+class OrderedArguments(StreamArguments):
+    """As of every stream, and ``order``: all buckets, with colons between.
+
+    It is for buckets whose names do not tell it; none: they do.
+    """
+
+    order: str = NONE
+
+    @property
+    def buckets_in_order(self) -> tuple[str, ...]:
+        """The buckets that ``order`` names; none where it is not given."""
+        return () if self.order == NONE else tuple(self.order.split(":"))
+
+
+class Entry(NamedTuple):
+    """One image of a stream."""
+
+    path: Path  # below the stream's root
+    class_name: str
+    bucket: str
+    split: str = TRAIN  # or "test"
+
+
+def listing_of(
+    entries: Iterable[Entry],
+    *,
+    root: Path,
+    layout: str = "own",
+    named_in: str = "",
+    order: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+) -> Listing:
+    """The listing of images that are named one by one.
+
+    Labels follow the sorted names of the classes. Buckets are in the order of their numbers or
+    dates, or as *order* says; in a bucket, images are in the order of label and file name, whatever
+    order they are given in. A class may be missing in a bucket, with a warning.
+
+    Args:
+        entries: every image once. Where any is for testing, all buckets have images for testing;
+            else they are held out by a seeded split.
+        root: the folder that all images lie in.
+        layout: how the stream is stored, for people.
+        named_in: what names the images, for messages; the root where it is left out.
+        order: keys of all buckets, where they are neither all whole numbers nor all dates.
+        warnings: about what was left out already.
+
+    Raises:
+        DataError: there are no images, fewer than two classes, or too many of anything; a bucket or
+            class cannot be called as it is; the order of the buckets is not known; a path leads out
+            of *root*; or a bucket or a class has images to test on and none to train on.
+    """
+    real_root = resolve_root(root)
+    named_in = named_in or path_text(real_root)
+    parts: defaultdict[str, defaultdict[str, list[tuple[str, Path]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
+    folders: set[Path] = set()
+    for path, class_name, bucket, split in entries:
+        parts[split][bucket].append((class_name, path))
+        folders.add(path.parent)
+    odd = sorted(parts.keys() - {TRAIN, TEST})
+    if odd:
+        raise DataError(f"{named_in} has a split {shown(odd[0])}; expected {TRAIN} or {TEST}")
+    if not parts[TRAIN]:
+        raise DataError(f"{named_in} has no images to train on; expected some in every bucket")
+    trained, tested = parts[TRAIN], parts[TEST]
+    class_names = _class_names(trained, tested, named_in)
+    keys = in_time_order({*trained, *tested}, order=order, named_in=named_in)
+    for folder in folders:  # once for each, not for each image: resolving walks all above
+        resolve_folder(folder, root=real_root)
+    labels = {name: label for label, name in enumerate(class_names)}
+
+    def image_sets_of(part: Mapping[str, list[tuple[str, Path]]]) -> dict[str, ImageSet]:
+        return {
+            key: image_set((labels[name], path) for name, path in part[key])
+            for key in keys
+            if key in part
+        }
+
+    images = image_sets_of(trained)
+
+    def released_test() -> Mapping[str, ImageSet]:
+        for key in images:
+            if key not in tested:
+                raise DataError(
+                    f"{named_in} has no test images of bucket {shown(key)}; expected some of every "
+                    "bucket, or pass split=0 to hold out 30 % of its training images"
+                )
+        return image_sets_of({key: tested[key] for key in images})
+
+    return Listing(
+        layout=layout,
+        root=real_root,
+        class_names=class_names,
+        images=images,
+        released_test=released_test if tested else None,
+        warnings=(*warnings, *_oddities(trained, tested, keys, class_names)),
+    )
+
+
+def _class_names(
+    trained: Mapping[str, list[tuple[str, Path]]],
+    tested: Mapping[str, list[tuple[str, Path]]],
+    named_in: str,
+) -> tuple[str, ...]:
+    names = {name for of_bucket in trained.values() for name, _ in of_bucket}
+    for bucket, of_bucket in tested.items():
+        if only := sorted({name for name, _ in of_bucket} - names):
+            raise DataError(
+                f"{named_in} has images of class {shown(only[0])} to test on in bucket "
+                f"{shown(bucket)}, and none to train on in any; expected both"
+            )
+    for name in sorted(names):
+        if not is_class_name(name) or len(name) > MAX_TEXT_CHARACTERS:
+            raise DataError(
+                f"{named_in} has a class {shown(name)}; expected a printable name without blanks "
+                f"at its ends, of up to {MAX_TEXT_CHARACTERS} characters"
+            )
+    if not 2 <= len(names) <= MAX_CLASSES:
+        raise DataError(f"{named_in} has {len(names)} classes; expected 2 to {MAX_CLASSES}")
+    return tuple(sorted(names))
+
+
+def in_time_order(keys: Iterable[str], *, order: Sequence[str], named_in: str) -> list[str]:
+    """Keys of buckets in the order of the stream: as given, by number, or by date.
+
+    Raises:
+        DataError: their order is not known, a key cannot be one, or two are one number or date.
+    """
+    found = set(keys)
+    for key in sorted(found):
+        if not key.isprintable() or key != key.strip() or not 1 <= len(key) <= MAX_KEY_CHARACTERS:
+            raise DataError(
+                f"{named_in} has a bucket {shown(key)}; expected a printable name without blanks "
+                f"at its ends, 1 to {MAX_KEY_CHARACTERS} characters"
+            )
+    if len(found) > MAX_BUCKETS:
+        raise DataError(f"{named_in} has {len(found)} buckets; expected at most {MAX_BUCKETS}")
+    if order:
+        if odd := sorted(found.symmetric_difference(order)):
+            where = "only in the data" if odd[0] in found else "not in the data"
+            raise DataError(
+                f"{named_in} and order={':'.join(order)} differ: bucket {shown(odd[0])} is "
+                f"{where}; expected all buckets, each once"
+            )
+        if len(set(order)) < len(order):
+            raise DataError(f"order={':'.join(order)} names a bucket twice; expected each once")
+        return list(order)
+    are_numbers = all(key.isascii() and key.isdecimal() and len(key) <= 9 for key in found)
+    places: dict[str, Any] = {}
+    for key in sorted(found):
+        if are_numbers:
+            places[key] = int(key)
+        elif (time := parse_time(key)) is not None:
+            places[key] = time.begin
+        else:
+            raise DataError(
+                f"{named_in} has a bucket {shown(key)}; expected whole numbers or dates (2004, "
+                "2004-Q2, 2004-05, 2004-05-17), whose order is the stream's, or say it: "
+                "dataset_args=order=FIRST:SECOND:..."
+            )
+    seen: dict[Any, str] = {}
+    for key, place in places.items():
+        if (twin := seen.setdefault(place, key)) != key:
+            raise DataError(
+                f"{named_in} has buckets {shown(twin)} and {shown(key)}, which are one number or "
+                "begin on one day; expected each bucket once"
+            )
+    return sorted(found, key=lambda key: places[key])
+
+
+def _oddities(
+    trained: Mapping[str, list[tuple[str, Path]]],
+    tested: Mapping[str, list[tuple[str, Path]]],
+    keys: Sequence[str],
+    class_names: Sequence[str],
+) -> list[str]:
+    """What does not stop a run, and what its reader should know; a line for each kind."""
+    found = []
+    missing = [
+        f"class {shown(name)} has no training images in bucket {shown(key)}"
+        for key in keys
+        if key in trained
+        for name in sorted(set(class_names) - {name for name, _ in trained[key]})
+    ]
+    if missing:
+        more = f", and so {len(missing) - 1} more" if len(missing) > 1 else ""
+        found.append(missing[0] + more)
+    if alone := [key for key in keys if key not in trained]:
+        names = ", ".join(shown(key) for key in alone[:8])
+        found.append(f"left out, for want of training images: the test images of bucket {names}")
+    return found

@@ -1,0 +1,106 @@
+"""A folder for each bucket, in it one for each class: ``ROOT/BUCKET/CLASS/*``.
+
+Where ROOT has a folder ``train`` and a folder ``test``, each holds the buckets' folders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.matrix import TEST
+from clear_mlflow.core.text import shown
+from clear_mlflow.data.files import (
+    IMAGE_ENDINGS,
+    is_folder,
+    is_image_name,
+    names_in,
+    path_text,
+    resolve_folder,
+    resolve_root,
+)
+from clear_mlflow.data.sources._entries import TRAIN, Entry, OrderedArguments, listing_of
+from clear_mlflow.data.splits import Listing
+
+NEEDS_FOLDER = True
+Arguments = OrderedArguments
+
+
+def listing(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> Listing:
+    """List the stream in a folder; hidden files, and files beside the buckets, are left alone.
+
+    Raises:
+        DataError: see :func:`~clear_mlflow.data.sources._entries.listing_of`; or something in a
+            bucket or class is no folder or no image.
+    """
+    real_root = resolve_root(root)
+    folders = _folders(real_root, root=real_root)
+    named = {folder.name for folder in folders}
+    if named & {TRAIN, TEST}:
+        if odd := sorted(named ^ {TRAIN, TEST}):
+            what = "is missing" if odd[0] in (TRAIN, TEST) else "lies beside them"
+            raise DataError(
+                f"{path_text(real_root)} has a folder {sorted(named & {TRAIN, TEST})[0]}, and "
+                f"{shown(odd[0])} {what}; expected the folders train and test and no others, or "
+                "the buckets themselves"
+            )
+        entries = [e for part in (TRAIN, TEST) for e in _entries(real_root / part, part, real_root)]
+    else:
+        entries = list(_entries(real_root, TRAIN, real_root))
+    return listing_of(entries, root=real_root, layout="folder", order=arguments.buckets_in_order)
+
+
+def _entries(base: Path, split: str, root: Path) -> Iterator[Entry]:
+    resolve_folder(base, root=root)
+    for bucket in _folders(base, root=root):
+        classes = _only_folders(bucket, root=root)
+        for folder in classes:
+            resolve_folder(folder, root=root)
+            names = names_in(folder)
+            if not names:
+                raise DataError(
+                    f"{path_text(folder)} is empty; expected images, or no folder where a bucket "
+                    "has none of a class"
+                )
+            for name in names:
+                if not is_image_name(name):
+                    raise DataError(
+                        f"{path_text(folder / name)} is no image by its name; expected files that "
+                        f"end in {', '.join(IMAGE_ENDINGS)}"
+                    )
+                yield Entry(folder / name, folder.name, bucket.name, split)
+
+
+def _folders(base: Path, *, root: Path) -> list[Path]:
+    """The folders in one that may hold files, too, as a table or a readme; but no images."""
+    found = [base / name for name in names_in(base)]
+    for path in found:
+        if is_image_name(path.name) and not is_folder(path):
+            raise DataError(
+                f"{path_text(path)} lies beside the buckets; expected "
+                f"{path_text(root)}/BUCKET/CLASS/{path.name}"
+            )
+    folders = [path for path in found if is_folder(path)]
+    if not folders:
+        raise DataError(
+            f"{path_text(base)} has no folders; expected one for each bucket, as 2004, and in it "
+            "one for each class"
+        )
+    return folders
+
+
+def _only_folders(bucket: Path, *, root: Path) -> list[Path]:
+    resolve_folder(bucket, root=root)
+    found = [bucket / name for name in names_in(bucket)]
+    for path in found:
+        if not is_folder(path):
+            raise DataError(
+                f"{path_text(path)} is no folder; expected a folder for each class in each bucket, "
+                f"as {path_text(bucket)}/CLASS/{path.name}"
+            )
+    if not found:
+        raise DataError(
+            f"{path_text(bucket)} is empty; expected a folder for each class, or no such bucket"
+        )
+    return found

@@ -1,0 +1,91 @@
+"""Named values as ``name=value,name=value``: a strategy's numbers, how a dataset is read."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_type_hints
+
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.data.sources import source_of, stream_name
+from clear_mlflow.learning.config import Argument, parse_parameter
+
+T = TypeVar("T")
+
+_YES_NO = {"yes": True, "no": False}
+
+
+def parse_arguments(parameter: str, of: str, kind: type[T], given: Mapping[str, Argument]) -> T:
+    """What a parameter like ``strategy_args`` says, as values of their types.
+
+    Args:
+        parameter: its name, for messages.
+        of: what the arguments are of, as ``strategy replay``, likewise.
+        kind: a frozen dataclass whose fields are ``int``, ``float``, ``bool`` or ``str``, each with
+            a default; its ``__post_init__`` may raise ConfigError.
+        given: name to value, or to the text of it; booleans are yes and no. Values that have their
+            type stay.
+
+    Raises:
+        ConfigError: a name is unknown, or a text is not a value of its type.
+    """
+    hints = get_type_hints(kind)
+    names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    values: dict[str, Argument] = {}
+    for name, value in given.items():
+        if name not in names or value == "":
+            known = f"known are {', '.join(names)}" if names else "it takes none"
+            shown = f"{name}={value}" if value != "" else name
+            raise ConfigError(
+                f"{parameter} holds {shown!r}, which is no argument of {of}; {known}, as "
+                "name=value,name=value"
+            )
+        typed = isinstance(value, str)
+        values[name] = _value(parameter, name, hints[name], str(value)) if typed else value
+    return kind(**values)
+
+
+def dataset_arguments(
+    dataset: str, data_root: str, given: Mapping[str, Argument]
+) -> dict[str, Argument]:
+    """What ``dataset_args`` says, as values of their types, with all that it leaves out.
+
+    Args:
+        dataset: as the parameter has it.
+        data_root: likewise; a stream is called as its folder where it is given no name.
+        given: name to value, or to the text of it.
+
+    Raises:
+        ConfigError: a name is unknown, a value is wrong, or a function of the user's own cannot be
+            loaded.
+    """
+    kind = source_of(dataset).Arguments
+    arguments: Any = parse_arguments("dataset_args", f"dataset {dataset}", kind, given)
+    values = dataclasses.asdict(arguments)
+    if "name" in values:
+        values["name"] = stream_name(dataset, data_root, values)
+    return values
+
+
+def named_dataset(dataset: str, data_root: str, text: str) -> tuple[str, dict[str, Argument]]:
+    """A dataset and its arguments from the texts of ``dataset`` and ``dataset_args``.
+
+    Raises:
+        ConfigError: as :func:`dataset_arguments`, or there is no such dataset.
+    """
+    name = parse_parameter("dataset", dataset)
+    return name, dataset_arguments(name, data_root, parse_parameter("dataset_args", text))
+
+
+def _value(parameter: str, name: str, kind: type, text: str) -> Argument:
+    try:
+        if kind is bool:
+            return _YES_NO[text]
+        value: Argument = kind(text)
+    except (KeyError, ValueError):
+        expected = {bool: "yes or no", int: "a whole number", float: "a number"}[kind]
+        raise ConfigError(f"{parameter} has {name}={text}; expected {expected}") from None
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{parameter} has {name}={text}; expected a finite number")
+    return value

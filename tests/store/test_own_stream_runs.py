@@ -1,0 +1,104 @@
+"""Runs on streams of one's own: what is stored of them, and that one stream gives one matrix."""
+
+import json
+from pathlib import Path
+
+import pytest
+from own_streams import YEARS, write_years
+
+import clear_mlflow
+from clear_mlflow.core.record import RowRecord, assemble
+from clear_mlflow.evaluation.reevaluate_models import retest
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.scoring.scores import read_scores
+from clear_mlflow.store import names
+from clear_mlflow.sweep import read_grid
+
+SMALL = {"model": "small_cnn", "image_size": 8, "epochs": 1, "batch_size": 8, "memory": 6}
+SMALL |= {"device": "cpu", "precision": "off", "log_models": "last"}
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    write_years(tmp_path / "yearbook", train=4, test=2)
+    return tmp_path / "yearbook"
+
+
+def the_run(store, experiment_id):
+    (run,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'train'")
+    return run
+
+
+def rows_of(run):
+    folder = Path(run.info.artifact_uri.removeprefix("file://")) / "accuracy_matrix" / "rows"
+    return {p.name: RowRecord.from_json(p.read_text(), source=p.name) for p in folder.iterdir()}
+
+
+def test_a_run_says_what_it_was_trained_on(store, experiment_id, root):
+    """Name, digest, source and licence; its arguments, each as a parameter; and it repeats."""
+    asked = {"dataset": "folder", "data_root": root, "dataset_args": {"licence": "CC BY 4.0"}}
+    clear_mlflow.train(**asked, **SMALL)
+    run = the_run(store, experiment_id)
+    record = assemble(rows_of(run))
+    assert record.dataset.name == "yearbook"
+    assert record.matrix.buckets == YEARS
+    assert record.is_complete
+    assert run.info.run_name == "naive yearbook seed 0"
+    assert run.data.tags["dataset"] == "yearbook"
+    assert run.data.tags["dataset_digest"] == record.dataset.digest
+    (entry,) = run.inputs.dataset_inputs
+    assert entry.dataset.name == "yearbook"
+    assert json.loads(entry.dataset.source) == {"uri": str(root)}
+    assert json.loads(entry.dataset.profile)["licence"] == "CC BY 4.0"
+    params = run.data.params
+    assert params["dataset"] == "folder"
+    assert params["dataset_args"] == "licence=CC BY 4.0"
+    assert params["dataset/name"] == "yearbook"
+    assert params["used/dataset_args"] == "name=yearbook,licence=CC BY 4.0,order=none"
+    again = retest(store, run, data_root=str(root))
+    assert again.record is not None
+    assert again.record.dataset == record.dataset
+    assert again.record.matrix.values[-1].tolist() == record.matrix.values[-1].tolist()
+
+
+def test_embedded_datasets_say_their_licence(store, experiment_id, tmp_path, monkeypatch):
+    """As the page of the scans says; their source is the package."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path))
+    clear_mlflow.train(dataset="digits-writers", features="pixels", epochs=1)
+    (entry,) = the_run(store, experiment_id).inputs.dataset_inputs
+    assert json.loads(entry.dataset.profile)["licence"] == "CC BY 4.0"
+    assert json.loads(entry.dataset.source) == {"uri": "embedded"}
+
+
+def test_features_are_of_any_stream(store, experiment_id, root):
+    """The built-in pixels; validation images of its training images."""
+    clear_mlflow.train(
+        dataset="folder", data_root=root, features="pixels", split="validation", epochs=2
+    )
+    scores = read_scores(store, the_run(store, experiment_id))
+    assert scores.record is not None
+    assert scores.record.split == "validation"
+    assert scores.record.matrix.num_instances.tolist() == [2, 2, 2]
+
+
+def test_a_sweep_of_a_stream_names_its_runs_after_it(tmp_path):
+    """And tells two ways to read it apart; those of before have the fingerprint they had."""
+    file = tmp_path / "grid.yaml"
+    file.write_text(
+        "fixed: {dataset: folder, data_root: /data/yearbook}\n"
+        "grid: {dataset_args: [none, 'order=a:b']}\n"
+    )
+    grid = read_grid(file)
+    assert [run.name.split()[1] for run in grid.runs] == ["yearbook", "yearbook"]
+    assert len({run.fingerprint for run in grid.runs}) == 2
+    file.write_text("grid: {seed: [0]}\n")
+    (run,) = read_grid(file).runs
+    assert run.fingerprint == "ec4a9c25d6dfe888c1ef46a3f4fd24d7"
+
+
+def test_stored_parameters_of_before_there_were_own_streams():
+    """A configuration that lacks them is one that says nothing of them."""
+    old = TrainConfig.resolve({}).as_text()
+    del old["dataset_args"]
+    assert TrainConfig.resolve(old) == TrainConfig.resolve({})

@@ -1,0 +1,46 @@
+"""Writes a small stream that is not CLEAR: a folder for each year, and what a table says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+from released_layout import write_image
+
+YEARS = ("2004", "2005", "2006")
+CLASSES = ("bus", "camera")
+
+
+class Row(NamedTuple):
+    """An image as a table has it."""
+
+    path: str
+    label: str
+    time: str
+    bucket: str
+    split: str
+
+
+def write_years(
+    root: Path,
+    *,
+    buckets: Iterable[str] = YEARS,
+    classes: Iterable[str] = CLASSES,
+    train: int = 8,
+    test: int = 0,
+    side: int = 12,
+) -> list[Row]:
+    """Write ``BUCKET/CLASS/*.png``, below train/ and test/ where there are test images."""
+    rows = []
+    classes = list(classes)
+    for bucket in buckets:
+        for class_name in classes:
+            for split, number in (("train", train), ("test", test)):
+                for i in range(number):
+                    name = f"{bucket}-{class_name}-{split}-{i}"
+                    path = f"{f'{split}/' if test else ''}{bucket}/{class_name}/{name}.png"
+                    write_image(root / path, size=(side, side), seed=name)
+                    time = f"{bucket[:4]}-{1 + i % 12:02d}-{1 + i % 28:02d}"
+                    rows.append(Row(path, class_name, time, bucket, split))
+    return rows

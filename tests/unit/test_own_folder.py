@@ -1,0 +1,245 @@
+"""A stream of one's own in folders: what is listed, in which order, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from own_streams import CLASSES, YEARS, write_years
+
+from clear_mlflow.cli import main
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.sources import DATASETS, SOURCES
+from clear_mlflow.learning.arguments import dataset_arguments
+from clear_mlflow.learning.config import TrainConfig
+
+
+def load(root, *, protocol="iid", split="auto", **arguments):
+    return load_stream(
+        "folder",
+        str(root),
+        cache_dir=root.parent / "cache",
+        arguments=arguments,
+        protocol=protocol,
+        split=split,
+    )
+
+
+@pytest.fixture(scope="module")
+def split_root(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("streams") / "photos"
+    write_years(root, train=10, test=2)
+    return root
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    write_years(tmp_path / "photos", train=4)
+    return tmp_path / "photos"
+
+
+def names(images) -> list[str]:
+    return [path.stem for path in images.paths]
+
+
+def test_folders_are_buckets_and_classes_in_train_and_test(split_root):
+    """Labels are sorted class names; the buckets are the years; tests are those of test/."""
+    stream = load(split_root)
+    assert (stream.name, stream.split, stream.layout) == ("photos", "released", "folder")
+    assert stream.source == str(split_root)
+    assert (stream.class_names, stream.warnings) == (CLASSES, ())
+    assert tuple(bucket.key for bucket in stream.buckets) == YEARS
+    for bucket in stream.buckets:
+        assert names(bucket.test) == [f"{bucket.key}-{c}-test-{i}" for c in CLASSES for i in (0, 1)]
+        expected = [f"{bucket.key}-{c}-train-{i}" for c in CLASSES for i in range(10)]
+        assert names(bucket.train) == expected
+        assert bucket.train.labels.tolist() == [0] * 10 + [1] * 10
+
+
+def test_protocols_and_splits_are_those_of_every_dataset(split_root):
+    """Streaming, a seeded split and validation of the training images; the digest tells which."""
+    streaming = load(split_root, protocol="streaming")
+    assert all(bucket.test is bucket.train for bucket in streaming.buckets)
+    seeded = load(split_root, split="0")
+    assert [(len(b.train), len(b.test)) for b in seeded.buckets] == [(14, 6)] * 3
+    shutil.copytree(split_root, split_root.parent / "again", dirs_exist_ok=True)
+    shutil.rmtree(split_root.parent / "again" / "test" / "2005")
+    validation = load(split_root.parent / "again", split="validation")  # no test image is read
+    assert [(len(b.train), len(b.test)) for b in validation.buckets] == [(18, 2)] * 3
+    with pytest.raises(DataError, match="no test images of bucket '2005'"):
+        load(split_root.parent / "again")
+    digests = {s.digest for s in (streaming, seeded, validation, load(split_root))}
+    assert len(digests) == 4
+
+
+def test_without_a_test_folder_images_are_held_out_by_a_seeded_split(root):
+    """As in CLEAR's layouts that have no test set."""
+    stream = load(root)
+    assert stream.split == "0"
+    assert [(len(b.train), len(b.test)) for b in stream.buckets] == [(6, 2)] * 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "order"),
+    [
+        (["10", "9", "1"], ["1", "9", "10"]),
+        (["2004-10", "2004-09", "2003"], ["2003", "2004-09", "2004-10"]),
+        (["2004-Q3", "2004-Q1", "2003-12-31"], ["2003-12-31", "2004-Q1", "2004-Q3"]),
+    ],
+)
+def test_buckets_are_in_the_order_of_their_numbers_or_dates(tmp_path, keys, order):
+    """Never in the order of their texts."""
+    write_years(tmp_path / "photos", buckets=keys, train=4)
+    assert [bucket.key for bucket in load(tmp_path / "photos").buckets] == order
+
+
+def test_names_that_tell_no_order_need_one(tmp_path):
+    """It is not guessed, and it is held against what is there."""
+    write_years(tmp_path / "photos", buckets=("spring", "autumn"), train=4)
+    with pytest.raises(DataError, match="order=FIRST:SECOND"):
+        load(tmp_path / "photos")
+    stream = load(tmp_path / "photos", order="spring:autumn")
+    assert [bucket.key for bucket in stream.buckets] == ["spring", "autumn"]
+    with pytest.raises(DataError, match="bucket 'autum' is not in the data"):
+        load(tmp_path / "photos", order="spring:autumn:autum")
+    with pytest.raises(DataError, match="twice"):
+        load(tmp_path / "photos", order="spring:autumn:spring")
+
+
+def test_a_class_may_be_missing_in_a_bucket_with_a_warning(root):
+    """A stream of years need not have every class in each."""
+    shutil.rmtree(root / "2005" / "bus")
+    (warning,) = load(root).warnings
+    assert warning == "class 'bus' has no training images in bucket '2005'"
+
+
+def test_a_photo_in_two_years_is_a_leak(root):
+    """One is a warning, more than half of a bucket an error, as of every dataset."""
+    copied = sorted((root / "2004" / "bus").iterdir())
+    shutil.copy(copied[0], root / "2006" / "bus" / "again.png")
+    assert "1 image is in" in " ".join(load(root, protocol="streaming").warnings)
+    for name in CLASSES:
+        for path in (root / "2004" / name).iterdir():
+            shutil.copy(path, root / "2005" / name)
+            (root / "2005" / name / path.name.replace("2004", "2005")).unlink()
+    with pytest.raises(DataError, match="share 8 of 8 images"):
+        load(root, protocol="streaming")
+
+
+def lost_in(place):
+    def change(root):
+        (root / place).parent.mkdir(parents=True, exist_ok=True)
+        (root / place).write_text("x")
+
+    return change
+
+
+def linked_out(root):
+    shutil.move(root / "2005" / "bus", root.parent / "elsewhere")
+    (root / "2005" / "bus").symlink_to(root.parent / "elsewhere")
+
+
+def file_linked_out(root):
+    file = root / "2005" / "bus" / "2005-bus-train-0.png"
+    shutil.move(file, root.parent / "elsewhere.png")
+    file.symlink_to(root.parent / "elsewhere.png")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lost_in("photo.png"), "beside the buckets"),
+        (lost_in("2004/photo.png"), "no folder; expected a folder for each class"),
+        (lost_in("2004/bus/notes.txt"), "no image by its name"),
+        (lost_in("2004/bus/photo.png"), ""),  # an image by its name: found when it is decoded
+        (lambda root: (root / "2004" / "cat").mkdir(), "is empty; expected images"),
+        (lambda root: (root / "2007").mkdir(), "is empty; expected a folder for each class"),
+        (lambda root: (root / "2004.0").mkdir() or lost_in("2004.0/bus/a.png")(root), "'2004.0'"),
+        (lambda root: lost_in("test/2004/bus/a.png")(root), "lies beside them"),
+        (lambda root: lost_in("2004-01/bus/a.png")(root), "begin on one day"),
+        (lambda root: [shutil.rmtree(root / y / "bus") for y in YEARS], "has 1 classes"),
+        (linked_out, "leads out of"),
+        (file_linked_out, "leads out of"),
+    ],
+)
+def test_what_is_no_such_folder_is_one_line(root, change, told):
+    """With the path, and what was expected there."""
+    change(root)
+    if not told:
+        load(root)
+        return
+    with pytest.raises(DataError) as error:
+        load(root)
+    assert told in str(error.value)
+    assert str(root) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_arguments_are_checked_and_the_name_is_the_folders():
+    """Unknown ones are one line; a name is what a user says, else the folder's."""
+    found = dataset_arguments("folder", "/data/yearbook", {"licence": "CC BY 4.0"})
+    assert found == {"name": "yearbook", "licence": "CC BY 4.0", "order": "none"}
+    assert dataset_arguments("folder", "/data/yearbook", {"name": "faces"})["name"] == "faces"
+    assert dataset_arguments("digits", "auto", {}) == {}
+    with pytest.raises(ConfigError, match="known are name, licence, order"):
+        dataset_arguments("folder", "/data", {"buckets": "year"})
+    with pytest.raises(ConfigError, match="dataset digits; it takes none"):
+        dataset_arguments("digits", "auto", {"name": "mine"})
+    with pytest.raises(ConfigError, match="printable"):
+        dataset_arguments("folder", "/data", {"name": "a\tb"})
+
+
+def test_a_stream_has_the_recipe_of_photographs_and_a_name():
+    """CLEAR's, but for a memory that follows from the stream's size."""
+    config = TrainConfig.resolve({"dataset": "folder", "data_root": "/data/yearbook"})
+    assert (config.model, config.image_size, config.memory) == ("resnet18", 224, 0.1)
+    assert config.stream_name == "yearbook"
+    assert set(SOURCES) <= set(DATASETS)
+    with pytest.raises(ConfigError, match="the folder that the images lie in"):
+        TrainConfig.resolve({"dataset": "folder"})
+    with pytest.raises(ConfigError, match=r"one of digits, .* package\.module:function"):
+        TrainConfig.resolve({"dataset": "foldr"})
+
+
+def check(*arguments):
+    return CliRunner().invoke(main, ["data", "check", *map(str, arguments)])
+
+
+def test_data_check_looks_over_a_folder(root):
+    """Everything that is wrong, once; the digest is that of a training."""
+    done = check(root, "--dataset", "folder", "--json")
+    found = json.loads(done.stdout)
+    assert (done.exit_code, found["problems"], found["layout"]) == (0, [], "folder")
+    assert found["digest"] == load(root).digest
+    assert (found["images"], found["buckets"]) == (24, list(YEARS))
+    assert found["width"] == {"min": 12, "median": 12, "max": 12}
+
+    (root / "2004" / "bus" / "2004-bus-train-0.png").write_bytes(b"no image")
+    shutil.rmtree(root / "2005" / "camera")
+    shutil.copy(root / "2006" / "bus" / "2006-bus-train-1.png", root / "2005" / "bus" / "x.png")
+    done = check(root, "--dataset", "folder", "--json")
+    found = json.loads(done.stdout)
+    assert done.exit_code == 1
+    assert [problem["kind"] for problem in found["problems"]] == [
+        "unreadable",
+        "empty-class",
+        "across-buckets",
+    ]
+    assert found["problems"][0]["path"].endswith("2004-bus-train-0.png")
+
+
+def test_data_check_refuses_what_is_no_stream_of_ones_own(root):
+    """One line, and exit code 2."""
+    for arguments, told in (
+        ([root, "--dataset", "digits"], "a stream of your own"),
+        (["--dataset", "folder"], "expected DIR"),
+        ([root, "--dataset", "folder", "--dataset-args", "nope=1"], "no argument of dataset"),
+        ([root.parent / "no", "--dataset", "folder"], "cannot be read"),
+    ):
+        done = check(*arguments)
+        assert done.exit_code == 2
+        assert told in done.output
