@@ -35,6 +35,10 @@ MAX_LOG_BYTES: Final = 64 * _MIB
 MAX_PICKLE_BYTES: Final = 4 * _MIB
 # CLEAR-100's largest metadata file is far below a tenth of it.
 MAX_METADATA_BYTES: Final = 256 * _MIB
+# A million lines of a path, a class and a time take 60 MB; of packed columns, when unpacked.
+MAX_TABLE_BYTES: Final = 512 * _MIB
+MAX_TABLE_ROWS: Final = 5_000_000
+MAX_TABLE_COLUMNS: Final = 1000
 # The probabilities of CLEAR-100's 55,000 test images take 11 MB.
 MAX_PREDICTIONS_BYTES: Final = _GIB
 MAX_IMAGE_BYTES: Final = 256 * _MIB

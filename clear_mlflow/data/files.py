@@ -291,8 +291,10 @@ def expect_object(value: object, *, what: str) -> dict[str, Any]:
     return value
 
 
-def stored_path(stored: object, *, base: Path, below: str, named_in: Path) -> Path:
+def stored_path(stored: object, *, base: Path, below: str | None, named_in: Path) -> Path:
     """A path that a file names, joined to *base*, if by its text it stays in ``base/below``.
+
+    Where *below* is None it stays in *base*.
 
     Links are another matter: see :func:`resolve_folder` and :func:`regular_file_size`.
 
@@ -306,19 +308,21 @@ def stored_path(stored: object, *, base: Path, below: str, named_in: Path) -> Pa
             place = _folder_below(folder, base, below)
             if place is not None:
                 return place / name
-        elif (place := _folder_below(stored, base, below)) not in (None, base / below):
+        elif (place := _folder_below(stored, base, below)) not in (None, base / (below or "")):
             return place
+    starts = "" if below is None else f"starts with {below}/ and "
     raise DataError(
         f"{path_text(named_in)} names the path {shown(stored)}; expected a relative path that "
-        f"starts with {below}/ and has no '..'"
+        f"{starts}has no '..'"
     )
 
 
 @lru_cache(maxsize=4096)
-def _folder_below(stored: str, base: Path, below: str) -> Path | None:
+def _folder_below(stored: str, base: Path, below: str | None) -> Path | None:
     """A folder that a file names, joined to *base*; None where it is neither *below* nor in it."""
-    parts = PurePosixPath(stored).parts
-    if not parts or parts[0] != below or ".." in parts:
+    path = PurePosixPath(stored)
+    parts = path.parts
+    if path.is_absolute() or ".." in parts or (below is not None and parts[:1] != (below,)):
         return None
     return base.joinpath(*parts)
 

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from own_streams import YEARS, write_years
+from own_streams import YEARS, write_csv, write_parquet, write_years
 
 import clear_mlflow
 from clear_mlflow.core.record import RowRecord, assemble
@@ -60,6 +60,35 @@ def test_a_run_says_what_it_was_trained_on(store, experiment_id, root):
     assert again.record is not None
     assert again.record.dataset == record.dataset
     assert again.record.matrix.values[-1].tolist() == record.matrix.values[-1].tolist()
+
+
+def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
+    """One digest and the same rows at one seed, to the bit, however the stream is stored."""
+    rows = write_years(root, train=4, test=2)
+    write_csv(root / "photos.csv", rows[::-1])
+    write_parquet(root / "photos.parquet", rows)
+    asked = [
+        {"dataset": "folder"},
+        {"dataset": "table", "dataset_args": {"table": "photos.csv", "buckets": "year"}},
+        {"dataset": "table", "dataset_args": "table=photos.parquet"},
+    ]
+    matrices = [clear_mlflow.train(data_root=root, **one, **SMALL) for one in asked]
+    runs = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'train'")
+    records = [assemble(rows_of(run)) for run in runs]
+    assert len(records) == 3
+    assert len({record.dataset for record in records}) == 1
+    assert {record.dataset.name for record in records} == {"yearbook"}
+    for matrix in matrices[1:]:
+        assert matrix.values.tobytes() == matrices[0].values.tobytes()
+    files = {
+        (Path(run.info.artifact_uri[7:]) / "models" / "after_003.safetensors").read_bytes()
+        for run in runs
+    }
+    assert len(files) == 1
+    # MLflow keeps one dataset of a name and digest in an experiment: the first run's.
+    sources = {json.loads(run.inputs.dataset_inputs[0].dataset.source)["uri"] for run in runs}
+    assert sources == {str(root)}
+    assert {run.data.params["dataset"] for run in runs} == {"folder", "table"}
 
 
 def test_embedded_datasets_say_their_licence(store, experiment_id, tmp_path, monkeypatch):

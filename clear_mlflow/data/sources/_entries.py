@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -112,10 +113,10 @@ def listing_of(
     parts: defaultdict[str, defaultdict[str, list[tuple[str, Path]]]] = defaultdict(
         lambda: defaultdict(list)
     )
-    folders: set[Path] = set()
+    folders: set[str] = set()
     for path, class_name, bucket, split in entries:
         parts[split][bucket].append((class_name, path))
-        folders.add(path.parent)
+        folders.add(os.path.dirname(path))  # noqa: PTH120 (of each image)
     odd = sorted(parts.keys() - {TRAIN, TEST})
     if odd:
         raise DataError(f"{named_in} has a split {shown(odd[0])}; expected {TRAIN} or {TEST}")
@@ -125,7 +126,7 @@ def listing_of(
     class_names = _class_names(trained, tested, named_in)
     keys = in_time_order({*trained, *tested}, order=order, named_in=named_in)
     for folder in folders:  # once for each, not for each image: resolving walks all above
-        resolve_folder(folder, root=real_root)
+        resolve_folder(Path(folder), root=real_root)
     labels = {name: label for label, name in enumerate(class_names)}
 
     def image_sets_of(part: Mapping[str, list[tuple[str, Path]]]) -> dict[str, ImageSet]:

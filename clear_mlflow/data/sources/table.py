@@ -1,0 +1,272 @@
+"""A table of images, CSV or Parquet: a row for each, with its path, class, time and split."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_TABLE_BYTES, MAX_TABLE_COLUMNS, MAX_TABLE_ROWS
+from clear_mlflow.data.files import (
+    is_folder,
+    names_in,
+    path_text,
+    reason,
+    regular_file_size,
+    resolve_folder,
+    resolve_root,
+    stored_path,
+)
+from clear_mlflow.data.sources._columns import (
+    Column,
+    ColumnArguments,
+    listing_of_columns,
+    names_of,
+    wanted_columns,
+)
+from clear_mlflow.data.sources._entries import AUTO, NONE
+from clear_mlflow.data.splits import Listing
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+NEEDS_FOLDER = True
+
+_ENDINGS = (".csv", ".parquet")
+_LONGEST_HEADER = 2**20
+_CSV, _PARQUET = _ENDINGS
+
+
+@dataclass(frozen=True)
+class Arguments(ColumnArguments):
+    """Where the table is, which of its columns hold paths, and what every set of columns has.
+
+    Args:
+        table: path of the table in the stream's folder; auto: the only .csv or .parquet there.
+        path: column of the images' paths, relative to the folder.
+    """
+
+    table: str = AUTO
+    path: str = "path"
+
+
+def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
+    """List the images that a table names.
+
+    Raises:
+        DataError: the table is missing, damaged, too large, or not as its arguments say; or see
+            :func:`~clear_mlflow.data.sources._columns.listing_of_columns`.
+    """
+    if root.suffix.lower() in _ENDINGS and not is_folder(root):
+        raise DataError(
+            f"data root {path_text(root)} is a table; pass the folder that its paths are relative "
+            "to, and dataset_args=table=NAME"
+        )
+    real_root = resolve_root(root)
+    file = _find(real_root, arguments.table)
+    columns, first_row = _read(file, arguments)
+    paths = columns.pop(arguments.path)
+    by_text = [stored_path(text, base=real_root, below=None, named_in=file) for text in paths.texts]
+    found = listing_of_columns(
+        [by_text[i] for i in paths.rows.tolist()],
+        columns,
+        arguments,
+        root=real_root,
+        layout=f"table ({file.suffix[1:].lower()})",
+        named_in=path_text(file),
+        first_row=first_row,
+    )
+    return dataclasses.replace(found, source=path_text(file))
+
+
+def _find(root: Path, table: str) -> Path:
+    if table == AUTO:
+        found = [name for name in names_in(root) if name.lower().endswith(_ENDINGS)]
+        if len(found) != 1:
+            there = ", ".join(shown(name) for name in found[:8]) or "none"
+            raise DataError(
+                f"{path_text(root)} has {len(found)} tables ({there}); expected one that ends in "
+                f"{' or '.join(_ENDINGS)}, or pass dataset_args=table=NAME"
+            )
+        table = found[0]
+    file = stored_path(table, base=root, below=None, named_in=root)
+    if file.suffix.lower() not in _ENDINGS:
+        raise DataError(
+            f"{path_text(file)} is no table by its name; expected one that ends in "
+            f"{' or '.join(_ENDINGS)}"
+        )
+    resolve_folder(file.parent, root=root)
+    size = regular_file_size(file, root=root)
+    if size > MAX_TABLE_BYTES:
+        raise DataError(
+            f"{path_text(file)} has {size} bytes; expected {MAX_TABLE_BYTES} at most: leave out "
+            "columns that nothing needs"
+        )
+    return file
+
+
+def _read(file: Path, arguments: Arguments) -> tuple[dict[str, Column], int]:
+    """The columns that are needed, and the number of the first row as people count."""
+    import pyarrow as pa
+
+    is_csv = file.suffix.lower() == _CSV
+    try:
+        table, roles = (_read_csv if is_csv else _read_parquet)(file, arguments)
+        if not table.num_rows:
+            raise DataError(f"{path_text(file)} has no rows; expected one for each image")
+        first_row = 2 if is_csv else 1
+        table.validate(full=True)  # UTF-8, and numbers that a damaged file makes too large
+        columns = {
+            name: _column(table[name], role, file, first_row) for name, role in roles.items()
+        }
+        return columns, first_row
+    # What a damaged or hostile file can make of it; none of these ran anything of the file's.
+    except (pa.ArrowException, csv.Error, OSError, ValueError, MemoryError) as error:
+        raise DataError(f"{path_text(file)} cannot be read: {reason(error)[:300]}") from None
+
+
+def _read_csv(file: Path, arguments: Arguments) -> tuple[pa.Table, dict[str, str]]:
+    import pyarrow as pa
+    from pyarrow import csv as arrow_csv
+
+    with file.open(encoding="utf-8-sig", newline="") as text:
+        header = text.readline(_LONGEST_HEADER)
+    if not header.endswith("\n"):
+        raise DataError(
+            f"{path_text(file)} has no rows, or no line of column names before them; expected "
+            "such a line, as path,label,time"
+        )
+    roles = _roles(next(csv.reader([header]), []), arguments, file)
+    table = arrow_csv.read_csv(
+        file,
+        convert_options=arrow_csv.ConvertOptions(
+            include_columns=list(roles),
+            column_types=dict.fromkeys(roles, pa.string()),
+            strings_can_be_null=False,
+        ),
+    )
+    if table.num_rows > MAX_TABLE_ROWS:
+        raise DataError(
+            f"{path_text(file)} has {table.num_rows} rows; expected at most {MAX_TABLE_ROWS}"
+        )
+    return table, roles
+
+
+def _read_parquet(file: Path, arguments: Arguments) -> tuple[pa.Table, dict[str, str]]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(file) as opened:
+        about, schema = opened.metadata, opened.schema_arrow
+        roles = _roles(schema.names, arguments, file)
+        for name, role in roles.items():
+            _check_type(schema.field(name).type, name, role, file)
+        rows = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
+    if sum(rows) > MAX_TABLE_ROWS or any(number < 0 for number in rows):
+        raise DataError(
+            f"{path_text(file)} has {sum(rows)} rows; expected at most {MAX_TABLE_ROWS}"
+        )
+    # As dictionaries: a long text that a million rows have stays one text.
+    with parquet.ParquetFile(file, read_dictionary=list(roles)) as opened:
+        groups, taken = [], 0
+        for i in range(len(rows)):
+            groups.append(opened.read_row_group(i, columns=list(roles)))
+            taken += groups[-1].nbytes
+            if taken > MAX_TABLE_BYTES:
+                raise DataError(
+                    f"{path_text(file)} has columns that take over {MAX_TABLE_BYTES} bytes when "
+                    "they are unpacked; expected at most so many"
+                )
+    return pa.concat_tables(groups), roles
+
+
+def _roles(known: Sequence[str], arguments: Arguments, file: Path) -> dict[str, str]:
+    """The columns to read, and what each is: path, label, time or bucket, and split if any."""
+    named_in = path_text(file)
+    if len(known) > MAX_TABLE_COLUMNS or len(set(known)) < len(known):
+        raise DataError(
+            f"{named_in} has {len(known)} columns, {len(set(known))} of different names; expected "
+            f"at most {MAX_TABLE_COLUMNS}, each of a name of its own"
+        )
+    if arguments.path not in known:
+        raise DataError(
+            f"{named_in} has no column {shown(arguments.path)}; its columns are "
+            f"{names_of(known)}: pass dataset_args=path=COLUMN"
+        )
+    wanted = [arguments.path, *wanted_columns(arguments, known, named_in)]
+    if len(set(wanted)) < len(wanted):
+        raise DataError(
+            f"{named_in}: dataset_args name one column for two things, of {names_of(wanted)}; "
+            "expected a column for each"
+        )
+    when = "bucket" if arguments.buckets == NONE else "time"
+    return dict(zip(wanted, ("path", "label", when, "split"), strict=False))
+
+
+def _check_type(kind: pa.DataType, name: str, role: str, file: Path) -> None:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    is_text = types.is_string(kind) or types.is_large_string(kind)
+    is_time = types.is_timestamp(kind) or types.is_date(kind)
+    if (
+        is_text
+        or (is_time and role in ("time", "bucket"))
+        or (types.is_integer(kind) and role in ("label", "time", "bucket"))
+    ):
+        return
+    why = ""
+    if role == "label" and types.is_floating(kind):
+        why = ": regression is not done here"
+    elif role == "label" and types.is_nested(kind):
+        why = ": one class for each image, several at once are not learned here"
+    raise DataError(
+        f"{path_text(file)} has {shown(str(kind))[1:-1]} in column {shown(name)}; expected "
+        f"{_EXPECTED[role]}{why}"
+    )
+
+
+def _column(column: pa.ChunkedArray, role: str, file: Path, first_row: int) -> Column:
+    """A column as texts, of which each distinct one is there once."""
+    import numpy as np
+    import pyarrow as pa
+    from pyarrow import compute, types
+
+    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
+    if column.null_count:
+        row = int(compute.index(column.is_null(), True).as_py()) + first_row
+        raise DataError(f"{path_text(file)} row {row} has no {role}; expected one in every row")
+    if types.is_timestamp(kind):
+        column = column.cast(pa.timestamp("s"), safe=False).cast(pa.string())
+    elif not (types.is_string(kind) or types.is_large_string(kind)):
+        column = column.cast(pa.string())
+    if not types.is_dictionary(column.type):
+        column = column.dictionary_encode()
+    array = column.unify_dictionaries().combine_chunks()
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    texts = array.dictionary.to_pylist()
+    rows = array.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    used, rows = np.unique(rows, return_inverse=True)
+    return Column([_text(texts[i]) for i in used.tolist()], rows)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError("a dictionary holds no text")
+    return value
+
+
+_EXPECTED: Mapping[str, str] = {
+    "path": "texts",
+    "label": "texts or whole numbers",
+    "time": "times, years, or texts",
+    "bucket": "texts, whole numbers or times",
+    "split": "texts, train or test",
+}

@@ -1,0 +1,439 @@
+"""A stream of one's own as a table: columns, times, buckets, and whatever a table may hold."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from datetime import date, datetime, timedelta, timezone
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from own_streams import YEARS, Row, write_csv, write_parquet, write_years
+
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.untrusted import MAX_TABLE_ROWS
+from clear_mlflow.data import load_stream, own_listing
+from clear_mlflow.data.sources._times import parse_time
+from clear_mlflow.learning.arguments import dataset_arguments
+
+
+def load(root, *, protocol="iid", split="auto", **arguments):
+    return load_stream(
+        "table",
+        str(root),
+        cache_dir=root.parent / "cache",
+        arguments=arguments,
+        protocol=protocol,
+        split=split,
+    )
+
+
+def listed(root, **arguments):
+    """Bucket to its training images' names, without a look at any image."""
+    listing = own_listing("table", str(root), cache_dir=root, arguments=arguments)
+    return {key: [path.stem for path in images.paths] for key, images in listing.images.items()}
+
+
+def refusal(root, **arguments) -> str:
+    with pytest.raises(DataError) as error:
+        own_listing("table", str(root), cache_dir=root, arguments=arguments)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+@pytest.fixture(scope="module")
+def years(tmp_path_factory) -> tuple[Path, list[Row]]:
+    root = tmp_path_factory.mktemp("streams") / "photos"
+    rows = write_years(root, train=8, test=2)
+    shuffled = random.Random(0).sample(rows, len(rows))
+    write_csv(root / "photos.csv", shuffled)
+    write_parquet(root / "photos.parquet", reversed(shuffled))
+    return root, rows
+
+
+@pytest.fixture
+def root(tmp_path) -> Path:
+    (tmp_path / "photos" / "images").mkdir(parents=True)
+    return tmp_path / "photos"
+
+
+def write(root, *lines, header="path,label,time,bucket,split"):
+    (root / "t.csv").write_text("\n".join((header, *lines)) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("protocol", "split"),
+    [("iid", "auto"), ("iid", "2"), ("iid", "validation"), ("streaming", "auto")],
+)
+def test_a_folder_its_csv_and_its_parquet_are_one_stream(years, protocol, split):
+    """One digest, and the same images in the same order, under every protocol."""
+    root, _ = years
+    asked = {"protocol": protocol, "split": split}
+    folder = load_stream("folder", str(root), cache_dir=root.parent / "cache", **asked)
+    for arguments in (
+        {"table": "photos.csv"},
+        {"table": "photos.parquet"},
+        {"table": "photos.csv", "buckets": "year"},
+        {"table": "photos.parquet", "buckets": "year"},
+        {"table": "photos.csv", "buckets": "edges:2004:2005:2006:2007"},
+    ):
+        table = load(root, **asked, **arguments)
+        assert table.digest == folder.digest
+        assert (table.class_names, table.split) == (folder.class_names, folder.split)
+        for ours, theirs in zip(table.buckets, folder.buckets, strict=True):
+            assert (ours.key, ours.train.paths) == (theirs.key, theirs.train.paths)
+            assert ours.test.paths == theirs.test.paths
+            assert ours.train.labels.tolist() == theirs.train.labels.tolist()
+    assert load(root, table="photos.parquet").layout == "table (parquet)"
+    assert load(root, table="photos.csv").source == str(root / "photos.csv")
+
+
+def test_times_become_quarters_and_months(root):
+    """As the calendar has them, in UTC."""
+    write(
+        root,
+        "images/a.png,x,2004-03-31T23:30:00-01:00",
+        "images/b.png,y,2004-04-02",
+        "images/c.png,x,2004-12",
+        "images/d.png,y,2004-03-31 23:30",
+        header="path,label,time",
+    )
+    assert listed(root, buckets="quarter") == {
+        "2004-Q1": ["d"],
+        "2004-Q2": ["a", "b"],
+        "2004-Q4": ["c"],
+    }
+    assert listed(root, buckets="month") == {
+        "2004-03": ["d"],
+        "2004-04": ["a", "b"],
+        "2004-12": ["c"],
+    }
+
+
+def test_buckets_of_equal_counts_keep_one_time_together(root):
+    """In the order of time; a literal twin for times that all differ."""
+    start = datetime(2004, 1, 1)
+    when = random.Random(1).sample(range(200), 23)
+    write(
+        root,
+        *(
+            f"images/{i:02d}.png,{'xy'[i % 2]},{(start + timedelta(days=d)).date()}"
+            for i, d in enumerate(when)
+        ),
+        header="path,label,time",
+    )
+    in_time = [f"{i:02d}" for _, i in sorted((d, i) for i, d in enumerate(when))]
+    found = listed(root, buckets="equal:4")
+    assert list(found) == ["1", "2", "3", "4"]
+    assert [len(names) for names in found.values()] == [6, 6, 6, 5]
+    ends = [0, 6, 12, 18, 23]
+    for names, a, b in zip(found.values(), ends, ends[1:], strict=False):
+        assert sorted(names) == sorted(in_time[a:b])
+    write(
+        root,
+        *(f"images/{i}.png,{'xy'[i % 2]},{2004 + (i > 5)}" for i in range(8)),
+        header="path,label,time",
+    )
+    assert [len(names) for names in listed(root, buckets="equal:2").values()] == [6, 2]
+    assert "gives 2 buckets" in refusal(root, buckets="equal:3")
+
+
+def test_edges_leave_out_what_lies_outside_and_say_so(root):
+    """From each edge to the next; the last one is no longer in."""
+    write(
+        root,
+        *(f"images/{i}{c}.png,{c},{y}" for i, y in enumerate(range(2002, 2012)) for c in "xy"),
+        header="path,label,time",
+    )
+    listing = own_listing(
+        "table", str(root), cache_dir=root, arguments={"buckets": "edges:2004:2006:2010"}
+    )
+    assert {k: len(v) for k, v in listing.images.items()} == {"2004": 4, "2006": 8}
+    assert listing.warnings == (
+        "left out: 8 images whose times lie outside of edges:2004:2006:2010",
+    )
+    assert "says no quarter" in refusal(root, buckets="edges:2004:2006-07:2010")
+    assert "bucket '2020' is not in the data" in refusal(root, buckets="edges:2004:2020:2030")
+
+
+@pytest.mark.parametrize(
+    "buckets",
+    [
+        "week",
+        "equal",
+        "equal:0",
+        "equal:x",
+        "equal:9999",
+        "edges",
+        "edges:2004",
+        "edges:2006:2004",
+        "edges:2004:2004-01",
+        "edges:a:b",
+        "year:1",
+    ],
+)
+def test_wrong_buckets_are_one_line(buckets):
+    """Before any file is looked at."""
+    with pytest.raises(ConfigError, match="expected none, year, quarter, month, equal:N"):
+        dataset_arguments("table", "/nowhere", {"buckets": buckets})
+
+
+def test_columns_of_other_names(root):
+    """Each can be named; what is not needed is not looked at."""
+    write(
+        root,
+        "images/a.png,3,2004,whatever,",
+        "images/b.png,10,2005,,",
+        header="file,class,year,note,split",
+    )
+    arguments = {"path": "file", "label": "class", "bucket": "year"}
+    assert "has '' as 'split'; expected train or test" in refusal(root, **arguments)
+    write(root, "images/a.png,3,2004,x", "images/b.png,10,2005,", header="file,class,year,note")
+    assert listed(root, **arguments) == {"2004": ["a"], "2005": ["b"]}
+    listing = own_listing("table", str(root), cache_dir=root, arguments=arguments)
+    assert listing.class_names == ("10", "3")  # texts, as folders would be
+
+
+A, B = "images/a.png", "images/b.png"
+EAST = timezone(timedelta(hours=2))
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["../a.png,x,2004,1,train"], "no '..'"),
+        (["/etc/passwd,x,2004,1,train"], "expected a relative path"),
+        (["//etc/passwd,x,2004,1,train"], "expected a relative path"),
+        (["images/../../a.png,x,2004,1,train"], "no '..'"),
+        (["images\\a.png,x,2004,1,train"], "expected a relative path"),
+        (["images/\ta.png,x,2004,1,train"], "expected a relative path"),
+        ([",x,2004,1,train"], "expected a relative path"),
+        (["out/a.png,x,2004,1,train", f"{B},y,2004,1,train"], "leads out of"),
+        (["nowhere/a.png,x,2004,1,train", f"{B},y,2004,1,train"], "nowhere is missing"),
+        ([f"{A},,2004,1,train"], "row 2 has no label"),
+        ([f"{A},x,2004,,train"], "row 2 has no bucket"),
+        ([f"{A},x,2004,1,train", f"{A},x,2004,1,train"], "row 3 lists 'a.png' again, of the same"),
+        ([f"{A},x,2004,1,train", f"{A},y,2004,1,train"], "several at once are not learned"),
+        ([f"{A},x,2004,1,train", "images/./a.png,x,2004,2,test"], "again"),
+        ([f"{A},x|y,2004,1,train", f"{B},x,2004,1,train", "images/c.png,y,2004,1,train"],
+         "several at once are not learned"),
+        ([f'{A},"[1, 2]",2004,1,train'], "several at once are not learned"),
+        ([f"{A},1,2004,1,train", f"{B},2.5,2004,1,train"], "regression is not done here"),
+        ([f"{A},x,2004,1,train", f"{B},y,2004,1,valid"], "row 3 has 'valid' as 'split'"),
+        ([f"{A},x,2004,1,train"], "has 1 classes"),
+        ([f"{A},x,2004,1,test", f"{B},y,2004,1,test"], "no images to train on"),
+        ([f"{A},x,2004,1,train,more"], "cannot be read: CSV parse error"),
+        ([f"{A},x,2004,one,train", f"{B},y,2004,two,train"], "whose order is the stream's"),
+        ([f"{A},x ,2004,1,train", f"{B},y,2004,1,train"], "has a class 'x '"),
+        ([], "has no rows"),
+    ],
+)  # fmt: skip
+def test_what_a_table_must_not_hold_is_one_line(root, lines, told):
+    """With the table, the row as an editor counts it, and what was expected."""
+    (root / "out").symlink_to(root.parent)
+    write(root, *lines)
+    message = refusal(root)
+    assert told in message
+    assert str(root) in message
+
+
+@pytest.mark.parametrize(
+    "time", ["", "yesterday", "2004-13", "2004-02-30", "31.12.2004", "04", "1072915200", "2004-05-"]
+)
+def test_a_time_that_is_none_is_one_line(root, time):
+    """It is never guessed what somebody meant."""
+    write(root, f"{A},x,2004", f"{B},y,{time}", header="path,label,time")
+    assert f"row 3 has time {time!r}; expected a year, a date" in refusal(root, buckets="year")
+
+
+def test_a_time_that_is_not_exact_enough_is_one_line(root):
+    """A year says no month."""
+    write(root, f"{A},x,2004-05", f"{B},y,2004", header="path,label,time")
+    assert "row 3 has time '2004', which says no quarter" in refusal(root, buckets="month")
+
+
+@pytest.mark.parametrize(
+    ("header", "arguments", "told"),
+    [
+        ("file,label,bucket", {}, "no column 'path'; its columns are 'file', 'label', 'bucket'"),
+        ("path,class,bucket", {}, "dataset_args=label=COLUMN"),
+        ("path,label,year", {}, "no column 'bucket' of buckets"),
+        ("path,label,year", {"buckets": "year"}, "no column 'time'"),
+        ("path,label,bucket", {"split": "part"}, "no column 'part'"),
+        ("path,label,path", {}, "of different names"),
+        ("path,label,bucket", {"bucket": "label"}, "one column for two things"),
+    ],
+)
+def test_a_column_that_is_missing_is_one_line(root, header, arguments, told):
+    """With those that there are, and the argument that names another."""
+    write(root, "images/a.png,x,2004", header=header)
+    assert told in refusal(root, **arguments)
+
+
+def test_which_table_is_never_guessed(years, root):
+    """One alone is taken; else it is named, by a path that stays in the folder."""
+    assert "has 2 tables ('photos.csv', 'photos.parquet')" in refusal(years[0])
+    assert "has 0 tables (none)" in refusal(root)
+    assert "no '..'" in refusal(root, table="../t.csv")
+    assert "is missing" in refusal(root, table="t.csv")
+    assert "no table by its name" in refusal(root, table="t.xlsx")
+    write(root, f"{A},x,2004,1,train", f"{B},y,2004,1,train")
+    assert "pass the folder that its paths are relative" in refusal(root / "t.csv")
+    shutil.move(root / "t.csv", root.parent / "t.csv")
+    (root / "t.csv").symlink_to(root.parent / "t.csv")
+    assert "leads out of" in refusal(root)
+
+
+def parquet(root, **columns):
+    given = {"path": [A, B], "label": ["x", "y"], "bucket": [1, 2], **columns}
+    pq.write_table(pa.table(given), root / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"label": [0.5, 1.5]}, "double in column 'label'; expected texts or whole numbers: regr"),
+        ({"label": [["x"], ["x", "y"]]}, "several at once are not learned here"),
+        ({"label": [True, False]}, "bool in column 'label'"),
+        ({"label": ["x", None]}, "row 2 has no label"),
+        ({"path": [1, 2]}, "int64 in column 'path'; expected texts"),
+        ({"path": [b"a", b"b"]}, "binary in column 'path'; expected texts"),
+        ({"bucket": [1.5, 2.5]}, "double in column 'bucket'"),
+        ({"split": [1, 0]}, "int64 in column 'split'; expected texts, train or test"),
+        ({"bucket": [{"a": 1}, {"a": 2}]}, "struct"),
+    ],
+)
+def test_columns_of_wrong_types_are_one_line(root, columns, told):
+    """Regression and several labels among them."""
+    parquet(root, **columns)
+    assert told in refusal(root)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [date(2004, 5, 1), date(2005, 1, 1)],
+        [datetime(2004, 5, 1), datetime(2005, 1, 1)],
+        [datetime(2004, 12, 31, 23, tzinfo=EAST), datetime(2005, 6, 1, tzinfo=EAST)],
+        [2004, 2005],
+        ["2004", "2005"],
+        pa.array(["2004", "2005"]).dictionary_encode(),
+        pa.array(["2004", "2005"], pa.large_string()),
+        pa.array([datetime(2004, 5, 1), datetime(2005, 1, 1)], pa.timestamp("ns", "Europe/Berlin")),
+    ],
+)  # fmt: skip
+def test_times_of_all_types_of_parquet(root, times):
+    """Years, days, moments with a zone and without, texts."""
+    parquet(root, time=times)
+    assert listed(root, buckets="year") == {"2004": ["a"], "2005": ["b"]}
+
+
+def test_a_parquet_file_says_beforehand_what_it_unpacks_to(root):
+    """A few bytes may become millions of rows: refused before memory is taken."""
+    number = MAX_TABLE_ROWS + 1
+    column = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0), number), pa.array(["x"]))
+    pq.write_table(
+        pa.table({"path": column, "label": column, "bucket": column}), root / "t.parquet"
+    )
+    assert (root / "t.parquet").stat().st_size < 100_000
+    assert f"has {number} rows" in refusal(root)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\n",
+        b"PAR1",
+        b"\xff\xfe\x00",
+        b"path,label,bucket",
+        b"a" * 2_000_000,
+        b'"' * 9 + b"\n\n",
+    ],
+)
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_a_damaged_table_is_one_line(root, name, content):
+    """Whatever lies there."""
+    (root / name).write_bytes(content)
+    refusal(root)
+
+
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(data=st.data())
+def test_any_change_of_a_parquet_file_is_read_or_refused(years, tmp_path_factory, data):
+    """No change of its bytes does anything but give other rows, or one line."""
+    root, _ = years
+    content = bytearray((root / "photos.parquet").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content))) :]
+    changed = tmp_path_factory.getbasetemp() / "changed"
+    changed.mkdir(exist_ok=True)
+    (changed / "t.parquet").write_bytes(content)
+    read_or_refused(changed)
+
+
+CELLS = st.one_of(
+    st.sampled_from(["images/a.png", "images/b.png", "x", "y", "1", "2", "2004", "train", "test"]),
+    st.text(max_size=8),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=st.lists(st.lists(CELLS, min_size=4, max_size=6), max_size=4),
+    header=st.one_of(st.just(["path", "label", "bucket", "time"]), st.lists(CELLS, max_size=5)),
+    buckets=st.sampled_from(["none", "year", "equal:2", "edges:2000:2010"]),
+)
+def test_any_csv_is_read_or_refused(tmp_path_factory, rows, header, buckets):
+    """Rows of whatever texts and lengths."""
+    folder = tmp_path_factory.getbasetemp() / "anything"
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    lines = [",".join(row) for row in (header, *rows)]
+    (folder / "t.csv").write_text("\n".join(lines) + "\n", encoding="utf-8", errors="replace")
+    read_or_refused(folder, buckets=buckets)
+
+
+def read_or_refused(root, **arguments):
+    try:
+        listing = own_listing("table", str(root), cache_dir=root, arguments=arguments)
+    except DataError as error:
+        if "\n" in str(error):
+            raise
+        return
+    for images in listing.images.values():
+        assert all(path.is_relative_to(root.resolve()) for path in images.paths)
+
+
+@given(st.datetimes(min_value=datetime(1000, 1, 1)), st.sampled_from(["T", " "]))
+def test_times_are_read_as_python_writes_them(when, between):
+    """To the second; a zone is taken off."""
+    found = parse_time(when.isoformat(between))
+    assert found is not None
+    assert found.begin == when.replace(microsecond=0)
+    assert parse_time(f"{when:%Y-%m-%d}").begin == datetime(when.year, when.month, when.day)
+
+
+def test_a_leak_across_time_is_found_in_a_table_too(years, tmp_path):
+    """One photo of 2004 that the table has in 2006, too: by its content, whatever it is called."""
+    shutil.copytree(years[0], tmp_path / "photos")
+    rows = list(years[1])
+    copied = rows[0]
+    shutil.copy(tmp_path / "photos" / copied.path, tmp_path / "photos" / "again.png")
+    rows.append(copied._replace(path="again.png", bucket=YEARS[-1], time="2006-05-01"))
+    (tmp_path / "photos" / "photos.parquet").unlink()
+    write_csv(tmp_path / "photos" / "photos.csv", rows)
+    (warning,) = load(tmp_path / "photos").warnings
+    assert "in more than one bucket" in warning
+    assert "again.png" in warning
+    every_bucket_the_same = [row._replace(bucket="2004") for row in years[1]]
+    write_csv(tmp_path / "photos" / "photos.csv", every_bucket_the_same)
+    assert [b.key for b in load(tmp_path / "photos").buckets] == ["2004"]
