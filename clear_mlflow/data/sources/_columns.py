@@ -182,9 +182,9 @@ def _check_labels(labels: Column, place: _Place) -> None:
     if any(empty):
         raise DataError(f"{place(labels.where(empty))} has no label; expected a class name")
     if all(_is_number(text) for text in labels.texts):
-        parts = [not _is_whole(text) for text in labels.texts]
-        if any(parts):
-            row = labels.where(parts)
+        fractions = [not _is_whole(text) for text in labels.texts]
+        if any(fractions):
+            row = labels.where(fractions)
             raise DataError(
                 f"{place(row)} has label {shown(labels.texts[labels.rows[row]])}; expected class "
                 "names or whole numbers: regression is not done here"
