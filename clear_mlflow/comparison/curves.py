@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.comparison.groups import Group
+from clear_mlflow.report.page.line_chart import future_mean, past_mean
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
 # (T + 1, T) cells of one run, and buckets trained so far, to a value; NaN = not defined there.
@@ -36,8 +37,8 @@ class CurveChart:
 def mean_charts(groups: list[tuple[int, Group]], level: float) -> list[CurveChart]:
     """Mean accuracy on the buckets trained on so far, and on those still to come."""
     charts = [
-        ("Mean accuracy on the buckets trained on so far", _past),
-        ("Mean accuracy on the buckets still to come", _future),
+        ("Mean accuracy on the buckets trained on so far", past_mean),
+        ("Mean accuracy on the buckets still to come", future_mean),
     ]
     return _charts(charts, groups, level)
 
@@ -75,15 +76,6 @@ def _curve(
         if found:
             points.append((k, seed_summary(found, level=level)))
     return Curve(position, tuple(points))
-
-
-def _past(cells: _Cells, k: int) -> float:
-    """The mean, where all of its cells were measured; NaN elsewhere."""
-    return float(cells[k, :k].mean()) if k else math.nan
-
-
-def _future(cells: _Cells, k: int) -> float:
-    return float(cells[k, k:].mean()) if k < cells.shape[1] else math.nan
 
 
 def _cell(bucket: int, cells: _Cells, k: int) -> float:

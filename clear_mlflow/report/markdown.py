@@ -32,6 +32,7 @@ def description(
     *,
     title: str | None = None,
     facts: Mapping[str, str] | None = None,
+    report: str | None = None,
     lower_is_better: Set[str] = frozenset(),
 ) -> str:
     """Matrix and metrics of a run as Markdown, always below MLflow's limit of 8,000 characters.
@@ -44,6 +45,7 @@ def description(
         reasons: metric name to reason, as from ``explain``.
         title: the heading; the dataset and the state of the run when not given.
         facts: more of what a reader wants to know first, as strategy and model.
+        report: address of the run's page, as MLflow's UI takes it; None: no link.
         lower_is_better: names of a user's own metrics of which less is better.
     """
     matrix = record.evidence
@@ -61,7 +63,8 @@ def description(
     if record.missing:
         known["rows not stored"] = ", ".join(map(str, record.missing))
     # MLflow's page folds a description after some four lines: what matters most comes first.
-    head = [f"### {escaped(heading, 100)}", "", *_headline(summary), _facts(known), ""]
+    link = [] if report is None else [f"[**Report**, with every class]({report})", ""]
+    head = [f"### {escaped(heading, 100)}", "", *link, *_headline(summary), _facts(known), ""]
     tail = ["", *_metrics(summary, reasons, lower_is_better)]
     for decimals in (1, 0):
         text = "\n".join([*head, *_matrix(matrix, decimals), *tail]) + "\n"

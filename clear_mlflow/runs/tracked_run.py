@@ -31,6 +31,7 @@ from clear_mlflow.metrics import Metric as MatrixMetric
 from clear_mlflow.metrics import of_families
 from clear_mlflow.report.canvas import load_drawing
 from clear_mlflow.report.heatmap import heatmap_array
+from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.runs.background import BackgroundWorker
 from clear_mlflow.runs.lifecycle import beat
 from clear_mlflow.scoring.apply import to_metrics
@@ -240,9 +241,10 @@ class TrackedRun(ABC):
             raise self._sender.lost
 
     def _load_drawing(self) -> None:
-        """Have all that pictures need in memory before anyone upgrades packages under the run."""
+        """Load what pictures and pages need, before anyone upgrades packages under the run."""
         try:
             load_drawing()
+            load_run_page()
         finally:
             self._can_draw.set()
 

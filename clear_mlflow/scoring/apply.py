@@ -15,6 +15,7 @@ from clear_mlflow.core.text import percent
 from clear_mlflow.report.canvas import png_array
 from clear_mlflow.report.exports import matrix_csv, matrix_json
 from clear_mlflow.report.heatmap import heatmap_png
+from clear_mlflow.report.page.run_page import run_page
 from clear_mlflow.scoring.computed import Computed, prediction_tables
 from clear_mlflow.scoring.plan import Plan
 from clear_mlflow.scoring.series import Point
@@ -78,6 +79,8 @@ def _log_files(client: MlflowClient, run_id: str, plan: Plan, computed: Computed
             client.log_text(run_id, text, path)
     if plan.confusion and answers.picture is not None:
         log_bytes(client, run_id, answers.picture.png(), names.CONFUSION_PNG)
+    if plan.page is not None:
+        client.log_text(run_id, run_page(plan.page), names.REPORT_HTML)
 
 
 def _table(record: Record) -> str:

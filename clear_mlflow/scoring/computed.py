@@ -51,6 +51,12 @@ class PredictionScores:
     predictions: Predictions | None = None  # those that tables are made of
     picture: ConfusionPicture | None = None  # None: no row has evidence, or of too many classes
     problem: str | None = None  # why nothing was computed, though predictions were kept
+    is_unread: bool = False  # the run holds all this already: its predictions were not read
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether the run has predictions, read or not."""
+        return self.is_unread or self.predictions is not None
 
 
 @dataclass(frozen=True, eq=False)

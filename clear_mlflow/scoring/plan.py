@@ -17,8 +17,10 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object, json_value
 from clear_mlflow.report.markdown import description
+from clear_mlflow.report.page.run_page import RunReport
 from clear_mlflow.scoring.computed import Computed
 from clear_mlflow.scoring.families import families_tag
+from clear_mlflow.scoring.run_report import Facts, run_report
 from clear_mlflow.scoring.series import Point, points_of
 from clear_mlflow.store import names
 
@@ -38,12 +40,14 @@ class Stored:
         tags: of the run.
         series: metric name to step to the point in force there, of the series looked up.
         files: artifact paths in the folders looked up.
+        facts: how the run came about, for its page.
     """
 
     values: Mapping[str, float] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     series: Mapping[str, Mapping[int, Point]] = field(default_factory=dict)
     files: frozenset[str] = frozenset()
+    facts: Facts = field(default_factory=Facts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +84,7 @@ class Plan:
     heat_map: bool = False  # beside the reports
     tables: bool = False  # of predictions
     confusion: bool = False  # the picture of predictions
+    page: RunReport | None = None  # the run's page
     points: tuple[Point, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
     # Metric name to the version that the stored values are of, where another is computed.
@@ -88,7 +93,7 @@ class Plan:
     @property
     def is_empty(self) -> bool:
         """Whether the store holds all of it already."""
-        files = self.reports or self.tables or self.confusion
+        files = self.reports or self.tables or self.confusion or self.page is not None
         return not (files or self.points or self.tags)
 
     def __str__(self) -> str:
@@ -99,6 +104,7 @@ class Plan:
             "the heat map" if self.heat_map else "",
             "the tables of predictions" if self.tables else "",
             "the picture of predictions" if self.confusion else "",
+            "the page" if self.page is not None else "",
             f"the tags {', '.join(sorted(self.tags))}" if self.tags else "",
         ]
         return ", ".join(filter(None, parts)) or "nothing"
@@ -125,6 +131,7 @@ def to_look_up(stored: Stored, computed: Computed, depth: Depth) -> LookUp:
             for folder, is_needed in (
                 (names.MATRIX_FOLDER, depth.thorough and not both.reports_are_of_others),
                 (PREDICTIONS_FOLDER, both.same_answers),
+                (names.ROOT_FOLDER, depth.thorough),
             )
             if is_needed
         ),
@@ -158,10 +165,15 @@ def plan(stored: Stored, computed: Computed, depth: Depth) -> Plan:
         tags[names.PREDICTIONS_SCORED_TAG] = (
             f"{answers.stamp} {_PICTURE}" if both.picture else answers.stamp
         )
+    page = run_report(computed, stored.facts, *_shown(stored, computed, both))
+    tags[names.REPORT_TAG] = page.stamp(computed.digest)
+    tables = answers.stamp is not None and not (both.same_answers and stored.files >= _TABLES)
     found = Plan(
+        # Predictions that a person removed stay on the page that was made of them.
+        page=page if tables or not both.has_page(tags[names.REPORT_TAG]) else None,
         reports=reports,
         heat_map=reports and both.heat_map,
-        tables=answers.stamp is not None and not (both.same_answers and stored.files >= _TABLES),
+        tables=tables,
         confusion=both.picture
         and answers.picture is not None
         and not (both.same_answers and picture_is_there),
@@ -172,7 +184,7 @@ def plan(stored: Stored, computed: Computed, depth: Depth) -> Plan:
     if found.is_empty:
         return found
     more = _table_tag(stored.tags) if reports else {}
-    more |= _note_tags(stored.tags, computed, both.left_alone)
+    more |= _note_tags(stored, computed, both.left_alone)
     return replace(found, tags={**found.tags, **more})
 
 
@@ -195,6 +207,11 @@ class _Comparison:
             computed.predicted.stamp == stamp
         )
         self.picture = depth.pictures or self.had_picture
+
+    def has_page(self, stamp: str) -> bool:
+        """Whether the store has the page that a stamp is of."""
+        is_there = not self.depth.thorough or names.REPORT_HTML in self.stored.files
+        return is_there and self.stored.tags.get(names.REPORT_TAG) == stamp
 
     def _outdated(self) -> Iterator[tuple[str, int]]:
         """Metrics whose stored values are of another version of the definition, with that version.
@@ -254,6 +271,19 @@ def defined(
     return summary, reasons
 
 
+def _shown(
+    stored: Stored, computed: Computed, both: _Comparison
+) -> tuple[dict[str, float], dict[str, str]]:
+    """What the page shows: also metrics that an earlier scoring has logged and this one lacks.
+
+    A user's own are not computed by every scoring, and predictions may have been removed since.
+    """
+    summary, reasons = defined(computed, both.left_alone)
+    known = summary.keys() | reasons.keys() | computed.points.keys()
+    earlier = both.versions.keys() & stored.values.keys() - known
+    return {**{name: stored.values[name] for name in earlier}, **summary}, reasons
+
+
 def last_predictions(tags: Mapping[str, str]) -> tuple[str, bool]:
     """Fingerprint of what a run's predictions defined last, and whether a picture was drawn."""
     stamp, _, picture = tags.get(names.PREDICTIONS_SCORED_TAG, "").partition(" ")
@@ -304,10 +334,9 @@ def _table_tag(tags: Mapping[str, str]) -> dict[str, str]:
     return {names.MLFLOW_TABLES: json.dumps([*tables, this_table])}
 
 
-def _note_tags(
-    tags: Mapping[str, str], computed: Computed, left_alone: Mapping[str, int]
-) -> dict[str, str]:
+def _note_tags(stored: Stored, computed: Computed, left_alone: Mapping[str, int]) -> dict[str, str]:
     """The run's description, unless a person has written another one."""
+    tags = stored.tags
     current = tags.get(names.MLFLOW_NOTE)
     if current and _short_hash(current) != tags.get(names.NOTE_TAG):
         return {}
@@ -316,6 +345,7 @@ def _note_tags(
         computed.record,
         *defined(computed, left_alone),
         facts=facts,
+        report=stored.facts.link,
         lower_is_better=computed.lower_is_better,
     )
     if note == current:

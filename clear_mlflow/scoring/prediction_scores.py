@@ -120,7 +120,8 @@ def read_prediction_scores(
     is_whole = stamp == prediction_stamp(record, metrics) and (had_picture or not pictures)
     if is_whole and not thorough:
         logged = run.data.metrics
-        return PredictionScores({m.name: logged[m.name] for m in metrics if m.name in logged})
+        summary = {m.name: logged[m.name] for m in metrics if m.name in logged}
+        return PredictionScores(summary, is_unread=True)
     try:
         predictions = read_predictions(client, run, record)
     except RecordError as error:

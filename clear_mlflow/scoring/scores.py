@@ -7,7 +7,7 @@ remembers: the row artifacts are the record.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -34,6 +34,7 @@ from clear_mlflow.scoring.plan import (
     to_look_up,
 )
 from clear_mlflow.scoring.prediction_scores import read_prediction_scores
+from clear_mlflow.scoring.run_report import facts_of
 from clear_mlflow.scoring.series import Point
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -112,7 +113,7 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
     scoring = scoring or Scoring()
     run_id, run_name = run.info.run_id, run.info.run_name or run.info.run_id
     rows = stored_rows_of(client, run, scoring.verify)
-    stored = Stored(values=run.data.metrics, tags=run.data.tags)
+    stored = Stored(values=run.data.metrics, tags=run.data.tags, facts=facts_of(run))
     if not rows.records:
         return Scores(run_id, run_name, None, plan_without_rows(stored), rows.from_tag, {}, {})
     record = assemble(rows.records)
@@ -124,29 +125,32 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
     metrics = metrics_of(families, scoring.metrics)
     if scoring.joint is not None:
         metrics = against_joint(metrics, record, scoring.joint)
-    computed = compute(
-        run_name,
-        rows.records,
-        record,
-        digest=rows.digest,
-        matrix_tag=rows.tag,
-        families=families,
-        metrics=metrics,
-        prediction_metrics=scoring.prediction_metrics,
-        answers=read_prediction_scores(
-            client,
-            run,
+
+    def planned(thorough: bool) -> tuple[Computed, Plan]:
+        computed = compute(
+            run_name,
+            rows.records,
             record,
-            metrics=scoring.prediction_metrics,
-            thorough=scoring.depth.thorough,
-            pictures=scoring.depth.pictures,
-        ),
-    )
-    lacking = plan(
-        _looked_up(client, run, to_look_up(stored, computed, scoring.depth)),
-        computed,
-        scoring.depth,
-    )
+            digest=rows.digest,
+            matrix_tag=rows.tag,
+            families=families,
+            metrics=metrics,
+            prediction_metrics=scoring.prediction_metrics,
+            answers=read_prediction_scores(
+                client,
+                run,
+                record,
+                metrics=scoring.prediction_metrics,
+                thorough=thorough,
+                pictures=scoring.depth.pictures,
+            ),
+        )
+        found = _looked_up(client, run, stored, to_look_up(stored, computed, scoring.depth))
+        return computed, plan(found, computed, scoring.depth)
+
+    computed, lacking = planned(scoring.depth.thorough)
+    if lacking.page is not None and computed.predicted.is_unread:
+        computed, lacking = planned(True)  # the page shows what they say of each class
     left_alone = {} if scoring.depth.accept_new else lacking.outdated
     summary, reasons = defined(computed, left_alone)
     return Scores(
@@ -180,7 +184,7 @@ def score(client: MlflowClient, run_id: str) -> Scores:
     return scores
 
 
-def _looked_up(client: MlflowClient, run: Run, wanted: LookUp) -> Stored:
+def _looked_up(client: MlflowClient, run: Run, stored: Stored, wanted: LookUp) -> Stored:
     """What the store holds of a run, in as much detail as a plan needs."""
     run_id = run.info.run_id
     series: dict[str, dict[int, Point]] = {}
@@ -197,6 +201,4 @@ def _looked_up(client: MlflowClient, run: Run, wanted: LookUp) -> Stored:
     for folder in wanted.folders:
         with mlflow_errors(f"list {folder} of run {run_id}"):
             files |= {file.path for file in client.list_artifacts(run_id, folder)}
-    return Stored(
-        values=run.data.metrics, tags=run.data.tags, series=series, files=frozenset(files)
-    )
+    return replace(stored, series=series, files=frozenset(files))

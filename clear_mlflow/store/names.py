@@ -20,6 +20,8 @@ WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE, KIND_ENSEMBLE, KIND_RESUME, KIND_SW
 ROWS_TAG = "clear_mlflow.rows"
 # Digest of the rows that the stored scores are of, and whether heat maps are among the reports.
 SCORED_TAG = "clear_mlflow.scored"
+# Fingerprint of what the run's report shows, so that it is written again when that changes.
+REPORT_TAG = "clear_mlflow.report"
 # The rows themselves, in a form that a listing of runs brings: see matrix_tag.py.
 MATRIX_TAG = "clear_mlflow.matrix"
 # Which families of metrics the run logs, with commas between; without it, the default ones.
@@ -78,6 +80,8 @@ IMPORTED_DIGEST_TAG = "clear_mlflow.imported_sha256"
 MLFLOW_NOTE = "mlflow.note.content"
 MLFLOW_TABLES = "mlflow.loggedArtifacts"
 
+# What a listing of all artifacts asks for.
+ROOT_FOLDER = ""
 MATRIX_FOLDER = "accuracy_matrix"
 MATRIX_JSON = f"{MATRIX_FOLDER}/matrix.json"
 MATRIX_CSV = f"{MATRIX_FOLDER}/matrix.csv"
@@ -91,6 +95,8 @@ CALIBRATION_CSV = f"{PREDICTIONS_FOLDER}/calibration.csv"
 CONFUSION_FOLDER = f"{PREDICTIONS_FOLDER}/confusion"
 CONFUSION_PNG = f"{PREDICTIONS_FOLDER}/confusion.png"
 CONFIG_JSON = "config.json"
+# The run's page.
+REPORT_HTML = "report.html"
 EVALUATED_JSON = "evaluated_runs.json"
 MODELS_FOLDER = "models"
 STATE_FOLDER = "training_state"

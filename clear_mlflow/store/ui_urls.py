@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 from urllib.request import url2pathname
 
 from mlflow import MlflowClient
@@ -13,7 +13,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.credentials import masked
 from clear_mlflow.store.client import is_server, mlflow_errors
-from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS
+from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS, REPORT_HTML
 
 # Without it an experiment opens in the UI's view for language-model traces.
 _RUNS_VIEW = "workflowType=machine_learning"
@@ -32,6 +32,12 @@ def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
     if not is_server(uri):
         lines.insert(0, f"start    mlflow ui --backend-store-uri {uri}")
     return lines
+
+
+def report_link(run: Run) -> str:
+    """A run's page as a link in its description: an address within MLflow's UI."""
+    experiment, run_id = (quote(i, safe="") for i in (run.info.experiment_id, run.info.run_id))
+    return f"#/experiments/{experiment}/runs/{run_id}/artifacts/{REPORT_HTML}?{_RUNS_VIEW}"
 
 
 def _address(uri: str) -> str:

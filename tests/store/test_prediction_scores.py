@@ -4,83 +4,23 @@ from __future__ import annotations
 
 import json
 import textwrap
-from pathlib import Path
 
-import numpy as np
 import pytest
 from click.testing import CliRunner
-from stored_runs import histories, row_texts, rows_folder
+from kept_predictions import kept_run, predictions_folder, score
+from stored_runs import histories
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
-    EvaluationSet,
-    RowPredictions,
-    predictions_file_name,
 )
 from clear_mlflow.core.record import assemble
-from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.report.confusion import confusion_png
 from clear_mlflow.scoring import prediction_scores as tracked
 from clear_mlflow.statistics import CorrectMatrix
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
-
-BUCKETS, PER_BUCKET, CLASSES = ("1", "2"), 100, 4
-
-
-def kept_run(client, experiment_id, *, probs=False, kept="labels"):
-    """A finished run with rows and the predictions that count up to them."""
-    draws = np.random.default_rng(0)
-    total = len(BUCKETS) * PER_BUCKET
-    images = EvaluationSet(
-        buckets=BUCKETS,
-        class_names=tuple("abcd"),
-        bucket=np.repeat(np.arange(len(BUCKETS)), PER_BUCKET).astype(np.uint16),
-        label=draws.integers(0, CLASSES, total).astype(np.uint16),
-        content=draws.integers(0, 256, (total, 16)).astype(np.uint8),
-        names=tuple(map(str, range(total))),
-    )
-    answers = []
-    for row in range(len(BUCKETS) + 1):
-        wrong = draws.random(total) < 0.5 - 0.2 * row
-        labels = ((images.label + wrong) % CLASSES).astype(np.uint8)
-        soft = np.full((total, CLASSES), 0.1, np.float16)
-        soft[np.arange(total), labels] = 0.7
-        answers.append(
-            RowPredictions(
-                row=row,
-                labels=labels,
-                evaluation_set=images.digest,
-                probabilities=soft if probs else None,
-            )
-        )
-    run = client.create_run(experiment_id)
-    rows = rows_folder(run)
-    rows.mkdir(parents=True)
-    for name, text in row_texts([answer.correct(images) for answer in answers]).items():
-        (rows / name).write_text(text)
-    folder = predictions_folder(run)
-    folder.mkdir()
-    (folder / EVALUATION_SET_FILE).write_bytes(images.to_bytes())
-    for answer in answers:
-        (folder / predictions_file_name(answer.row)).write_bytes(answer.to_bytes())
-    if kept:
-        client.set_tag(run.info.run_id, names.PREDICTIONS_TAG, kept)
-    client.set_terminated(run.info.run_id)
-    return client.get_run(run.info.run_id)
-
-
-def predictions_folder(run) -> Path:
-    return rows_folder(run).parents[1] / "predictions"
-
-
-def score(client, run, **options):
-    """One verdict, as a search for runs would reach it."""
-    options = {"named": False, "dry_run": False, **options}
-    (verdict,) = Evaluation(**options).over(client, [client.get_run(run.info.run_id)])
-    return verdict
 
 
 def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):

@@ -4,60 +4,15 @@ import base64
 import hashlib
 import json
 import re
-from html.parser import HTMLParser
 
 import pytest
 from comparisons import counts, seeds_of, subject
+from html_pages import HOSTILE, Page
 
 from clear_mlflow.comparison import arrange, compare
 from clear_mlflow.comparison.page import comparison_page
 
 BY = ("strategy", "dataset")
-HOSTILE = [
-    "<script>alert(1)</script>",
-    '"><img src=x onerror=alert(1)>',
-    "</script><script>alert(1)</script>",
-    "' onmouseover='alert(1)",
-    "two\nlines\r\x1b[31m\u202eback",
-    "🚌 " + "x" * 10_000,
-    "{{ 7 * 7 }}{% raw %}",
-]
-
-
-class Page(HTMLParser):
-    """What a browser finds: tags with attributes, and the texts of cells."""
-
-    VOID = ("meta", "br", "img", "link", "input")
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.tags, self.open, self.texts, self.cells = [], [], [], []
-        self.scripts = []
-        self.feed(text)
-        self.close()
-        assert self.open == [], "a tag stays open"
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        if tag not in self.VOID:
-            self.open.append(tag)
-        if tag in ("td", "th"):
-            self.cells.append("")
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open and self.open[-1] == "script":
-            self.scripts[-1] += data
-            return
-        if self.open and self.open[-1] == "style":
-            return
-        self.texts.append(data)
-        if {"td", "th"} & set(self.open):
-            self.cells[-1] += data
 
 
 def page_of(subjects, by=BY, title="a title"):

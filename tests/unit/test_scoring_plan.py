@@ -58,7 +58,7 @@ class ModelStore:
         return dataclasses.replace(
             listing,
             series={name: self.history(name) for name in wanted.series},
-            files=frozenset(f for f in self.files if f.split("/")[0] in wanted.folders),
+            files=frozenset(f for f in self.files if f.rpartition("/")[0] in wanted.folders),
         )
 
     def apply(self, found: Plan, *, points=None):
@@ -68,6 +68,8 @@ class ModelStore:
             self.files |= {names.HEATMAP_PNG} if found.heat_map else set()
         if found.tables:
             self.files |= {names.PER_CLASS_CSV, names.CONFUSION_FOLDER}
+        if found.page is not None:
+            self.files |= {names.REPORT_HTML}
         self.points += found.points[:points]
         if points is None:
             self.tags |= found.tags

@@ -14,6 +14,7 @@ def test_the_tags_of_stored_runs_stay():
         "KIND_TAG": "kind",
         "ROWS_TAG": "rows",
         "SCORED_TAG": "scored",
+        "REPORT_TAG": "report",
         "MATRIX_TAG": "matrix",
         "METRICS_TAG": "metrics",
         "VERSIONS_TAG": "metric_versions",
@@ -50,5 +51,6 @@ def test_the_artifacts_of_stored_runs_stay():
     assert f"{ROWS_FOLDER}/{row_file_name(3)}" == "accuracy_matrix/rows/row_003.json"
     assert names.CONFIG_JSON == "config.json"
     assert names.MATRIX_JSON == "accuracy_matrix/matrix.json"
+    assert names.REPORT_HTML == "report.html"
     assert names.STATE_FOLDER == "training_state"
     assert f"{names.MODELS_FOLDER}/{names.model_file_name(4)}" == "models/after_004.safetensors"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from clear_mlflow.comparison.build import Comparison
@@ -11,6 +11,7 @@ from clear_mlflow.comparison.curves import Curve, CurveChart, bucket_charts, mea
 from clear_mlflow.comparison.page.wording import interval_text, many, setting_text, short
 from clear_mlflow.core.text import percent
 from clear_mlflow.report.colours import GROUPS
+from clear_mlflow.report.page.line_chart import Line, LinePoint, axis_start, line_chart
 from clear_mlflow.statistics import SeedSummary
 
 # Groups whose curves can be told apart in one chart, and whose dots fit beside their names.
@@ -96,7 +97,12 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
     for setting in range(len(comparison.settings)):
         groups = [(p, g) for p, g in enumerate(comparison.groups) if g.setting == setting]
         shown = groups[:_MOST_CURVES]
-        buckets = bucket_charts(shown, comparison.level)
+        last = len(comparison.settings[setting].buckets)
+        buckets = [
+            (chart.title, _lines(chart, comparison))
+            for chart in bucket_charts(shown, comparison.level)
+        ]
+        lowest = axis_start([line for _, lines in buckets for line in lines])
         about = "Across: buckets trained on. Up: test accuracy in %; mind where the axis begins."
         if any(len(group.members) > 1 for _, group in shown):
             about += f" Band: {100 * comparison.level:g} % interval of the mean over seeds."
@@ -114,93 +120,40 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 for position, group in shown
             ],
             "means": [
-                _chart(chart, comparison, 560, 300, _lowest([chart]), dots=True)
+                line_chart(
+                    chart.title,
+                    lines,
+                    last,
+                    size=(560, 300),
+                    lowest=axis_start(lines),
+                    dots=True,
+                )
                 for chart in mean_charts(shown, comparison.level)
+                for lines in [_lines(chart, comparison)]
             ],
             "buckets": [
-                _chart(chart, comparison, 240, 165, _lowest(buckets), dots=False)
-                for chart in buckets
+                line_chart(title, lines, last, size=(240, 165), lowest=lowest, dots=False)
+                for title, lines in buckets
             ],
         }
 
 
-def _lowest(charts: Sequence[CurveChart]) -> float:
-    """Where the axis begins: the quarter below all that is drawn."""
-    found = [
-        s.mean if s.interval is None else min(s.mean, s.interval.low)
-        for chart in charts
-        for curve in chart.curves
-        for _, s in curve.points
+def _lines(chart: CurveChart, comparison: Comparison) -> list[Line]:
+    return [_line(curve, comparison) for curve in chart.curves]
+
+
+def _line(curve: Curve, comparison: Comparison) -> Line:
+    name = short(comparison.groups[curve.group].name, 60)
+    points = [
+        LinePoint(
+            k,
+            summary.mean,
+            f"{name}, after {k}: {_with_spread(summary)}",
+            None if summary.interval is None else (summary.interval.low, summary.interval.high),
+        )
+        for k, summary in curve.points
     ]
-    return max(0.0, min(0.75, math.floor(4 * min(found)) / 4))
-
-
-def _chart(
-    chart: CurveChart,
-    comparison: Comparison,
-    width: int,
-    height: int,
-    lowest: float,
-    *,
-    dots: bool,
-) -> dict[str, Any]:
-    left, right, top, bottom = 34, width - 10, 8, height - 22
-    group = comparison.groups[chart.curves[0].group]
-    last = len(group.grid) - 1
-
-    def x(k: int) -> float:
-        return round(left + (right - left) * k / last, 1)
-
-    def y(value: float) -> float:
-        share = (min(max(value, lowest), 1.0) - lowest) / (1 - lowest)
-        return round(bottom - (bottom - top) * share, 1)
-
-    def drawn(curve: Curve) -> dict[str, Any]:
-        name = short(comparison.groups[curve.group].name, 60)
-        line = " ".join(f"{x(k)} {y(s.mean)}" for k, s in curve.points)
-        spread = [(k, s.interval) for k, s in curve.points if s.interval is not None]
-        band = ""
-        if len(spread) > 1:
-            upper = [f"{x(k)} {y(ends.high)}" for k, ends in spread]
-            lower = [f"{x(k)} {y(ends.low)}" for k, ends in reversed(spread)]
-            band = f"M{'L'.join([*upper, *lower])}Z"
-        return {
-            "colour": curve.group % len(GROUPS),
-            "dash": curve.group // len(GROUPS) % 3,
-            "line": f"M{line}",
-            "band": band,
-            "dots": [
-                {
-                    "x": x(k),
-                    "y": y(s.mean),
-                    "title": f"{name}, after {k}: {_with_spread(s)}",
-                }
-                for k, s in curve.points
-                if dots or len(curve.points) == 1
-            ],
-        }
-
-    every = max(1, math.ceil(last / (10 if dots else 5)))
-    # Steps of a round number, whatever quarter the axis begins at.
-    ticks = {0.0: 4, 0.25: 3, 0.5: 5, 0.75: 5}[lowest] if dots else 2
-    return {
-        "title": short(chart.title),
-        "width": width,
-        "height": height,
-        "left": left,
-        "right": right,
-        "dot": 3.5 if dots else 2.5,
-        "across": [{"at": x(k), "text": str(k)} for k in range(0, last + 1, every)],
-        "up": [
-            {"at": y(lowest + (1 - lowest) * i / ticks), "text": _share(lowest, i / ticks)}
-            for i in range(ticks + 1)
-        ],
-        "curves": [drawn(curve) for curve in chart.curves],
-    }
-
-
-def _share(lowest: float, part: float) -> str:
-    return f"{100 * (lowest + (1 - lowest) * part):g}"
+    return Line(curve.group % len(GROUPS), points, curve.group // len(GROUPS) % 3)
 
 
 def _with_spread(summary: SeedSummary) -> str:

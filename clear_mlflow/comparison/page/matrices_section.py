@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group
 from clear_mlflow.comparison.page.wording import group_name, p_value_text, seed_text, short
-from clear_mlflow.core.text import ending, percent, printable
+from clear_mlflow.report.page.matrix_map import key_columns, matrix_map, row_label, short_key
 
-_LONGEST_KEY = 8
 # Cells of single runs' matrices: about 40 bytes each, twice.
 _MOST_CELLS = 12_000
 _STEPS = (2, 5, 10, 20, 30, 50, 100)  # ends of the scale of differences, percentage points
@@ -31,14 +30,16 @@ def matrices(comparison: Comparison) -> dict[str, Any]:
     if any(bool((group.seeds_per_cell % len(group.members)).any()) for group in several):
         about += " Dotted underline: not all seeds measured this cell; the mean is over the others."
     maps = [
-        _map(
-            group.grid,
-            group.members[0].record.matrix.buckets,
-            title=group_name(comparison, group),
-            detail=f"mean of {len(group.members)} runs" if len(group.members) > 1 else "one run",
-            seeds=group.seeds_per_cell,
-            members=len(group.members),
-        )
+        {
+            "title": group_name(comparison, group),
+            "detail": f"mean of {len(group.members)} runs" if len(group.members) > 1 else "one run",
+            **matrix_map(
+                group.grid,
+                group.members[0].record.matrix.buckets,
+                seeds=group.seeds_per_cell,
+                members=len(group.members),
+            ),
+        }
         for group in _few(comparison)
     ]
     if len(maps) < len(comparison.groups):
@@ -46,12 +47,11 @@ def matrices(comparison: Comparison) -> dict[str, Any]:
     run_maps = []
     if several and cells <= _MOST_CELLS:
         run_maps = [
-            _map(
-                subject.grid,
-                subject.record.matrix.buckets,
-                title=short(subject.name),
-                detail=seed_text(subject.record.seed),
-            )
+            {
+                "title": short(subject.name),
+                "detail": seed_text(subject.record.seed),
+                **matrix_map(subject.grid, subject.record.matrix.buckets),
+            }
             for subject in subjects
         ]
     return {"matrices_about": about.strip(), "maps": maps, "run_maps": run_maps}
@@ -67,58 +67,6 @@ def _few(comparison: Comparison) -> list[Group]:
             break
         found.append(group)
     return found
-
-
-def _map(
-    grid: NDArray[np.float64],
-    buckets: Sequence[str],
-    *,
-    title: str,
-    detail: str,
-    seeds: NDArray[np.int64] | None = None,
-    members: int = 1,
-) -> dict[str, Any]:
-    return {
-        "title": title,
-        "detail": detail,
-        "columns": _columns(buckets),
-        "rows": [
-            {
-                "first": i == 0,
-                "label": _row_label(i, buckets),
-                "cells": [
-                    _cell(
-                        float(value),
-                        "d" if i == j + 1 else "",
-                        members if seeds is None else int(seeds[i, j]),
-                        members,
-                    )
-                    for j, value in enumerate(row)
-                ],
-            }
-            for i, row in enumerate(grid)
-            if i > 0 or not np.isnan(row).all()
-        ],
-    }
-
-
-def _columns(buckets: Sequence[str]) -> list[dict[str, str]]:
-    return [{"short": ending(key, _LONGEST_KEY), "full": printable(key)} for key in buckets]
-
-
-def _row_label(i: int, buckets: Sequence[str]) -> str:
-    return "initial" if i == 0 else f"after {ending(buckets[i - 1], _LONGEST_KEY)}"
-
-
-def _cell(value: float, diagonal: str, seeds: int, members: int) -> dict[str, str]:
-    if math.isnan(value):
-        return {"style": "x", "text": "", "title": ""}
-    few = "few" if seeds < members else ""
-    return {
-        "style": " ".join(filter(None, [f"v{round(100 * value)}", diagonal, few])),
-        "text": percent(value),
-        "title": f"mean of {seeds} of {members} seeds" if few else "",
-    }
 
 
 @dataclass(frozen=True)
@@ -163,10 +111,7 @@ def differences(comparison: Comparison) -> dict[str, Any]:
     alpha = round(1 - comparison.level, 6)
     data: dict[str, Any] = {
         "items": [{"setting": item.setting, "cells": _rounded(item.grid)} for item in items],
-        "keys": [
-            [ending(key, _LONGEST_KEY) for key in setting.buckets]
-            for setting in comparison.settings
-        ],
+        "keys": [[short_key(key) for key in setting.buckets] for setting in comparison.settings],
         "marks": {f"{a}-{b}": _rounded(p) for (a, b), p in comparison.cells.items()},
         "unlike": [f"{a}-{b}" for a, b in sorted(comparison.unlike)],
         "scales": list(_STEPS),
@@ -222,7 +167,7 @@ def _difference(
                     "title": "" if math.isnan(p_value) else f"adjusted p = {p_value_text(p_value)}",
                 }
             )
-        rows.append({"first": i == 0, "label": _row_label(i, buckets), "cells": cells})
+        rows.append({"first": i == 0, "label": row_label(i, buckets), "cells": cells})
     return {
         "a": a,
         "b": b,
@@ -230,7 +175,7 @@ def _difference(
         "b_name": items[b].name,
         "pair": f"{a}-{b}",
         "about": about,
-        "columns": _columns(buckets),
+        "columns": key_columns(buckets),
         "rows": rows,
     }
 

@@ -1,0 +1,84 @@
+"""Pages of HTML that need nothing but themselves: what those of runs and of comparisons share.
+
+Names come from outside: autoescape is on, no value is ever marked as safe, and every name is cut to
+one line of a bounded length. The only texts that are not escaped are the page's own style and
+script, which come with the package; a content security policy names their hashes, so that a browser
+runs no other script and loads nothing, whatever got into the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from functools import lru_cache
+from importlib.resources import files
+
+from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+from clear_mlflow.report.colours import GROUPS, SCALE
+
+_HERE = "clear_mlflow.report.page"
+
+
+def rendered(page: str, *, colours: str = "", **content: object) -> str:
+    """A page: its template in the frame that all pages share, with its style and its script.
+
+    Args:
+        page: package and name of its three files, as ``clear_mlflow.report.page/run`` of
+            ``run.html``, ``run.css`` and ``run.js``.
+        colours: more classes of colours for its style, as :meth:`Ramp.css` gives them.
+        content: what the templates name; any texts, which they escape.
+    """
+    # Group colours first, for the style sheet has others for dark ground.
+    of_groups = "".join(f"--g{i}:{colour};" for i, colour in enumerate(GROUPS))
+    parts = [":root{", of_groups, "}", own_text(f"{_HERE}/frame.css"), own_text(f"{page}.css")]
+    css = _Own("".join([*parts, SCALE.css("v", "scale"), colours]))
+    template = _environment().get_template(f"{page}.html")
+    text = template.render(css=css, js=_Own(own_text(f"{page}.js")), **content)
+    return text.strip() + "\n"
+
+
+def load(page: str) -> None:
+    """Read and compile the files of a page, which are kept from then on."""
+    for name in (f"{_HERE}/frame.css", f"{page}.css", f"{page}.js"):
+        own_text(name)
+    for name in (f"{page}.html", f"{_HERE}/frame.html", f"{_HERE}/pieces.html"):
+        _environment().get_template(name)
+
+
+@lru_cache(maxsize=32)
+def own_text(name: str) -> str:
+    """A file that comes with the package, as ``clear_mlflow.report.page/frame.css``.
+
+    Read once: a package that is replaced beside a training does not change its pages.
+    """
+    package, _, file = name.partition("/")
+    return files(package).joinpath(file).read_text(encoding="utf-8")
+
+
+class _Own(str):
+    """A text of this package's own, which the page takes as it is."""
+
+    __slots__ = ()
+
+    def __html__(self) -> str:
+        return str(self)
+
+
+@lru_cache(maxsize=1)
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FunctionLoader(own_text),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters["policy"] = _hash_for_policy
+    return environment
+
+
+def _hash_for_policy(own: str) -> str:
+    """How a content security policy names the one style, or script, that may be in the page."""
+    digest = base64.b64encode(hashlib.sha256(own.encode()).digest()).decode()
+    return _Own(f"'sha256-{digest}'")

@@ -1,0 +1,62 @@
+"""Stored predictions as a page carries them: as few bytes as say how often which class was taken.
+
+Of every bucket and true class, the page needs how many images got each predicted class, and not
+which ones. So the predicted classes of a row are sorted by bucket, true class and themselves, one
+number an image, and compressed: sorted numbers are mostly runs. What belongs to which bucket and
+class follows from the totals, which are the same for all rows.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.text import one_line
+from clear_mlflow.metrics.from_predictions import Predictions
+
+# In base64: a page of both is below two megabytes.
+MOST_BYTES = 1_500_000
+# Of more classes, who is taken for whom fills no table that a person reads.
+MOST_CLASSES = 1000
+_LONGEST_NAME = 60
+
+
+def packed_answers(predictions: Predictions) -> dict[str, Any]:
+    """What the page's script reads: classes, totals, and the answers of as many rows as fit.
+
+    Rows are taken from the last one down, until they fill :data:`MOST_BYTES`.
+
+    Returns:
+        ``classes``, their names; ``wide``, whether a class takes two bytes; ``totals``, (T,
+        classes) test images as uint32; ``rows``, row to its sorted predicted classes, uint8 or
+        uint16. Arrays are little-endian, deflated, in base64.
+    """
+    images = predictions.images
+    classes = len(images.class_names)
+    wide = classes > 256
+    group = images.bucket.astype(np.int64) * classes + images.label
+    totals = np.bincount(group, minlength=len(images.buckets) * classes).astype("<u4")
+    packed = {"totals": _packed(totals)}
+    rows: dict[int, str] = {}
+    room = MOST_BYTES - len(packed["totals"])
+    for row in sorted(predictions.answers, reverse=True):
+        ordered = np.sort(group * classes + predictions.answers[row].labels) % classes
+        text = _packed(ordered.astype("<u2" if wide else "u1"))
+        room -= len(text)
+        if room < 0:
+            break
+        rows[row] = text
+    return {
+        "classes": [one_line(name, _LONGEST_NAME) for name in images.class_names],
+        "wide": wide,
+        **packed,
+        "rows": rows,
+    }
+
+
+def _packed(numbers: NDArray[Any]) -> str:
+    return base64.b64encode(zlib.compress(numbers.tobytes(), 9)).decode("ascii")

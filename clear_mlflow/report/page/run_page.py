@@ -1,0 +1,407 @@
+"""One run as a page: its matrix down to each class, its metrics, its curves, where it is from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clear_mlflow.core.matrix import TEST
+from clear_mlflow.core.record import Record
+from clear_mlflow.core.text import NOT_MEASURED, one_line, percent
+from clear_mlflow.core.version import __version__
+from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric
+from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.metrics.from_predictions import PredictionMetric, Predictions
+from clear_mlflow.report.page import load, rendered
+from clear_mlflow.report.page.answers import MOST_CLASSES, packed_answers
+from clear_mlflow.report.page.line_chart import (
+    Line,
+    LinePoint,
+    axis_start,
+    future_mean,
+    line_chart,
+    past_mean,
+)
+from clear_mlflow.report.page.matrix_map import matrix_map, short_key
+
+_PAGE = "clear_mlflow.report.page/run"
+# Raised when the page changes, so that stored ones are written again.
+PAGE_VERSION = 1
+# Rows and columns that a person can tell apart on a page; of more, as many, spread evenly.
+_MOST_SHOWN = 100
+_MOST_FACTS = 200
+_LONGEST_FACT = 200
+_DIGITS = 6  # of the fractions that the script reads
+_FAMILIES = {"clear": "CLEAR", "renate": "Renate"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """What the page of a run shows; a run with some of its rows has one, too.
+
+    Args:
+        name: of the run; any text.
+        run_id: of the run.
+        record: its rows.
+        summary: metric name to value, as from ``summarize``.
+        reasons: metric name to reason, as from ``explain``.
+        predictions: what it answered; None where they were not kept, or not read.
+        without_predictions: why there are none, where there are none; a sentence.
+        lower_is_better: names of a user's own metrics of which less is better.
+        configuration: parameter to what was used.
+        asked: parameter to what was asked for, where that is another text.
+        dataset: more of the dataset than its rows say; name to text.
+        num_train: bucket to training images.
+        environment: what trained it; name to text.
+        notes: what a reader has to know first, beside what the rows say.
+    """
+
+    name: str
+    run_id: str
+    record: Record
+    summary: Mapping[str, float]
+    reasons: Mapping[str, str]
+    predictions: Predictions | None = None
+    without_predictions: str = ""
+    lower_is_better: Set[str] = frozenset()
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    asked: Mapping[str, str] = field(default_factory=dict)
+    dataset: Mapping[str, str] = field(default_factory=dict)
+    num_train: Mapping[str, int] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = ()
+
+    def stamp(self, rows: str) -> str:
+        """A short text that changes with the page, but for what it shows of predictions.
+
+        It is known without reading any: they are stored once, beside their row.
+
+        Args:
+            rows: a digest of the rows.
+        """
+        built_in = {metric.name for metric in ALL_METRICS}
+        content = [
+            PAGE_VERSION,
+            rows,
+            self.name,
+            sorted(self.summary.items()),
+            sorted(item for item in self.reasons.items() if item[0] in built_in),
+            *(
+                sorted(facts.items())
+                for facts in (
+                    self.configuration,
+                    self.asked,
+                    self.dataset,
+                    self.num_train,
+                    self.environment,
+                )
+            ),
+            list(self.notes),
+        ]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+
+def load_run_page() -> None:
+    """Read the files that pages are made of; what becomes of the package then does not matter."""
+    load(_PAGE)
+
+
+def run_page(report: RunReport) -> str:
+    """The whole page; the same report gives the same text.
+
+    Args:
+        report: what is shown.
+    """
+    record = report.record
+    keys = record.matrix.buckets
+    grid = _grid(record)
+    rows, columns = _spread(len(keys) + 1), _spread(len(keys))
+    shown = [i for i in rows if i > 0 or not np.isnan(grid[0]).all()]
+    answers = None
+    if report.predictions is not None:
+        answers = _answers(report.predictions)
+    counts = record.matrix.num_instances
+    data = {
+        "rows": shown,
+        "columns": columns,
+        "keys": [short_key(key) for key in keys],
+        "cells": [[_number(grid[i, j]) for j in columns] for i in shown],
+        "means": [_mean(grid[i]) for i in shown],
+        "images": None if counts is None else counts.tolist(),
+        "what": f"{record.split} images",
+        "streaming": record.protocol == "streaming",
+        "answers": answers,
+        "start": _start(grid),
+    }
+    return rendered(
+        _PAGE,
+        title=one_line(report.name, 160),
+        subtitle=_subtitle(report),
+        warnings=_warnings(report),
+        footer=f"Run {one_line(report.run_id, 80)}, from its stored rows, by clear_mlflow "
+        f"{__version__}.",
+        map=matrix_map(grid, keys, rows=rows, columns=columns),
+        matrix_about=_matrix_about(report, len(rows) < len(keys) + 1),
+        without_predictions=report.without_predictions if answers is None else "",
+        answers_about=_answers_about(report, answers),
+        families=[_tiles(family, report) for family in _FAMILIES],
+        others=_others(report),
+        curves=_curves(grid, keys),
+        configuration=_facts(report.configuration, report.asked),
+        dataset=_facts(_dataset(report)),
+        buckets=_buckets(report),
+        has_num_train=bool(report.num_train),
+        environment=_facts(report.environment),
+        data=data,
+    )
+
+
+def _grid(record: Record) -> NDArray[np.float64]:
+    """(T + 1, T): all cells that are evidence; row 0 is the initialisation."""
+    matrix = record.evidence
+    grid = np.full((matrix.num_buckets + 1, matrix.num_buckets), np.nan)
+    if matrix.initial is not None:
+        grid[0] = matrix.initial
+    grid[1 : matrix.num_rows + 1] = matrix.values
+    return grid
+
+
+def _spread(count: int) -> list[int]:
+    """Positions that are shown, the first and the last among them."""
+    if count <= _MOST_SHOWN:
+        return list(range(count))
+    return [round(i * (count - 1) / (_MOST_SHOWN - 1)) for i in range(_MOST_SHOWN)]
+
+
+def _number(value: float) -> float | None:
+    return None if math.isnan(value) else round(float(value), _DIGITS)
+
+
+def _mean(cells: NDArray[np.float64]) -> list[float]:
+    """Mean over the buckets that were measured, and how many these are."""
+    measured = cells[~np.isnan(cells)]
+    return [round(float(measured.mean()), _DIGITS) if measured.size else 0.0, measured.size]
+
+
+def _start(grid: NDArray[np.float64]) -> int | None:
+    """The row that is looked at first: the last one with a measured cell."""
+    measured = np.flatnonzero(~np.isnan(grid).all(axis=1))
+    return int(measured[-1]) if measured.size else None
+
+
+def _subtitle(report: RunReport) -> str:
+    record = report.record
+    parts = [one_line(record.dataset.name, 80)]
+    parts += [
+        f"{name} {one_line(report.configuration[name], 60)}"
+        for name in ("strategy", "model")
+        if name in report.configuration
+    ]
+    parts.append("no seed" if record.seed is None else f"seed {record.seed}")
+    parts.append(f"{record.rows[-1]} of {record.matrix.num_buckets} buckets trained")
+    return " · ".join(parts)
+
+
+def _warnings(report: RunReport) -> list[str]:
+    record = report.record
+    found = [one_line(note, 400) for note in report.notes]
+    if record.missing:
+        found.append(f"Rows that are not stored: {_listed(record.missing)}.")
+    if record.split != TEST:
+        found.append(f"Measured on {record.split} images: to choose by, not to report.")
+    if record.protocol == "streaming":
+        found.append(
+            "Protocol streaming: a bucket is tested on its own training images, so cells of "
+            "buckets trained on are no evidence and are not shown."
+        )
+    return found
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    few = ", ".join(map(str, numbers[:20]))
+    return few if len(numbers) <= 20 else f"{few} and {len(numbers) - 20} more"
+
+
+def _matrix_about(report: RunReport, is_sampled: bool) -> str:
+    about = (
+        f"Row: trained through; column: tested on; {report.record.split} accuracy in %. "
+        "The diagonal is outlined."
+    )
+    if is_sampled:
+        about += (
+            f" {_MOST_SHOWN} rows and columns of {report.record.matrix.num_buckets} buckets, "
+            "spread evenly; all are in the artifact accuracy_matrix/matrix.csv."
+        )
+    return about
+
+
+def _answers(predictions: Predictions) -> dict[str, Any] | None:
+    if len(predictions.images.class_names) > MOST_CLASSES:
+        return None
+    return packed_answers(predictions)
+
+
+def _answers_about(report: RunReport, answers: Mapping[str, Any] | None) -> str:
+    """What of the predictions the page does not hold."""
+    predictions = report.predictions
+    if predictions is None:
+        return ""
+    if answers is None:
+        return f"Of more than {MOST_CLASSES} classes, no table of classes is shown."
+    if len(answers["rows"]) < len(predictions.answers):
+        return (
+            f"The page has room for the predictions of {len(answers['rows'])} of "
+            f"{len(predictions.answers)} rows, the last ones; all are in the artifacts in "
+            "predictions."
+        )
+    return ""
+
+
+def _tiles(family: str, report: RunReport) -> dict[str, Any]:
+    tiles = []
+    for metric in METRICS:
+        name = metric.name.removeprefix(f"{family}/")
+        if name == metric.name:
+            continue
+        value = report.summary.get(metric.name)
+        tiles.append(
+            {
+                "name": name.replace("_", " "),
+                "full": metric.name,
+                "value": "" if value is None else f"{value:.4f}",
+                "reason": one_line(report.reasons.get(metric.name, "not computed"), 200),
+                "meaning": _meaning(metric.function),
+                "lower": not metric.higher_is_better,
+            }
+        )
+    return {"name": _FAMILIES[family], "tiles": tiles}
+
+
+def _meaning(function: Callable[..., float]) -> str:
+    """The first line of what a metric's function says of itself."""
+    return one_line((function.__doc__ or "").strip().partition("\n")[0], 200)
+
+
+def _others(report: RunReport) -> list[dict[str, str]]:
+    """Metrics beside the tiles: other families, of predictions, a user's own."""
+    known: dict[str, Metric | PredictionMetric] = {m.name: m for m in ALL_METRICS}
+    known |= {m.name: m for m in predicted.METRICS}
+    in_tiles = {metric.name for metric in METRICS}
+    found = []
+    for name in dict.fromkeys([*known, *report.summary, *report.reasons]):
+        value = report.summary.get(name)
+        if name in in_tiles or (value is None and name not in report.reasons):
+            continue
+        metric = known.get(name)
+        higher = name not in report.lower_is_better if metric is None else metric.higher_is_better
+        found.append(
+            {
+                "name": one_line(name, 80),
+                "value": NOT_MEASURED if value is None else f"{value:.4f}",
+                "meaning": "" if metric is None else _meaning(metric.function),
+                "reason": "" if value is not None else one_line(report.reasons[name], 200),
+                "better": "" if higher else "lower is better",
+            }
+        )
+    return found
+
+
+def _curves(grid: NDArray[np.float64], keys: Sequence[str]) -> dict[str, Any] | None:
+    last = len(keys)
+
+    def line(colour: int, name: str, value: Callable[[int], float]) -> Line:
+        values = [(k, value(k)) for k in range(last + 1)]
+        return Line(
+            colour,
+            [
+                LinePoint(k, found, f"{name}, after {k}: {percent(found)} %")
+                for k, found in values
+                if not math.isnan(found)
+            ],
+        )
+
+    named = {
+        "the buckets trained on so far": lambda k: past_mean(grid, k),
+        "the bucket just trained on": lambda k: float(grid[k, k - 1]) if k else math.nan,
+        "the buckets still to come": lambda k: future_mean(grid, k),
+    }
+    means = [line(i, name, value) for i, (name, value) in enumerate(named.items())]
+    means = [found for found in means if found.points]
+    if not means:
+        return None
+    of_buckets = []
+    for j in _spread(last):
+        title = f"Bucket {short_key(keys[j])}"
+        found = line(0, title, lambda k, j=j: float(grid[k, j]))  # type: ignore[misc]
+        if found.points:
+            of_buckets.append((title, found))
+    lowest = axis_start([found for _, found in of_buckets])
+    return {
+        "legend": [
+            {"colour": found.colour, "dash": 0, "name": name}
+            for i, name in enumerate(named)
+            for found in means
+            if found.colour == i
+        ],
+        "mean": line_chart(
+            "Mean accuracy on",
+            means,
+            last,
+            size=(720, 300),
+            lowest=axis_start(means),
+            dots=True,
+        ),
+        "buckets": [
+            line_chart(title, [found], last, size=(240, 165), lowest=lowest, dots=False)
+            for title, found in of_buckets
+        ],
+    }
+
+
+def _dataset(report: RunReport) -> dict[str, str]:
+    record = report.record
+    counts = record.matrix.num_instances
+    return {
+        "name": record.dataset.name,
+        "digest": record.dataset.digest,
+        "protocol": record.protocol,
+        "measured on": f"{record.split} images",
+        "buckets": str(record.matrix.num_buckets),
+        **({} if counts is None else {f"{record.split} images": f"{int(counts.sum()):,}"}),
+        **report.dataset,
+    }
+
+
+def _facts(
+    facts: Mapping[str, str], asked: Mapping[str, str] | None = None
+) -> list[dict[str, str]]:
+    return [
+        {
+            "name": one_line(name, 60),
+            "text": one_line(text, _LONGEST_FACT),
+            "asked": one_line((asked or {}).get(name, ""), _LONGEST_FACT),
+        }
+        for name, text in list(facts.items())[:_MOST_FACTS]
+    ]
+
+
+def _buckets(report: RunReport) -> list[dict[str, str]]:
+    matrix = report.record.matrix
+    counts = matrix.num_instances
+    return [
+        {
+            "key": one_line(matrix.buckets[j], 40),
+            "train": f"{report.num_train[matrix.buckets[j]]:,}"
+            if matrix.buckets[j] in report.num_train
+            else "",
+            "test": "" if counts is None else f"{int(counts[j]):,}",
+        }
+        for j in _spread(matrix.num_buckets)
+    ]

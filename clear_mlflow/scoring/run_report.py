@@ -1,0 +1,144 @@
+"""What a run's page shows of what its store says, beside what its rows define."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from mlflow.entities import Run
+from mlflow.utils.mlflow_tags import MLFLOW_USER
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.untrusted import MAX_ROW_BYTES, json_object
+from clear_mlflow.report.page.run_page import RunReport
+from clear_mlflow.scoring.computed import Computed
+from clear_mlflow.store import names
+from clear_mlflow.store.ui_urls import report_link
+
+_USED, _ASKED = "used/", "asked/"
+# Tag to what the page calls it.
+_ENVIRONMENT = {
+    names.VERSION_TAG: "clear_mlflow",
+    "git_commit": "commit",
+    names.PROCESSES_TAG: "processes",
+    names.RESUMES_TAG: "times resumed",
+    names.IMPORT_FORMAT_TAG: "imported from a file of",
+    names.RETESTED_TAG: "models of run",
+    MLFLOW_USER: "user",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a store says of how a run came about; all of it is only shown."""
+
+    run_id: str = ""
+    link: str | None = None  # to the page itself, within MLflow's UI
+    configuration: Mapping[str, str] = field(default_factory=dict)
+    asked: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by dataset
+
+
+def facts_of(run: Run) -> Facts:
+    """What a listing of runs brings of how a run came about."""
+    params, tags = dict(sorted(run.data.params.items())), run.data.tags
+    used = {n.removeprefix(_USED): v for n, v in params.items() if n.startswith(_USED)}
+    asked = {n.removeprefix(_ASKED): v for n, v in params.items() if n.startswith(_ASKED)}
+    plain = {n: v for n, v in params.items() if not n.startswith((_USED, _ASKED))}
+    configuration = dict(sorted((plain | used).items()))
+    asked = plain | asked
+    return Facts(
+        run_id=run.info.run_id,
+        link=report_link(run),
+        configuration=configuration,
+        asked={n: v for n, v in asked.items() if v != configuration[n]},
+        environment={shown: tags[tag] for tag, shown in _ENVIRONMENT.items() if tag in tags},
+        profiles={
+            entry.dataset.name: _profile(entry.dataset.profile)
+            for entry in (run.inputs.dataset_inputs if run.inputs else ())
+        },
+    )
+
+
+def run_report(
+    computed: Computed,
+    facts: Facts,
+    summary: Mapping[str, float],
+    reasons: Mapping[str, str],
+) -> RunReport:
+    """The page of a run, from what its rows define and what its store says.
+
+    Args:
+        computed: what its rows and predictions define.
+        facts: what its store says.
+        summary: metric name to value, as shown.
+        reasons: metric name to why it has none.
+    """
+    record, answers = computed.record, computed.predicted
+    profile = facts.profiles.get(record.dataset.name, {})
+    without = ""
+    if answers.problem is not None:
+        without = f"Its predictions were left out: {answers.problem}."
+    elif not answers.are_kept:
+        without = "Accuracy per class needs the predictions, and the run kept none."
+    return RunReport(
+        name=computed.run_name,
+        run_id=facts.run_id,
+        record=record,
+        summary=summary,
+        reasons=reasons,
+        predictions=answers.predictions,
+        without_predictions=without,
+        lower_is_better=computed.lower_is_better,
+        configuration=facts.configuration,
+        asked=facts.asked,
+        dataset={
+            name: str(profile[key])
+            for key, name in (
+                ("num_classes", "classes"),
+                ("split", "split"),
+                ("left_out", "damaged images left out"),
+            )
+            if key in profile
+        }
+        | _features(profile),
+        num_train=_counts(profile.get("num_train")),
+        environment={**facts.environment, **_measured(computed.times)},
+        notes=[str(text) for text in _listed(profile.get("warnings"))],
+    )
+
+
+def _profile(text: str | None) -> Mapping[str, Any]:
+    """A dataset's profile, where it is one of ours: other programs write what they like."""
+    try:
+        return json_object(text or "{}", MAX_ROW_BYTES)
+    except RecordError:
+        return {}
+
+
+def _features(profile: Mapping[str, Any]) -> dict[str, str]:
+    features = profile.get("features")
+    return {"features": str(features.get("name"))} if isinstance(features, dict) else {}
+
+
+def _counts(found: object) -> dict[str, int]:
+    entries = found.items() if isinstance(found, dict) else ()
+    return {key: count for key, count in entries if isinstance(count, int)}
+
+
+def _listed(found: object) -> list[object]:
+    return found if isinstance(found, list) else []
+
+
+def _measured(times: Mapping[int, int]) -> dict[str, str]:
+    """When the first and the last row were measured."""
+    moments = sorted({_moment(min(times.values())), _moment(max(times.values()))})
+    return {"rows measured": " to ".join(moments)}
+
+
+def _moment(milliseconds: int) -> str:
+    moment = datetime.fromtimestamp(milliseconds / 1000, timezone.utc)
+    return moment.strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,108 @@
+"""The page of a run in a real store: when it is written, and when it is left alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from html_pages import Page
+from kept_predictions import kept_run, predictions_folder, score
+from stored_runs import rows_folder, stored_run
+from trainings import FOUR_BUCKETS, KnownTraining
+
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.store import names
+
+
+def page_file(run) -> Path:
+    return rows_folder(run).parents[1] / names.REPORT_HTML
+
+
+def data_of(run):
+    return json.loads(Page(page_file(run).read_text()).scripts[0])
+
+
+def forget(store, run):
+    """Make a run one of before: it has all but the page."""
+    page_file(run).unlink()
+    store.delete_tag(run.info.run_id, names.REPORT_TAG)
+
+
+def test_a_training_leaves_its_page(store, experiment_id):
+    """With its configuration and dataset, linked first in the description."""
+    train_in_process(store, KnownTraining(FOUR_BUCKETS), {"seed": "7", "epochs": "auto"})
+    (run,) = store.search_runs([experiment_id])
+    text = page_file(run).read_text()
+    for told in ("<dt>epochs</dt>", "<dt>digest</dt>", "<dt>clear_mlflow</dt>", run.info.run_name):
+        assert told in text
+    assert "asked: auto" in text
+    note = store.get_run(run.info.run_id).data.tags[names.MLFLOW_NOTE].splitlines()
+    ids = f"{run.info.experiment_id}/runs/{run.info.run_id}"
+    address = f"#/experiments/{ids}/artifacts/report.html?workflowType=machine_learning"
+    assert note[2] == f"[**Report**, with every class]({address})"
+    assert score(store, run, named=True).action == "unchanged"
+    before = page_file(run).stat()
+    assert score(store, run).action == "unchanged"
+    assert page_file(run).stat() == before
+
+
+def test_runs_of_before_get_theirs(store, experiment_id):
+    """Also where all else is stored and predictions need not be read; once."""
+    run = kept_run(store, experiment_id)
+    score(store, run)
+    whole = page_file(run).read_text()
+    assert set(data_of(run)["answers"]["rows"]) == {"0", "1", "2"}
+    forget(store, run)
+    verdict = score(store, run, dry_run=True)
+    assert "would write the page, the tags clear_mlflow.report" in verdict.detail
+    assert not page_file(run).exists()
+    assert score(store, run).action == "scored"
+    assert page_file(run).read_text() == whole
+    assert score(store, run).action == "unchanged"
+
+
+def test_a_page_that_was_lost_is_written_again(store, experiment_id):
+    """By a look at everything; a quick one trusts the tag."""
+    run = stored_run(store, experiment_id)
+    score(store, run)
+    whole = page_file(run).read_text()
+    assert "the run kept none" in whole
+    page_file(run).unlink()
+    assert score(store, run).action == "unchanged"
+    assert score(store, run, named=True).action == "scored"
+    assert page_file(run).exists()
+
+
+def test_what_the_page_shows_is_kept_up_to_date(store, experiment_id):
+    """A new row, and a new name."""
+    run = stored_run(store, experiment_id, name="first")
+    last = max(rows_folder(run).iterdir())
+    text = last.read_text()
+    last.unlink()
+    score(store, run)
+    assert data_of(run)["start"] == 3
+    last.write_text(text)
+    score(store, run, named=True)
+    assert data_of(run)["start"] == 4
+    store.update_run(run.info.run_id, name="second")
+    assert score(store, run).action == "scored"
+    assert "<h1>second</h1>" in page_file(run).read_text()
+
+
+def test_classes_stay_on_the_page_when_predictions_are_removed(store, experiment_id):
+    """Whoever makes room keeps what was made of them."""
+    run = kept_run(store, experiment_id)
+    score(store, run, named=True)
+    whole = page_file(run).read_text()
+    for path in predictions_folder(run).rglob("*.safetensors"):
+        path.unlink()
+    assert score(store, run, named=True).action == "unchanged"
+    assert page_file(run).read_text() == whole
+
+
+def test_damaged_predictions_are_said_on_the_page(store, experiment_id):
+    run = kept_run(store, experiment_id)
+    (predictions_folder(run) / "row_001.safetensors").write_bytes(b"no tensors")
+    assert score(store, run, named=True).is_problem
+    assert "Its predictions were left out: row_001.safetensors" in page_file(run).read_text()
+    assert data_of(run)["answers"] is None

@@ -1,0 +1,319 @@
+"""A run's page: whole without a network, every number in it the record's, and of bounded size."""
+
+import base64
+import dataclasses
+import itertools
+import json
+import math
+import re
+import zlib
+
+import numpy as np
+import pytest
+from html_pages import HOSTILE, Page
+
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
+from clear_mlflow.metrics import METRICS, explain, summarize
+from clear_mlflow.metrics.from_predictions import Predictions, confusion
+from clear_mlflow.report.page import answers
+from clear_mlflow.report.page.run_page import RunReport, run_page
+
+
+def answered(num_buckets, classes, per_class, *, skill=0.7, protocol="iid", rows=None, seed=0):
+    """Predictions of a run that is right in *skill* of all cases, in the images' own order."""
+    draws = np.random.default_rng(seed)
+    total = num_buckets * classes * per_class
+    bucket = np.repeat(np.arange(num_buckets), classes * per_class).astype(np.uint16)
+    label = draws.integers(0, classes, total).astype(np.uint16)
+    images = EvaluationSet(
+        buckets=tuple(str(j + 1) for j in range(num_buckets)),
+        class_names=tuple(f"class {c}" for c in range(classes)),
+        bucket=bucket,
+        label=label,
+        content=draws.integers(0, 256, (total, 16)).astype(np.uint8),
+        names=tuple(map(str, range(total))),
+    )
+    answers = {}
+    for row in range(num_buckets + 1) if rows is None else rows:
+        guesses = draws.integers(0, classes, total)
+        labels = np.where(draws.random(total) < (skill if row else 1 / classes), label, guesses)
+        answers[row] = RowPredictions(
+            row=row,
+            labels=labels.astype(np.uint8 if classes <= 256 else np.uint16),
+            evaluation_set=images.digest,
+        )
+    return Predictions(images, answers, protocol, num_buckets)
+
+
+def record_of(counts, num_test, *, protocol="iid", dataset="digits", buckets=None, seed=3):
+    """The record of rows of right images per bucket, from the initialisation on."""
+    buckets = buckets or tuple(str(j + 1) for j in range(len(num_test)))
+    return assemble(
+        {
+            row_file_name(row): RowRecord(
+                row=AccuracyRow(row, tuple(buckets), tuple(right), tuple(num_test)),
+                protocol=protocol,
+                dataset=DatasetIdentity(dataset, "sha256:" + "ab" * 32),
+                seed=seed,
+                package_version="0.1.0",
+                written_at="2026-01-31T12:00:00.123Z",
+            )
+            for row, right in counts.items()
+        }
+    )
+
+
+def report_of(predictions=None, *, counts=None, **changes):
+    """The report of a run with these predictions, or with these counts of right images."""
+    if counts is None:
+        images = predictions.images
+        counts = {row: answer.correct(images) for row, answer in predictions.answers.items()}
+        record = record_of(counts, images.num_instances, protocol=predictions.protocol)
+    else:
+        record = record_of(
+            counts, (50,) * len(next(iter(counts.values()))), **changes.pop("rows", {})
+        )
+    known = {
+        "name": "a run",
+        "run_id": "abc",
+        "summary": summarize(record.matrix, record.protocol),
+        "reasons": explain(record.matrix, record.protocol),
+        "predictions": predictions,
+    }
+    return RunReport(record=record, **{**known, **changes})
+
+
+THREE = {0: (5, 5, 5), 1: (40, 30, 20), 2: (35, 45, 30), 3: (30, 40, 48)}
+
+
+def data_of(page):
+    return json.loads(Page(page).scripts[0])
+
+
+def unpacked(text, dtype):
+    return np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype)
+
+
+def test_it_needs_nothing_but_itself():
+    """No address in any attribute, no import in the style, no request in the script."""
+    text = run_page(report_of(answered(3, 4, 5)))
+    page = Page(text)
+    assert {tag for tag, _ in page.tags}.isdisjoint(["link", "img", "iframe", "object", "base"])
+    for _, attributes in page.tags:
+        assert {"src", "href", "action", "srcset", "xlink:href", "style"}.isdisjoint(attributes)
+    assert not re.search(r"https?:|@import|url\(", text)
+    assert not re.search(r"fetch\(|XMLHttp|import\(|eval\(|innerHTML", "".join(page.scripts))
+    assert "default-src 'none'" in dict(page.tags[3][1])["content"]
+
+
+def test_the_same_report_is_the_same_page():
+    report = report_of(answered(3, 4, 5))
+    assert run_page(report) == run_page(report)
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_hostile_names_are_only_text(name):
+    """As a run, dataset, bucket, class, parameter, warning and reason: the tags of plain names."""
+    printable = "".join(c for c in name if c.isprintable())[:40]
+
+    def tags_with(text, key):
+        predictions = answered(3, 2, 5)
+        images = dataclasses.replace(
+            predictions.images, class_names=(text[:200], "b"), buckets=(key, "b", "c")
+        )
+        answers = {
+            row: dataclasses.replace(answer, evaluation_set=images.digest)
+            for row, answer in predictions.answers.items()
+        }
+        predictions = Predictions(images, answers, "iid", 3)
+        found = run_page(
+            report_of(
+                predictions=predictions,
+                counts={r: a.correct(images) for r, a in answers.items()},
+                rows={"dataset": key, "buckets": (key, "b", "c")},
+                name=text,
+                run_id=text,
+                reasons={"renate/forgetting": text, "lab/own": text},
+                summary={"lab/" + text: 0.5},
+                configuration={text: text},
+                asked={text: text + "!"},
+                dataset={text: text},
+                environment={text: text},
+                notes=[text],
+            )
+        )
+        return found, Page(found)
+
+    text, page = tags_with(name, printable)
+    _, plain = tags_with("plain", "key")
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in plain.tags]
+    assert [a.keys() - {"title"} for _, a in page.tags] == [
+        a.keys() - {"title"} for _, a in plain.tags
+    ]
+    assert not any(name.startswith("on") for _, a in page.tags for name in a)
+    assert json.loads(page.scripts[0])["cells"]
+    assert len(text) < 60_000
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_every_cell_is_on_the_page():
+    """In the table as percent, in the script's data as a fraction; of rows to come, none."""
+    report = report_of(counts={row: THREE[row] for row in (0, 1, 3)})
+    text = run_page(report)
+    cells = re.findall(
+        r"<td class=[^>]*>(.*?)</td>", text.split('id="map"')[1].split("</table>")[0]
+    )
+    nothing = ["<i>not measured</i>"] * 3
+    expected = [[f"{2 * n:.1f}" for n in THREE[row]] if row != 2 else nothing for row in range(4)]
+    assert cells == list(itertools.chain(*expected))
+    data = data_of(text)
+    assert data["rows"] == [0, 1, 2, 3]
+    assert data["cells"][3] == [0.6, 0.8, 0.96]
+    assert data["cells"][2] == [None] * 3
+    assert data["means"][2][1] == 0
+    assert data["start"] == 3
+    assert "Rows that are not stored: 2." in text
+
+
+def test_metrics_have_their_meaning_or_why_there_is_none():
+    """CLEAR's and Renate's, all of them; others in a table."""
+    report = report_of(counts={1: THREE[1]}, lower_is_better=frozenset(["lab/own"]))
+    report = dataclasses.replace(report, summary={**report.summary, "lab/own": 0.25})
+    text = run_page(report)
+    tiles = re.findall(
+        r'<li[^>]*><span class="what" title="(.*?)".*?<strong>(.*?)</strong>', text, re.S
+    )
+    assert [name for name, _ in tiles] == [metric.name for metric in METRICS]
+    for name, value in tiles:
+        expected = report.summary.get(name)
+        assert value == ("–" if expected is None else f"{expected:.4f}")
+    assert "Mean accuracy on the bucket just trained: the diagonal." in text
+    assert "Not defined: needs a past bucket: k &gt;= 2 (trained on 1)." in text
+    assert re.search(r"lab/own</code></th><td>0.2500</td>.*lower is better", text)
+
+
+@pytest.mark.parametrize("classes", [3, 300])
+@pytest.mark.parametrize("protocol", ["iid", "streaming"])
+def test_the_page_holds_every_confusion(classes, protocol):
+    """Read as its script reads it, against the count over images one by one."""
+    predictions = answered(3, classes, 4, protocol=protocol)
+    held = data_of(run_page(report_of(predictions)))["answers"]
+    assert held["classes"] == list(predictions.images.class_names)
+    totals = unpacked(held["totals"], "<u4").reshape(3, classes)
+    assert set(held["rows"]) == {"0", "1", "2", "3"}
+    for row, packed in held["rows"].items():
+        labels = unpacked(packed, "<u2" if held["wide"] else "u1")
+        found = np.zeros((3, classes, classes), dtype=int)
+        at = 0
+        for bucket, truth in itertools.product(range(3), range(classes)):
+            for label in labels[at : at + totals[bucket, truth]]:
+                found[bucket, truth, label] += 1
+            at += totals[bucket, truth]
+        assert at == len(labels)
+        literal = np.zeros_like(found)
+        images, answer = predictions.images, predictions.answers[int(row)]
+        for bucket, truth, label in zip(images.bucket, images.label, answer.labels, strict=True):
+            literal[bucket, truth, label] += 1
+        assert np.array_equal(found, literal)
+        # What the script adds up of a row: buckets that are evidence.
+        first = int(row) if protocol == "streaming" else 0
+        assert np.array_equal(found[first:].sum(axis=0), confusion(predictions, int(row)))
+
+
+def test_without_predictions_one_line_says_so():
+    text = run_page(report_of(counts=THREE, without_predictions="The run kept none."))
+    assert "The run kept none." in text
+    assert data_of(text)["answers"] is None
+
+
+def test_its_size_is_bounded(monkeypatch):
+    """Of what does not fit, the last rows' predictions stay; of more classes, none are shown."""
+    predictions = answered(4, 200, 5, skill=0.2)
+    whole = run_page(report_of(predictions))
+    assert list(data_of(whole)["answers"]["rows"]) == list("01234")
+    room = len(data_of(whole)["answers"]["rows"]["4"]) + 2000
+    monkeypatch.setattr(answers, "MOST_BYTES", room)
+    text = run_page(report_of(predictions))
+    assert list(data_of(text)["answers"]["rows"]) == ["4"]
+    assert len(text) < len(whole) - 2 * room
+    assert "predictions of 1 of 5 rows, the last ones" in text
+    text = run_page(report_of(answered(2, answers.MOST_CLASSES + 1, 1)))
+    assert data_of(text)["answers"] is None
+    assert "Of more than 1000 classes" in text
+
+
+def test_of_very_many_buckets_some_are_shown():
+    """Spread evenly, the first and the last among them; means are over all."""
+    counts = {row: tuple(range(250)) for row in (0, 250)}
+    text = run_page(RunReport(
+        name="long", run_id="abc", summary={}, reasons={},
+        record=record_of(counts, (250,) * 250),
+    ))  # fmt: skip
+    data = data_of(text)
+    assert len(data["rows"]) == len(data["columns"]) == 100
+    assert (data["rows"][0], data["rows"][-1]) == (0, 250)
+    assert data["columns"][-1] == 249
+    assert data["means"][-1] == [round(np.mean(range(250)) / 250, 6), 250]
+    assert len(text) < 1_500_000
+    assert "100 rows and columns of 250 buckets" in text
+
+
+def test_streaming_shows_unseen_cells_alone():
+    predictions = answered(3, 4, 5, protocol="streaming")
+    text = run_page(report_of(predictions))
+    cells = data_of(text)["cells"]
+    assert [sum(value is not None for value in row) for row in cells] == [3, 2, 1, 0]
+    assert "Protocol streaming" in text
+
+
+def test_a_run_with_its_first_row_has_a_page():
+    """As a run in training: nothing that needs more rows is in the way."""
+    for rows in ({0: THREE[0]}, {1: THREE[1]}):
+        text = run_page(report_of(counts=rows))
+        assert "of 3 buckets trained" in text
+    counts = {1: (40,)}
+    record = record_of(counts, (50,))
+    text = run_page(RunReport(name="x", run_id="y", record=record, summary={}, reasons={}))
+    assert data_of(text)["cells"] == [[None], [0.8]] or data_of(text)["cells"] == [[0.8]]
+
+
+def test_imported_fractions_have_no_counts():
+    record = assemble(
+        {
+            row_file_name(1): RowRecord(
+                row=AccuracyRow.from_fractions(1, ("a", "b"), (0.5, math.nan)),
+                protocol="iid",
+                dataset=DatasetIdentity("other", "sha256:" + "cd" * 32),
+                seed=None,
+                package_version="0.1.0",
+                written_at="2026-01-31T12:00:00.123Z",
+            )
+        }
+    )
+    text = run_page(RunReport(name="x", run_id="y", record=record, summary={}, reasons={}))
+    assert data_of(text)["images"] is None
+    assert "no seed" in text
+
+
+def test_the_stamp_changes_with_what_is_shown():
+    """But not with what an own metric said when it could not be computed."""
+    report = report_of(counts=THREE)
+    changed = [
+        {"name": "another"},
+        {"summary": {}},
+        {"reasons": {"clear/accuracy": "other"}},
+        {"configuration": {"lr": "0.1"}},
+        {"asked": {"lr": "auto"}},
+        {"dataset": {"classes": "3"}},
+        {"num_train": {"1": 5}},
+        {"environment": {"commit": "abc"}},
+        {"notes": ["mind"]},
+    ]
+    stamps = [dataclasses.replace(report, **change).stamp("d") for change in changed]
+    stamps += [report.stamp("d"), report.stamp("e")]
+    assert len(set(stamps)) == len(stamps)
+    same = dataclasses.replace(report, reasons={**report.reasons, "lab/own": "failed"})
+    assert same.stamp("d") == report.stamp("d")
