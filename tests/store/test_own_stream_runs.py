@@ -7,13 +7,22 @@ import pytest
 from own_streams import YEARS, write_csv, write_parquet, write_years
 
 import clear_mlflow
+from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.record import RowRecord, assemble
 from clear_mlflow.evaluation.reevaluate_models import retest
 from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.runs.resume import ResumePoint, parameters_to_resume
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.sweep import read_grid
 
+MODULE = """
+from clear_mlflow.data import Entry, listing_of
+
+def photos(root, *, times: int = 1):
+    found = sorted(root.glob("train/*/*/*.png"))
+    return listing_of([Entry(p, p.parts[-2], p.parts[-3]) for p in found], root=root)
+"""
 SMALL = {"model": "small_cnn", "image_size": 8, "epochs": 1, "batch_size": 8, "memory": 6}
 SMALL |= {"device": "cpu", "precision": "off", "log_models": "last"}
 
@@ -89,6 +98,33 @@ def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
     sources = {json.loads(run.inputs.dataset_inputs[0].dataset.source)["uri"] for run in runs}
     assert sources == {str(root)}
     assert {run.data.params["dataset"] for run in runs} == {"folder", "table"}
+
+
+def test_what_a_store_names_is_not_imported(store, experiment_id, root, monkeypatch):
+    """A function of one's own runs where it is named, and nowhere else."""
+    (root.parent / "of_mine.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(root.parent)
+    asked = {"dataset": "of_mine:photos", "data_root": root, "dataset_args": "times=2"}
+    clear_mlflow.train(**asked, **SMALL)
+    run = the_run(store, experiment_id)
+    assert run.info.run_name == "naive photos seed 0"
+    assert run.data.params["dataset/times"] == "2"
+    with pytest.raises(RecordError, match="what a store names is never imported"):
+        retest(store, run, data_root=str(root))
+    point = ResumePoint(
+        run,
+        {},
+        TrainConfig.resolve({"dataset": "of_mine:photos"}),
+        {},
+        frozenset(),
+        (),
+        None,
+        frozenset(),
+    )
+    with pytest.raises(ConfigError, match="dataset=of_mine:photos if you know it"):
+        parameters_to_resume(point, {})
+    _, again = parameters_to_resume(point, {"dataset": "of_mine:photos"})
+    assert again.dataset == "of_mine:photos"
 
 
 def test_embedded_datasets_say_their_licence(store, experiment_id, tmp_path, monkeypatch):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import sys
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.text import shown
-from clear_mlflow.data.files import reason, resolve_root
+from clear_mlflow.data.files import path_text, reason, resolve_root
 from clear_mlflow.data.sources._entries import StreamArguments
 from clear_mlflow.data.splits import Listing
 
@@ -37,13 +38,18 @@ class FunctionSource:
     def __init__(self, reference: str) -> None:
         self._reference = reference
         module, _, attribute = reference.partition(":")
+        # As ``python -m`` would: what a user names in the folder at hand is what is meant.
+        folder = str(Path.cwd())
+        sys.path.insert(0, folder)
         try:
             self._function = getattr(importlib.import_module(module), attribute)
         except Exception as error:  # whatever somebody's import may raise
             raise ConfigError(
                 f"dataset {reference} cannot be loaded ({type(error).__name__}: {reason(error)}); "
-                "pass package.module:function of an installed package"
+                "pass package.module:function, importable from here"
             ) from error
+        finally:
+            sys.path.remove(folder)
         self.Arguments = self._arguments()
 
     def listing(self, root: Path | None, arguments: Any, *, cache_dir: Path) -> Listing:
@@ -70,7 +76,7 @@ class FunctionSource:
                 f"dataset {self._reference} gave {shown(found)}; expected a Listing, as "
                 "clear_mlflow.data.listing_of makes one"
             )
-        return dataclasses.replace(found, source=f"{self._reference} in {found.root}")
+        return dataclasses.replace(found, source=f"{self._reference}, {path_text(found.root)}")
 
     def _arguments(self) -> type:
         """The dataclass that ``dataset_args`` is read as: the function's keywords."""

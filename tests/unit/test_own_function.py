@@ -1,0 +1,158 @@
+"""A stream that a function of one's own gives: how it is named, called, and refused."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+from own_streams import CLASSES, YEARS, write_years
+from released_layout import write_image
+
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.sources import needs_folder, stream_name
+from clear_mlflow.learning.arguments import dataset_arguments
+from clear_mlflow.learning.config import TrainConfig
+
+MODULE = """
+from pathlib import Path
+from clear_mlflow.data import Entry, Listing, listing_of
+
+def years(root: Path, *, first: int = 2004, upper: bool = False, share: float = 1.0) -> Listing:
+    found = [p for p in sorted(root.glob("*/*/*.png")) if int(p.parts[-3]) >= first]
+    name = str.upper if upper else str
+    return listing_of((Entry(p, name(p.parts[-2]), p.parts[-3]) for p in found), root=root)
+
+def outside(root):
+    paths = {"x": root.parent / "a" / "b.png", "y": root / "c.png"}
+    return listing_of([Entry(path, name, "1") for name, path in paths.items()], root=root)
+
+def odd_split(root):
+    return listing_of([Entry(root / "c.png", "y", "1", "valid")], root=root)
+
+def raises(root):
+    raise RuntimeError("not today\\nor ever")
+
+def nothing(root):
+    return None
+
+def untyped(root, first=1):
+    return None
+
+def no_default(root, first: int):
+    return None
+
+def of_lists(root, years: list = ()):
+    return None
+
+def takes_name(root, name: str = "x"):
+    return None
+
+def of_nothing():
+    return None
+
+number = 3
+"""
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """A module in the working folder, and a stream."""
+    (tmp_path / "own_photos.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    write_years(tmp_path / "yearbook", train=4)
+    yield tmp_path / "yearbook"
+    sys.modules.pop("own_photos", None)
+
+
+def load(root, function, **arguments):
+    return load_stream(
+        f"own_photos:{function}",
+        str(root),
+        cache_dir=root.parent / "cache",
+        arguments=arguments,
+    )
+
+
+def test_what_a_function_lists_is_the_stream_of_the_folder(root):
+    """One digest; keywords are dataset_args, of their annotated types."""
+    folder = load_stream("folder", str(root), cache_dir=root.parent / "cache")
+    stream = load(root, "years")
+    assert (stream.digest, stream.class_names) == (folder.digest, folder.class_names)
+    assert stream.name == "years"
+    assert stream.source == f"own_photos:years, {root}"
+    given = {"first": "2005", "upper": "yes", "licence": "CC0"}
+    arguments = dataset_arguments("own_photos:years", str(root), given)
+    assert arguments == {
+        "name": "years", "licence": "CC0", "first": 2005, "upper": True, "share": 1.0
+    }  # fmt: skip
+    stream = load(root, "years", **arguments)
+    assert [bucket.key for bucket in stream.buckets] == list(YEARS[1:])
+    assert stream.class_names == ("BUS", "CAMERA")
+    assert stream.licence == "CC0"
+    with pytest.raises(ConfigError, match="expected a whole number"):
+        dataset_arguments("own_photos:years", str(root), {"first": "soon"})
+    with pytest.raises(ConfigError, match="known are name, licence, first, upper, share"):
+        dataset_arguments("own_photos:years", str(root), {"last": "2005"})
+
+
+def test_a_function_is_a_dataset_without_being_loaded_to_be_named():
+    """Parameters are resolved where its module need not be; it may need no folder."""
+    config = TrainConfig.resolve({"dataset": "lab.photos:by_year"})
+    assert (config.stream_name, config.memory) == ("by_year", 0.1)
+    assert not needs_folder("lab.photos:by_year")
+    assert stream_name("lab.photos:by_year", "/data", {"name": "faces"}) == "faces"
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        ("missing", "cannot be loaded (AttributeError"),
+        ("untyped", "takes first=1; expected a function of the folder"),
+        ("no_default", "takes first: int; expected"),
+        ("of_lists", "takes years: list = (); expected"),
+        ("takes_name", "takes name, which every stream has"),
+        ("of_nothing", "takes no folder"),
+        ("number", "cannot be called"),
+        ("raises", "raised RuntimeError: not today or ever"),
+        ("nothing", "gave None; expected a Listing"),
+        ("outside", "is missing"),
+        ("odd_split", "has a split 'valid'"),
+    ],
+)
+def test_what_a_function_does_wrong_is_one_line(root, function, told):
+    """With its name, and what was expected."""
+    with pytest.raises((ConfigError, DataError)) as error:
+        load(root, function)
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_path_out_of_the_folder_is_refused(root):
+    """A function's paths are held to what a table's are."""
+    (root.parent / "a").mkdir()
+    with pytest.raises(DataError, match="leads out of"):
+        load(root, "outside")
+
+
+def test_the_function_of_the_docs_runs(tmp_path, project, monkeypatch):
+    """As it stands on the page, on files that are called as it says."""
+    page = (project / "docs" / "own-streams.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"^```python\n(# photos.py.*?)^```$", page, re.S | re.M)
+    (tmp_path / "photos.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    for year in YEARS:
+        for name in CLASSES:
+            for i in range(4):
+                seed = f"{year}-{name}-{i}"
+                write_image(tmp_path / "all" / f"{seed}.png", size=(8, 8), seed=seed)
+    stream = load_stream(
+        "photos:by_year",
+        str(tmp_path / "all"),
+        cache_dir=tmp_path / "cache",
+        arguments={"first": 2005},
+    )
+    sys.modules.pop("photos")
+    assert [bucket.key for bucket in stream.buckets] == ["2005", "2006"]
+    assert stream.class_names == CLASSES
