@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import RecordError
@@ -313,6 +311,8 @@ def predictions_file_name(row: int) -> str:
 
 def _file_of(arrays: dict[str, NDArray[Any]], metadata: dict[str, str]) -> bytes:
     """A safetensors file; equal contents give equal bytes: its own writer shuffles the metadata."""
+    from safetensors.numpy import save  # here: a server's pages need no predictions, and lack it
+
     content = save(arrays, metadata=metadata)
     (length,) = struct.unpack("<Q", content[:8])
     described = json.loads(content[8 : 8 + length])
@@ -325,6 +325,8 @@ def _file_of(arrays: dict[str, NDArray[Any]], metadata: dict[str, str]) -> bytes
 def _read(
     path: Path, expected: Set[str], optional: Set[str] = frozenset()
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+    from safetensors import SafetensorError, safe_open
+
     try:
         size = path.stat().st_size
         if size > untrusted.MAX_PREDICTIONS_BYTES:

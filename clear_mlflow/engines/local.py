@@ -14,8 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-import psutil
-
 from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.engines.engine import Ended, Task
 
@@ -111,6 +109,8 @@ class LocalEngine:
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         if self._jobs > 1:
+            import psutil  # here: who only reads runs may lack it
+
             usable = usable_cores()
             cores = min(psutil.cpu_count(logical=False) or usable, usable)
             environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // self._jobs)))

@@ -17,8 +17,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
-
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import PeerLostError
 from clear_mlflow.learning.config import TrainConfig
@@ -42,6 +40,8 @@ def _environment() -> dict[str, str]:
     network on two cores). Where others want these cores, a thread that spins keeps the one that it
     waits for from running: the same training then took 10 times as long, and up to 100 times.
     """
+    import psutil  # here: who trains nothing may lack it
+
     environment = dict(os.environ)
     cores = psutil.cpu_count() or 1
     busy_cores = psutil.cpu_percent(_LOOK_SECONDS) / 100 * cores

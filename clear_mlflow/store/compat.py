@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
-from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 from mlflow.tracking.fluent import _active_run_stack, run_id_to_system_metrics_monitor
 
 # MLflow has no public way to tell; without these lists nothing here imports, and tests say so.
 from mlflow.utils.name_utils import _GENERATOR_NOUNS, _GENERATOR_PREDICATES
+
+if TYPE_CHECKING:  # it loads psutil, which a server may lack
+    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
 
 def is_generated(name: str | None) -> bool:

@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-import psutil
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -53,6 +52,8 @@ class LostRunError(TrackingError):
 
 def heartbeat() -> str:
     """This process and this moment, as the process tag holds them; to be set again and again."""
+    import psutil  # here: a server's pages only read, and lack it
+
     return json.dumps(
         {
             "host": _host(),
@@ -262,6 +263,8 @@ class _Heartbeat:
     @property
     def lives(self) -> bool:
         """Whether the process, which is one of this machine's, is there."""
+        import psutil
+
         try:
             process = psutil.Process(self.pid)
             # A number is given out again: only the start tells that it is the same process.
