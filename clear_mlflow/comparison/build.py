@@ -221,7 +221,10 @@ def arrange(
 
 
 def compare(
-    arrangement: Arrangement, hits: Mapping[str, CorrectMatrix] | None = None
+    arrangement: Arrangement,
+    hits: Mapping[str, CorrectMatrix] | None = None,
+    *,
+    over_images: bool = True,
 ) -> Comparison:
     """Test groups against each other, and say what may be said.
 
@@ -231,6 +234,8 @@ def compare(
     Args:
         arrangement: the groups.
         hits: run id to what its stored predictions got right.
+        over_images: whether groups of one result get intervals over their test images, a tenth of
+            a second each.
     """
     hits = hits or {}
     groups, ranked = arrangement.groups, arrangement.ranked_by
@@ -266,7 +271,7 @@ def compare(
         across=across,
         cells={pair: _cell_tests(groups[pair[0]], *sides) for pair, sides in correct.items()},
         unlike=frozenset(unlike),
-        image_intervals=_image_intervals(arrangement, hits),
+        image_intervals=_image_intervals(arrangement, hits) if over_images else {},
         warnings=tuple(_warnings(arrangement, verdicts, unlike)),
     )
 

@@ -81,6 +81,8 @@ def read_comparison(
     named: bool,
     cluster: RayCluster | None = None,
     jobs: int | None = None,
+    verify: str = "auto",
+    over_images: bool = True,
 ) -> tuple[Comparison, list[LeftOut], str]:
     """Read the runs and compare them; nothing is written.
 
@@ -96,6 +98,10 @@ def read_comparison(
             search, it is only passed over.
         cluster: whose workers read the runs, entered already; None: this process does.
         jobs: runs that are read at once, or batches of them on a cluster; None: as many as suit.
+        verify: when row artifacts are looked at: see
+            :func:`~clear_mlflow.store.matrices.stored_rows_of`.
+        over_images: whether single runs are tested, and get intervals, over their test images:
+            that reads megabytes of stored predictions a run, and takes a tenth of a second a run.
 
     Returns:
         The comparison, the runs that are not in it, and the experiment of the first that is.
@@ -110,7 +116,8 @@ def read_comparison(
     rowless: list[RowlessRun] = []
     experiment_id = ""
     read = _Reading(client, cluster, jobs)
-    for stored in read.over(partial(read_matrices, metrics=metrics), _there(runs), batch=_BATCH):
+    matrices = partial(read_matrices, metrics=metrics, verify=verify)
+    for stored in read.over(matrices, _there(runs), batch=_BATCH):
         if stored.record is None:
             if not stored.problem and stored.tags.get(names.DIVERGED_TAG) == "true":
                 rowless.append(_rowless(stored))
@@ -136,14 +143,13 @@ def read_comparison(
         metrics=metrics,
     )
     hits, refused = {}, []
-    for subject, found, problem in read.over(
-        read_correctness, arrangement.wants_predictions(), batch=_BATCH_OF_PREDICTIONS
-    ):
+    tested = arrangement.wants_predictions() if over_images else []
+    for subject, found, problem in read.over(read_correctness, tested, batch=_BATCH_OF_PREDICTIONS):
         if found is not None:
             hits[subject.run_id] = found
         elif problem is not None:
             refused.append(f"Predictions of {cut(subject.name)} are not used: {problem}.")
-    comparison = compare(arrangement, hits)
+    comparison = compare(arrangement, hits, over_images=over_images)
     passed_over = [
         f"Left out: {cut(run.run_name)} ({cut(run.run_id[:8])}), {run.reason}." for run in left_out
     ]

@@ -117,10 +117,12 @@ def servers(machines, tmp_path_factory):
     asking = tracking_server(
         guarded,
         database.create("guarded"),
-        *("--app-name", "basic-auth"),
+        *("--app-name", "clear"),  # our pages, in the app that asks for passwords
         artifacts=f"s3://{BUCKET}/guarded",
         MLFLOW_AUTH_CONFIG_PATH=str(settings),
         MLFLOW_FLASK_SERVER_SECRET_KEY="of this test alone",
+        CLEAR_MLFLOW_SERVER_APP="basic-auth",
+        MLFLOW_BASIC_AUTH_FAIL_CLOSED="true",
     )
     with letting_in as first, asking as second:
         found = {
@@ -413,6 +415,86 @@ def test_a_user_who_may_edit_trains_and_evaluates(guarded, monkeypatch):
     assert len(runs) == 2
     for run in runs:
         assert_stored_once(guarded, client, run.info.run_id, EXPECTED)
+
+
+@pytest.fixture
+def page(guarded):
+    """Ask for a page of ours, as a user or as nobody."""
+
+    def ask(path, user=None, method="GET", **query):
+        address = f"{guarded.url}/clear/{path}"
+        return requests.request(method, address, params=query, auth=user, timeout=LONG)
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("user", "status"),
+    [
+        (None, 401),
+        ((READER[0], "a wrong password"), 401),
+        (STRANGER, 403),
+        (READER, 200),
+        (ADMIN, 200),
+        (TRAINER, 200),
+    ],
+    ids=["nobody", "wrong password", "stranger", "reader", "admin", "owner"],
+)
+def test_the_comparison_is_for_whom_mlflow_lets_read(shown, page, user, status):
+    """Of an experiment: its runs, or MLflow's own refusal and nothing of the runs."""
+    answer = page("compare", user, experiment_id=shown.info.experiment_id)
+    assert answer.status_code == status, answer.text
+    assert (shown.info.run_id in answer.text) == (status == 200)
+
+
+@pytest.mark.parametrize("path", ["run", "run/state"])
+def test_a_run_is_for_whom_mlflow_lets_read(shown, page, path):
+    """Its page, and what the page asks again and again."""
+    run_id = shown.info.run_id
+    users = (None, STRANGER, READER, TRAINER)
+    answers = [page(path, user, run_id=run_id) for user in users]
+    assert [answer.status_code for answer in answers] == [401, 403, 200, 200]
+    assert page(path, READER, run_id="0" * 32).status_code == 403  # as MLflow says of unknown ones
+
+
+def test_the_list_has_the_experiments_that_one_may_read(guarded, shown, page, monkeypatch):
+    """Others are not named, neither in the list nor by their number."""
+    client = guarded.use(monkeypatch)
+    hidden = client.create_experiment("not for readers")
+    run = stored_by_another_program(client, hidden)
+    client.set_tag(run.info.run_id, names.ROWS_TAG, "complete")
+    client.set_tag(shown.info.run_id, names.ROWS_TAG, "complete")
+    assert page("").status_code == 401
+    assert "not for readers" not in page("", STRANGER).text
+    seen = page("", READER)
+    assert "shown" in seen.text
+    assert "not for readers" not in seen.text
+    assert "not for readers" in page("", TRAINER).text
+    assert page("compare", READER, experiment_id=hidden).status_code == 403
+
+
+def test_no_run_of_another_experiment_is_shown(guarded, shown, page, monkeypatch):
+    """Whatever the address names: the runs are those of the experiment that was checked."""
+    client = guarded.use(monkeypatch)
+    hidden = client.create_experiment("ticked from elsewhere")
+    secret = stored_by_another_program(client, hidden).info
+    own = shown.info
+    ticked = page("compare", READER, experiment_id=own.experiment_id, runs=secret.run_id)
+    assert ticked.status_code == 400
+    both = page("compare", READER, experiment_id=[own.experiment_id, hidden])
+    swapped = page("compare", READER, experiment_id=[hidden, own.experiment_id])
+    wanted = f"attributes.run_id = '{secret.run_id}'"
+    found = page("compare", READER, experiment_id=own.experiment_id, filter=wanted)
+    assert (both.status_code, swapped.status_code, found.status_code) == (200, 403, 400)
+    for answer in (ticked, both, swapped, found):
+        assert secret.run_name not in answer.text
+
+
+def test_a_method_that_accounts_do_not_know_is_refused(shown, page):
+    """Flask answers HEAD where it answers GET, and MLflow's accounts have no rule for it."""
+    of_shown = shown.info.experiment_id
+    for user, method in ((STRANGER, "HEAD"), (READER, "HEAD"), (READER, "POST")):
+        assert page("compare", user, method, experiment_id=of_shown).status_code in (403, 405)
 
 
 def test_runs_at_once(plain, monkeypatch):

@@ -171,7 +171,13 @@ class Starting:
 
 @contextmanager
 def tracking_server(
-    folder: Path, database: str, *options: str, artifacts: str, workers: int = 1, **environment: str
+    folder: Path,
+    database: str,
+    *options: str,
+    artifacts: str,
+    workers: int = 1,
+    prefix: str = "",
+    **environment: str,
 ) -> Iterator[Starting]:
     """``mlflow server`` on a database, handing artifacts on to a store.
 
@@ -181,6 +187,7 @@ def tracking_server(
         options: more of the command.
         artifacts: where the server keeps artifacts.
         workers: processes that answer.
+        prefix: of its addresses, as ``/lab``.
         environment: more of it, for the server alone.
     """
     port = free_port()
@@ -189,6 +196,7 @@ def tracking_server(
         *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
         *("--workers", str(workers), "--backend-store-uri", database, "--serve-artifacts"),
         *("--artifacts-destination", artifacts, *options),
+        *(("--static-prefix", prefix) if prefix else ()),
     ]
     quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
     inherited = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
@@ -203,7 +211,7 @@ def tracking_server(
             start_new_session=True,
         )
     try:
-        yield Starting(f"http://127.0.0.1:{port}", process, log)
+        yield Starting(f"http://127.0.0.1:{port}{prefix}", process, log)
     finally:
         _stop(process, signal.SIGTERM)
 

@@ -38,6 +38,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "api": {"core", "learning", "store", "scoring", "runs"},
     "adapters": {"core", "metrics", "runs", "api"},
+    "server": {*("core", "metrics", "report", "comparison"), *("store", "scoring", "evaluation")},
     "cli": {
         *("core", "metrics", "report", "comparison", "importers", "engines", "data"),
         *("learning", "process", "store", "scoring", "runs", "evaluation", "sweep"),
@@ -45,11 +46,12 @@ ROOMS: dict[str, set[str]] = {
 }
 # What each framework may be named by.
 FRAMEWORKS = {
-    "mlflow": {"store", "scoring", "journal", "runs", "evaluation", "sweep"},
+    "mlflow": {"store", "scoring", "journal", "runs", "evaluation", "sweep", "server"},
     "torch": {"data", "learning", "process", "adapters", "cli"},
     "torchvision": {"learning"},
     "ray": {"engines"},
-    "click": {"cli"},
+    "click": {"cli", "server"},
+    "flask": {"server"},
 }
 # Folders that hold one module for each thing that is plugged in, and what those have in common.
 PLUGINS = {"adapters", "cli", "importers", "learning/strategies"}

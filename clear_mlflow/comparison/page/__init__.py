@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page.charts import curve_parts, metric_plots, plots_about
@@ -20,6 +21,8 @@ def comparison_page(
     footer: str,
     more_seeds: str | None = None,
     chosen: str | None = None,
+    over: str | None = None,
+    **more: Any,
 ) -> str:
     """The whole page.
 
@@ -29,9 +32,12 @@ def comparison_page(
         footer: who made it, and when.
         more_seeds: name of the artifact that trains the seeds that are needed; None: none is.
         chosen: name of the artifact that tests what leads each method; None: nothing was chosen.
+        over: a template that extends the page's: see :func:`~clear_mlflow.report.page.rendered`.
+        more: what that one names.
     """
     return rendered(
         "clear_mlflow.comparison.page/page",
+        over=over,
         colours=DIVERGING.css("w", "diverging"),
         title=short(title, 160),
         subtitle=_subtitle(comparison),
@@ -49,6 +55,7 @@ def comparison_page(
         **differences(comparison),
         runs=list(_runs(comparison)),
         settings=[setting_text(comparison, i) for i in range(len(comparison.settings))],
+        **more,
     )
 
 

@@ -20,28 +20,33 @@ from clear_mlflow.report.colours import GROUPS, SCALE
 _HERE = "clear_mlflow.report.page"
 
 
-def rendered(page: str, *, colours: str = "", **content: object) -> str:
+def rendered(page: str, *, over: str | None = None, colours: str = "", **content: object) -> str:
     """A page: its template in the frame that all pages share, with its style and its script.
 
     Args:
-        page: package and name of its three files, as ``clear_mlflow.report.page/run`` of
-            ``run.html``, ``run.css`` and ``run.js``.
+        page: package and name of its files, as ``clear_mlflow.report.page/run`` of ``run.html``,
+            and of ``run.css`` and ``run.js`` where they are there.
+        over: the same of a template that extends the page, as ``below`` or by its name, and adds
+            to its style and script.
         colours: more classes of colours for its style, as :meth:`Ramp.css` gives them.
         content: what the templates name; any texts, which they escape.
     """
     # Group colours first, for the style sheet has others for dark ground.
     of_groups = "".join(f"--g{i}:{colour};" for i, colour in enumerate(GROUPS))
-    parts = [":root{", of_groups, "}", own_text(f"{_HERE}/frame.css"), own_text(f"{page}.css")]
-    css = _Own("".join([*parts, SCALE.css("v", "scale"), colours]))
-    template = _environment().get_template(f"{page}.html")
-    text = template.render(css=css, js=_Own(own_text(f"{page}.js")), **content)
+    pages = [page] if over is None else [page, over]
+    styles = [own_text(f"{_HERE}/frame.css"), *(_optional_text(f"{name}.css") for name in pages)]
+    css = "".join([":root{", of_groups, "}", *styles, SCALE.css("v", "scale"), colours])
+    js = "".join(_optional_text(f"{name}.js") for name in pages)
+    template = _environment().get_template(f"{pages[-1]}.html")
+    text = template.render(below=f"{page}.html", css=_Own(css), js=_Own(js), **content)
     return text.strip() + "\n"
 
 
 def load(page: str) -> None:
     """Read and compile the files of a page, which are kept from then on."""
-    for name in (f"{_HERE}/frame.css", f"{page}.css", f"{page}.js"):
-        own_text(name)
+    own_text(f"{_HERE}/frame.css")
+    for name in (f"{page}.css", f"{page}.js"):
+        _optional_text(name)
     for name in (f"{page}.html", f"{_HERE}/frame.html", f"{_HERE}/pieces.html"):
         _environment().get_template(name)
 
@@ -54,6 +59,12 @@ def own_text(name: str) -> str:
     """
     package, _, file = name.partition("/")
     return files(package).joinpath(file).read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=32)
+def _optional_text(name: str) -> str:
+    package, _, file = name.partition("/")
+    return own_text(name) if files(package).joinpath(file).is_file() else ""
 
 
 class _Own(str):

@@ -113,11 +113,13 @@ def load_run_page() -> None:
     load(_PAGE)
 
 
-def run_page(report: RunReport) -> str:
+def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
     """The whole page; the same report gives the same text.
 
     Args:
         report: what is shown.
+        over: a template that extends the page's: see :func:`~clear_mlflow.report.page.rendered`.
+        more: what that one names.
     """
     record = report.record
     keys = record.matrix.buckets
@@ -142,6 +144,7 @@ def run_page(report: RunReport) -> str:
     }
     return rendered(
         _PAGE,
+        over=over,
         title=one_line(report.name, 160),
         subtitle=_subtitle(report),
         warnings=_warnings(report),
@@ -160,6 +163,7 @@ def run_page(report: RunReport) -> str:
         has_num_train=bool(report.num_train),
         environment=_facts(report.environment),
         data=data,
+        **more,
     )
 
 

@@ -1,0 +1,1 @@
+"""Pages in MLflow's own server: the experiments with rows, their comparison, and a run's report."""

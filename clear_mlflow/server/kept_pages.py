@@ -1,0 +1,49 @@
+"""Pages that a process keeps while nothing that they show has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+# Half a megabyte each as a rule.
+_MOST = 16
+# Seconds that a request waits for those before it: drawing takes all of a core.
+_PATIENCE = 10
+
+
+class BusyError(Exception):
+    """Others wait for their pages already; asked again, it is this one's turn."""
+
+
+class KeptPages:
+    """The pages that were drawn last; one is drawn at a time."""
+
+    def __init__(self) -> None:
+        self._pages: OrderedDict[str, str] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, shown: object, draw: Callable[[], str]) -> str:
+        """The page of what is shown: a kept one, or drawn now.
+
+        Args:
+            shown: what changes with anything in the page; values that JSON takes.
+            draw: makes the page.
+
+        Raises:
+            BusyError: others draw for longer than one waits.
+        """
+        key = hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
+        if not self._lock.acquire(timeout=_PATIENCE):
+            raise BusyError
+        try:
+            if key not in self._pages:
+                self._pages[key] = draw()
+                if len(self._pages) > _MOST:
+                    self._pages.popitem(last=False)
+            self._pages.move_to_end(key)
+            return self._pages[key]
+        finally:
+            self._lock.release()

@@ -1,0 +1,147 @@
+"""The comparison of an experiment's runs as they are now, drawn anew when one of them changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from itertools import islice
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from clear_mlflow.comparison import Comparison
+from clear_mlflow.core.text import printable
+from clear_mlflow.core.version import __version__
+from clear_mlflow.evaluation.compare import comparison_name, read_comparison
+from clear_mlflow.server.kept_pages import KeptPages
+from clear_mlflow.server.mlflow_hooks import without_addresses
+from clear_mlflow.server.page import Choice, Chooser, live_comparison_page
+from clear_mlflow.server.run_state import now_text, state_of
+from clear_mlflow.store import names
+from clear_mlflow.store.pool import mapped
+from clear_mlflow.store.search import search
+
+# Runs that one page lists and compares: what a request may cost.
+MOST_RUNS = 500
+_JOBS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What is to be compared.
+
+    Args:
+        experiment_id: that the runs are of.
+        experiment: its name.
+        wanted: a filter in MLflow's search syntax; empty: all runs.
+        group_by: names of parameters or tags that runs of one group share; None: the usual ones.
+        runs: ids of the runs that are ticked, or their beginnings; none: all that the filter finds.
+        without: ids of those that are not.
+    """
+
+    experiment_id: str
+    experiment: str
+    wanted: str = ""
+    group_by: tuple[str, ...] | None = None
+    runs: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+
+    def includes(self, run_id: str) -> bool:
+        """Whether a run is ticked."""
+        if self.without and run_id.startswith(self.without):
+            return False
+        return not self.runs or run_id.startswith(self.runs)
+
+
+def live_comparison(store: MlflowClient, question: Question, kept: KeptPages) -> str:
+    """The page as the runs are now; what it costs is bounded by how many it lists.
+
+    Args:
+        store: where the runs are.
+        question: what is compared.
+        kept: pages that were drawn before.
+
+    Raises:
+        ClearError: nothing can be compared as it is asked for, or the store does not answer.
+        BusyError: others wait for their pages already.
+    """
+    found = search(store, [question.experiment_id], question.wanted)
+    runs = list(islice(found, MOST_RUNS + 1))
+    states = list(mapped(partial(state_of, store), runs, _JOBS))
+    return kept.get([asdict(question), *states], lambda: _drawn(store, question, runs))
+
+
+def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str:
+    runs = [
+        run
+        for run in found[:MOST_RUNS]
+        if run.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS
+    ]
+    ticked = [run for run in runs if question.includes(run.info.run_id)]
+    group_by = _usual_groups(ticked) if question.group_by is None else question.group_by
+    comparison, _, _ = read_comparison(
+        store,
+        ticked,
+        group_by=group_by,
+        named=bool(question.runs),
+        # A scored run's rows are in its tag, which the listing brought; else files are read.
+        verify="none",
+        over_images=False,
+    )
+    notes = _notes(question, runs, comparison, is_cut=len(found) > MOST_RUNS)
+    warnings = tuple(without_addresses(text) for text in (*notes, *comparison.warnings))
+    return live_comparison_page(
+        replace(comparison, warnings=warnings),
+        title=comparison_name(comparison),
+        footer=f"clear_mlflow {__version__}, as of {now_text()}",
+        chooser=Chooser(
+            experiment_id=question.experiment_id,
+            experiment=question.experiment,
+            wanted=question.wanted,
+            group_by=",".join(group_by) or "none",
+            choices=tuple(_choice(question, run) for run in runs),
+        ),
+    )
+
+
+def _usual_groups(runs: Sequence[Run]) -> tuple[str, ...]:
+    """As clear-mlflow compare groups; runs that other programs stored may name no strategy."""
+    has_strategies = any("strategy" in {**run.data.params, **run.data.tags} for run in runs)
+    return ("strategy", "dataset") if has_strategies else ("dataset",)
+
+
+def _notes(
+    question: Question, runs: Sequence[Run], comparison: Comparison, *, is_cut: bool
+) -> Iterator[str]:
+    if is_cut:
+        yield f"These are the newest {MOST_RUNS} runs; a filter shows others."
+    lost = [
+        start
+        for start in question.runs
+        if not any(run.info.run_id.startswith(start) for run in runs)
+    ]
+    if lost:
+        listed = ", ".join(printable(start[:8]) for start in lost[:10])
+        yield f"{len(lost)} of the runs asked for are not among those found: {listed}."
+    if any(group.is_alone for group in comparison.groups):
+        yield (
+            "Single runs are neither tested here nor have intervals: clear-mlflow compare computes "
+            "both over their test images."
+        )
+
+
+def _choice(question: Question, run: Run) -> Choice:
+    info = run.info
+    details = [] if info.status == "FINISHED" else [info.status.lower()]
+    if run.data.tags.get(names.DIVERGED_TAG) == "true":
+        details.append("diverged")
+    started = datetime.fromtimestamp(info.start_time / 1000, timezone.utc)
+    return Choice(
+        run_id=info.run_id,
+        name=info.run_name or info.run_id,
+        started=f"{started:%Y-%m-%d %H:%M}",
+        details=tuple(details),
+        is_ticked=question.includes(info.run_id),
+    )

@@ -1,0 +1,86 @@
+"""A run's report as its rows are now, and what a page asks to follow a run in training."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from clear_mlflow.core.record import assemble
+from clear_mlflow.metrics.from_predictions import METRICS as PREDICTION_METRICS
+from clear_mlflow.scoring.computed import PredictionScores, compute
+from clear_mlflow.scoring.families import logged_families, metrics_of
+from clear_mlflow.scoring.prediction_scores import keeps_predictions
+from clear_mlflow.scoring.run_report import facts_of, run_report
+from clear_mlflow.server.kept_pages import KeptPages
+from clear_mlflow.server.page import RunPlace, empty_run_page, live_run_page
+from clear_mlflow.server.run_state import has_ended, state_of
+from clear_mlflow.store.matrices import stored_rows_of
+
+
+def live_run(store: MlflowClient, run: Run, kept: KeptPages) -> str:
+    """The page of a run as it is now.
+
+    Args:
+        store: where the run is.
+        run: as it is now.
+        kept: pages that were drawn before.
+
+    Raises:
+        ClearError: its rows cannot be read.
+        BusyError: others wait for their pages already.
+    """
+    state = state_of(store, run)
+    return kept.get(state, lambda: _drawn(store, run, _digest(state)))
+
+
+def following(store: MlflowClient, run: Run) -> dict[str, object]:
+    """What a page asks again and again: whether to load itself anew, and whether to go on asking.
+
+    Args:
+        store: where the run is.
+        run: as it is now.
+    """
+    return {"state": _digest(state_of(store, run)), "status": run.info.status}
+
+
+def _digest(state: list[object]) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _drawn(store: MlflowClient, run: Run, state: str) -> str:
+    info = run.info
+    place = RunPlace(
+        run_id=info.run_id,
+        name=info.run_name or info.run_id,
+        experiment_id=info.experiment_id,
+        status=info.status.lower(),
+        state=state,
+        is_followed=not has_ended(run),
+    )
+    rows = stored_rows_of(store, run, "none")
+    if not rows.records:
+        return empty_run_page(place)
+    families = logged_families(run.data.tags)
+    # What a scoring computed of predictions is among the metrics; they themselves are megabytes.
+    logged = {
+        m.name: run.data.metrics[m.name] for m in PREDICTION_METRICS if m.name in run.data.metrics
+    }
+    computed = compute(
+        place.name,
+        rows.records,
+        assemble(rows.records),
+        digest=rows.digest,
+        matrix_tag=rows.tag,
+        families=families,
+        metrics=metrics_of(families, ()),
+        answers=PredictionScores(logged, is_unread=keeps_predictions(run)),
+    )
+    report = run_report(computed, facts_of(run), computed.summary, computed.reasons)
+    if keeps_predictions(run):
+        stored = "Accuracy per class is in report.html, among the run's artifacts."
+        report = replace(report, without_predictions=stored)
+    return live_run_page(report, place)

@@ -1,0 +1,71 @@
+"""What the person who asks may see: MLflow's own API is asked, as that person.
+
+The request goes on inside this process, with its headers, to an endpoint of MLflow's that says no
+more than that. So whatever guards the server (its accounts, another app that was wrapped) guards
+these pages, without their knowing its rules.
+"""
+
+from __future__ import annotations
+
+import json
+from contextvars import copy_context
+from io import BytesIO
+from typing import Any
+from urllib.parse import urlencode
+
+from flask import request
+from werkzeug.test import run_wsgi_app
+
+from clear_mlflow.server.mlflow_hooks import api_address, flask_app
+
+
+class RefusedError(Exception):
+    """MLflow does not answer the person who asks.
+
+    Args:
+        status: of MLflow's answer.
+        message: what it says.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def ask(endpoint: str, **query: object) -> dict[str, Any]:
+    """What MLflow's API answers the person whose request this is.
+
+    Args:
+        endpoint: as ``/mlflow/experiments/get``.
+        query: parameters of the endpoint.
+
+    Raises:
+        RefusedError: it answers that there is no such thing, or that it is not for this person.
+    """
+    environ = {
+        name: value for name, value in request.environ.items() if not name.startswith("werkzeug.")
+    }
+    environ |= {
+        "REQUEST_METHOD": "GET",
+        "PATH_INFO": api_address(endpoint),
+        "QUERY_STRING": urlencode(query, doseq=True),
+        "CONTENT_LENGTH": "0",
+        "wsgi.input": BytesIO(),
+    }
+    # In a context of its own: its end would forget the workspace of the request around it.
+    answer, status, _ = copy_context().run(run_wsgi_app, flask_app.wsgi_app, environ, True)
+    text = b"".join(answer).decode(errors="replace")
+    code = int(status.split()[0])
+    if code != 200:
+        raise RefusedError(code, _message(text))
+    found = json.loads(text)
+    if not isinstance(found, dict):
+        raise RefusedError(502, f"{endpoint} gave no object")
+    return found
+
+
+def _message(text: str) -> str:
+    try:
+        return str(json.loads(text)["message"])
+    except (ValueError, LookupError, TypeError):
+        return text

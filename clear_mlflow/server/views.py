@@ -1,0 +1,166 @@
+"""The routes: what is asked for, whether it may be, and the page or the one line of an answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import wraps
+
+from flask import Flask, Response, jsonify, request
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+
+from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
+from clear_mlflow.core.text import one_line
+from clear_mlflow.server.experiments import experiments
+from clear_mlflow.server.kept_pages import BusyError, KeptPages
+from clear_mlflow.server.live_comparison import Question, live_comparison
+from clear_mlflow.server.live_run import following, live_run
+from clear_mlflow.server.mlflow_hooks import (
+    address_of,
+    allow_signed_in,
+    backend_uri,
+    keeps_runs,
+    without_addresses,
+)
+from clear_mlflow.server.page import problem_page
+from clear_mlflow.server.permission import RefusedError, ask
+from clear_mlflow.server.served_store import ServedStore
+from clear_mlflow.store.client import mlflow_errors
+
+# A page, or what a page asks for.
+_View = Callable[[], str | dict[str, object]]
+
+_logger = logging.getLogger(__name__)
+
+
+def add_pages(app: Flask, *, has_accounts: bool) -> None:
+    """Add the routes to MLflow's app.
+
+    Args:
+        app: that no request has reached yet; of a server that keeps artifacts alone, it gets none.
+        has_accounts: whether MLflow's own accounts will guard it.
+    """
+    if not keeps_runs():
+        return
+    store = ServedStore(backend_uri())
+    kept = KeptPages()
+
+    def list_experiments() -> str:
+        return experiments(store, request.args.get("page_token"))
+
+    def compare() -> str:
+        return live_comparison(store, _question(), kept)
+
+    def show_run() -> str:
+        return live_run(store, _run(store), kept)
+
+    def follow_run() -> dict[str, object]:
+        return following(store, _run(store))
+
+    routes: dict[str, _View] = {
+        "/clear/": list_experiments,
+        "/clear/compare": compare,
+        "/clear/run": show_run,
+        "/clear/run/state": follow_run,
+    }
+    for route, view in routes.items():
+        app.add_url_rule(
+            address_of(route), f"clear_mlflow{route}", _answering(view), methods=["GET"]
+        )
+    if has_accounts:
+        allow_signed_in([address_of(route) for route in routes])
+
+
+def _question() -> Question:
+    """What the address asks to compare, once it is sure that this person may see it.
+
+    Raises:
+        ConfigError: a parameter lacks or has a value that it cannot have.
+        RefusedError: the experiment is not there, or not for this person.
+    """
+    given = request.args
+    experiment_id = given.get("experiment_id", "").strip()
+    if not experiment_id:
+        raise ConfigError("experiment_id is missing; expected /clear/compare?experiment_id=ID")
+    experiment = ask("/mlflow/experiments/get", experiment_id=experiment_id)["experiment"]
+    group_by = given.get("group_by", "").strip()
+    return Question(
+        experiment_id=experiment["experiment_id"],
+        experiment=experiment["name"],
+        wanted=given.get("filter", "").strip(),
+        group_by=_grouping(group_by) if group_by else None,
+        runs=tuple(_listed(given.getlist("runs"))),
+        without=tuple(_listed(given.getlist("without"))),
+    )
+
+
+def _run(store: ServedStore) -> Run:
+    """The run that the address names, once it is sure that this person may see it.
+
+    Raises:
+        ConfigError: it names none.
+        RefusedError: the run is not there, or not for this person.
+    """
+    run_id = request.args.get("run_id", "").strip()
+    if not run_id:
+        raise ConfigError("run_id is missing; expected /clear/run?run_id=ID")
+    ask("/mlflow/runs/get", run_id=run_id)
+    with mlflow_errors(f"read run {run_id}"):
+        return store.get_run(run_id)
+
+
+def _grouping(text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(_listed([text]))
+
+
+def _listed(texts: list[str]) -> list[str]:
+    """What stands between commas, each once."""
+    parts = [part.strip() for text in texts for part in text.split(",")]
+    return list(dict.fromkeys(part for part in parts if part))
+
+
+def _answering(view: _View) -> Callable[[], Response]:
+    """A view whose refusals are answers of one line."""
+
+    @wraps(view)
+    def answer() -> Response:
+        if request.method != "GET":  # HEAD, which flask adds, and MLflow's accounts do not know
+            return _problem(405, "only GET is answered")
+        try:
+            found = view()
+            return _html(found, 200) if isinstance(found, str) else _uncached(jsonify(found))
+        except RefusedError as error:
+            return _problem(error.status, str(error))
+        except BusyError:
+            response = _problem(503, "the server is busy with other comparisons; try again")
+            response.headers["Retry-After"] = "5"
+            return response
+        except ClearError as error:
+            return _problem(*_status_and_reason(error))
+
+    return answer
+
+
+def _status_and_reason(error: ClearError) -> tuple[int, str]:
+    cause = error.__cause__
+    if isinstance(cause, MlflowException) and cause.error_code == "INVALID_PARAMETER_VALUE":
+        return 400, cause.message
+    if isinstance(error, TrackingError):
+        _logger.error("%s", error)
+        return 503, "the tracking store does not answer; the server's log says more"
+    return 400, str(error)
+
+
+def _problem(status: int, message: str) -> Response:
+    return _html(problem_page(one_line(without_addresses(message)), status), status)
+
+
+def _html(text: str, status: int) -> Response:
+    return _uncached(Response(text, status, mimetype="text/html"))
+
+
+def _uncached(response: Response) -> Response:
+    # The person may be another one tomorrow, and runs change.
+    response.headers["Cache-Control"] = "private, no-cache"
+    return response

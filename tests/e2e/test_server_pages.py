@@ -1,0 +1,285 @@
+"""Our pages in MLflow's own server: workers of gunicorn, a prefix. Accounts: test_real_servers."""
+
+import html
+import json
+import os
+import re
+import sys
+
+import mlflow
+import psutil
+import pytest
+import requests
+from click.testing import CliRunner
+from comparisons import counts, log_run, row_records
+from mlflow import MlflowClient
+from servers import LONG, tracking_server
+
+from clear_mlflow.core.record import row_file_name
+from clear_mlflow.store import names
+
+HOSTILE = "<script>alert(1)</script>\"'><img src=x>"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Two workers of gunicorn on sqlite; addresses have a prefix, artifacts lie on the disk."""
+    folder = tmp_path_factory.mktemp("server")
+    started = tracking_server(
+        folder,
+        f"sqlite:///{folder / 'mlflow.db'}",
+        *("--app-name", "clear", "--gunicorn-opts", "--timeout 100"),
+        artifacts=str(folder / "artifacts"),
+        workers=2,
+        prefix="/lab",
+    )
+    with started as starting:
+        starting.wait()
+        yield starting
+
+
+@pytest.fixture
+def client(server, monkeypatch):
+    """A client of the server, as a person has it."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(server.url)
+    yield MlflowClient(server.url)
+    mlflow.set_tracking_uri(before)
+
+
+@pytest.fixture
+def ask(server):
+    """Ask for a page of ours."""
+
+    def asked(path, method="GET", host=None, **query):
+        headers = {"Host": host} if host else {}
+        address = f"{server.url}/clear/{path}"
+        return requests.request(method, address, params=query, headers=headers, timeout=LONG)
+
+    return asked
+
+
+def four_kinds(client, experiment_id, seeds=3):
+    """Runs of four strategies, the better ones first."""
+    return [
+        log_run(
+            client, experiment_id, f"{name} {seed}", counts(level, seed), strategy=name, seed=seed
+        )
+        for name, level in (("cumulative", 180), ("replay", 160), ("naive", 120), ("slda", 90))
+        for seed in range(seeds)
+    ]
+
+
+def data_of(page):
+    """What the page's script subtracts."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(found[1])
+
+
+def ticked(page):
+    return re.findall(r'name="runs" value="(\w+)" checked', page)
+
+
+def reason(answer):
+    return html.unescape(re.search(r'<p class="faint">(.*?)</p>', answer.text)[1])
+
+
+def test_runs_are_grouped_ticked_and_filtered(client, ask):
+    """The page is of the runs that the address names, with their matrices as they were stored."""
+    experiment_id = client.create_experiment("four kinds")
+    runs = four_kinds(client, experiment_id)
+    ids = [run.info.run_id for run in runs]
+    whole = ask("compare", experiment_id=experiment_id)
+    assert whole.status_code == 200
+    assert "12 runs in 4 groups by strategy and dataset" in whole.text
+    assert sorted(ticked(whole.text)) == sorted(ids)
+    best = data_of(whole.text)["items"][0]["cells"]
+    mean = sum(counts(180, seed)[1][0] for seed in range(3)) / 3 / 200
+    assert best[1][0] == pytest.approx(mean, abs=1e-6)
+
+    two = ask(
+        "compare", experiment_id=experiment_id, group_by="none", runs=f"{ids[0][:8]},{ids[9]}"
+    )
+    assert sorted(ticked(two.text)) == sorted([ids[0], ids[9]])
+    assert "2 runs in 2 groups, each for itself" in two.text
+    again = ask("compare", experiment_id=experiment_id, runs=[ids[0], ids[9]])  # without a script
+    assert sorted(ticked(again.text)) == sorted([ids[0], ids[9]])
+    rest = ask("compare", experiment_id=experiment_id, without=ids[0][:8])
+    assert sorted(ticked(rest.text)) == sorted(ids[1:])
+
+    wanted = "tags.strategy = 'replay'"
+    some = ask("compare", experiment_id=experiment_id, filter=wanted, group_by="seed")
+    assert sorted(ticked(some.text)) == sorted(ids[3:6])
+    assert "3 runs in 3 groups by seed" in some.text
+    assert f'value="{html.escape(wanted).replace("&#x27;", "&#39;")}"' in some.text
+
+
+def test_the_page_follows_the_store(client, ask):
+    """A row that comes, a new run and a new name are there at the next request, in each worker."""
+    experiment_id = client.create_experiment("followed")
+    run_id = client.create_run(experiment_id, run_name="in training").info.run_id
+    rows = row_records(counts(150, 0))
+
+    def store(row):
+        name = row_file_name(row.row.row)
+        client.log_text(run_id, row.to_json(), f"accuracy_matrix/rows/{name}")
+
+    store(rows[0])
+    store(rows[1])
+    assert ">1 of 4<" in ask("compare", experiment_id=experiment_id).text
+    store(rows[2])
+    # Each worker keeps pages of its own; several requests reach both.
+    pages = [ask("compare", experiment_id=experiment_id).text for _ in range(6)]
+    assert all(">2 of 4<" in page for page in pages)
+    assert len(set(pages)) <= 2, "an unchanged page was drawn anew"
+    client.update_run(run_id, name="renamed")
+    assert "renamed" in ask("compare", experiment_id=experiment_id).text
+    log_run(client, experiment_id, "another", counts(150, 1), strategy="naive", seed=1)
+    assert "another" in ask("compare", experiment_id=experiment_id).text
+
+
+def test_a_run_in_training_is_followed(client, ask):
+    """The page asks whether something came; the answer changes with a row, and at the end."""
+    experiment_id = client.create_experiment("in training")
+    run_id = client.create_run(experiment_id, run_name="its name").info.run_id
+    rows = row_records(counts(150, 0))
+
+    def news():
+        answers = [ask("run/state", run_id=run_id).json() for _ in range(3)]  # of both workers
+        assert all(answer == answers[0] for answer in answers)
+        return answers[0]
+
+    before, empty = news(), ask("run", run_id=run_id)
+    assert empty.status_code == 200
+    assert "No row of an accuracy matrix" in empty.text
+    seen = [before["state"]]
+    for row in rows[:3]:
+        name = row_file_name(row.row.row)
+        client.log_text(run_id, row.to_json(), f"accuracy_matrix/rows/{name}")
+        seen.append(news()["state"])
+        client.set_tag(run_id, names.PROCESS_TAG, f"a sign of life {row.row.row}")
+        assert news()["state"] == seen[-1]
+    assert len(set(seen)) == 4
+    page = ask("run", run_id=run_id).text
+    assert f'data-state="{seen[-1]}" data-followed="yes"' in page
+    assert "2 of 4 buckets trained" in page
+    shown = [row for row in data_of(page)["cells"] if row[0] is not None]
+    assert shown == [[count / 200 for count in row] for row in counts(150, 0)[:3]]
+
+    client.set_terminated(run_id)
+    assert news() == {"state": news()["state"], "status": "FINISHED"}
+    assert news()["state"] not in seen
+    page = ask("run", run_id=run_id).text
+    assert "data-followed" not in page
+    assert "connect-src 'self'" in page
+
+
+def test_names_from_outside_are_text(client, ask):
+    """Of experiments, runs and tags, in pages and in refusals; a policy says so to the browser."""
+    experiment_id = client.create_experiment(f"called {HOSTILE}")
+    run = log_run(
+        client,
+        experiment_id,
+        HOSTILE,
+        counts(150, 0),
+        strategy=HOSTILE,
+        tags={names.KIND_TAG: names.KIND_TRAIN},
+    )
+    answers = [
+        ask(""),
+        ask("compare", experiment_id=experiment_id),
+        ask("compare", experiment_id=experiment_id, filter=HOSTILE),
+        ask("compare", experiment_id=experiment_id, group_by=HOSTILE),
+        ask("compare", experiment_id=HOSTILE),
+        ask("compare", experiment_id=experiment_id, runs=HOSTILE),
+        ask("run", run_id=run.info.run_id),
+        ask("run", run_id=HOSTILE),
+    ]
+    statuses = [answer.status_code for answer in answers]
+    assert statuses == [200, 200, 400, 400, 400, 400, 200, 404]
+    for answer in answers:
+        assert "<img" not in answer.text
+        assert "alert(1)</script>" not in answer.text
+        assert "default-src 'none'" in answer.text
+        assert answer.headers["X-Frame-Options"] == "SAMEORIGIN"
+        assert answer.headers["Cache-Control"] == "private, no-cache"
+    assert f">called {HOSTILE}</a>" in html.unescape(answers[0].text)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "says"),
+    [
+        ({}, 400, "experiment_id is missing"),
+        ({"experiment_id": "0"}, 400, "none of the chosen runs holds rows"),
+        ({"experiment_id": "987654"}, 404, "No Experiment with id=987654"),
+        ({"experiment_id": "0", "filter": "strategy is replay"}, 400, "nvalid"),
+    ],
+    ids=["no experiment", "no rows", "an unknown experiment", "no filter"],
+)
+def test_what_cannot_be_shown_is_refused_in_one_line(ask, query, status, says):
+    """With the status that says whose mistake it is, and nothing of where runs are kept."""
+    answer = ask("compare", **query)
+    assert answer.status_code == status
+    assert says in reason(answer)
+    assert "sqlite" not in answer.text
+
+
+def test_the_server_is_mlflow_s_own(server, client, ask):
+    """Its checks hold for our pages, its pages are as before, and no worker loads torch."""
+    assert ask("", host="elsewhere.example").status_code == 403
+    assert ask("compare", host="elsewhere.example", experiment_id="0").status_code == 403
+    assert ask("", method="HEAD").status_code == 405
+    assert ask("", method="POST").status_code == 405
+    assert requests.get(f"{server.url}/", timeout=LONG).text.startswith("<!doctype html>")
+    assert requests.get(f"{server.url}/version", timeout=LONG).text == mlflow.__version__
+    assert requests.get(f"{server.url}/clear", timeout=LONG).url == f"{server.url}/clear/"
+    run_id = client.create_run("0").info.run_id
+    client.log_text(run_id, "kept", "a.txt")
+    assert mlflow.artifacts.load_text(f"runs:/{run_id}/a.txt") == "kept"
+    workers = psutil.Process(server.process.pid).children(recursive=True)
+    assert len(workers) >= 2
+    loaded = {file.path for worker in workers for file in worker.memory_maps()}
+    assert any("numpy" in path for path in loaded)
+    assert not any("/torch" in path for path in loaded)
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path):
+    """Start a server in this process, as far as it comes before any worker is started."""
+    import mlflow.cli
+    import mlflow.server
+
+    def no_worker(*_, **__):
+        raise AssertionError("a worker was about to be started")
+
+    monkeypatch.setattr(mlflow.server, "_exec_cmd", no_worker)
+    for name in [name for name in sys.modules if name.startswith("clear_mlflow.server.")]:
+        monkeypatch.delitem(sys.modules, name)
+    command = ["server", "--app-name", "clear"]
+    command += ["--backend-store-uri", f"sqlite:///{tmp_path / 'mlflow.db'}"]
+    # What the command leaves in the process that it takes for its own.
+    before, environment = mlflow.get_tracking_uri(), dict(os.environ)
+    monkeypatch.setattr("mlflow.server.handlers._tracking_store", None)
+    yield lambda: CliRunner().invoke(mlflow.cli.cli, command)
+    mlflow.set_tracking_uri(before)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def test_an_mlflow_without_these_hooks_is_refused_in_one_line(start, monkeypatch):
+    """Before a worker is started, which would fail and be started again and again."""
+    monkeypatch.delattr("mlflow.server.handlers._get_proxied_run_artifact_destination_path")
+    result = start()
+    assert result.exit_code == 2
+    (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
+    assert f"this is mlflow {mlflow.__version__}" in line
+    assert "_get_proxied_run_artifact_destination_path" in line
+
+
+def test_an_app_to_wrap_that_is_not_there_is_refused_in_one_line(start, monkeypatch):
+    """With the names of those that are."""
+    monkeypatch.setenv("CLEAR_MLFLOW_SERVER_APP", "oidc")
+    result = start()
+    assert result.exit_code == 2
+    assert "Error: no app has the name 'oidc'; expected one of basic-auth" in result.output
