@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object, json_value
+from clear_mlflow.metrics import ALL_METRICS
 from clear_mlflow.report.markdown import description
 from clear_mlflow.report.page.run_page import RunReport
 from clear_mlflow.scoring.computed import Computed
@@ -274,12 +275,15 @@ def defined(
 def _shown(
     stored: Stored, computed: Computed, both: _Comparison
 ) -> tuple[dict[str, float], dict[str, str]]:
-    """What the page shows: also metrics that an earlier scoring has logged and this one lacks.
+    """What the page shows: also values that an earlier scoring has logged and this one has not.
 
-    A user's own are not computed by every scoring, and predictions may have been removed since.
+    A user's own metrics are not computed by every scoring, or are by another definition of theirs;
+    and predictions may have been removed since.
     """
     summary, reasons = defined(computed, both.left_alone)
-    known = summary.keys() | reasons.keys() | computed.points.keys()
+    built_in = {metric.name for metric in ALL_METRICS}
+    reasons = {n: text for n, text in reasons.items() if n in built_in or n not in both.left_alone}
+    known = summary.keys() | reasons.keys() | (computed.points.keys() - both.left_alone.keys())
     earlier = both.versions.keys() & stored.values.keys() - known
     return {**{name: stored.values[name] for name in earlier}, **summary}, reasons
 
