@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
@@ -22,6 +22,7 @@ from clear_mlflow.data.files import (
     resolve_root,
     stored_path,
 )
+from clear_mlflow.data.sources._arrow import check_type, text_column
 from clear_mlflow.data.sources._columns import (
     Column,
     ColumnArguments,
@@ -122,7 +123,8 @@ def _read(file: Path, arguments: Arguments) -> tuple[dict[str, Column], int]:
         first_row = 2 if is_csv else 1
         table.validate(full=True)  # UTF-8, and numbers that a damaged file makes too large
         columns = {
-            name: _column(table[name], role, file, first_row) for name, role in roles.items()
+            name: text_column(table[name], role, path_text(file), first_row)
+            for name, role in roles.items()
         }
         return columns, first_row
     # What a damaged or hostile file can make of it; none of these ran anything of the file's.
@@ -165,7 +167,7 @@ def _read_parquet(file: Path, arguments: Arguments) -> tuple[pa.Table, dict[str,
         about, schema = opened.metadata, opened.schema_arrow
         roles = _roles(schema.names, arguments, file)
         for name, role in roles.items():
-            _check_type(schema.field(name).type, name, role, file)
+            check_type(schema.field(name).type, name, role, path_text(file))
         rows = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
     if sum(rows) > MAX_TABLE_ROWS or any(number < 0 for number in rows):
         raise DataError(
@@ -206,67 +208,3 @@ def _roles(known: Sequence[str], arguments: Arguments, file: Path) -> dict[str, 
         )
     when = "bucket" if arguments.buckets == NONE else "time"
     return dict(zip(wanted, ("path", "label", when, "split"), strict=False))
-
-
-def _check_type(kind: pa.DataType, name: str, role: str, file: Path) -> None:
-    from pyarrow import types
-
-    if types.is_dictionary(kind):
-        kind = kind.value_type
-    is_text = types.is_string(kind) or types.is_large_string(kind)
-    is_time = types.is_timestamp(kind) or types.is_date(kind)
-    if (
-        is_text
-        or (is_time and role in ("time", "bucket"))
-        or (types.is_integer(kind) and role in ("label", "time", "bucket"))
-    ):
-        return
-    why = ""
-    if role == "label" and types.is_floating(kind):
-        why = ": regression is not done here"
-    elif role == "label" and types.is_nested(kind):
-        why = ": one class for each image, several at once are not learned here"
-    raise DataError(
-        f"{path_text(file)} has {shown(str(kind))[1:-1]} in column {shown(name)}; expected "
-        f"{_EXPECTED[role]}{why}"
-    )
-
-
-def _column(column: pa.ChunkedArray, role: str, file: Path, first_row: int) -> Column:
-    """A column as texts, of which each distinct one is there once."""
-    import numpy as np
-    import pyarrow as pa
-    from pyarrow import compute, types
-
-    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-    if column.null_count:
-        row = int(compute.index(column.is_null(), True).as_py()) + first_row
-        raise DataError(f"{path_text(file)} row {row} has no {role}; expected one in every row")
-    if types.is_timestamp(kind):
-        column = column.cast(pa.timestamp("s"), safe=False).cast(pa.string())
-    elif not (types.is_string(kind) or types.is_large_string(kind)):
-        column = column.cast(pa.string())
-    if not types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    array = column.unify_dictionaries().combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks)
-    texts = array.dictionary.to_pylist()
-    rows = array.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    used, rows = np.unique(rows, return_inverse=True)
-    return Column([_text(texts[i]) for i in used.tolist()], rows)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a dictionary holds no text")
-    return value
-
-
-_EXPECTED: Mapping[str, str] = {
-    "path": "texts",
-    "label": "texts or whole numbers",
-    "time": "times, years, or texts",
-    "bucket": "texts, whole numbers or times",
-    "split": "texts, train or test",
-}

@@ -1,0 +1,193 @@
+"""A stream of one's own as a dataset of Hugging Face's, saved to a folder by its own code."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import datasets
+import pytest
+from own_streams import CLASSES, write_years
+
+from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.data import load_stream
+from clear_mlflow.learning.arguments import dataset_arguments
+
+FEATURES = datasets.Features(
+    {
+        "image": datasets.Image(),
+        "label": datasets.ClassLabel(names=[*CLASSES, "nobody has it"]),
+        "time": datasets.Value("timestamp[s]"),
+        "bucket": datasets.Value("int32"),
+    }
+)
+
+
+def load(root, *, protocol="iid", split="auto", cache=None, **arguments):
+    return load_stream(
+        "huggingface",
+        "auto" if root is None else str(root),
+        cache_dir=cache or root.parent / "cache",
+        arguments=arguments,
+        protocol=protocol,
+        split=split,
+    )
+
+
+def as_dataset(root, rows, features=FEATURES, **columns):
+    table = {
+        "image": [str(root / row.path) for row in rows],
+        "label": [CLASSES.index(row.label) for row in rows],
+        "time": [f"{row.time}T12:00:00" for row in rows],
+        "bucket": [int(row.bucket) for row in rows],
+        **columns,
+    }
+    return datasets.Dataset.from_dict(table).cast(features)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> tuple[Path, Path]:
+    """A folder, and the same images as a saved dataset with splits, the last image first."""
+    folder = tmp_path_factory.mktemp("streams")
+    rows = write_years(folder / "photos", train=6, test=2)
+    found = datasets.DatasetDict(
+        {
+            part: as_dataset(folder / "photos", [r for r in rows if r.split == part][::-1])
+            for part in ("train", "test")
+        }
+    )
+    found.save_to_disk(str(folder / "saved"))
+    return folder / "photos", folder / "saved"
+
+
+@pytest.mark.parametrize(
+    ("protocol", "split"),
+    [("iid", "auto"), ("iid", "1"), ("iid", "validation"), ("streaming", "auto")],
+)
+@pytest.mark.parametrize("buckets", ["none", "year"])
+def test_a_saved_dataset_is_the_stream_of_its_folder(saved, protocol, split, buckets):
+    """One digest, the same images in the same order; its images are the files' own bytes."""
+    photos, root = saved
+    asked = {"protocol": protocol, "split": split}
+    folder = load_stream("folder", str(photos), cache_dir=root.parent / "cache", **asked)
+    found = load(root, buckets=buckets, **asked)
+    assert found.digest == folder.digest
+    assert (found.class_names, found.layout, found.name) == (CLASSES, "huggingface", "saved")
+    assert found.source == str(root)
+    for ours, theirs in zip(found.buckets, folder.buckets, strict=True):
+        assert ours.key == theirs.key
+        assert ours.train.contents == theirs.train.contents
+        assert [p.name for p in ours.test.paths] == [p.name for p in theirs.test.paths]
+        assert ours.test.labels.tolist() == theirs.test.labels.tolist()
+
+
+def test_images_are_written_once_and_anew_where_they_are_gone(saved, tmp_path):
+    """By their content; a file that is gone or cut short is written again."""
+    _, root = saved
+    first = load(root, cache=tmp_path)
+    paths = [path for bucket in first.buckets for path in bucket.train.paths]
+    assert all(path.is_relative_to(tmp_path / "huggingface-v1") for path in paths)
+    before = [path.stat().st_mtime_ns for path in paths]
+    paths[0].unlink()
+    paths[1].write_bytes(b"cut")
+    again = load(root, cache=tmp_path)
+    assert again.digest == first.digest
+    assert [path.stat().st_mtime_ns for path in paths][2:] == before[2:]
+
+
+def test_a_split_column_and_copies_of_one_image(tmp_path):
+    """A dataset without splits has a column, or is held out from; a copy keeps its row."""
+    rows = write_years(tmp_path / "photos", train=4)
+    rows += rows[:1]
+    found = as_dataset(tmp_path / "photos", rows)
+    found.save_to_disk(str(tmp_path / "plain"))
+    stream = load(tmp_path / "plain", protocol="streaming")
+    assert [len(bucket.train) for bucket in stream.buckets] == [9, 8, 8]
+    assert load(tmp_path / "plain").split == "0"
+    parts = ["train", "test"] * (len(rows) // 2) + ["train"]
+    found.add_column("part", parts).save_to_disk(str(tmp_path / "parted"))
+    stream = load(tmp_path / "parted", split="auto")
+    assert stream.split == "0"  # a column that is not called split is not one until it is named
+    stream = load_stream(
+        "huggingface",
+        str(tmp_path / "parted"),
+        cache_dir=tmp_path / "cache",
+        arguments={"split": "part"},
+    )
+    assert [(len(b.train), len(b.test)) for b in stream.buckets] == [(5, 4), (4, 4), (4, 4)]
+
+
+def test_other_splits_are_left_out_with_a_warning(tmp_path):
+    """And a dataset that has no training images by name is refused."""
+    rows = write_years(tmp_path / "photos", train=4)
+    whole = as_dataset(tmp_path / "photos", rows)
+    datasets.DatasetDict({"train": whole, "validation": whole}).save_to_disk(str(tmp_path / "a"))
+    assert "left out: split 'validation', 24 images" in load(tmp_path / "a").warnings
+    datasets.DatasetDict({"all": whole}).save_to_disk(str(tmp_path / "b"))
+    with pytest.raises(DataError, match="has the splits 'all'; expected train"):
+        load(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "told"),
+    [
+        (datasets.Value("float32"), [0.5], "regression is not done here"),
+        (datasets.List(datasets.Value("int64")), [[0, 1]], "several at once are not learned here"),
+        (datasets.ClassLabel(names=["x", "y"]), [-1], "row 0 has no label"),
+    ],
+)
+def test_labels_that_are_no_classes_are_one_line(tmp_path, feature, values, told):
+    """As of every table."""
+    rows = write_years(tmp_path / "photos", train=1)
+    features = datasets.Features({**FEATURES, "label": feature})
+    as_dataset(tmp_path / "photos", rows, features, label=values * len(rows)).save_to_disk(
+        str(tmp_path / "odd")
+    )
+    with pytest.raises(DataError, match=told):
+        load(tmp_path / "odd")
+
+
+def test_what_is_no_saved_dataset_is_one_line(saved, tmp_path):
+    """A folder of something else, a damaged one, and one whose files lie elsewhere."""
+    photos, root = saved
+    with pytest.raises(DataError, match=r"no state\.json; expected a folder that datasets'"):
+        load(photos)
+    with pytest.raises(DataError, match="no column 'when'"):
+        load(root, buckets="year", time="when")
+    with pytest.raises(DataError, match="as column 'photo'; expected images"):
+        load(root, image="photo")
+    rows = write_years(tmp_path / "photos", train=1)
+    as_dataset(tmp_path / "photos", rows).save_to_disk(str(tmp_path / "damaged"))
+    (arrow,) = (tmp_path / "damaged").glob("*.arrow")
+    content = arrow.read_bytes()
+    arrow.write_bytes(content[: len(content) // 2])
+    with pytest.raises(DataError) as error:
+        load(tmp_path / "damaged")
+    assert "\n" not in str(error.value)
+    state = tmp_path / "damaged" / "state.json"
+    told = json.loads(state.read_text())
+    told["_data_files"] = [{"filename": "../photos/x.arrow"}]
+    state.write_text(json.dumps(told))
+    with pytest.raises(DataError, match="expected a name in its own folder"):
+        load(tmp_path / "damaged")
+
+
+def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
+    """With the dataset's name; a folder or a name, and not both."""
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="nobody/nothing cannot be loaded") as error:
+        load(None, hub="nobody/nothing", cache=tmp_path)
+    assert "\n" not in str(error.value)
+    for root, hub in ((None, "none"), (tmp_path, "nobody/nothing")):
+        with pytest.raises(ConfigError, match="expected one of them"):
+            load(root, hub=hub, cache=tmp_path)
+    with pytest.raises(ConfigError, match="expected a name, as user/name"):
+        dataset_arguments("huggingface", "auto", {"hub": "https://host/x"})
+
+
+def test_without_the_package_it_says_what_to_install(saved, monkeypatch):
+    """An extra, which nothing else needs."""
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"pip install 'clear_mlflow\[huggingface\]'"):
+        load(saved[1])
