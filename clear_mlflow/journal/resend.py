@@ -11,8 +11,10 @@ from mlflow.entities import Run
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import ROWS_FOLDER, assemble, row_index
 from clear_mlflow.core.warning import warn
-from clear_mlflow.journal.sender import store_entry
+from clear_mlflow.journal.sender import store_entry, store_metrics
 from clear_mlflow.journal.spool import Entry, Spool
+from clear_mlflow.journal.stored_points import StoredSteps, lacking, stored_steps
+from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import Hold, give_back, take_hold
 from clear_mlflow.store.rows import is_same_row, parse_rows, read_row_files
@@ -35,6 +37,7 @@ def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry
     waiting = {(entry.artifact or "").removeprefix(f"{ROWS_FOLDER}/") for entry in entries}
     there = read_row_files(client, run, waiting=waiting)
     hold = Hold(client)
+    steps: StoredSteps | None = None
     try:
         for number, entry in enumerate(entries):
             there |= _checked_row(entry, run_id, there)
@@ -42,9 +45,14 @@ def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry
                 with mlflow_errors(f"take run {run_id}"):
                     take_hold(client, run_id)
             if entry.artifact is None:
-                # Points follow from rows, and scoring logs those that lack. Another process may
-                # have stored the same rows since, at other times: these would double its points.
-                entry.metrics()
+                # Points of metrics follow from rows, and scoring logs those that lack. Another
+                # process may have stored the same rows since, at other times: these would double
+                # its points. A curve follows from nothing.
+                curve = [point for point in entry.metrics() if point.key in names.CURVE]
+                if curve and steps is None:
+                    steps = stored_steps(client, run)
+                if points := lacking(curve, steps or {}):
+                    store_metrics(client, run_id, points, hold)
             else:
                 store_entry(client, entry, hold)
             entry.remove()

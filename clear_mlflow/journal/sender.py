@@ -32,6 +32,7 @@ from clear_mlflow.store.rows import RowConflictError, put_row
 # A healthy store takes a row in a tenth of a second.
 ACKNOWLEDGEMENT_SECONDS = 5.0
 EXIT_VARIABLE = "CLEAR_MLFLOW_EXIT_WAIT"
+MOST_METRICS = 900  # points in one request; MLflow takes 1,000
 _EXIT_SECONDS, _LONGEST_EXIT_SECONDS = 60.0, 86_400.0
 _LONGEST_PAUSE_SECONDS = 15.0
 _LAST_PAUSE_SECONDS = 1.0
@@ -75,6 +76,8 @@ class Sender:
         self._spools: dict[str, list[Spool]] = {}  # of each run; the last one is written to
         self._queue: deque[Entry | Callable[[], None]] = deque()
         self._aside: list[Entry] = []
+        # A curve is kept from another thread than rows are.
+        self._keeping = threading.RLock()
         self._problem: TrackingError | None = None  # why the last try failed; None: it did not
         self._told = False
         self._finishing = False
@@ -140,17 +143,26 @@ class Sender:
         Raises:
             TrackingError: no disk takes it. A row is then written to standard error.
         """
-        while True:
-            try:
-                return self._spools[run_id][-1].put(artifact, content)
-            except OSError as error:
-                self._move_on(run_id, artifact, content, error)
+        with self._keeping:
+            while True:
+                try:
+                    return self._spools[run_id][-1].put(artifact, content)
+                except OSError as error:
+                    self._move_on(run_id, artifact, content, error)
 
-    def keep_metrics(self, run_id: str, metrics: Sequence[Metric]) -> Entry | None:
-        """Keep points of metrics, where the disk takes them: they follow from rows."""
-        with suppress(OSError):
-            return self._spools[run_id][-1].put_metrics(metrics)
-        return None
+    def keep_metrics(self, run_id: str, metrics: Sequence[Metric]) -> list[Entry] | None:
+        """Keep points of metrics; None, and none of them, where the disk does not take them."""
+        kept: list[Entry] = []
+        with self._keeping:
+            try:
+                for at in range(0, len(metrics), MOST_METRICS):
+                    batch = metrics[at : at + MOST_METRICS]
+                    kept.append(self._spools[run_id][-1].put_metrics(batch))
+            except OSError:
+                for entry in kept:
+                    entry.remove()
+                return None
+        return kept
 
     def send(self, what: Entry | Callable[[], None] | None) -> None:
         """Send what is kept after all that was sent before.
@@ -306,14 +318,22 @@ def store_entry(client: MlflowClient, entry: Entry, hold: Hold) -> None:
         LostRunError: another process holds the run.
         TrackingError: the store did not take it.
     """
+    if entry.artifact is None:
+        store_metrics(client, entry.run_id, entry.metrics(), hold)
+        return
     run = hold.check(entry.run_id)
     with mlflow_errors(f"store {_name(entry)} of run {entry.run_id}"):
-        if entry.artifact is None:
-            client.log_batch(entry.run_id, metrics=entry.metrics())
-        elif entry.artifact.startswith(f"{ROWS_FOLDER}/"):
+        if entry.artifact.startswith(f"{ROWS_FOLDER}/"):
             put_row(client, run, entry.file.name, entry.file.read_bytes())
         else:
             log_durably(client, entry.run_id, entry.file.read_bytes(), entry.artifact)
+
+
+def store_metrics(client: MlflowClient, run_id: str, metrics: Sequence[Metric], hold: Hold) -> None:
+    """Store points of metrics; as :func:`store_entry`."""
+    hold.check(run_id)
+    with mlflow_errors(f"store metrics of run {run_id}"):
+        client.log_batch(run_id, metrics=metrics)
 
 
 def is_final(error: ClearError) -> bool:

@@ -82,7 +82,8 @@ def capture(model: nn.Module, strategy: Strategy, descent: GradientDescent) -> S
     """Take down all that decides how a training goes on.
 
     That is the model, the strategy's attributes, the optimiser where it is kept from bucket to
-    bucket, and the process-wide generators of random numbers.
+    bucket, and the process-wide generators of random numbers; and the number of steps so far, at
+    which the curve goes on.
 
     Raises:
         StateError: the strategy keeps something that cannot be written down.
@@ -102,6 +103,7 @@ def capture(model: nn.Module, strategy: Strategy, descent: GradientDescent) -> S
         if optimizer is None
         else [list(optimizer[0]), writer.encode(optimizer[1], "the optimiser")],
         "random": writer.encode(_random_states(), "random states"),
+        "steps": descent.curve.steps,
     }
     return Snapshot(writer.tensors, description)
 
@@ -136,6 +138,8 @@ def restore(
             state = reader.on_cpu().decode(node)
             descent.restore_optimizer([str(name) for name in names], state)
         _set_random_states(reader.decode(described["random"]))
+        # A run that has no curve of its buckets so far begins one here.
+        descent.curve.steps = int(described.get("steps", 0))
 
 
 def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) -> bytes:

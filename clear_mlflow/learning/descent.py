@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.curve import LossCurve
 from clear_mlflow.learning.device import RngPurpose, autocast, seed_everything
 from clear_mlflow.learning.models import trainable
 from clear_mlflow.learning.parallel.group import ALONE, Group
@@ -50,8 +51,11 @@ class GradientDescent:
         model: on its device.
         config: the run's parameters, ``precision`` resolved.
         keys: of all buckets, in stream order.
-        progress: what shows each step.
+        progress: what shows each step, and is given the curve.
         group: the processes that train the model together, each on its share of every batch.
+
+    Attributes:
+        curve: of the loss; it counts the steps.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class GradientDescent:
         self._keys = keys
         self._progress = progress
         self._device = next(model.parameters()).device
+        self.curve = LossCurve(progress, self._device, group=group)
         self._optimizer: torch.optim.Optimizer | None = None
         self._learning: list[
             nn.Parameter
@@ -110,7 +115,10 @@ class GradientDescent:
         """
         config = self._config if epochs is None else replace(self._config, epochs=epochs)
         bounds = batch_bounds(len(samples), config.batch_size)
-        self._progress.steps_planned(config.epochs * len(bounds))
+        num_steps = config.epochs * len(bounds)
+        self._progress.steps_planned(num_steps)
+        curve = self.curve
+        curve.begin(num_steps)
         optimizer = self._optimizer_for_bucket()
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         trainable(self._model, config.freeze)
@@ -118,15 +126,14 @@ class GradientDescent:
             self._plain, self._of_full = self._spread()
         full = bounds[0][1] - bounds[0][0]
         for epoch in range(config.epochs):
+            lr = learning_rate(config, epoch)
             for group in optimizer.param_groups:
-                group["lr"] = learning_rate(config, epoch)
+                group["lr"] = lr
             # Processes have different images, which dropout is to treat differently.
             others = (self._group.rank,) if self._group.size > 1 else ()
             seed_everything(config.seed, RngPurpose.MODEL, position, epoch, *others)
             hooks.begin_epoch(position, epoch, len(bounds))
-            # Summed on the device and read once per epoch: reading it at every step would make the
-            # host wait for the device at every step.
-            total_loss = torch.zeros((), device=self._device)
+            curve.begin_epoch(lr)
             shares = training_batches(
                 samples,
                 image_size=config.image_size,
@@ -151,9 +158,11 @@ class GradientDescent:
                     nn.utils.clip_grad_norm_(weights, config.clip_norm)
                 optimizer.step()
                 hooks.after_step()
-                total_loss += loss.detach()
+                curve.loss += loss.detach()
+                curve.step_done(batch.total)
                 self._progress.step_done()
-            if not math.isfinite(self._group.add_up(total_loss).item()):
+            # Once per epoch: at every step the host would wait for the device.
+            if not all(map(math.isfinite, curve.end_epoch())):
                 raise DivergedError(
                     f"the loss is no longer a finite number in epoch {epoch + 1} of "
                     f"{config.epochs} on bucket {self._keys[position]}; pass a lr below {config.lr}"

@@ -6,12 +6,37 @@ whoever keeps the record need not know which it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.config import TrainConfig
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """How training went over a window of steps, up to and with the one that it names.
+
+    Args:
+        step: of the optimiser, counted from 1 over all buckets.
+        loss: mean over the window of what the steps descended; NaN or infinite where it diverged.
+        lr: learning rate of the last step.
+        images_per_second: of the training set; not those that a strategy takes from its buffer.
+        time: when the window ended, in milliseconds since the epoch.
+        seed: of the member of an ensemble that it is of; None: of all that train.
+    """
+
+    step: int
+    loss: float
+    lr: float
+    images_per_second: float
+    time: int
+    seed: int | None = None
+
+
+# Takes points in their order; it must not keep training waiting.
+OnCurve = Callable[[Sequence[CurvePoint]], None]
 
 
 @dataclass(frozen=True)
@@ -27,6 +52,7 @@ class MeasuredRow:
         state: the file that a training goes on from, after this row; see :mod:`.learning.state`.
             None where none is kept.
         no_state: why no state was kept although it was to be; None where there is no reason.
+        curve: points of its bucket that were handed to nobody before.
     """
 
     row: AccuracyRow
@@ -35,6 +61,7 @@ class MeasuredRow:
     seed: int | None = None
     state: bytes | None = None
     no_state: str | None = None
+    curve: tuple[CurvePoint, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +86,10 @@ class StreamMetadata:
     evaluation_set: bytes | None = None  # the file of predictions.EvaluationSet; None: not kept
 
 
+def ignore(points: Sequence[CurvePoint]) -> None:
+    """An :data:`OnCurve` of those who want rows alone."""
+
+
 class Training(Protocol):
     """A training that is ready to begin."""
 
@@ -72,7 +103,7 @@ class Training(Protocol):
         """The dataset that is trained on."""
         ...
 
-    def rows(self) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve: OnCurve = ignore) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured.
 
         A training that is resumed gives the row that it goes on from once more, as it was.
@@ -80,5 +111,9 @@ class Training(Protocol):
         The next bucket begins only when the next row is asked for: what a caller does with a row
         (store it) is done before training goes on. An ensemble gives a row of each member, in the
         order of ``seeds``, before the next bucket.
+
+        Args:
+            on_curve: is given the points of a bucket that takes long, while it is trained on; each
+                row brings the rest.
         """
         ...

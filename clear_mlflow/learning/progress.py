@@ -6,16 +6,21 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.learning.measured import CurvePoint, OnCurve
 
 # Redrawing costs about a millisecond; the eye asks for no more than this.
 _SECONDS_BETWEEN_DRAWINGS = 0.1
+# A bucket that takes less brings its curve with its row: a file and a request less.
+_SECONDS_BETWEEN_POINTS = 5.0
 
 
 class TrainingProgress:
@@ -42,6 +47,9 @@ class TrainingProgress:
     def step_done(self) -> None:
         """One optimiser step was issued. Called in the innermost loop."""
 
+    def curve_measured(self, point: CurvePoint) -> None:
+        """The loss over some steps is known; a while after the last of them, on a GPU."""
+
     def row_measured(self, row: AccuracyRow) -> None:
         """The model was tested on all buckets."""
 
@@ -52,25 +60,32 @@ class LineProgress(TrainingProgress):
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._started = math.nan
+        self._loss = _RecentLoss()
 
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Take the time."""
         self._started = time.perf_counter()
+        self._loss = _RecentLoss()
+
+    def curve_measured(self, point: CurvePoint) -> None:
+        """Keep the loss for the bucket's line."""
+        self._loss.add(point)
 
     def row_measured(self, row: AccuracyRow) -> None:
         """Write the bucket's line; the untrained model's row has none."""
         if row.row > 0:
             seconds = time.perf_counter() - self._started
             head = f"bucket {row.row}/{len(row.buckets)} (key {row.buckets[row.row - 1]})"
-            self._stream.write(f"{head}: {', '.join([*accuracies(row), f'{seconds:.1f} s'])}\n")
+            shown = [*accuracies(row), *self._loss.shown(), f"{seconds:.1f} s"]
+            self._stream.write(f"{head}: {', '.join(shown)}\n")
             self._stream.flush()
 
 
-class RowlessProgress(TrainingProgress):
-    """Passes everything on but rows: of several members' rows, one's are shown.
+class PassingProgress(TrainingProgress):
+    """Passes everything on.
 
     Args:
-        shown: what receives the rest; entered and left by its owner.
+        shown: what receives it; entered and left by its owner.
     """
 
     def __init__(self, shown: TrainingProgress) -> None:
@@ -92,6 +107,66 @@ class RowlessProgress(TrainingProgress):
         """Pass it on."""
         self._shown.step_done()
 
+    def curve_measured(self, point: CurvePoint) -> None:
+        """Pass it on."""
+        self._shown.curve_measured(point)
+
+    def row_measured(self, row: AccuracyRow) -> None:
+        """Pass it on."""
+        self._shown.row_measured(row)
+
+
+class MemberProgress(PassingProgress):
+    """What one of several members reports that take turns.
+
+    Args:
+        shown: what receives it.
+        seed: of the member.
+        with_rows: whether its rows are shown: of several members', one's are.
+    """
+
+    def __init__(self, shown: TrainingProgress, seed: int, *, with_rows: bool) -> None:
+        super().__init__(shown)
+        self._seed = seed
+        self._with_rows = with_rows
+
+    def curve_measured(self, point: CurvePoint) -> None:
+        """Say whose it is."""
+        super().curve_measured(replace(point, seed=self._seed))
+
+    def row_measured(self, row: AccuracyRow) -> None:
+        """Pass it on, or not."""
+        if self._with_rows:
+            super().row_measured(row)
+
+
+class CollectingProgress(PassingProgress):
+    """Passes everything on, and keeps the curve for whoever stores it.
+
+    Args:
+        shown: what receives everything.
+        on_curve: is given what was kept, at most once in some seconds.
+    """
+
+    def __init__(self, shown: TrainingProgress, on_curve: OnCurve) -> None:
+        super().__init__(shown)
+        self._on_curve = on_curve
+        self._points: list[CurvePoint] = []
+        self._handed_at = time.monotonic()
+
+    def curve_measured(self, point: CurvePoint) -> None:
+        """Keep it, too."""
+        super().curve_measured(point)
+        self._points.append(point)
+        if time.monotonic() - self._handed_at >= _SECONDS_BETWEEN_POINTS:
+            self._on_curve(self.take())
+
+    def take(self) -> tuple[CurvePoint, ...]:
+        """What was kept, once."""
+        points, self._points = tuple(self._points), []
+        self._handed_at = time.monotonic()
+        return points
+
 
 class TerminalProgress(TrainingProgress):
     """A bar for the stream, with the current accuracies, and a bar for the bucket's steps."""
@@ -112,6 +187,8 @@ class TerminalProgress(TrainingProgress):
         self._stream_bar = self._bars.add_task("stream", total=None)
         self._step_bar = self._bars.add_task("", total=None, visible=False)
         self._steps = 0
+        self._bucket = ""
+        self._loss = _RecentLoss()
         self._drawn = -math.inf
 
     def __enter__(self) -> TerminalProgress:
@@ -132,8 +209,10 @@ class TerminalProgress(TrainingProgress):
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Start the lower bar anew."""
         self._steps = 0
+        self._bucket = f"bucket {key}"
+        self._loss = _RecentLoss()
         self._bars.update(self._stream_bar, total=num_buckets, completed=position)
-        self._bars.reset(self._step_bar, description=f"bucket {key}", total=None, visible=True)
+        self._bars.reset(self._step_bar, description=self._bucket, total=None, visible=True)
         self._bars.refresh()
 
     def steps_planned(self, num_steps: int) -> None:
@@ -144,8 +223,12 @@ class TerminalProgress(TrainingProgress):
         """Move the lower bar, at most ten times a second."""
         self._steps += 1
         if self._is_time_to_draw():
-            self._bars.update(self._step_bar, completed=self._steps)
+            self._update_step_bar()
             self._bars.refresh()
+
+    def curve_measured(self, point: CurvePoint) -> None:
+        """Keep the loss for the lower bar's next drawing."""
+        self._loss.add(point)
 
     def row_measured(self, row: AccuracyRow) -> None:
         """Show the accuracies beside the upper bar."""
@@ -155,8 +238,12 @@ class TerminalProgress(TrainingProgress):
             total=len(row.buckets),
             completed=row.row,
         )
-        self._bars.update(self._step_bar, completed=self._steps)
+        self._update_step_bar()
         self._bars.refresh()
+
+    def _update_step_bar(self) -> None:
+        doing = " · ".join([self._bucket, *self._loss.shown()])
+        self._bars.update(self._step_bar, description=doing, completed=self._steps)
 
     def _is_time_to_draw(self) -> bool:
         now = time.monotonic()
@@ -187,6 +274,21 @@ def accuracies(row: AccuracyRow) -> list[str]:
     *past, itself = row.accuracy[: row.row]
     shown = [_percent("on itself", [itself])]
     return [*shown, _percent("on past buckets", past)] if past else shown
+
+
+class _RecentLoss:
+    """The mean loss over a bucket's last points; one point may be a single batch."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=10)
+
+    def add(self, point: CurvePoint) -> None:
+        self._losses.append(point.loss)
+
+    def shown(self) -> list[str]:
+        """For people; nothing where no step was taken."""
+        losses = self._losses
+        return [f"loss {sum(losses) / len(losses):.3g}"] if losses else []
 
 
 def _percent(name: str, fractions: Sequence[float]) -> str:

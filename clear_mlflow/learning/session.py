@@ -33,10 +33,10 @@ from clear_mlflow.learning.device import (
 )
 from clear_mlflow.learning.ensembles.members import train_ensemble
 from clear_mlflow.learning.loop import Trained, train
-from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
+from clear_mlflow.learning.measured import MeasuredRow, OnCurve, StreamMetadata, ignore
 from clear_mlflow.learning.models import check_model
 from clear_mlflow.learning.parallel.group import ALONE, Group, check_devices
-from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
 from clear_mlflow.learning.registry import strategy_names
 from clear_mlflow.learning.samples.decoded import DecodedStream
 from clear_mlflow.learning.samples.feature_stream import FeatureStream, TrainingStream
@@ -162,20 +162,26 @@ class StreamTraining:
             return None
         return evaluation_set(self.stream)
 
-    def rows(self) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve: OnCurve = ignore) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured; see :func:`train`.
+
+        Args:
+            on_curve: see :class:`~clear_mlflow.learning.measured.Training`; of several processes,
+                the first one's is called.
 
         Raises:
             TrainingError: as :func:`train` does, or there is not enough memory.
             DataError: a file of the cache was changed meanwhile.
         """
         arithmetic = tf32(self.config.precision == "tf32")
-        with translate_oom(_LESS_MEMORY), arithmetic, self.progress as progress:
+        with translate_oom(_LESS_MEMORY), arithmetic, self.progress as shown:
+            progress = CollectingProgress(shown, on_curve if self.group.rank == 0 else ignore)
             stream = self.on_device(progress)
             if self.config.seeds != NONE:
                 for seed, member in train_ensemble(stream, self.config, progress=progress):
                     self._refuse_changes()
-                    yield dataclasses.replace(self.measured(member), seed=seed)
+                    measured = self.measured(member)
+                    yield dataclasses.replace(measured, seed=seed, curve=progress.take())
                 return
             saved = self._saved()
             if saved is not None:
@@ -184,7 +190,8 @@ class StreamTraining:
                 stream, self.config, progress=progress, group=self.group, saved=saved
             ):
                 self._refuse_changes()
-                yield self.measured(trained)
+                measured = self.measured(trained)
+                yield dataclasses.replace(measured, curve=progress.take())
 
     def _refuse_changes(self) -> None:
         """No row is given that may come from other pixels or features than the first one's."""

@@ -86,7 +86,7 @@ def _train(
         say(messages.facts(training.facts))
         if (state := messages.state_of(cues.get())) is not None:
             training = dataclasses.replace(training, saved=state)
-        for row in training.rows():
+        for row in training.rows(lambda points: say(messages.curve(points))):
             say(messages.row(row))
             cues.get()
 

@@ -12,14 +12,14 @@ measured. Nothing is pickled, and nothing but these few forms is understood.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import Any
 
 from clear_mlflow.core import errors
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
+from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, StreamMetadata
 
 NEXT = b"next\n"
 
@@ -50,6 +50,11 @@ def facts(found: StreamMetadata) -> dict[str, Any]:
     return {"kind": "facts", **asdict(replace(found, evaluation_set=None)), "attached": attached}
 
 
+def curve(points: Sequence[CurvePoint]) -> dict[str, Any]:
+    """So far has the training of a bucket come."""
+    return {"kind": "curve", "points": [astuple(point) for point in points]}
+
+
 def row(measured: MeasuredRow) -> dict[str, Any]:
     """A row is measured."""
     attached = {
@@ -62,6 +67,7 @@ def row(measured: MeasuredRow) -> dict[str, Any]:
         **asdict(measured.row),
         "seed": measured.seed,
         "no_state": measured.no_state,
+        "points": curve(measured.curve)["points"],
         "attached": attached,
     }
 
@@ -121,6 +127,11 @@ def to_facts(message: dict[str, Any]) -> StreamMetadata:
     return StreamMetadata(**{**fields, **message["attached"]})
 
 
+def to_curve(message: dict[str, Any]) -> tuple[CurvePoint, ...]:
+    """What :func:`curve` said, or :func:`row` said of it."""
+    return tuple(CurvePoint(*point) for point in message["points"])
+
+
 def to_row(message: dict[str, Any]) -> MeasuredRow:
     """What :func:`row` said."""
     row = AccuracyRow(
@@ -130,7 +141,11 @@ def to_row(message: dict[str, Any]) -> MeasuredRow:
         num_instances=tuple(message["num_instances"]),
     )
     return MeasuredRow(
-        row, seed=message["seed"], no_state=message["no_state"], **message["attached"]
+        row,
+        seed=message["seed"],
+        no_state=message["no_state"],
+        curve=to_curve(message),
+        **message["attached"],
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import PeerLostError
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
+from clear_mlflow.learning.measured import MeasuredRow, OnCurve, StreamMetadata, ignore
 from clear_mlflow.process import messages
 
 # How long a training process may take to end once it was asked to.
@@ -130,13 +130,18 @@ class TrainingProcess:
         """
         self._state = state
 
-    def rows(self) -> Iterator[MeasuredRow]:
-        """The rows, each asked for when the one before it was taken care of."""
+    def rows(self, on_curve: OnCurve = ignore) -> Iterator[MeasuredRow]:
+        """The rows, each asked for when the one before it was taken care of.
+
+        Args:
+            on_curve: see :class:`~clear_mlflow.learning.measured.Training`.
+        """
         cue = messages.NEXT if self._state is None else messages.resume(self._state)
         while True:
             self._say(cue)
             cue = messages.NEXT
-            message = self._hear("row", "done")
+            while (message := self._hear("row", "done", "curve"))["kind"] == "curve":
+                on_curve(messages.to_curve(message))
             if message["kind"] == "done":
                 return
             yield messages.to_row(message)

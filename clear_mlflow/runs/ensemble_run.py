@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from itertools import groupby
+from operator import attrgetter
 from types import TracebackType
 
 from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from clear_mlflow.learning.config import NONE, TrainConfig
-from clear_mlflow.learning.measured import Training
+from clear_mlflow.learning.measured import CurvePoint, Training
 from clear_mlflow.runs.lifecycle import create_run
 from clear_mlflow.runs.training_run import TrainingRun, run_name
 from clear_mlflow.store import names
@@ -25,7 +27,8 @@ class TrackedEnsemble:
     Each member's run is what it would be alone: its name, its seed, its parameters, tags, rows,
     predictions and scores; only the picture after each row is left out, which would take longer
     than the training. The parent holds the parameters, the dataset and no row; its metrics are
-    ``mean/NAME`` and ``std/NAME`` over the members.
+    ``mean/NAME`` and ``std/NAME`` over the members, and the curve of members that take each step
+    together, the mean of their losses. Members that take turns have each its own.
 
     Args:
         client: the store.
@@ -83,7 +86,17 @@ class TrackedEnsemble:
         quiet = dataclasses.replace(facts, warnings=())
         for member in self._members.values():
             member.log_facts(quiet)
-        for measured in training.rows():
+        for measured in training.rows(self._log_curve):
             if measured.seed is None:
                 raise RuntimeError("a row of an ensemble arrived without its member's seed")
-            self._members[measured.seed].log_row(measured)
+            member = self._members[measured.seed]
+            of_all = [point for point in measured.curve if point.seed is None]
+            if of_all:
+                self._parent.log_curve(of_all)
+                measured = dataclasses.replace(measured, curve=())
+            member.log_row(measured)
+
+    def _log_curve(self, points: Sequence[CurvePoint]) -> None:
+        for seed, some in groupby(points, key=attrgetter("seed")):
+            run = self._parent if seed is None else self._members[seed]
+            run.log_curve(list(some))

@@ -6,7 +6,7 @@ import json
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -26,7 +26,8 @@ from clear_mlflow.core.record import ROWS_FOLDER, DatasetIdentity, RowRecord, ro
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.sender import Sender, exit_patience, unsent_error
-from clear_mlflow.learning.measured import MeasuredRow
+from clear_mlflow.journal.spool import Entry
+from clear_mlflow.learning.measured import CurvePoint, MeasuredRow
 from clear_mlflow.metrics import Metric as MatrixMetric
 from clear_mlflow.metrics import of_families
 from clear_mlflow.report.canvas import load_drawing
@@ -34,6 +35,7 @@ from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.runs.background import BackgroundWorker
 from clear_mlflow.runs.lifecycle import beat
+from clear_mlflow.runs.tracked_curve import TrackedCurve
 from clear_mlflow.scoring.apply import to_metrics
 from clear_mlflow.scoring.series import Point, milliseconds, values_at
 from clear_mlflow.store import names
@@ -98,6 +100,7 @@ class TrackedRun(ABC):
         else:
             self._sender, self._behind = leader._sender, leader._behind
             leader._alive.append(run_id)
+        self._curve = TrackedCurve(run_id, self._sender)
 
     def __enter__(self) -> TrackedRun:
         self._patience = exit_patience()
@@ -118,6 +121,7 @@ class TrackedRun(ABC):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._curve.finish()
         if self._leader is not None:
             return
         sender = self._sender
@@ -149,21 +153,33 @@ class TrackedRun(ABC):
         # On the disk before all else; in the store behind what it has to follow.
         name = f"{ROWS_FOLDER}/{row_file_name(row.row)}"
         entry = self._sender.keep(self.run_id, name, record.to_json().encode())
+        points: list[Entry] = []
         try:
+            self._rows.append(row)
+            matrix = AccuracyMatrix.from_rows(self._rows)
+            protocol = record.protocol
+            time = milliseconds(record.written_at)
+            values = _metrics_of(matrix, protocol, row.row, time, of_families(self.families))
+            # Before the state: a run that goes on from it does not come by these steps again.
+            self._curve.add(measured.curve)
+            points = self._curve.keep(values)
             self._send_first(measured, record)
         finally:  # whatever happens, what is kept is handed over
             self._sender.send(entry)
-        self._send_files(measured)
-        self._rows.append(row)
-        matrix = AccuracyMatrix.from_rows(self._rows)
-        protocol = record.protocol
-        time = milliseconds(record.written_at)
-        self._wait_delivered()
-        points = _metrics_of(matrix, protocol, row.row, time, of_families(self.families))
-        self._sender.send(self._sender.keep_metrics(self.run_id, points))
+        try:
+            self._send_files(measured)
+            self._wait_delivered()
+        finally:
+            self._send_all(points)
         if self._leader is None:
             self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
-            self._can_draw.wait(_LOADING_SECONDS)
+            if row.row > 0:  # beside the first bucket there is time for it
+                self._can_draw.wait(_LOADING_SECONDS)
+
+    def log_curve(self, points: Sequence[CurvePoint]) -> None:
+        """Store points of the curve of a bucket that is trained on; nothing waits for it."""
+        self._curve.add(points)
+        self._behind.send(self._curve.send)
 
     @abstractmethod
     def _describe(self, run: Run) -> None:
@@ -229,6 +245,10 @@ class TrackedRun(ABC):
         for name, content in ((predictions, measured.predictions), (model, measured.model)):
             if content is not None and name not in there:
                 self._sender.send(self._sender.keep(self.run_id, name, content))
+
+    def _send_all(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self._sender.send(entry)
 
     def _wait_delivered(self) -> None:
         """Wait for the store, for some seconds at most.

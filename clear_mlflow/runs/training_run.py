@@ -20,6 +20,7 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
+from clear_mlflow.journal.stored_points import stored_steps
 from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, argument_text, parameter_defaults
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
 from clear_mlflow.metrics import family_names
@@ -141,6 +142,8 @@ class TrainingRun(TrackedRun):
             log_durably(self.client, self.run_id, content, names.CONFIG_JSON)
         else:
             self._rows = rows_before(self._resumed)
+            # Now that nobody else adds to them.
+            self._curve.there = stored_steps(self.client, run)
 
     def _written_at(self, row: AccuracyRow) -> str:
         """Of a row whose metrics were stored and that itself was not: the time that they carry."""
@@ -159,6 +162,8 @@ class TrainingRun(TrackedRun):
         # What is scored, now and later, is what is stored.
         self._rows.append(stored)
         again = self._record_of(row, now())
+        self._curve.add(measured.curve)
+        points = self._curve.keep()
         beside = None
         if stored != row:
             folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{resumed.number}"
@@ -176,9 +181,12 @@ class TrainingRun(TrackedRun):
                 self._send_first(measured, again)
         finally:
             self._sender.send(beside)
-        if beside is None:
-            self._send_files(measured, resumed.files)
-        self._wait_delivered()
+        try:
+            if beside is None:
+                self._send_files(measured, resumed.files)
+            self._wait_delivered()
+        finally:
+            self._send_all(points)
 
     def _send_first(self, measured: MeasuredRow, record: RowRecord) -> None:
         """Store what training goes on from, before its row: then no row is ever trained twice.
@@ -301,7 +309,7 @@ def open_training_run(client: MlflowClient, config: TrainConfig, name: str | Non
 def track(training: Training, run: TrainingRun) -> None:
     """Train, and store each row before the next bucket starts."""
     run.log_facts(training.facts)
-    for measured in training.rows():
+    for measured in training.rows(run.log_curve):
         run.log_row(measured)
 
 

@@ -82,6 +82,13 @@ MLFLOW_TABLES = "mlflow.loggedArtifacts"
 
 # What a listing of all artifacts asks for.
 ROOT_FOLDER = ""
+
+# Series over the steps of the optimiser, not over the rows: nothing else tells what they hold.
+CURVE_LOSS = "train/loss"
+CURVE_LR = "train/lr"
+CURVE_SPEED = "train/images_per_second"
+CURVE = (CURVE_LOSS, CURVE_LR, CURVE_SPEED)
+
 MATRIX_FOLDER = "accuracy_matrix"
 MATRIX_JSON = f"{MATRIX_FOLDER}/matrix.json"
 MATRIX_CSV = f"{MATRIX_FOLDER}/matrix.csv"

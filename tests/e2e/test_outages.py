@@ -12,9 +12,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DivergedError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal.sender import UnsentError
-from clear_mlflow.learning.measured import MeasuredRow
+from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, ignore
 from clear_mlflow.metrics import series
 from clear_mlflow.runs.in_process import train_ensemble_in_process, train_in_process
 from clear_mlflow.scoring.series import all_series
@@ -117,15 +118,27 @@ def proxy(server, tmp_path, monkeypatch):
     mlflow.set_tracking_uri(before)
 
 
+# Of each bucket, points that come while it is trained on, and those that its row brings.
+LIVE, REST = (
+    {
+        i: [CurvePoint(10 * i + k, 1 / (10 * i + k), 0.1, 50.0 + i, 1_000_000 + 10 * i + k)]
+        for i in range(1, 5)
+    }
+    for k in (0, 5)
+)
+
+
 @dataclass
 class Events(KnownTraining):
     """Does something before it measures a row; tells what it measured."""
 
+    live: Mapping[int, Sequence[CurvePoint]] = field(default_factory=lambda: LIVE)
+    curve: Mapping[int, Sequence[CurvePoint]] = field(default_factory=lambda: REST)
     before: dict[int, Callable[[], object]] = field(default_factory=dict)
     measured: list[int] = field(default_factory=list)
 
-    def rows(self) -> Iterator[MeasuredRow]:
-        for measured in super().rows():
+    def rows(self, on_curve=ignore) -> Iterator[MeasuredRow]:
+        for measured in super().rows(on_curve):
             self.before.get(measured.row.row, lambda: None)()
             self.measured.append(measured.row.row)
             yield measured
@@ -160,7 +173,13 @@ def check_whole(client, run_id, correct: Sequence[Sequence[int]] = FOUR_BUCKETS)
     }
     run = client.get_run(run_id)
     matrix = EXPECTED.after(len(correct) - 1)
-    expected = all_series(matrix, series(matrix))
+    points = [p for i in range(1, len(correct)) for p in (*LIVE[i], *REST[i])]
+    expected = {
+        **all_series(matrix, series(matrix)),
+        names.CURVE_LOSS: {p.step: p.loss for p in points},
+        names.CURVE_LR: {p.step: p.lr for p in points},
+        names.CURVE_SPEED: {p.step: p.images_per_second for p in points},
+    }
     assert set(run.data.metrics) == set(expected)
     for name, steps in expected.items():
         history = client.get_metric_history(run_id, name)
@@ -289,7 +308,8 @@ def test_sync_sends_what_was_left(server, proxy, tmp_path):
     assert run.data.tags[names.ROWS_TAG] == "complete"
     assert names.ERROR_TAG not in run.data.tags
     assert names.PROCESS_TAG not in run.data.tags
-    assert {n: v for n, v in run.data.metrics.items() if "bucket" not in n} == summarize(EXPECTED)
+    summary = {n: v for n, v in run.data.metrics.items() if n.startswith(("clear/", "renate/"))}
+    assert summary == summarize(EXPECTED)
     assert not spool.exists()
     assert sync().output == "nothing waits for a store\n"
 
@@ -374,6 +394,9 @@ def test_a_server_that_is_silent_holds_training_up_for_seconds(
     assert training.measured == [0, 1, 2, 3, 4]
     proxy.plan = lambda method, path: None
     proxy.release()
+    # The call that hung may still store what sync is about to read; a process would have ended.
+    senders = "clear_mlflow sender"
+    wait_until(lambda: senders not in {thread.name for thread in threading.enumerate()}, LONG)
     result = sync()
     assert result.exit_code == 0, result.output
     direct, (run,) = runs_of(server, tmp_path)
@@ -555,8 +578,8 @@ class LosingServer:
     def facts(self):
         return self.training.facts
 
-    def rows(self):
-        for measured in self.training.rows():
+    def rows(self, on_curve=ignore):
+        for measured in self.training.rows(on_curve):
             if measured.row.row == 2:
                 self.proxy.down()
             yield measured

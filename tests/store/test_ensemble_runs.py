@@ -18,7 +18,7 @@ from clear_mlflow.core.errors import ConfigError, DivergedError, TrainingError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.measured import MeasuredRow
+from clear_mlflow.learning.measured import MeasuredRow, ignore
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
@@ -73,7 +73,10 @@ def test_each_member_is_recorded_as_it_would_be_alone(finished, store, experimen
     assert member.info.run_name == alone.info.run_name
     assert member.info.status == alone.info.status == "FINISHED"
     assert member.data.params == alone.data.params
-    assert member.data.metrics == alone.data.metrics
+    # Members that take each step together have one curve, in the run above them.
+    own_metrics = {n: v for n, v in alone.data.metrics.items() if n not in names.CURVE}
+    assert member.data.metrics == own_metrics
+    assert names.CURVE_LOSS in alone.data.metrics
     # These tell the moment at which a row was written or a run opened, or which run it is below.
     changing = {"mlflow.parentRunId", names.NOTE_TAG, "mlflow.note.content", names.HOLDER_TAG}
     changing |= {names.MATRIX_TAG, names.SCORED_TAG, names.REPORT_TAG}
@@ -123,6 +126,16 @@ def test_the_run_above_holds_the_summary_and_no_rows(finished):
     assert not {names.PROCESS_TAG, names.ERROR_TAG, names.ROWS_TAG} & parent.data.tags.keys()
 
 
+def test_the_run_above_holds_the_curve_of_members_that_step_together(finished, store):
+    """Ten points a bucket, each once."""
+    parent, _ = finished
+    points = store.get_metric_history(parent.info.run_id, names.CURVE_LOSS)
+    steps = [point.step for point in points]
+    assert steps == sorted(set(steps))
+    assert len(steps) == 3 * 10
+    assert steps[-1] == 7 * (5 + 3 + 4)  # epochs; batches of each bucket
+
+
 def test_evaluate_scores_members_and_passes_their_parent_over(finished, store):
     """It is no run that lost its rows."""
     parent, members = finished
@@ -145,9 +158,9 @@ class Breaking:
         self._error, self._look = error, look
         self.config, self.facts = self._training.config, self._training.facts
 
-    def rows(self) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve=ignore) -> Iterator[MeasuredRow]:
         given = []
-        for measured in self._training.rows():
+        for measured in self._training.rows(on_curve):
             if measured.row.row == 2:
                 raise self._error
             self._look(given)

@@ -14,6 +14,7 @@ from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.evaluation.rescore import Evaluation
+from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.store import names
@@ -214,8 +215,8 @@ class Watched(KnownTraining):
     store: MlflowClient
     seen: list[list[str]]
 
-    def rows(self):
-        for row in super().rows():
+    def rows(self, on_curve=ignore):
+        for row in super().rows(on_curve):
             yield row
             self.seen.append([v.action for v in search(self.store)])
 

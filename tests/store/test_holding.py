@@ -15,6 +15,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.journal.spool import Spool, default_root
+from clear_mlflow.learning.measured import ignore
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import refuse_second
 from clear_mlflow.runs.sync import find_spools, sync_each
@@ -39,8 +40,8 @@ class TakenOver(KnownTraining):
         self.after = after
         self.run = None
 
-    def rows(self):
-        for measured in super().rows():
+    def rows(self, on_curve=ignore):
+        for measured in super().rows(on_curve):
             if measured.row.row == self.after:
                 (self.run,) = self.store.search_runs(["1"])
                 self.store.set_tag(self.run.info.run_id, names.HOLDER_TAG, of_another())

@@ -9,6 +9,7 @@ from power_cuts import recorded, restore
 
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.journal.spool import Spool, default_root, left_spools
+from clear_mlflow.learning.measured import ignore
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.resume import read_resume_point
 from clear_mlflow.runs.sync import sync_each
@@ -29,8 +30,8 @@ class Counting:
         self.config, self.facts = inner.config, inner.facts
         self.taken = 0
 
-    def rows(self):
-        for measured in self._inner.rows():
+    def rows(self, on_curve=ignore):
+        for measured in self._inner.rows(on_curve):
             yield measured
             self.taken += 1
 

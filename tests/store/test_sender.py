@@ -106,7 +106,8 @@ def test_what_cannot_be_stored_now_is_asked_for_again_in_order(store, run_id):
     client = Stutters(store.tracking_uri, a=[later(), later()])
     sender = opened(client, run_id)
     put(sender, run_id, "a", "b")
-    sender.send(sender.keep_metrics(run_id, [Metric("m", 0.5, 1_000, 3)]))
+    (points,) = sender.keep_metrics(run_id, [Metric("m", 0.5, 1_000, 3)])
+    sender.send(points)
     sender.finish(LONG)
     assert client.asked == ["a", "a", "a", "b"]
     assert sender.waiting() == {}

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from curves import Points
 from feature_streams import config as of_features
 from feature_streams import made_up
 from learning_streams import config as of_images
@@ -20,7 +21,6 @@ from learning_streams import random_stream
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.parallel.group import ALONE, process_group
-from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import DecodedStream
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.session import check
@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def results(cases, folder, group=ALONE):
-    """Arrays by ``case/name``: every row's counts, labels and probabilities, and all weights.
+    """Arrays by ``case/name``: every row's counts, labels, probabilities and weights; the curve.
 
     Test sets of 5, 3 and 7 images, or features of 20, 9 and 13: no two processes have equal shares.
     """
@@ -42,7 +42,8 @@ def results(cases, folder, group=ALONE):
         else:
             settings = check(of_images(**changes))
             stream = DecodedStream(images, image_size=8, device=CPU)
-        for trained in train(stream, settings, progress=TrainingProgress(), group=group):
+        curve = Points()
+        for trained in train(stream, settings, progress=curve, group=group):
             row = trained.row.row
             found[f"{name}/correct{row}"] = np.array(trained.tested.correct)
             found[f"{name}/labels{row}"] = trained.tested.labels
@@ -50,6 +51,7 @@ def results(cases, folder, group=ALONE):
                 found[f"{name}/probabilities{row}"] = trained.tested.probabilities
             for key, value in trained.model.state_dict().items():
                 found[f"{name}/weight {row} {key}"] = value.clone().numpy()
+        found[f"{name}/curve"] = np.array([(p.step, p.loss, p.lr) for p in curve.points])
     return found
 
 

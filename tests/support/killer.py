@@ -30,6 +30,8 @@ from forked import Forked
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from clear_mlflow.store import names
+
 PROJECT = Path(__file__).parents[2]
 EXPERIMENT = "killed"
 # Random states of all kinds go on from bucket to bucket: images drawn, a buffer, momentum.
@@ -48,6 +50,7 @@ class Killed:
         kills: what was killed, and when: how often.
         runs: trainings that were killed until they were done.
         rows: rows that were compared with those of the training that nobody killed.
+        points: of the curves, likewise.
         lost: rows that were stored before a kill and were not there, or were others, after it.
         differing: files of finished runs that are not those of the training that nobody killed.
     """
@@ -55,6 +58,7 @@ class Killed:
     kills: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     rows: int = 0
+    points: int = 0
     lost: list[str] = field(default_factory=list)
     differing: list[str] = field(default_factory=list)
 
@@ -168,11 +172,25 @@ def kill_until_done(
     expected = metrics(trainings.client.get_run(reference.info.run_id))
     if metrics(run) != expected:
         found.differing.append("metrics")
+    found.points += sum(map(len, curve(trainings.client, reference).values()))
+    if curve(trainings.client, run) != curve(trainings.client, reference):
+        found.differing.append("curve")
 
 
 def metrics(run: Run) -> Mapping[str, float]:
     """The metrics of a run that follow from its rows."""
-    return {name: value for name, value in run.data.metrics.items() if "time" not in name}
+    return {name: value for name, value in run.data.metrics.items() if name not in names.CURVE}
+
+
+def curve(client: MlflowClient, run: Run) -> dict[str, list[tuple[int, float | None]]]:
+    """Every point of a run's curve, in order of its steps; but not how fast each was."""
+    return {
+        name: sorted(
+            (point.step, None if name == names.CURVE_SPEED else point.value)
+            for point in client.get_metric_history(run.info.run_id, name)
+        )
+        for name in names.CURVE
+    }
 
 
 def kill_at_random(
@@ -242,6 +260,7 @@ def main() -> None:
     for what, count in sorted(found.kills.items()):
         print(f"  {count:3d} of the {what}")
     print(f"runs killed until they were done: {found.runs}; rows compared: {found.rows}")
+    print(f"points of curves compared: {found.points}")
     print(f"rows lost or changed: {len(found.lost)} {found.lost}")
     print(f"files that differ from the uninterrupted run's: {len(found.differing)}")
     sys.exit(1 if found.lost or found.differing else 0)

@@ -1,11 +1,11 @@
 """Trainings whose rows are known beforehand, for tests of what is made of rows."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
+from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, StreamMetadata, ignore
 
 NUM_TEST = 100
 
@@ -18,6 +18,9 @@ class KnownTraining:
     ends_with: BaseException | None = None
     digest: str = "sha256:" + "ab" * 32
     metrics: str = "clear,renate"
+    # Points of each bucket's curve by the row that follows: while it is trained on, and with it.
+    live: Mapping[int, Sequence[CurvePoint]] = field(default_factory=dict)
+    curve: Mapping[int, Sequence[CurvePoint]] = field(default_factory=dict)
 
     @property
     def config(self) -> TrainConfig:
@@ -36,10 +39,13 @@ class KnownTraining:
             num_test=(NUM_TEST,) * len(buckets),
         )
 
-    def rows(self) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve=ignore) -> Iterator[MeasuredRow]:
         facts = self.facts
         for i, correct in enumerate(self.correct):
-            yield MeasuredRow(AccuracyRow(i, facts.buckets, tuple(correct), facts.num_test))
+            if i in self.live:
+                on_curve(self.live[i])
+            row = AccuracyRow(i, facts.buckets, tuple(correct), facts.num_test)
+            yield MeasuredRow(row, curve=tuple(self.curve.get(i, ())))
         if self.ends_with is not None:
             raise self.ends_with
 

@@ -45,7 +45,7 @@ from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata
+from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, ignore
 from clear_mlflow.metrics import series
 from clear_mlflow.runs import lifecycle, tracked_run
 from clear_mlflow.runs import resume as going_on
@@ -128,7 +128,7 @@ class KnownTraining:
             num_test=(NUM_TEST,) * len(BUCKETS),
         )
 
-    def rows(self) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve=ignore) -> Iterator[MeasuredRow]:
         for number in range(self._first, len(BUCKETS) + 1):
             time.sleep(PACE)
             yield MeasuredRow(row(number), state=random.Random(number).randbytes(2000))

@@ -8,6 +8,7 @@ import re
 import pytest
 
 from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.learning.progress import LineProgress, TerminalProgress, progress_for
 
 KEYS = ("a", "b", "c")
@@ -29,7 +30,9 @@ def told(progress):
                 progress.bucket_started(KEYS[i - 1], position=i - 1, num_buckets=3)
                 progress.steps_planned(2)
                 progress.step_done()
+                progress.curve_measured(CurvePoint(2 * i - 1, 2 / i, 0.1, 10.0, 0))
                 progress.step_done()
+                progress.curve_measured(CurvePoint(2 * i, 1 / i, 0.1, 10.0, 0))
             progress.row_measured(AccuracyRow(i, KEYS, (i, 2 * i, 3 * i), (10, 10, 10)))
 
 
@@ -38,10 +41,24 @@ def test_lines_are_one_per_bucket_with_the_accuracies():
     stream = io.StringIO()
     told(progress_for(stream))
     assert re.sub(r"\d+\.\d s", "TIME", stream.getvalue()).splitlines() == [
-        "bucket 1/3 (key a): on itself 10.0 %, TIME",
-        "bucket 2/3 (key b): on itself 40.0 %, on past buckets 20.0 %, TIME",
-        "bucket 3/3 (key c): on itself 90.0 %, on past buckets 45.0 %, TIME",
+        "bucket 1/3 (key a): on itself 10.0 %, loss 1.5, TIME",
+        "bucket 2/3 (key b): on itself 40.0 %, on past buckets 20.0 %, loss 0.75, TIME",
+        "bucket 3/3 (key c): on itself 90.0 %, on past buckets 45.0 %, loss 0.5, TIME",
     ]
+
+
+def test_a_bucket_without_steps_has_no_loss():
+    """As of a strategy that only counts; and that of the bucket before is not shown again."""
+    stream = io.StringIO()
+    with LineProgress(stream) as progress:
+        progress.bucket_started("a", position=0, num_buckets=2)
+        progress.curve_measured(CurvePoint(1, 0.5, 0.1, 10.0, 0))
+        progress.row_measured(AccuracyRow(1, ("a", "b"), (1, 2), (10, 10)))
+        progress.bucket_started("b", position=1, num_buckets=2)
+        progress.row_measured(AccuracyRow(2, ("a", "b"), (1, 2), (10, 10)))
+    first, second = stream.getvalue().splitlines()
+    assert "loss 0.5" in first
+    assert "loss" not in second
 
 
 def test_bars_show_the_accuracies_and_leave_the_cursor_visible():
@@ -51,7 +68,7 @@ def test_bars_show_the_accuracies_and_leave_the_cursor_visible():
     shown = stream.getvalue()
     assert "on itself 90.0 %" in shown
     assert "on past buckets 45.0 %" in shown
-    assert "bucket c" in shown
+    assert "bucket c · loss 0.5" in shown
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.curve import LossCurve
 from clear_mlflow.learning.descent import (
     GradientDescent,
     Hooks,
@@ -57,7 +58,7 @@ class HeadsDescent:
         seeds: of each head's run; the order of its images follows from it as it would alone.
         config: the parameters that the runs share.
         keys: of all buckets, in stream order.
-        progress: what shows each step.
+        progress: what shows each step, and is given the curve: the mean over all heads.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class HeadsDescent:
         self._keys = keys
         self._progress = progress
         self._device = self.stack.weight.device
+        self.curve = LossCurve(progress, self._device, num_models=len(heads))
         self._optimizer: torch.optim.Optimizer | None = None
 
     def forget_steps(self) -> None:
@@ -106,15 +108,19 @@ class HeadsDescent:
         stack = self.stack
         count = len(samples[0])
         bounds = batch_bounds(count, config.batch_size)
-        self._progress.steps_planned(config.epochs * len(bounds))
+        num_steps = config.epochs * len(bounds)
+        self._progress.steps_planned(num_steps)
+        self.curve.begin(num_steps)
         if self._optimizer is None or config.optimizer_state == "reset":
             self._optimizer = build_optimizer(stack, config)
         stack.weight.grad = torch.empty_like(stack.weight)
         stack.bias.grad = torch.empty_like(stack.bias)
         batches = _Batches(samples, max(stop - start for start, stop in bounds), self._device)
         for epoch in range(config.epochs):
+            lr = learning_rate(config, epoch)
             for group in self._optimizer.param_groups:
-                group["lr"] = learning_rate(config, epoch)
+                group["lr"] = lr
+            self.curve.begin_epoch(lr)
             batches.order(
                 [
                     torch.randperm(
@@ -123,14 +129,14 @@ class HeadsDescent:
                     for seed in self._seeds
                 ]
             )
-            total = torch.zeros(len(self._seeds), device=self._device)
             for start, stop in bounds:
-                self._gradients(batches, start, stop, total)
+                self._gradients(batches, start, stop)
                 if config.clip_norm:
                     self._clip()
                 self._optimizer.step()
+                self.curve.step_done(len(self._seeds) * (stop - start))
                 self._progress.step_done()
-            for seed, loss in zip(self._seeds, total.tolist(), strict=True):
+            for seed, loss in zip(self._seeds, self.curve.end_epoch(), strict=True):
                 if not math.isfinite(loss):
                     raise DivergedError(
                         f"the loss{self._whose(seed)} is no longer a finite number in epoch "
@@ -139,7 +145,8 @@ class HeadsDescent:
                         seed if len(self._seeds) > 1 else None,
                     )
 
-    def _gradients(self, batches: _Batches, start: int, stop: int, total: Tensor) -> None:
+    def _gradients(self, batches: _Batches, start: int, stop: int) -> None:
+        loss, count = self.curve.loss, stop - start
         weight, bias = self.stack.weight, self.stack.bias
         weight_grad, bias_grad = cast("Tensor", weight.grad), cast("Tensor", bias.grad)
         smoothing = self._config.label_smoothing
@@ -148,12 +155,14 @@ class HeadsDescent:
             # products, those of all do not.
             for e in range(len(self._seeds)):
                 rows, labels = batches.of_one(e, start, stop)
-                total[e] += _gradient(
+                found = _gradient(
                     weight[e], bias[e], rows, labels, smoothing, weight_grad[e], bias_grad[e]
                 )
+                loss[e].sub_(found, alpha=1 / count)
         else:
             rows, labels = batches.of_all(start, stop)
-            total += _gradient(weight, bias, rows, labels, smoothing, weight_grad, bias_grad)
+            found = _gradient(weight, bias, rows, labels, smoothing, weight_grad, bias_grad)
+            loss.sub_(found, alpha=1 / count)
 
     def _clip(self) -> None:
         """Each head's gradient by its own norm, as torch's ``clip_grad_norm_`` does with one."""
@@ -181,6 +190,7 @@ class HeadDescent(GradientDescent):
     ) -> None:
         super().__init__(model, config, keys=keys, progress=progress)
         self._heads = HeadsDescent([model], [config.seed], config, keys=keys, progress=progress)
+        self.curve = self._heads.curve
 
     def restart(self, fresh: nn.Module) -> None:
         """Go on with other weights, as if nothing had been learned."""
@@ -284,7 +294,7 @@ def _gradient(
         bias_grad: (C,), written to.
 
     Returns:
-        The sum of the labels' log-probabilities: a finite number while the loss is one.
+        The mean cross-entropy times -B: the sum of the targets' log-probabilities.
     """
     count, num_classes = labels.shape[-1], weight.shape[-2]
     # Classes before images: twice as fast as the other way round, so few are the classes.
@@ -292,6 +302,10 @@ def _gradient(
     log_p = torch.log_softmax(logits, dim=-2)
     at = labels.unsqueeze(-2)
     of_labels = log_p.gather(-2, at)
+    found = of_labels.sum(dim=(-2, -1))
+    if smoothing:
+        of_all = log_p.sum(dim=(-2, -1))
+        found.mul_(1 - smoothing).add_(of_all, alpha=smoothing / num_classes)
     wrong = log_p.exp_()
     if smoothing:
         wrong.sub_(smoothing / num_classes)
@@ -299,4 +313,4 @@ def _gradient(
     wrong.div_(count)
     torch.matmul(wrong, rows, out=weight_grad)
     torch.sum(wrong, dim=-1, out=bias_grad)
-    return of_labels.sum(dim=(-2, -1))
+    return found

@@ -15,7 +15,7 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.config import NONE, TrainConfig
 from clear_mlflow.learning.ensembles.heads import HeadsDescent, Stack
 from clear_mlflow.learning.loop import Tested, Trained, fresh_model, train
-from clear_mlflow.learning.progress import RowlessProgress, TrainingProgress
+from clear_mlflow.learning.progress import MemberProgress, TrainingProgress
 from clear_mlflow.learning.samples.decoded import HeldOutImages, batch_bounds
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
@@ -83,9 +83,15 @@ def _in_turn(
     weights of each member's own, a convolution is one of many groups, for which there is no fast
     code (docs/ensembles.md has what was measured).
     """
-    others = RowlessProgress(progress)
     trainings = [
-        (member.seed, train(stream, member, progress=others if number else progress))
+        (
+            member.seed,
+            train(
+                stream,
+                member,
+                progress=MemberProgress(progress, member.seed, with_rows=number == 0),
+            ),
+        )
         for number, member in enumerate(member_configs(config))
     ]
     for _ in range(len(stream.keys) + 1):

@@ -1,0 +1,212 @@
+"""The curve inside a bucket: what it is the mean of, at which steps, and what it costs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from curves import Points
+from feature_streams import CLASSES, made_up, training
+from feature_streams import config as on_features
+from learning_streams import CPU, config, random_stream
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from clear_mlflow.core.errors import DivergedError
+from clear_mlflow.learning.checkpoint import SavedTraining
+from clear_mlflow.learning.curve import MOST_POINTS, LossCurve, num_points
+from clear_mlflow.learning.descent import learning_rate
+from clear_mlflow.learning.ensembles import members
+from clear_mlflow.learning.ensembles.members import train_ensemble
+from clear_mlflow.learning.loop import train
+from clear_mlflow.learning.registry import strategy_names
+from clear_mlflow.learning.samples.decoded import DecodedStream
+from clear_mlflow.learning.samples.feature_stream import FeatureStream
+from clear_mlflow.learning.session import check
+from clear_mlflow.learning.strategies._base import Strategy
+
+
+class Literal(Strategy):
+    """Naive learning that writes down the loss of each step, as a float."""
+
+    seen: list[float] = []  # noqa: RUF012  (of the one training in its test)
+
+    def loss(self, forward, batch):
+        loss = super().loss(forward, batch)
+        self.seen.append(loss.item())
+        return loss
+
+
+def points_of(stream, settings, saved=None):
+    """The curve of a training, and its states."""
+    found = Points()
+    rows = list(train(stream, check(settings), progress=found, saved=saved))
+    return found, rows
+
+
+def decoded(tmp_path, train=(11, 8, 9)):
+    images, _ = random_stream(tmp_path, train=train, test=(3, 3, 3), side=8)
+    return DecodedStream(images, image_size=8, device=CPU)
+
+
+def placed():
+    return FeatureStream(*made_up(), device=CPU)
+
+
+@pytest.mark.parametrize("epochs", [3, 100])
+def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_path, epochs):
+    """Steps are counted over all buckets; a window may begin in one epoch and end in the next."""
+    Literal.seen = []
+    settings = config(strategy=f"{__name__}:Literal", epochs=epochs, schedule="cosine")
+    found, _ = points_of(decoded(tmp_path), settings)
+    per_epoch = (3, 2, 2)  # batches of 4; a rest of one image joins the batch before it
+    assert len(Literal.seen) == epochs * sum(per_epoch)
+    first, at = 0, 0
+    for batches in per_epoch:
+        steps = epochs * batches
+        points = {9: 9, 6: 6, 300: 30, 200: 20}[steps]
+        for number in range(points):
+            last = first + steps * (number + 1) // points
+            point = found.points[at]
+            window = Literal.seen[(found.points[at - 1].step if at else 0) : last]
+            assert point.step == last
+            assert point.loss == pytest.approx(sum(window) / len(window), rel=1e-5)
+            assert point.lr == learning_rate(settings, (last - 1 - first) // batches)
+            assert point.images_per_second > 0
+            at += 1
+        first += steps
+    assert at == len(found.points)
+    times = [point.time for point in found.points]
+    assert times == sorted(times)
+
+
+def test_a_bucket_of_any_length_has_at_most_so_many_points(tmp_path):
+    """One for ten steps, but ten at least where there are as many steps."""
+    found, _ = points_of(decoded(tmp_path), config(epochs=400))
+    assert len(found.points) == MOST_POINTS + 80 + 80
+    assert found.points[-1].step == 400 * (3 + 2 + 2)
+    assert [num_points(n) for n in (1, 9, 10, 99, 100, 119, 120, 999, 1000, 10**9)] == [
+        *(1, 9, 10, 10, 10, 11, 12, 99, 100, 100)
+    ]
+
+
+@pytest.mark.parametrize("strategy", strategy_names())
+def test_every_strategy_that_takes_steps_has_a_curve(strategy):
+    """One rising count of steps over all buckets, whatever is trained on; none without a step."""
+    found, _ = points_of(placed(), on_features(strategy=strategy, memory=12, batch_size=8))
+    steps = [point.step for point in found.points]
+    assert steps == sorted(set(steps))
+    assert all(math.isfinite(point.loss) for point in found.points)
+    assert bool(steps) == (strategy not in ("ncm", "slda"))
+
+
+@pytest.mark.parametrize("smoothing", [0, 0.3])
+def test_heads_written_out_have_the_loss_that_autograd_has(smoothing):
+    """The short way and the long way, which the class of somebody's own takes."""
+    asked = {"batch_size": 8, "label_smoothing": smoothing, "epochs": 2}
+    short, _ = points_of(placed(), on_features(**asked))
+    long, _ = points_of(placed(), on_features(strategy=f"{__name__}:Literal", **asked))
+    assert short.losses.keys() == long.losses.keys()
+    assert list(short.losses.values()) == pytest.approx(list(long.losses.values()), rel=1e-4)
+    assert short.points[0].loss == pytest.approx(math.log(CLASSES))  # a head starts at zero
+
+
+def test_heads_that_step_together_have_one_curve_the_mean_of_theirs():
+    """It is of no member, and counts the images of all."""
+    found = Points()
+    together = check(on_features(seeds="4,2", batch_size=8))
+    assert members.steps_together(together)
+    for _ in train_ensemble(placed(), together, progress=found):
+        pass
+    alone = [points_of(placed(), on_features(seed=seed, batch_size=8))[0] for seed in (4, 2)]
+    assert {point.seed for point in found.points} == {None}
+    assert found.losses.keys() == alone[0].losses.keys()
+    mean = [(a + b) / 2 for a, b in zip(*(one.losses.values() for one in alone), strict=True)]
+    assert list(found.losses.values()) == pytest.approx(mean, rel=1e-4)
+
+
+def test_members_that_take_turns_have_each_its_own_curve(tmp_path):
+    """To the bit that of the run alone; a row brings the points of its member and bucket."""
+    stream = decoded(tmp_path)
+    found = Points()
+    for _ in train_ensemble(stream, check(config(seeds="4,2")), progress=found):
+        pass
+    for seed in (4, 2):
+        alone, _ = points_of(stream, config(seed=seed))
+        own = {point.step: point.loss for point in found.points if point.seed == seed}
+        assert own == alone.losses
+    rows = list(training(on_features(seeds="4,2", strategy="er_ace", memory=6)).rows())
+    assert [sorted({p.seed for p in row.curve}) for row in rows] == [[], [], *[[4], [2]] * 3]
+
+
+def test_a_row_brings_the_points_of_its_bucket():
+    """None before the first; those of a bucket that takes long come while it is trained on."""
+    rows = list(training(on_features(batch_size=8)).rows())
+    steps = [[point.step for point in row.curve] for row in rows]
+    assert steps[0] == []
+    assert [of_row[-1] for of_row in steps[1:]] == [28, 28 + 14, 28 + 14 + 21]
+    assert [len(of_row) for of_row in steps[1:]] == [10, 10, 10]
+
+
+def test_a_bucket_that_takes_long_hands_its_points_on(monkeypatch):
+    """Each point once, in order; the row brings the rest."""
+    monkeypatch.setattr("clear_mlflow.learning.progress._SECONDS_BETWEEN_POINTS", 0.0)
+    live = []
+    rows = list(training(on_features(batch_size=8)).rows(live.extend))
+    assert len(live) == 30
+    assert [point.step for point in live] == sorted({point.step for point in live})
+    assert all(row.curve == () for row in rows)
+
+
+def test_a_resumed_training_goes_on_at_the_step_that_it_was_at(tmp_path):
+    """The same points from there on, to the bit."""
+    stream = decoded(tmp_path)
+    whole, _ = points_of(stream, config(strategy="replay"))
+    snapshots = []
+    for trained in train(stream, check(config(strategy="replay")), progress=Points()):
+        if trained.row.row == 1:
+            snapshots.append(SavedTraining(trained.row, None, trained.snapshot()))
+            break
+    rest, _ = points_of(stream, config(strategy="replay"), saved=snapshots[0])
+    first = rest.points[0].step
+    assert first == 2 * 3 + 1
+    assert rest.losses == {step: loss for step, loss in whole.losses.items() if step >= first}
+
+
+def test_a_loss_that_is_no_number_still_ends_the_training(tmp_path):
+    """At the end of its epoch, in whichever window it came."""
+    with pytest.raises(DivergedError, match="no longer a finite number in epoch 1 of 2"):
+        points_of(decoded(tmp_path), config(lr="1e30"))
+
+
+class Host:
+    """Counts how often the host asked for a number of a tensor."""
+
+    def __init__(self, monkeypatch):
+        self.asked = 0
+        for name in ("item", "tolist", "__bool__", "__float__", "cpu", "numpy"):
+            self._watch(monkeypatch, name, getattr(torch.Tensor, name))
+
+    def _watch(self, monkeypatch, name, whole):
+        def watched(tensor, *arguments):
+            self.asked += 1
+            return whole(tensor, *arguments)
+
+        monkeypatch.setattr(torch.Tensor, name, watched)
+
+
+def test_no_step_asks_the_device_for_a_number(monkeypatch):
+    """One look an epoch, and one at each point's copy on the host, however many the steps are."""
+    curve = LossCurve(Points(), CPU)
+    model = nn.Linear(3, 2)
+    inputs, labels = torch.randn(4, 3), torch.tensor([0, 1, 1, 0])
+    host = Host(monkeypatch)
+    curve.begin(5000)
+    curve.begin_epoch(0.1)
+    for _ in range(5000):
+        curve.loss += cross_entropy(model(inputs), labels).detach()
+        curve.step_done(4)
+    assert host.asked <= MOST_POINTS
+    curve.end_epoch()
+    assert host.asked <= MOST_POINTS + 1

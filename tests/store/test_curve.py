@@ -1,0 +1,189 @@
+"""The curve of a training in MLflow: every point once, whatever becomes of store and process."""
+
+import math
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+from stored_runs import histories
+from trainings import FOUR_BUCKETS, KnownTraining
+
+from clear_mlflow.journal.sender import MOST_METRICS, Sender
+from clear_mlflow.journal.spool import Spool, default_root
+from clear_mlflow.learning.measured import CurvePoint, ignore
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.runs.lifecycle import take
+from clear_mlflow.runs.sync import find_spools, sync_each
+from clear_mlflow.runs.tracked_curve import TrackedCurve
+from clear_mlflow.scoring.scores import score
+from clear_mlflow.store import names
+
+FIRST = CurvePoint(1, 2.5, 0.1, 100.0, 1_000)
+SECOND = CurvePoint(3, 1.5, 0.05, 200.0, 2_000)
+THIRD = CurvePoint(5, 0.5, 0.025, 300.0, 3_000)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Where journals lie."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def run_id(store, experiment_id):
+    """A run that this process holds."""
+    found = store.create_run(experiment_id).info.run_id
+    take(store, found)
+    return found
+
+
+def curve_of(store, run_id):
+    """Every point of a run's curve: series to (step, time, value)."""
+    found = histories(store, run_id)
+    return {name: found[name] for name in names.CURVE if name in found}
+
+
+def series_of(*points):
+    """What a store holds of a curve that it has all of."""
+    return {
+        names.CURVE_LOSS: [(p.step, p.time, p.loss) for p in points],
+        names.CURVE_LR: [(p.step, p.time, p.lr) for p in points],
+        names.CURVE_SPEED: [(p.step, p.time, p.images_per_second) for p in points],
+    }
+
+
+def test_a_curve_is_three_series_over_the_steps_of_the_optimiser(store, experiment_id):
+    """At the times when they were measured; scoring the run again leaves them alone."""
+    training = KnownTraining(FOUR_BUCKETS, live={1: [FIRST]}, curve={1: [SECOND], 2: [THIRD]})
+    train_in_process(store, training, {})
+    (run,) = store.search_runs([experiment_id])
+    assert curve_of(store, run.info.run_id) == series_of(FIRST, SECOND, THIRD)
+    score(store, run.info.run_id)
+    assert curve_of(store, run.info.run_id) == series_of(FIRST, SECOND, THIRD)
+
+
+class Watched(KnownTraining):
+    """In its first bucket, waits until the store holds a point of it."""
+
+    store: MlflowClient
+    seen: dict[str, float]
+
+    def rows(self, on_curve=ignore):
+        for measured in super().rows(on_curve):
+            if measured.row.row == 1:
+                (run,) = self.store.search_runs(["1"])
+                while names.CURVE_LOSS not in run.data.metrics:
+                    run = self.store.get_run(run.info.run_id)
+                self.seen = dict(run.data.metrics)
+            yield measured
+
+
+def test_a_point_is_in_the_store_while_its_bucket_is_trained_on(store):
+    """Before there is any row but that of the untrained model."""
+    training = Watched(FOUR_BUCKETS, live={1: [FIRST]})
+    training.store = store
+    train_in_process(store, training, {})
+    assert training.seen[names.CURVE_LOSS] == FIRST.loss
+    assert "renate/average_accuracy" not in training.seen
+
+
+def test_a_training_that_breaks_off_loses_no_point(store, experiment_id):
+    """Not even one that no row has followed."""
+    broken = RuntimeError("out of power")
+    training = KnownTraining(FOUR_BUCKETS[:2], curve={1: [FIRST]}, ends_with=broken)
+
+    def rows(on_curve):
+        yield from KnownTraining.rows(KnownTraining(FOUR_BUCKETS[:2], curve=training.curve))
+        on_curve([SECOND])
+        raise broken
+
+    training.rows = rows
+    with pytest.raises(RuntimeError, match="out of power"):
+        train_in_process(store, training, {})
+    (run,) = store.search_runs([experiment_id])
+    assert curve_of(store, run.info.run_id) == series_of(FIRST, SECOND)
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_finite_number_is_in_no_chart(store, experiment_id, loss):
+    """Rate and speed are: the steps were taken."""
+    diverged = CurvePoint(3, loss, 0.05, 200.0, 2_000)
+    train_in_process(store, KnownTraining(FOUR_BUCKETS, curve={1: [FIRST, diverged]}), {})
+    (run,) = store.search_runs([experiment_id])
+    both = series_of(FIRST, diverged)
+    assert curve_of(store, run.info.run_id) == {
+        **both,
+        names.CURVE_LOSS: both[names.CURVE_LOSS][:1],
+    }
+
+
+def left_spool(store, run_id, *batches):
+    """What a process leaves that was killed while the store was away."""
+    spool = Spool.create(default_root() / run_id, run_id, store.tracking_uri)
+    for batch in batches:
+        spool.put_metrics(batch)
+    spool.close()
+
+
+def test_what_waited_is_sent_where_the_run_holds_no_point_at_its_step(store, run_id):
+    """Another machine resumed the run meanwhile, and came by the same steps at other times."""
+    for name, ((step, time, value), *_) in series_of(SECOND).items():
+        store.log_metric(run_id, name, value + 0.25, timestamp=time + 99, step=step)
+    store.set_terminated(run_id)
+    before = curve_of(store, run_id)
+    waiting = [
+        [Metric(name, *(value, time, step)) for step, time, value in points]
+        for name, points in series_of(FIRST, SECOND, THIRD).items()
+    ]
+    row_point = Metric("renate/average_accuracy", 0.5, 1_000, 1)
+    left_spool(store, run_id, [*waiting[0], row_point], waiting[1], waiting[2])
+    (synced,) = sync_each(find_spools(default_root() / run_id))
+    assert synced.done, synced.detail
+    expected = series_of(FIRST, SECOND, THIRD)
+    for name, points in expected.items():
+        points[1] = before[name][0]
+    assert histories(store, run_id) == expected, "a row's point follows from the row alone"
+
+
+def test_a_bucket_that_is_trained_on_again_doubles_nothing(store, run_id):
+    """The first point of a step stays; what the run lacks of each series is added."""
+    store.log_metric(run_id, names.CURVE_LOSS, 9.0, timestamp=500, step=FIRST.step)
+    sender = Sender(store)
+    sender.open(run_id)
+    sender.start()
+    curve = TrackedCurve(run_id, sender)
+    curve.there = {names.CURVE_LOSS: frozenset({FIRST.step})}
+    curve.add([FIRST, SECOND])
+    curve.finish()
+    sender.finish(60.0)
+    sender.close()
+    expected = series_of(FIRST, SECOND)
+    expected[names.CURVE_LOSS][0] = (FIRST.step, 500, 9.0)
+    assert curve_of(store, run_id) == expected
+
+
+def test_a_disk_that_takes_nothing_for_a_while_costs_no_point(store, run_id, monkeypatch, capsys):
+    """The points wait, more of them than one request takes; and are told where they are lost."""
+    sender = Sender(store)
+    sender.open(run_id)
+    sender.start()
+    curve = TrackedCurve(run_id, sender)
+    points = [CurvePoint(step, 1 / step, 0.1, 5.0, step) for step in range(1, MOST_METRICS)]
+    whole = Spool.put_metrics
+
+    def full(spool, metrics):
+        if metrics[0].step > 1:
+            raise OSError(28, "No space left on device")
+        return whole(spool, metrics)
+
+    monkeypatch.setattr(Spool, "put_metrics", full)
+    curve.add(points)
+    curve.finish()
+    assert "points of its curve fit on no disk" in capsys.readouterr().err
+    monkeypatch.setattr(Spool, "put_metrics", whole)
+    curve.finish()
+    sender.finish(60.0)
+    sender.close()
+    assert curve_of(store, run_id) == series_of(*points)
+    assert find_spools(None) == []

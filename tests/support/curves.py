@@ -1,0 +1,18 @@
+"""What a training reports of its loss, for tests that look at it."""
+
+from clear_mlflow.learning.progress import TrainingProgress
+
+
+class Points(TrainingProgress):
+    """Keeps the points of a training's curve."""
+
+    def __init__(self):
+        self.points = []
+
+    def curve_measured(self, point):
+        self.points.append(point)
+
+    @property
+    def losses(self):
+        """Step to loss, of a training of one model."""
+        return {point.step: point.loss for point in self.points}
