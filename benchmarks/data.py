@@ -183,8 +183,8 @@ def _epoch(images, cache_folder: Path, size: int, augment: str, number: int) -> 
 
     from clear_mlflow.data.decoding.decoded_cache import DecodedCache
     from clear_mlflow.data.stream import Bucket, BucketStream
-    from clear_mlflow.learning.allocator import keep_freed_memory
     from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
+    from clear_mlflow.process.allocator import keep_freed_memory
 
     keep_freed_memory()  # as the training process does
     stream = BucketStream("photos", ("a",) * CLASSES, (Bucket("1", images, images),), "sha256:0")

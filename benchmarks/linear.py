@@ -176,7 +176,7 @@ def bare(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:
     import torch
     from torch.nn.functional import cross_entropy, linear
 
-    from clear_mlflow.learning.allocator import keep_freed_memory
+    from clear_mlflow.process.allocator import keep_freed_memory
 
     keep_freed_memory()
     buckets = [[part.to(device) for part in bucket] for bucket in stored(folder)]

@@ -65,11 +65,11 @@ def _train(
     # Nothing of torch is garbage while it is loaded, and looking for it takes a fifth of the time;
     # what is loaded is never looked through again.
     gc.disable()
-    from clear_mlflow.learning.allocator import keep_freed_memory
     from clear_mlflow.learning.parallel.group import process_group
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.progress import TrainingProgress, progress_for
     from clear_mlflow.learning.session import check
+    from clear_mlflow.process.allocator import keep_freed_memory
 
     gc.freeze()
     gc.enable()

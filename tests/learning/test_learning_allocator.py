@@ -6,7 +6,7 @@ import sys
 FAULTS = """
 import resource, sys
 import torch
-from clear_mlflow.learning.allocator import keep_freed_memory
+from clear_mlflow.process.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def faults():
