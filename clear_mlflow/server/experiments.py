@@ -11,6 +11,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.server.page import ListedExperiment, experiments_page
 from clear_mlflow.server.permission import ask
 from clear_mlflow.store import names
+from clear_mlflow.store.client import mlflow_errors
 
 # Experiments that one request looks into, with one or two searches for a run each.
 _PAGE = 50
@@ -25,6 +26,7 @@ def experiments(store: MlflowClient, token: str | None) -> str:
 
     Raises:
         RefusedError: MLflow does not list them.
+        TrackingError: the store does not answer.
     """
     asked = {"max_results": _PAGE, "order_by": "last_update_time DESC"}
     answer = ask("/mlflow/experiments/search", **asked, **({"page_token": token} if token else {}))
@@ -57,7 +59,8 @@ def _newest_with_rows(store: MlflowClient, experiment_id: str) -> Run | None:
         f"tags.`{names.KIND_TAG}` = '{names.KIND_TRAIN}'",
         f"tags.`{names.ROWS_TAG}` != 'none'",
     ):
-        found = store.search_runs([experiment_id], wanted, max_results=1)
+        with mlflow_errors("list the runs"):
+            found = store.search_runs([experiment_id], wanted, max_results=1)
         if found:
             return found[0]
     return None

@@ -10,8 +10,6 @@ from collections.abc import Callable
 
 # Half a megabyte each as a rule.
 _MOST = 16
-# Seconds that a request waits for those before it: drawing takes all of a core.
-_PATIENCE = 10
 
 
 class BusyError(Exception):
@@ -19,9 +17,14 @@ class BusyError(Exception):
 
 
 class KeptPages:
-    """The pages that were drawn last; one is drawn at a time."""
+    """The pages that were asked for last; one is drawn at a time, for that takes all of a core.
 
-    def __init__(self) -> None:
+    Args:
+        patience: seconds that a request waits for those before it.
+    """
+
+    def __init__(self, patience: float = 10.0) -> None:
+        self._patience = patience
         self._pages: OrderedDict[str, str] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -36,7 +39,7 @@ class KeptPages:
             BusyError: others draw for longer than one waits.
         """
         key = hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
-        if not self._lock.acquire(timeout=_PATIENCE):
+        if not self._lock.acquire(timeout=self._patience):
             raise BusyError
         try:
             if key not in self._pages:

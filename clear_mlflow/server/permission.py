@@ -57,7 +57,8 @@ def ask(endpoint: str, **query: object) -> dict[str, Any]:
     text = b"".join(answer).decode(errors="replace")
     code = int(status.split()[0])
     if code != 200:
-        raise RefusedError(code, _message(text))
+        # What sends a person elsewhere to log in has done so before this.
+        raise RefusedError(code if code >= 400 else 403, _message(text))
     found = json.loads(text)
     if not isinstance(found, dict):
         raise RefusedError(502, f"{endpoint} gave no object")
