@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -10,14 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.learning.config import NONE, TrainConfig, parameter_defaults, switches
 
 if TYPE_CHECKING:
     from clear_mlflow.core.predictions import EvaluationSet
     from clear_mlflow.learning.session import StreamTraining
+    from clear_mlflow.notebook.trained import TrainedRun
     from clear_mlflow.runs.loop_run import LoopRun
-    from clear_mlflow.scoring.scores import Scores
     from clear_mlflow.store.client import MlflowClient
 
 
@@ -62,7 +60,7 @@ def train(
     seed: int = 0,
     seeds: str | Sequence[int] = "none",
     device: Literal["auto", "cpu", "cuda"] = "auto",
-) -> AccuracyMatrix:
+) -> TrainedRun:
     """Train on a stream of buckets, tracked in MLflow, and give the matrix as it was stored.
 
     An active MLflow run is joined and left open; without one, a run is opened and closed. The
@@ -134,7 +132,8 @@ def train(
         device: cpu, cuda, or auto: cuda where there is one.
 
     Returns:
-        The matrix, rebuilt from the rows that the run's artifact store holds.
+        The matrix, rebuilt from the rows that the run's artifact store holds, with ``metrics``,
+        ``run_id``, ``plot()`` and ``compare(other)``; a notebook shows it as a heat map.
 
     Raises:
         ConfigError: a parameter has a value that it cannot have.
@@ -151,9 +150,10 @@ def train(
         )
     client, training = _prepared(config)
     # Imported here, as in _prepared: the pure core loads neither torch nor mlflow.
+    from clear_mlflow.notebook.trained import TrainedRun
     from clear_mlflow.runs.in_process import train_in_process
 
-    return _matrix_of(train_in_process(client, training, asked))
+    return TrainedRun.of(client, train_in_process(client, training, asked))
 
 
 def train_ensemble(
@@ -197,7 +197,7 @@ def train_ensemble(
     seed: int = 0,
     seeds: str | Sequence[int] = "none",
     device: Literal["auto", "cpu", "cuda"] = "auto",
-) -> dict[int, AccuracyMatrix]:
+) -> dict[int, TrainedRun]:
     """Train runs that differ in their seed alone together, each tracked as a run of its own.
 
     They stand below one run in MLflow, which holds the means of their metrics: the active run,
@@ -270,7 +270,7 @@ def train_ensemble(
         device: cpu, cuda, or auto: cuda where there is one.
 
     Returns:
-        Seed to matrix, rebuilt from the rows that each run's artifact store holds.
+        Seed to matrix, as :func:`train` gives it.
 
     Raises:
         ConfigError: a parameter has a value that it cannot have, or there are no ``seeds``.
@@ -283,10 +283,11 @@ def train_ensemble(
     if config.seeds == NONE:
         raise ConfigError("seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train")
     client, training = _prepared(config)
+    from clear_mlflow.notebook.trained import TrainedRun
     from clear_mlflow.runs.in_process import train_ensemble_in_process
 
     scores = train_ensemble_in_process(client, training, asked)
-    return {seed: _matrix_of(of_member) for seed, of_member in scores.items()}
+    return {seed: TrainedRun.of(client, of_member) for seed, of_member in scores.items()}
 
 
 def track(
@@ -357,12 +358,6 @@ def track(
     return LoopRun(describe_loop(**given), run_name, metrics)
 
 
-def _matrix_of(scores: Scores) -> AccuracyMatrix:
-    if scores.record is None:
-        raise RuntimeError("training ended well, but its run holds no row")
-    return scores.record.matrix
-
-
 def _refuse_several_processes() -> None:
     place = place_of_environment()
     if place.size > 1:
@@ -402,11 +397,11 @@ def _prepared(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
     """A store that can keep the run, and a training that is ready to begin."""
     _refuse_several_processes()
     from clear_mlflow.learning.prepare import prepare
-    from clear_mlflow.learning.progress import progress_for
     from clear_mlflow.learning.session import check
+    from clear_mlflow.notebook.live import progress_here
     from clear_mlflow.store.client import bound_retries, preflight
 
     config = check(config)
     bound_retries()
     client = preflight()  # before the data, which may take minutes to read
-    return client, prepare(config, progress_for(sys.stderr))
+    return client, prepare(config, progress_here(config.protocol))

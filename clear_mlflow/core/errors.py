@@ -16,6 +16,10 @@ class ClearError(Exception):
     def __init__(self, message: str = "") -> None:
         super().__init__(masked(message))
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows of it: the line that a terminal would, and no traceback."""
+        return [f"error: {self}"]
+
 
 class ConfigError(ClearError):
     """A parameter has a value that it cannot have."""

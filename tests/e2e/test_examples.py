@@ -30,8 +30,10 @@ SHORTER = {
 # Shells out to what CI has no right to change, or is parsed below.
 OUTSIDE = ("createdb", "pip install", "mlflow server", "export ")
 COMMANDS = [line for line in LINES if not line.startswith(OUTSIDE)]
-# Files that need Docker, Slurm or Kubernetes: read below and in test_clusters.py.
+# Files that need Docker, Slurm or Kubernetes: read below and in test_clusters.py. The notebook is
+# executed in test_notebook.py.
 ELSEWHERE = {
+    "notebook.ipynb",
     "server/docker-compose.yaml",
     "slurm/train.sbatch",
     "docker/MLproject",

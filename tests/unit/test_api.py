@@ -39,7 +39,7 @@ def test_the_signature_is_the_configuration(function):
 @pytest.mark.parametrize("function", FUNCTIONS)
 def test_every_choice_of_a_signature_is_one(function):
     """What a type says may be passed is accepted, and the docstring names each parameter."""
-    hints = get_type_hints(function, {**vars(api), "AccuracyMatrix": clear_mlflow.AccuracyMatrix})
+    hints = get_type_hints(function, {**vars(api), "TrainedRun": clear_mlflow.AccuracyMatrix})
     told = set(re.findall(r"^        (\w+): ", inspect.getdoc(function) and function.__doc__, re.M))
     assert told >= set(parameter_defaults())
     for name in parameter_defaults():

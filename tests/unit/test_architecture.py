@@ -36,7 +36,11 @@ ROOMS: dict[str, set[str]] = {
         *("core", "comparison", "report", "engines", "learning"),
         *("store", "journal", "runs", "evaluation"),
     },
-    "api": {"core", "learning", "store", "scoring", "runs"},
+    "notebook": {
+        *("core", "report", "comparison", "learning"),
+        *("store", "scoring", "evaluation"),
+    },
+    "api": {"core", "learning", "store", "runs", "notebook"},
     "adapters": {"core", "metrics", "runs", "api"},
     "server": {*("core", "metrics", "report", "comparison"), *("store", "scoring", "evaluation")},
     "cli": {

@@ -42,6 +42,16 @@ def rendered(page: str, *, over: str | None = None, colours: str = "", **content
     return text.strip() + "\n"
 
 
+def rendered_part(name: str, **content: object) -> str:
+    """A part of somebody else's page.
+
+    Args:
+        name: package and name of its template, as ``clear_mlflow.report.page/fragment``.
+        content: what the template names; any texts, which it escapes.
+    """
+    return _environment().get_template(f"{name}.html").render(**content).strip()
+
+
 def load(page: str) -> None:
     """Read and compile the files of a page, which are kept from then on."""
     own_text(f"{_HERE}/frame.css")

@@ -12,6 +12,15 @@ from numpy.typing import NDArray
 from clear_mlflow.core.text import ending, percent, printable
 
 _LONGEST_KEY = 8
+# Rows and columns that a person can tell apart on a page; of more, as many, spread evenly.
+MOST_SHOWN = 100
+
+
+def spread_positions(count: int) -> list[int]:
+    """Positions that are shown out of so many, the first and the last among them."""
+    if count <= MOST_SHOWN:
+        return list(range(count))
+    return [round(i * (count - 1) / (MOST_SHOWN - 1)) for i in range(MOST_SHOWN)]
 
 
 def matrix_map(

@@ -29,13 +29,11 @@ from clear_mlflow.report.page.line_chart import (
     line_chart,
     past_mean,
 )
-from clear_mlflow.report.page.matrix_map import matrix_map, short_key
+from clear_mlflow.report.page.matrix_map import MOST_SHOWN, matrix_map, short_key, spread_positions
 
 _PAGE = "clear_mlflow.report.page/run"
 # Raised when the page changes, so that stored ones are written again.
 PAGE_VERSION = 1
-# Rows and columns that a person can tell apart on a page; of more, as many, spread evenly.
-_MOST_SHOWN = 100
 _MOST_FACTS = 200
 _LONGEST_FACT = 200
 _DIGITS = 6  # of the fractions that the script reads
@@ -124,7 +122,7 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
     record = report.record
     keys = record.matrix.buckets
     grid = _grid(record)
-    rows, columns = _spread(len(keys) + 1), _spread(len(keys))
+    rows, columns = spread_positions(len(keys) + 1), spread_positions(len(keys))
     shown = [i for i in rows if i > 0 or not np.isnan(grid[0]).all()]
     answers = None
     if report.predictions is not None:
@@ -175,13 +173,6 @@ def _grid(record: Record) -> NDArray[np.float64]:
         grid[0] = matrix.initial
     grid[1 : matrix.num_rows + 1] = matrix.values
     return grid
-
-
-def _spread(count: int) -> list[int]:
-    """Positions that are shown, the first and the last among them."""
-    if count <= _MOST_SHOWN:
-        return list(range(count))
-    return [round(i * (count - 1) / (_MOST_SHOWN - 1)) for i in range(_MOST_SHOWN)]
 
 
 def _number(value: float) -> float | None:
@@ -240,7 +231,7 @@ def _matrix_about(report: RunReport, is_sampled: bool) -> str:
     )
     if is_sampled:
         about += (
-            f" {_MOST_SHOWN} rows and columns of {report.record.matrix.num_buckets} buckets, "
+            f" {MOST_SHOWN} rows and columns of {report.record.matrix.num_buckets} buckets, "
             "spread evenly; all are in the artifact accuracy_matrix/matrix.csv."
         )
     return about
@@ -341,7 +332,7 @@ def _curves(grid: NDArray[np.float64], keys: Sequence[str]) -> dict[str, Any] | 
     if not means:
         return None
     of_buckets = []
-    for j in _spread(last):
+    for j in spread_positions(last):
         title = f"Bucket {short_key(keys[j])}"
         found = line(0, title, lambda k, j=j: float(grid[k, j]))  # type: ignore[misc]
         if found.points:
@@ -407,5 +398,5 @@ def _buckets(report: RunReport) -> list[dict[str, str]]:
             else "",
             "test": "" if counts is None else f"{int(counts[j]):,}",
         }
-        for j in _spread(matrix.num_buckets)
+        for j in spread_positions(matrix.num_buckets)
     ]

@@ -1,0 +1,104 @@
+"""How far a training is, in a notebook: a bar, and the matrix as it grows."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.learning.progress import TrainingProgress, accuracies, progress_for
+from clear_mlflow.report.page.fragment import progress_html
+
+# Each drawing is a message to the browser, of some kilobytes.
+_SECONDS_BETWEEN_DRAWINGS = 0.5
+
+
+class NotebookProgress(TrainingProgress):
+    """One output that is replaced as training goes on.
+
+    Args:
+        protocol: under which the rows are measured: cells that are no evidence are not shown.
+    """
+
+    def __init__(self, protocol: str) -> None:
+        self._protocol = protocol
+        self._rows: list[AccuracyRow] = []
+        self._handle: Any = None
+        self._drawn = 0.0
+        self._text = "starting"
+        self._position = 0
+        self._num_buckets = 1
+        self._steps = self._num_steps = 0
+
+    def __enter__(self) -> NotebookProgress:
+        if self._handle is None:  # it is entered to decode, and again to train
+            from IPython.display import HTML, display
+
+            self._handle = display(HTML(self._html()), display_id=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._draw(now=True)
+
+    def images_decoded(self, done: int, total: int) -> None:
+        """Say so."""
+        self._text = f"decoding images, {done:,} of {total:,}"
+        self._steps, self._num_steps = done, total
+        self._draw(now=done == total)
+
+    def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
+        """Start the bucket's part of the bar."""
+        self._position, self._num_buckets = position, num_buckets
+        self._steps = self._num_steps = 0
+        self._say(f"bucket {key}: {position + 1} of {num_buckets}")
+
+    def steps_planned(self, num_steps: int) -> None:
+        """Give the bucket's part of the bar its length."""
+        self._num_steps = num_steps
+
+    def step_done(self) -> None:
+        """Move the bar, at most twice a second."""
+        self._steps += 1
+        self._draw()
+
+    def row_measured(self, row: AccuracyRow) -> None:
+        """Show the row in the matrix."""
+        self._rows.append(row)
+        self._position, self._num_buckets = row.row, len(row.buckets)
+        self._steps = 0
+        self._say(", ".join([f"{row.row} of {len(row.buckets)} buckets", *accuracies(row)]))
+
+    def _say(self, text: str) -> None:
+        self._text = text
+        self._draw(now=True)
+
+    def _draw(self, *, now: bool = False) -> None:
+        moment = time.monotonic()
+        if self._handle is None or not (now or moment - self._drawn > _SECONDS_BETWEEN_DRAWINGS):
+            return
+        from IPython.display import HTML
+
+        self._drawn = moment
+        self._handle.update(HTML(self._html()))
+
+    def _html(self) -> str:
+        share = min(self._steps / self._num_steps, 1.0) if self._num_steps else 0.0
+        matrix = AccuracyMatrix.from_rows(self._rows) if self._rows else None
+        return progress_html(
+            self._text,
+            self._position + share,
+            self._num_buckets,
+            None if matrix is None else matrix.masked(self._protocol),
+        )
+
+
+def progress_here(protocol: str) -> TrainingProgress:
+    """What suits where this runs: a notebook's own output, a terminal's bars, or lines."""
+    return NotebookProgress(protocol) if in_notebook() else progress_for(sys.stderr)
+
+
+def in_notebook() -> bool:
+    """Whether this is a notebook's kernel, which shows HTML; IPython on a terminal is none."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

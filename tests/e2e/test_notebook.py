@@ -1,0 +1,34 @@
+"""The example notebook, executed by a kernel as Jupyter does it."""
+
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
+
+
+def outputs(cell, kind):
+    """What a cell shows in one of the forms that a notebook knows."""
+    return [out.data[kind] for out in cell.outputs if kind in out.get("data", {})]
+
+
+def test_the_example_notebook_runs(tmp_path, monkeypatch):
+    """A bar and a growing matrix, a result that shows itself, an error of one line."""
+    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "MLFLOW_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    resources = {"metadata": {"path": str(tmp_path)}}
+    NotebookClient(notebook, timeout=300, resources=resources).execute()
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    trained, shown, wrong, compared = code[1:]
+    live, result = outputs(trained, "text/html")
+    assert "10 of 10 buckets" in live
+    assert live.count("after ") == result.count("after ") == 10
+    assert "renate/forgetting" in result
+    assert outputs(shown, "image/png")
+    (error,) = (out for out in wrong.outputs if out.output_type == "error")
+    assert error.ename == "ConfigError"
+    assert len(error.traceback) == 1
+    assert error.traceback[0].startswith("error: memory is '-5'")
+    assert "&lt;h1&gt;Comparison&lt;/h1&gt;" in outputs(compared, "text/html")[-1]
