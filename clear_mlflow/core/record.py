@@ -12,8 +12,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import date, datetime
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from clear_mlflow.core.errors import RecordError
@@ -28,6 +29,9 @@ SCHEMA_VERSION = "1.0"
 ACCURACIES_VERSION = "1.1"
 # Rows that are measured on validation images.
 SPLIT_VERSION = "1.2"
+
+# Of rows whose buckets have dates: one for each, as 2004-05-17, ascending. A reader may leave it.
+TIMES = "bucket_times"
 
 # Written by every language's clock, and read by Python 3.10's narrow fromisoformat.
 _UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}(\d{3})?)?(Z|\+00:00)", re.ASCII)
@@ -171,6 +175,7 @@ class Record:
     rows: tuple[int, ...]  # rows that are stored, ascending; 0 is the initialisation
     # Rows that are not, below the highest that is; row 0 only where this program's rows are held.
     missing: tuple[int, ...]
+    times: tuple[date, ...] = ()  # of the buckets, ascending; empty where they have none
 
     @property
     def is_complete(self) -> bool:
@@ -242,7 +247,20 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
         seed=first.seed,
         rows=rows,
         missing=tuple(sorted(set(range(least, rows[-1])) - set(rows))),
+        times=_times(first),
     )
+
+
+def _times(record: RowRecord) -> tuple[date, ...]:
+    """The dates that a row gives its buckets; none of them where it gives anything else."""
+    told = record.extra.get(TIMES)
+    if not isinstance(told, list) or len(told) != len(record.row.buckets):
+        return ()
+    try:
+        found = tuple(date.fromisoformat(text) for text in told)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return ()
+    return found if all(before < after for before, after in pairwise(found)) else ()
 
 
 def _comparisons(one: RowRecord, other: RowRecord) -> Iterator[tuple[str, object, object]]:

@@ -10,7 +10,7 @@ import hashlib
 import random
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +47,7 @@ class Listing:
             images, ascending; gives None where that split is not stored.
         warnings: what is odd about it and does not stop a run; one line each.
         source: where it was read from, for people; empty where that is the root.
+        times: bucket key to its date, as 2004-05-17; of all buckets, or of none where not known.
     """
 
     layout: str
@@ -57,6 +58,7 @@ class Listing:
     stored_split: Callable[[int], Mapping[str, Split] | None] | None = None
     warnings: tuple[str, ...] = ()
     source: str = ""
+    times: Mapping[str, str] = field(default_factory=dict)
 
 
 Split = tuple[NDArray[np.int64], NDArray[np.int64]]

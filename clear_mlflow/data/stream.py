@@ -75,6 +75,7 @@ class BucketStream:
     # then take it as one. Otherwise each image is of its own.
     names_are_clusters: bool = False
     source: str = ""  # where it was read from, for people; never opened again
+    times: tuple[str, ...] = ()  # a date for each bucket, as 2004-05-17; empty where not known
     licence: str = ""  # of the images, as whoever published them says; empty where not known
 
     @property

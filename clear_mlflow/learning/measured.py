@@ -82,6 +82,7 @@ class StreamMetadata:
     features_digest: str | None = None
     left_out: tuple[str, ...] = ()  # damaged images, paths below the dataset's root; the first 100
     num_left_out: int = 0
+    times: tuple[str, ...] = ()  # a date for each bucket, as 2004-05-17; empty where not known
     licence: str = ""  # of the images; empty where it is not known
     evaluation_set: bytes | None = None  # the file of predictions.EvaluationSet; None: not kept
 

@@ -152,6 +152,7 @@ class StreamTraining:
             features_digest=None if self.features is None else self.features.digest,
             left_out=self.left_out,
             num_left_out=self.num_left_out,
+            times=self.stream.times,
             licence=self.stream.licence,
             evaluation_set=None if images is None else images.to_bytes(),
         )

@@ -16,7 +16,7 @@ from mlflow.entities import Param, Run, RunTag
 
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyRow, measured_split
-from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.record import TIMES, DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
@@ -93,7 +93,7 @@ class TrainingRun(TrackedRun):
             protocol=facts.protocol,
             split=measured_split(facts.split),
             seed=self.config.seed,
-            extra={**_features_of(facts), **_left_out_of(facts)},
+            extra={**_features_of(facts), **_left_out_of(facts), **_times_of(facts)},
         )
         if self._resumed is not None and self._resumed.is_described(facts):
             self._about = about
@@ -332,6 +332,11 @@ def _features_of(facts: StreamMetadata) -> dict[str, JSON]:
     if facts.features is None:
         return {}
     return {"features": {"name": facts.features, "digest": facts.features_digest}}
+
+
+def _times_of(facts: StreamMetadata) -> dict[str, JSON]:
+    """The dates of a stream's buckets; nothing where they have none."""
+    return {TIMES: list(facts.times)} if facts.times else {}
 
 
 def _left_out_of(facts: StreamMetadata) -> dict[str, JSON]:

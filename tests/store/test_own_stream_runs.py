@@ -1,6 +1,9 @@
 """Runs on streams of one's own: what is stored of them, and that one stream gives one matrix."""
 
 import json
+import re
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,7 @@ from own_streams import YEARS, write_csv, write_parquet, write_years
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.record import RowRecord, assemble
+from clear_mlflow.core.record import RowRecord, assemble, row_file_name
 from clear_mlflow.evaluation.reevaluate_models import retest
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.runs.resume import ResumePoint, parameters_to_resume
@@ -98,6 +101,28 @@ def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
     sources = {json.loads(run.inputs.dataset_inputs[0].dataset.source)["uri"] for run in runs}
     assert sources == {str(root)}
     assert {run.data.params["dataset"] for run in runs} == {"folder", "table"}
+
+
+def test_curves_are_drawn_at_the_buckets_dates(store, experiment_id, tmp_path, monkeypatch):
+    """A gap of four years is four times as wide as one of a year."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    write_years(tmp_path / "gaps", buckets=("2001", "2002", "2006"), train=4, test=2)
+    clear_mlflow.train(dataset="folder", data_root=tmp_path / "gaps", **SMALL)
+    run = the_run(store, experiment_id)
+    rows = rows_of(run)
+    for row in rows.values():
+        assert row.extra["bucket_times"] == ["2001-01-01", "2002-01-01", "2006-01-01"]
+    assert assemble(rows).times == (date(2001, 1, 1), date(2002, 1, 1), date(2006, 1, 1))
+    page = (Path(run.info.artifact_uri[7:]) / names.REPORT_HTML).read_text()
+    assert "Across: the dates of the buckets, true to scale." in page
+    ticks = re.findall(r'<text x="([0-9.]+)"[^>]*>(20\d\d)</text>', page)[:3]
+    assert [year for _, year in ticks] == ["2001", "2002", "2006"]
+    first, second, third = (float(x) for x, _ in ticks)
+    assert (third - second) / (second - first) == pytest.approx(1461 / 365, rel=0.01)
+    broken = next(iter(rows.values()))
+    for told in (["2001-01-01"], ["2002-01-01", "2001-01-01", "2006-01-01"], [1, 2, 3], "x"):
+        other = replace(broken, extra={**broken.extra, "bucket_times": told})
+        assert assemble({row_file_name(other.row.row): other}).times == ()
 
 
 def test_what_a_store_names_is_not_imported(store, experiment_id, root, monkeypatch):

@@ -160,6 +160,23 @@ def test_edges_leave_out_what_lies_outside_and_say_so(root):
     assert "bucket '2020' is not in the data" in refusal(root, buckets="edges:2004:2020:2030")
 
 
+def test_buckets_have_dates(years, root):
+    """The first day of each where its name is a date, the middle image's of equal counts."""
+    assert load(years[0], table="photos.csv").times == tuple(f"{year}-01-01" for year in YEARS)
+    days = ["2004-01-03", "2004-02-01", "2004-02-07", "2005-07-01", "2006-01-01", "2006-03-01"]
+    lines = [f"images/{i}.png,{'xy'[i % 2]},{day}" for i, day in enumerate(days)]
+    write(root, *lines, header="path,label,time")
+    for buckets, times in (
+        ("quarter", {"2004-Q1": "2004-01-01", "2005-Q3": "2005-07-01", "2006-Q1": "2006-01-01"}),
+        ("equal:2", {"1": "2004-02-01", "2": "2006-01-01"}),
+        ("edges:2004:2005-07:2007", {"2004": "2004-01-01", "2005-07": "2005-07-01"}),
+    ):
+        listing = own_listing("table", str(root), cache_dir=root, arguments={"buckets": buckets})
+        assert dict(listing.times) == times
+    write(root, f"{A},x,1", f"{B},y,2", header="path,label,bucket")
+    assert own_listing("table", str(root), cache_dir=root).times == {}
+
+
 @pytest.mark.parametrize(
     "buckets",
     [

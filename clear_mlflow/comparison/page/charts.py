@@ -103,7 +103,9 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
             for chart in bucket_charts(shown, comparison.level)
         ]
         lowest = axis_start([line for _, lines in buckets for line in lines])
-        about = "Across: buckets trained on. Up: test accuracy in %; mind where the axis begins."
+        times = shown[0][1].members[0].record.times
+        across = "the dates of the buckets, true to scale" if times else "buckets trained on"
+        about = f"Across: {across}. Up: test accuracy in %; mind where the axis begins."
         if any(len(group.members) > 1 for _, group in shown):
             about += f" Band: {100 * comparison.level:g} % interval of the mean over seeds."
         if len(groups) > len(shown):
@@ -127,12 +129,15 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
                     size=(560, 300),
                     lowest=axis_start(lines),
                     dots=True,
+                    times=times,
                 )
                 for chart in mean_charts(shown, comparison.level)
                 for lines in [_lines(chart, comparison)]
             ],
             "buckets": [
-                line_chart(title, lines, last, size=(240, 165), lowest=lowest, dots=False)
+                line_chart(
+                    title, lines, last, size=(240, 165), lowest=lowest, dots=False, times=times
+                )
                 for title, lines in buckets
             ],
         }

@@ -98,6 +98,7 @@ def stream_of(
         layout=listing.layout,
         protocol=protocol,
         split=chosen.split,
+        times=tuple(listing.times[bucket.key] for bucket in buckets) if listing.times else (),
     )
 
 

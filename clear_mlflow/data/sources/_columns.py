@@ -146,12 +146,15 @@ def listing_of_columns(
     _check_labels(labels, place)
     is_test = _tests(columns.get(arguments.split), len(paths), place, arguments.split)
     if arguments.buckets == NONE:
-        buckets, warnings = columns[arguments.bucket], list[str]()
+        buckets, warnings, times = columns[arguments.bucket], list[str](), None
         empty = [not text for text in buckets.texts]
         if any(empty):
             raise DataError(f"{place(buckets.where(empty))} has no bucket; expected a name")
     else:
         buckets, warnings = _bucketed(columns[arguments.time], arguments, place, named_in)
+        times = (
+            _medians(buckets, columns[arguments.time]) if "equal:" in arguments.buckets else None
+        )
     _refuse_twice(paths, labels, place)
     entries = (
         Entry(path, labels.texts[label], buckets.texts[bucket], TEST if test else TRAIN)
@@ -167,7 +170,18 @@ def listing_of_columns(
         named_in=named_in,
         order=arguments.buckets_in_order or _given_order(arguments),
         warnings=warnings,
+        times=times,
     )
+
+
+def _medians(buckets: Column, times: Column) -> dict[str, str]:
+    """The date in the middle of each bucket's images."""
+    begins = np.array([parse_time(text).begin for text in times.texts], "datetime64[s]")  # type: ignore[union-attr]
+    of_rows = begins[times.rows]
+    return {
+        key: str(np.sort(of_rows[buckets.rows == i])[(buckets.rows == i).sum() // 2])[:10]
+        for i, key in enumerate(buckets.texts)
+    }
 
 
 def names_of(columns: Sequence[str]) -> str:

@@ -87,6 +87,7 @@ def listing_of(
     named_in: str = "",
     order: Sequence[str] = (),
     warnings: Sequence[str] = (),
+    times: Mapping[str, str] | None = None,
 ) -> Listing:
     """The listing of images that are named one by one.
 
@@ -102,6 +103,8 @@ def listing_of(
         named_in: what names the images, for messages; the root where it is left out.
         order: keys of all buckets, where they are neither all whole numbers nor all dates.
         warnings: about what was left out already.
+        times: a date for each bucket, as 2004-05-17, for the axis of charts; where it is left out
+            and all keys are dates, the first day of each.
 
     Raises:
         DataError: there are no images, fewer than two classes, or too many of anything; a bucket or
@@ -153,8 +156,16 @@ def listing_of(
         class_names=class_names,
         images=images,
         released_test=released_test if tested else None,
+        times=_times(images) if times is None else {key: times[key] for key in images},
         warnings=(*warnings, *_oddities(trained, tested, keys, class_names)),
     )
+
+
+def _times(keys: Iterable[str]) -> dict[str, str]:
+    """The first day of each bucket, where all keys are dates; a number of four digits is a year."""
+    found = {key: parse_time(key) for key in keys}
+    dates = {key: f"{time.begin:%Y-%m-%d}" for key, time in found.items() if time is not None}
+    return dates if len(dates) == len(found) else {}
 
 
 def _class_names(

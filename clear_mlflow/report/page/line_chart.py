@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,7 @@ def line_chart(
     size: tuple[int, int],
     lowest: float,
     dots: bool,
+    times: Sequence[date] = (),
 ) -> dict[str, Any]:
     """What the macro ``chart`` draws.
 
@@ -77,12 +79,18 @@ def line_chart(
         size: width and height.
         lowest: where the axis up begins, a quarter from 0 to 0.75; it ends at 1.
         dots: a dot for each point; otherwise only for a line of a single one, in a small chart.
+        times: of the buckets, ascending: the axis across is then of time, true to scale, and what
+            was measured before training stands before the first by their mean distance.
     """
     width, height = size
-    left, right, top, bottom = 34, width - 10, 8, height - 22
+    dates = _dates(times)
+    # Half of a date stands behind the last place.
+    left, right, top, bottom = 34, width - 10 - 3 * len(dates[-1] if dates else ""), 8, height - 22
+
+    places = _places(times) if times else [k / last for k in range(last + 1)]
 
     def x(k: int) -> float:
-        return round(left + (right - left) * k / last, 1)
+        return round(left + (right - left) * places[k], 1)
 
     def y(value: float) -> float:
         share = (min(max(value, lowest), 1.0) - lowest) / (1 - lowest)
@@ -118,13 +126,39 @@ def line_chart(
         "left": left,
         "right": right,
         "dot": 3.5 if dots else 2.5,
-        "across": [{"at": x(k), "text": str(k)} for k in range(0, last + 1, every)],
+        "across": _ticks(dates, [x(k) for k in range(1, last + 1)])
+        if dates
+        else [{"at": x(k), "text": str(k)} for k in range(0, last + 1, every)],
         "up": [
             {"at": y(lowest + (1 - lowest) * i / ticks), "text": _share(lowest, i / ticks)}
             for i in range(ticks + 1)
         ],
         "curves": [drawn(line) for line in lines],
     }
+
+
+def _places(times: Sequence[date]) -> list[float]:
+    """Where 0 to T trained buckets lie on an axis of time from 0 to 1."""
+    days = [time.toordinal() for time in times]
+    before = days[0] - ((days[-1] - days[0]) / (len(days) - 1) if len(days) > 1 else 1)
+    return [(day - before) / (days[-1] - before) for day in [before, *days]]
+
+
+def _dates(times: Sequence[date]) -> list[str]:
+    """The dates as texts: years, or months, where they begin one."""
+    length = 4 if all((t.month, t.day) == (1, 1) for t in times) else 10
+    if length == 10 and all(t.day == 1 for t in times):
+        length = 7
+    return [time.isoformat()[:length] for time in times]
+
+
+def _ticks(dates: Sequence[str], places: Sequence[float]) -> list[dict[str, Any]]:
+    """A tick at each date that does not lie over the one before."""
+    found: list[dict[str, Any]] = []
+    for text, place in zip(dates, places, strict=True):
+        if not found or place - found[-1]["at"] >= 8 * len(text):
+            found.append({"at": place, "text": text})
+    return found
 
 
 def _share(lowest: float, part: float) -> str:

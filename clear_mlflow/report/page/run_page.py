@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,10 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
         answers_about=_answers_about(report, answers),
         families=[_tiles(family, report) for family in _FAMILIES],
         others=_others(report),
-        curves=_curves(grid, keys),
+        curves=_curves(grid, keys, report.record.times),
+        across="the dates of the buckets, true to scale"
+        if report.record.times
+        else "buckets trained on",
         configuration=_facts(report.configuration, report.asked),
         dataset=_facts(_dataset(report)),
         buckets=_buckets(report),
@@ -308,7 +312,9 @@ def _others(report: RunReport) -> list[dict[str, str]]:
     return found
 
 
-def _curves(grid: NDArray[np.float64], keys: Sequence[str]) -> dict[str, Any] | None:
+def _curves(
+    grid: NDArray[np.float64], keys: Sequence[str], times: Sequence[date]
+) -> dict[str, Any] | None:
     last = len(keys)
 
     def line(colour: int, name: str, value: Callable[[int], float]) -> Line:
@@ -352,9 +358,12 @@ def _curves(grid: NDArray[np.float64], keys: Sequence[str]) -> dict[str, Any] | 
             size=(720, 300),
             lowest=axis_start(means),
             dots=True,
+            times=times,
         ),
         "buckets": [
-            line_chart(title, [found], last, size=(240, 165), lowest=lowest, dots=False)
+            line_chart(
+                title, [found], last, size=(240, 165), lowest=lowest, dots=False, times=times
+            )
             for title, found in of_buckets
         ],
     }
