@@ -3,7 +3,7 @@
 Runs of ten buckets, with the parameters, metrics and tags that a training leaves, in groups of
 five seeds, behind ``mlflow server --app-name clear`` with one worker. "First" is the first request
 to a worker that was just started; "new row": a run in training stored one since; "again": nothing
-changed. Seconds of the whole answer, on this machine.
+changed. Seconds of the whole answer, and in brackets the processor's seconds of the server alone.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 BUCKETS, IMAGES, SEEDS = 10, 550, 5
 START = 1_700_000_000_000  # of the first run, in milliseconds
@@ -34,70 +35,81 @@ def main() -> None:
     """Measure."""
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--sizes", default="50,500", help="runs of an experiment")
-    options.add_argument("--keep", help="build in this folder, and measure nothing")
+    options.add_argument("--folder", help="where runs are built once; else in a temporary one")
     asked = options.parse_args()
     sizes = [int(size) for size in asked.sizes.split(",")]
-    if asked.keep:
-        build(Path(asked.keep), sizes)
-        return
-    print(
-        f"{os.cpu_count()} cores, Python {platform.python_version()}; load average at the start: "
-        f"{os.getloadavg()[0]:.1f}.\n"
-    )
-    print(
-        "| runs | grouped by | first | again | new row | page, MB |\n|---:|---|---:|---:|---:|---:|"
-    )
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        build(folder, sizes)
+        folder = Path(asked.folder or temporary)
+        if not (folder / "mlflow.db").exists():
+            build(folder, sizes)
+        print(
+            f"{os.cpu_count()} cores, Python {platform.python_version()}; load average at the "
+            f"start: {os.getloadavg()[0]:.1f}.\n\n"
+            "| runs | grouped by | first | again | new row | page, MB |\n"
+            "|---:|---|---:|---:|---:|---:|"
+        )
         for size in sizes:
             for group_by in ("strategy,dataset", "none"):
-                with server(folder) as url:
-                    measure(folder, url, size, group_by)
-        with server(folder) as url:
-            first, again = seconds(f"{url}/clear/"), seconds(f"{url}/clear/")
-    print(f"\nThe list of experiments: first {first:.2f}, again {again:.2f}.")
+                with server(folder) as running:
+                    measure(running, folder, size, group_by)
+        with server(folder) as running:
+            times = [running.ask("").text for _ in range(2)]
+    print(f"\nThe list of experiments: first {times[0]}, again {times[1]}.")
     print(f"Load average at the end: {os.getloadavg()[0]:.1f}.")
 
 
-def measure(folder: Path, url: str, size: int, group_by: str) -> None:
+def measure(running: Running, folder: Path, size: int, group_by: str) -> None:
     """One line of the table."""
-    query = urllib.parse.urlencode(
-        {"experiment_id": experiment_id(url, size), "group_by": group_by}
-    )
-    page = f"{url}/clear/compare?{query}"
-    first, again = seconds(page), seconds(page)
-    rows = (
-        next(folder.glob(f"artifacts/{experiment_id(url, size)}/*/artifacts"))
-        / "accuracy_matrix/rows"
-    )
-    training = folder / "in training" / str(size)
-    target = Path(training.read_text())
-    stored = len(list(target.glob("row_*.json")))
-    (target / f"row_{stored:03}.json").write_text(row_text(stored, 99))
-    assert rows.is_dir()
-    new_row = seconds(page)
-    with urllib.request.urlopen(page) as answer:
-        megabytes = len(answer.read()) / 1e6
-    print(
-        f"| {size} | {group_by} | {first:.2f} | {again:.2f} | {new_row:.2f} | {megabytes:.2f} |",
-        flush=True,
-    )
+    asked = {"experiment_id": running.experiment_id(size), "group_by": group_by}
+    page = f"compare?{urllib.parse.urlencode(asked)}"
+    first, again = running.ask(page), running.ask(page)
+    rows = Path((folder / "in training" / str(size)).read_text())
+    stored = len(list(rows.glob("row_*.json")))
+    (rows / f"row_{stored:03}.json").write_text(row_text(stored, 99))
+    new_row = running.ask(page)
+    line = (size, group_by, first.text, again.text, new_row.text, f"{first.megabytes:.2f}")
+    print("|", " | ".join(map(str, line)), "|", flush=True)
 
 
-def seconds(address: str) -> float:
-    """Of one request."""
-    started = time.perf_counter()
-    with urllib.request.urlopen(address) as answer:
-        answer.read()
-    return time.perf_counter() - started
+@dataclass(frozen=True)
+class Answer:
+    """What a request cost."""
+
+    seconds: float
+    cpu_seconds: float  # of the server, which other programs on the machine do not change
+    megabytes: float
+
+    @property
+    def text(self) -> str:
+        """Both."""
+        return f"{self.seconds:.2f} ({self.cpu_seconds:.2f})"
 
 
-def experiment_id(url: str, size: int) -> str:
-    """Of the experiment with so many runs."""
-    query = urllib.parse.urlencode({"experiment_name": f"{size} runs"})
-    with urllib.request.urlopen(f"{url}/api/2.0/mlflow/experiments/get-by-name?{query}") as answer:
-        return json.load(answer)["experiment"]["experiment_id"]
+@dataclass(frozen=True)
+class Running:
+    """A server that answers."""
+
+    url: str
+    process: psutil.Process
+
+    def ask(self, page: str) -> Answer:
+        """Ask for a page of ours."""
+        before, started = self._cpu_seconds(), time.perf_counter()
+        with urllib.request.urlopen(f"{self.url}/clear/{page}") as answer:
+            length = len(answer.read())
+        seconds = time.perf_counter() - started
+        return Answer(seconds, self._cpu_seconds() - before, length / 1e6)
+
+    def experiment_id(self, size: int) -> str:
+        """Of the experiment with so many runs."""
+        query = urllib.parse.urlencode({"experiment_name": f"{size} runs"})
+        address = f"{self.url}/api/2.0/mlflow/experiments/get-by-name?{query}"
+        with urllib.request.urlopen(address) as answer:
+            return json.load(answer)["experiment"]["experiment_id"]
+
+    def _cpu_seconds(self) -> float:
+        family = [self.process, *self.process.children(recursive=True)]
+        return sum(sum(member.cpu_times()[:2]) for member in family)
 
 
 def build(folder: Path, sizes: list[int]) -> None:
@@ -190,7 +202,7 @@ def row_text(number: int, seed: int, kind: int = 0) -> str:
 
 
 @contextmanager
-def server(folder: Path) -> Iterator[str]:
+def server(folder: Path) -> Iterator[Running]:
     """The server, until it is no longer needed."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -208,13 +220,13 @@ def server(folder: Path) -> Iterator[str]:
         until = time.monotonic() + 120
         while True:
             try:
-                seconds(f"{url}/health")
+                urllib.request.urlopen(f"{url}/health").close()
                 break
             except OSError:
                 assert process.poll() is None, (folder / "server.log").read_text()
                 assert time.monotonic() < until
                 time.sleep(0.1)
-        yield url
+        yield Running(url, psutil.Process(process.pid))
     finally:
         process.terminate()
         process.wait(30)

@@ -141,11 +141,12 @@ def allow_signed_in(addresses: list[str]) -> None:
 def make_admin() -> None:
     """Make the tables and the administrator of MLflow's accounts, before several workers try to.
 
-    ``mlflow server`` does so only for an app that is called basic-auth.
+    ``mlflow server`` does so only for an app that is called basic-auth; before 3.16, for none.
     """
-    from mlflow.server import _bootstrap_basic_auth
-
+    bootstrap = getattr(mlflow.server, "_bootstrap_basic_auth", None)
+    if bootstrap is None:
+        return
     try:
-        _bootstrap_basic_auth()
+        bootstrap()
     except MlflowException as error:
         raise ServerError(" ".join(error.message.split())) from error
