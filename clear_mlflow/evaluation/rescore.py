@@ -18,6 +18,7 @@ from clear_mlflow.core.record import Record
 from clear_mlflow.metrics import ALL_METRICS, Metric
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.runs.lifecycle import close_abandoned
+from clear_mlflow.runs.logged_models import log_models
 from clear_mlflow.scoring.plan import Depth
 from clear_mlflow.scoring.scores import Scores, Scoring, read_scores, write_scores
 from clear_mlflow.store import names
@@ -185,6 +186,8 @@ class Evaluation:
         if not self.dry_run and not scores.plan.is_empty:
             with self._turn(client):
                 write_scores(client, scores)
+        if not self.dry_run:
+            log_models(client, run, scores)
         return scores
 
     def _scoring(self, ours: bool) -> Scoring:

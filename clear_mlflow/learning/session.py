@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv
 from clear_mlflow.core.errors import ConfigError, StateError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.core.version import __version__
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.evaluation_set import evaluation_set
 from clear_mlflow.data.features.stored import StoredFeatures
@@ -32,6 +34,7 @@ from clear_mlflow.learning.device import (
     translate_oom,
 )
 from clear_mlflow.learning.ensembles.members import train_ensemble
+from clear_mlflow.learning.inference.description import ModelDescription
 from clear_mlflow.learning.loop import Trained, train
 from clear_mlflow.learning.measured import MeasuredRow, OnCurve, StreamMetadata, ignore
 from clear_mlflow.learning.models import check_model
@@ -40,7 +43,7 @@ from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
 from clear_mlflow.learning.registry import strategy_names
 from clear_mlflow.learning.samples.decoded import DecodedStream
 from clear_mlflow.learning.samples.feature_stream import FeatureStream, TrainingStream
-from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
+from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
@@ -214,7 +217,7 @@ class StreamTraining:
         model = state = no_state = None
         if self.group.rank == 0:
             if self._keeps_model(trained.row):
-                model = _model_file(trained.model.state_dict())
+                model = self._model_file(trained.model.state_dict(), trained.row)
             if self.config.resumable == "on" and trained.snapshot is not None:
                 try:
                     state = to_bytes(trained.snapshot(), trained.row, predictions)
@@ -252,8 +255,33 @@ class StreamTraining:
         """The row that training goes on from, and its files, as they were measured."""
         if self.group.rank > 0:
             return MeasuredRow(saved.row)
-        model = _model_file(saved.model) if self._keeps_model(saved.row) else None
+        model = self._model_file(saved.model, saved.row) if self._keeps_model(saved.row) else None
         return MeasuredRow(saved.row, saved.predictions, model)
+
+    def _model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
+        """The weights, and what they are of: enough to build the model again and to ask it.
+
+        Of a network of a strategy's own making there is nothing to say: its class builds it.
+        """
+        config = self.config
+        tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+        if load_strategy(config.strategy).build_model.__func__ is not Strategy.build_model.__func__:
+            return save(tensors)
+        about = ModelDescription(
+            model=config.model,
+            num_classes=len(self.stream.class_names),
+            class_names=self.stream.class_names,
+            width=0 if self.features is None else self.features.width,
+            image_size=config.image_size,
+            augment=config.augment,
+            precision=config.precision,
+            channels_last=config.channels_last == "on",
+            strategy=config.strategy,
+            dataset=self.stream.name,
+            bucket=row.buckets[row.row - 1] if row.row else "",
+            requirements=_requirements(),
+        )
+        return save(tensors, metadata=about.as_metadata())
 
     def on_device(self, progress: TrainingProgress) -> TrainingStream:
         """The stream as tensors, decoded when they are first asked for."""
@@ -270,8 +298,12 @@ class StreamTraining:
         )
 
 
-def _model_file(state: Mapping[str, Tensor]) -> bytes:
-    return save({name: tensor.contiguous() for name, tensor in state.items()})
+def _requirements() -> tuple[str, ...]:
+    """The packages that a model of these needs: what is loaded, whatever is installed meanwhile."""
+    found = {"clear_mlflow": __version__, "torch": torch.__version__}
+    if "torchvision" in sys.modules:
+        found["torchvision"] = sys.modules["torchvision"].__version__
+    return tuple(f"{name}=={text.partition('+')[0]}" for name, text in found.items())
 
 
 def _smallest_batch(batch_size: int | Literal["full"]) -> int:

@@ -30,6 +30,7 @@ from clear_mlflow.journal.ending import hurried, leave_outcome
 from clear_mlflow.journal.sender import UnsentError, is_final
 from clear_mlflow.journal.spool import End
 from clear_mlflow.process.parent import TrainingDied
+from clear_mlflow.runs.logged_models import log_models
 from clear_mlflow.scoring.scores import Scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -419,8 +420,10 @@ def _close_one(client: MlflowClient, run_id: str, result: RunResult, ours: bool)
     calls = ExitStack()
     try:
         with mlflow_errors(f"read run {run_id}"):
-            refuse_if_lost(client.get_run(run_id))
+            stored = client.get_run(run_id)
+        refuse_if_lost(stored)
         scores = score(client, run_id)
+        log_models(client, stored, scores)
     except LostRunError as lost:
         return _lost(result, lost)
     except ClearError as refusal:

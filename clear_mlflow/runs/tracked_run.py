@@ -46,7 +46,6 @@ from clear_mlflow.store.heartbeat import LostRunError
 _STOPPED_SECONDS = 10.0
 _JOIN_SECONDS = 1.0
 _LOADING_SECONDS = 10.0  # on a machine with much else to do; loading takes one or two
-_LONGEST_DIGEST = 36  # characters that MLflow keeps of a dataset's digest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +206,7 @@ class TrackedRun(ABC):
         self._about = about
         dataset = Dataset(
             name=about.dataset.name,
-            digest=about.dataset.digest.removeprefix("sha256:")[:_LONGEST_DIGEST],
+            digest=names.dataset_digest(about.dataset.digest),
             source_type="local",
             source=json.dumps({"uri": source}),
             profile=json.dumps(profile),

@@ -52,6 +52,8 @@ PROCESS_TAG = "clear_mlflow.process"
 HOLDER_TAG = "clear_mlflow.holder"
 # The version of this package that wrote the run.
 VERSION_TAG = "clear_mlflow.version"
+# On a model of MLflow's: the row that it gave, which is how many buckets it was trained on.
+MODEL_ROW_TAG = "clear_mlflow.row"
 # The run whose stored models this one tested again.
 RETESTED_TAG = "clear_mlflow.retested_from"
 # Runs that an evaluate run scored, as a count; the list is an artifact.
@@ -126,6 +128,11 @@ CHOSEN = "chosen.yaml"
 # Keys of the images that MLflow's chart view shows side by side, runs beside runs.
 IMAGE_PER_ROW = "accuracy_matrix_by_row"
 IMAGE_FINAL = "accuracy_matrix"
+
+
+def dataset_digest(digest: str) -> str:
+    """A dataset's digest, as much of it as MLflow keeps of one: 36 characters."""
+    return digest.removeprefix("sha256:")[:36]
 
 
 def model_file_name(row: int) -> str:

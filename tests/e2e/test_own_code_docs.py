@@ -1,4 +1,4 @@
-"""What docs/own-loop.md and docs/adapters.md show runs as it stands, in one run each."""
+"""What pages of docs/ show of Python runs as it stands."""
 
 import re
 import subprocess
@@ -12,7 +12,10 @@ def blocks(project, page):
     return re.findall(r"^```python\n(.*?)^```$", text, re.S | re.M)
 
 
-@pytest.mark.parametrize(("page", "shown", "runs"), [("own-loop.md", 2, 2), ("adapters.md", 4, 3)])
+@pytest.mark.parametrize(
+    ("page", "shown", "runs"),
+    [("own-loop.md", 2, 2), ("adapters.md", 4, 3), ("models.md", 1, 1)],
+)
 def test_the_code_of_a_page(store, experiment_id, project, tmp_path, page, shown, runs):
     """One script after another, in a process that has nothing but the package."""
     found = blocks(project, page)

@@ -128,6 +128,30 @@ def decode(
     return DecodedImages(np.frombuffer(pixels, dtype=np.uint8), sizes)
 
 
+def decode_bytes(contents: Sequence[bytes], resize: Resize) -> DecodedImages:
+    """Decode images that are in memory.
+
+    Args:
+        contents: N files' contents.
+        resize: what becomes of each.
+
+    Raises:
+        DataError: one is damaged, no image, or over 89 megapixels.
+    """
+    images = []
+    for position, content in enumerate(contents):
+        try:
+            images.append(_decoded(content, resize))
+        except _UndecodableError as error:
+            raise DataError(
+                f"image {position + 1} of {len(contents)} cannot be decoded: {error}; expected a "
+                "whole JPEG or PNG image"
+            ) from None
+    sizes = np.array([image.shape[:2] for image in images], dtype=np.int64).reshape(-1, 2)
+    pixels = b"".join(image.tobytes() for image in images)
+    return DecodedImages(np.frombuffer(bytearray(pixels), dtype=np.uint8), sizes)
+
+
 @dataclass(frozen=True, eq=False)
 class DecodedBlock:
     """Some images in a row."""

@@ -1,0 +1,140 @@
+"""A stored model as MLflow loads it: raw images in, classes out.
+
+MLflow names this module in a model's ``MLmodel`` file and calls :func:`_load_pyfunc`. Nothing is
+unpickled, and nothing of what trains is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.data.decoding.decode import decode_bytes
+from clear_mlflow.learning.device import autocast, resolve_device, tf32
+from clear_mlflow.learning.inference.description import ModelDescription, read_description
+from clear_mlflow.learning.models import build_model, linear_head
+from clear_mlflow.learning.samples.augment import augmentation
+from clear_mlflow.learning.samples.decoded import Normaliser
+from clear_mlflow.learning.samples.photos import photos_of
+
+# The one column of what is asked, where it is images.
+IMAGE_COLUMN = "image"
+_BATCH = 64
+
+
+class ServedModel:
+    """Answers for images of any size, or for features, as the run's own tests did.
+
+    Args:
+        model: with its weights.
+        about: what it is.
+        device: where it computes.
+    """
+
+    def __init__(self, model: nn.Module, about: ModelDescription, device: torch.device) -> None:
+        self.about = about
+        self._device = device
+        model = model.eval().to(device)
+        if about.channels_last:
+            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._model = model
+
+    def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
+        """Ask the model.
+
+        Args:
+            model_input: a table whose column ``image`` holds encoded images (JPEG, PNG ...) as
+                bytes; of a model on features, (N, width) numbers.
+            params: none are known.
+
+        Returns:
+            N rows: ``class``, its number; ``label``, its name; ``probability``, of that class.
+
+        Raises:
+            DataError: an image cannot be decoded.
+        """
+        del params
+        asked = self._features(model_input) if self.about.width else self._images(model_input)
+        classes, likelihoods = [], []
+        arithmetic = tf32(self.about.precision == "tf32")
+        with torch.inference_mode(), arithmetic:
+            for start in range(0, len(asked), _BATCH):
+                with autocast(self._device, self.about.precision):
+                    logits: Tensor = self._model(self._inputs(asked[start : start + _BATCH]))
+                chosen = logits.argmax(dim=1, keepdim=True)
+                likelihood = logits.float().softmax(dim=1).gather(1, chosen)
+                classes.append(chosen[:, 0].cpu().numpy())
+                likelihoods.append(likelihood[:, 0].cpu().numpy())
+        number = np.concatenate([np.empty(0, np.int64), *classes])
+        return pd.DataFrame(
+            {
+                "class": number,
+                "label": [self.about.class_names[n] for n in number],
+                "probability": np.concatenate([np.empty(0), *likelihoods]).astype(np.float64),
+            }
+        )
+
+    def _inputs(self, some: Any) -> Tensor:
+        if self.about.width:
+            return torch.from_numpy(some).to(self._device)
+        size = self.about.image_size
+        view = augmentation(self.about.augment, size)
+        photos = photos_of(decode_bytes(some, view.resize), view)
+        return Normaliser(size, self._device)(photos.centre_crops().cut(0, len(some)))
+
+    def _images(self, model_input: Any) -> Sequence[bytes]:
+        if not isinstance(model_input, pd.DataFrame) or IMAGE_COLUMN not in model_input:
+            raise RecordError(
+                f"a {type(model_input).__name__} was asked about; expected a table with a column "
+                f"{IMAGE_COLUMN!r} of encoded images"
+            )
+        return list(model_input[IMAGE_COLUMN])
+
+    def _features(self, model_input: Any) -> NDArray[np.float32]:
+        asked = np.ascontiguousarray(model_input, dtype=np.float32)
+        if asked.ndim != 2 or asked.shape[1] != self.about.width:
+            raise RecordError(
+                f"features of shape {asked.shape} were asked about; expected (N, "
+                f"{self.about.width})"
+            )
+        return asked
+
+
+def load_served_model(path: Path) -> ServedModel:
+    """Build the model that a file of weights is of.
+
+    Args:
+        path: a safetensors file that says what it is of.
+
+    Raises:
+        RecordError: the file is damaged, or does not say it.
+    """
+    about = read_description(path)
+    if about is None:
+        raise RecordError(f"{path.name} does not say of which model its weights are")
+    model: nn.Module = (
+        linear_head(about.width, num_classes=about.num_classes)
+        if about.width
+        else build_model(about.model, num_classes=about.num_classes, image_size=about.image_size)
+    )
+    try:
+        model.load_state_dict(load_file(path))
+    except RuntimeError as error:
+        raise RecordError(
+            f"{path.name} does not hold the weights of {about.model} ({str(error)[:200]})"
+        ) from error
+    return ServedModel(model, about, torch.device(resolve_device("auto")))
+
+
+def _load_pyfunc(path: str) -> ServedModel:
+    """What MLflow calls with the path of the weights."""
+    return load_served_model(Path(path))

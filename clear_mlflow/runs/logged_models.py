@@ -1,0 +1,198 @@
+"""The weights that a run stored, as models that MLflow loads, serves, ranks and registers.
+
+Training stores the weights with the row that they gave, through all that a store can do to it. Here
+each file of weights becomes one of MLflow's models, linked to the run and to its accuracies; asked
+for again, what is there stays as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pandas as pd
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModel, LoggedModelOutput, Metric, Run
+from mlflow.models import Model, ModelSignature
+from mlflow.types import ColSpec, DataType, Schema, TensorSpec
+from PIL import Image
+
+from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
+from clear_mlflow.learning.config import NONE
+from clear_mlflow.learning.inference.description import ModelDescription, read_description
+from clear_mlflow.scoring.computed import Computed
+from clear_mlflow.scoring.scores import Scores
+from clear_mlflow.scoring.series import bucket_metric_names, points_of
+from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import download
+from clear_mlflow.store.client import mlflow_errors
+
+# What MLflow imports to load a model; it needs no MLflow, and nothing that trains.
+LOADER = "clear_mlflow.learning.inference.served"
+_READY = "READY"
+
+
+def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
+    """Make models of the weights that a run stored and that are none yet.
+
+    Args:
+        client: the store.
+        run: as it is now.
+        scores: of its rows; their accuracies are linked to the models.
+
+    Returns:
+        How many models were made.
+
+    Raises:
+        RecordError: a file of weights is damaged.
+        TrackingError: the store does not take one.
+    """
+    if run.data.params.get("log_models", NONE) == NONE or scores.computed is None:
+        return 0
+    run_id = run.info.run_id
+    with mlflow_errors(f"list the models of run {run_id}"):
+        files = [file.path for file in client.list_artifacts(run_id, names.MODELS_FOLDER)]
+        there = {model.tags.get(names.MODEL_ROW_TAG): model for model in _models_of(client, run)}
+    made = 0
+    for row, file in sorted(_rows_of(files)):
+        known = there.get(str(row))
+        if known is None or str(known.status) != _READY:
+            made += _log_model(client, run, scores.computed, row, file, known)
+    return made
+
+
+def stored_models(client: MlflowClient, run: Run) -> dict[int, LoggedModel]:
+    """The models of a run that can be loaded, by the number of buckets trained on."""
+    with mlflow_errors(f"list the models of run {run.info.run_id}"):
+        found = _models_of(client, run)
+    return {
+        int(model.tags[names.MODEL_ROW_TAG]): model
+        for model in found
+        if model.tags.get(names.MODEL_ROW_TAG, "").isdecimal() and str(model.status) == _READY
+    }
+
+
+def _models_of(client: MlflowClient, run: Run) -> list[LoggedModel]:
+    wanted = f"source_run_id = '{run.info.run_id}'"
+    found: list[LoggedModel] = []
+    token = None
+    while True:
+        page = client.search_logged_models([run.info.experiment_id], wanted, page_token=token)
+        found += page
+        token = page.token
+        if not token:
+            return found
+
+
+def _rows_of(files: list[str]) -> Iterator[tuple[int, str]]:
+    for path in files:
+        match = re.fullmatch(r"after_([0-9]{3,9})\.safetensors", path.rsplit("/", 1)[-1])
+        if match and names.model_file_name(int(match[1])) == match[0]:
+            yield int(match[1]), match[0]
+
+
+def _log_model(
+    client: MlflowClient,
+    run: Run,
+    computed: Computed,
+    row: int,
+    file: str,
+    known: LoggedModel | None,
+) -> bool:
+    """Make one model; False where the file is from before files said what they are of."""
+    run_id = run.info.run_id
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+        weights = download(client, run, f"{names.MODELS_FOLDER}/{file}", scratch)
+        about = read_description(weights) if weights.stat().st_size <= MAX_WEIGHTS_BYTES else None
+        if about is None:
+            return False
+        with mlflow_errors(f"log {file} of run {run_id} as a model"):
+            # One that a process began and did not end is gone on with.
+            model = known or client.create_logged_model(
+                run.info.experiment_id,
+                name=_name(run, row),
+                source_run_id=run_id,
+                params={
+                    "strategy": about.strategy,
+                    "dataset": about.dataset,
+                    "model": about.model,
+                    "seed": run.data.params.get("seed", ""),
+                    "bucket": about.bucket,
+                },
+                tags={names.MODEL_ROW_TAG: str(row)},
+                model_type="classifier",
+            )
+            folder = Path(scratch, "model")
+            _save(folder, weights, about, Model(run_id=run_id, model_id=model.model_id))
+            client.log_model_artifacts(model.model_id, str(folder))
+            linked = client.get_run(run_id).outputs.model_outputs if known else ()
+            if all(output.model_id != model.model_id for output in linked):
+                client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=row)])
+            client.log_batch(run_id, metrics=_accuracies(computed, row, model))
+            client.finalize_logged_model(model.model_id, _READY)
+    return True
+
+
+def _name(run: Run, row: int) -> str:
+    """``replay digits seed 0, after 3``, without what MLflow takes in no model's name."""
+    return re.sub(r"[/:.%\"']", "_", f"{run.info.run_name}, after {row}")
+
+
+def _save(folder: Path, weights: Path, about: ModelDescription, model: Model) -> None:
+    answer = Schema(
+        [
+            ColSpec(DataType.long, "class"),
+            ColSpec(DataType.string, "label"),
+            ColSpec(DataType.double, "probability"),
+        ]
+    )
+    example: pd.DataFrame | np.ndarray
+    if about.width:
+        asked = Schema([TensorSpec(np.dtype(np.float32), (-1, about.width))])
+        example = np.zeros((1, about.width), dtype=np.float32)
+    else:
+        asked = Schema([ColSpec(DataType.binary, "image")])
+        example = pd.DataFrame({"image": [_grey(about.image_size)]})
+    mlflow.pyfunc.save_model(
+        str(folder),
+        loader_module=LOADER,
+        data_path=str(weights),
+        mlflow_model=model,
+        signature=ModelSignature(inputs=asked, outputs=answer),
+        input_example=example,
+        pip_requirements=list(about.requirements),
+    )
+
+
+def _grey(side: int) -> bytes:
+    """An encoded image: what the model is asked about looks like this."""
+    content = io.BytesIO()
+    Image.new("RGB", (side, side), (128, 128, 128)).save(content, "PNG")
+    return content.getvalue()
+
+
+def _accuracies(computed: Computed, row: int, model: LoggedModel) -> list[Metric]:
+    """The run's own points at this row, which MLflow then has of the model, too.
+
+    They are the same entries of the run, which stay what they are.
+    """
+    series = {
+        name: {row: computed.points[name][row]}
+        for name in bucket_metric_names(computed.record.evidence.buckets)
+        if row in computed.points.get(name, {})
+    }
+    dataset = computed.record.dataset
+    return [
+        Metric(
+            *point,
+            model_id=model.model_id,
+            dataset_name=dataset.name,
+            dataset_digest=names.dataset_digest(dataset.digest),
+        )
+        for point in points_of(series, computed.times)
+    ]

@@ -1,0 +1,205 @@
+"""Stored weights as models of MLflow's: loaded, served, ranked, registered by MLflow alone."""
+
+import base64
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pandas as pd
+import pytest
+from fastapi.testclient import TestClient
+from mlflow.pyfunc.scoring_server import init
+from released_layout import write_released
+from safetensors.numpy import load_file, save_file
+
+from clear_mlflow.api import train_ensemble
+from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
+from clear_mlflow.evaluation.rescore import Evaluation
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.prepare import prepare
+from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.session import check
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.runs.logged_models import LOADER, stored_models
+
+SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "24", "epochs": "2"}
+SMALL |= {"batch_size": "4", "device": "cpu", "lr": "0.05", "precision": "off", "log_models": "all"}
+BUCKETS = 3
+
+# Asks a model about image files; nothing of what trains may be imported on the way.
+ASK = """
+import json, sys, mlflow, pandas as pd
+address, paths = json.load(sys.stdin)
+model = mlflow.pyfunc.load_model(address)
+images = [open(path, "rb").read() for path in paths]
+answers = model.predict(pd.DataFrame({"image": images}))
+trains = ("loop", "session", "descent", "strategies", "prepare")
+loaded = [name for name in trains if "clear_mlflow.learning." + name in sys.modules]
+loaded += [name for name in ("runs", "api", "process") if "clear_mlflow." + name in sys.modules]
+print(json.dumps([answers["class"].tolist(), answers["label"].tolist(), loaded]))
+"""
+
+
+def artifacts(run):
+    return Path(run.info.artifact_uri.removeprefix("file://"))
+
+
+def trained(store, experiment_id, **asked):
+    config = check(TrainConfig.resolve(asked))
+    train_in_process(store, prepare(config, TrainingProgress()), asked)
+    return store.search_runs([experiment_id], order_by=["attributes.start_time DESC"])[0]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Photos wider than high, and higher than wide."""
+    keys = [str(j + 1) for j in range(BUCKETS)]
+    return write_released(tmp_path_factory.mktemp("photos"), buckets=keys, train=4, test=5)
+
+
+@pytest.fixture
+def run(store, experiment_id, photos):
+    return trained(store, experiment_id, **SMALL, data_root=str(photos))
+
+
+def test_row_three_is_answered_by_mlflow_alone(store, run, photos):
+    """In a process that trains nothing: the stored predictions of row 3, cell for cell."""
+    folder = artifacts(run) / "predictions"
+    images = EvaluationSet.load(folder / "evaluation_set.safetensors")
+    by_content = {
+        hashlib.sha256(path.read_bytes()).digest()[:16]: path
+        for path in photos.rglob("*")
+        if path.is_file()
+    }
+    paths = [str(by_content[content.tobytes()]) for content in images.content]
+    model = stored_models(store, run)[3]
+    asked = subprocess.run(
+        [sys.executable, "-c", ASK],
+        input=json.dumps([f"models:/{model.model_id}", paths]),
+        env={**os.environ, "MLFLOW_TRACKING_URI": store.tracking_uri},
+        text=True,
+        capture_output=True,
+        check=True,
+    )
+    classes, labels, loaded = json.loads(asked.stdout.splitlines()[-1])
+    assert loaded == []
+    stored = RowPredictions.load(folder / predictions_file_name(3))
+    assert classes == stored.labels.tolist()
+    assert labels == [images.class_names[number] for number in classes]
+    assert len(set(classes)) > 1
+
+
+def test_each_row_is_a_model_with_its_accuracies(store, experiment_id, run):
+    """Linked to the run, its row and its dataset; the run's own series are as they were."""
+    models = stored_models(store, run)
+    assert sorted(models) == [0, 1, 2, 3]
+    outputs = store.get_run(run.info.run_id).outputs.model_outputs
+    assert {o.model_id: o.step for o in outputs} == {m.model_id: row for row, m in models.items()}
+    (dataset,) = (found.dataset for found in run.inputs.dataset_inputs)
+    for name in (f"accuracy/bucket_{j + 1:02}" for j in range(BUCKETS)):
+        history = {m.step: m.value for m in store.get_metric_history(run.info.run_id, name)}
+        assert len(store.get_metric_history(run.info.run_id, name)) == len(history) == 4
+        for row, model in models.items():
+            (metric,) = (m for m in model.metrics if m.key == name)
+            assert (metric.value, metric.step) == (history[row], row)
+            assert (metric.dataset_name, metric.dataset_digest) == (dataset.name, dataset.digest)
+    assert models[2].params["strategy"] == "naive"
+    assert models[2].params["bucket"] == "2"
+
+
+def test_mlflow_ranks_the_models_of_all_runs(store, experiment_id, run, photos):
+    """On one bucket; the best goes into the registry, under an alias."""
+    trained(store, experiment_id, **{**SMALL, "seed": "1", "data_root": str(photos)})
+    name = "accuracy/bucket_02"
+    order = [{"field_name": f"metrics.{name}", "ascending": False}]
+    ranked = store.search_logged_models([experiment_id], order_by=order)
+    values = [next(m.value for m in model.metrics if m.key == name) for model in ranked]
+    assert len(values) == 8
+    assert values == sorted(values, reverse=True)
+    assert len({model.source_run_id for model in ranked}) == 2
+    version = mlflow.register_model(f"models:/{ranked[0].model_id}", "clear")
+    store.set_registered_model_alias("clear", "best", version.version)
+    found = mlflow.pyfunc.load_model("models:/clear@best")
+    assert found.metadata.flavors["python_function"]["loader_module"] == LOADER
+
+
+def test_a_server_answers_about_raw_images_of_any_size(store, run, photos):
+    model = mlflow.pyfunc.load_model(f"models:/{stored_models(store, run)[3].model_id}")
+    contents = [path.read_bytes() for path in sorted(photos.rglob("*.jpg"))[:3]]
+    direct = model.predict(pd.DataFrame({"image": contents}))
+    records = [{"image": base64.b64encode(content).decode()} for content in contents]
+    answer = TestClient(init(model)).post("/invocations", json={"dataframe_records": records})
+    assert answer.status_code == 200, answer.text
+    assert [told["label"] for told in answer.json()["predictions"]] == direct["label"].tolist()
+    assert all(0 < told["probability"] <= 1 for told in answer.json()["predictions"])
+
+
+def test_an_image_that_is_none_is_named(store, run, photos):
+    model = mlflow.pyfunc.load_model(f"models:/{stored_models(store, run)[3].model_id}")
+    photo = next(photos.rglob("*.jpg")).read_bytes()
+    with pytest.raises(DataError, match="image 2 of 2 cannot be decoded"):
+        model.predict(pd.DataFrame({"image": [photo, b"no image"]}))
+
+
+def test_nothing_in_a_model_is_a_pickle(store, run):
+    folder = Path(stored_models(store, run)[1].artifact_location.removeprefix("file://"))
+    files = {path.suffix for path in folder.rglob("*") if path.is_file()}
+    assert files == {"", ".yaml", ".txt", ".json", ".safetensors"}
+
+
+def score_again(store, run, **options):
+    (verdict,) = Evaluation(named=True, **options).over(store, [store.get_run(run.info.run_id)])
+    return verdict
+
+
+def test_scoring_again_makes_what_lacks(store, run):
+    """None twice; one that was deleted, anew; one that a process began and did not end is ended."""
+    before = {row: model.model_id for row, model in stored_models(store, run).items()}
+    score_again(store, run)
+    assert {row: model.model_id for row, model in stored_models(store, run).items()} == before
+    store.delete_logged_model(before[2])
+    store.finalize_logged_model(before[1], "FAILED")
+    verdict = score_again(store, run)
+    assert not verdict.is_problem, verdict.detail
+    after = {row: model.model_id for row, model in stored_models(store, run).items()}
+    assert after.keys() == before.keys()
+    assert {row for row in before if before[row] != after[row]} == {2}
+    assert len(stored_models(store, run)[1].metrics) == BUCKETS
+
+
+def test_a_dry_run_makes_none(store, run):
+    store.delete_logged_model(stored_models(store, run)[2].model_id)
+    score_again(store, run, dry_run=True)
+    assert sorted(stored_models(store, run)) == [0, 1, 3]
+
+
+def test_heads_on_features_are_asked_about_features(store, experiment_id):
+    """Of each member of an ensemble, in a run of its own."""
+    train_ensemble(features="pixels", seeds=[0, 1], epochs=1, log_models="last", predictions="none")
+    models = store.search_logged_models([experiment_id])
+    assert sorted(model.params["seed"] for model in models) == ["0", "1"]
+    model = mlflow.pyfunc.load_model(f"models:/{models[0].model_id}")
+    (_, width) = model.metadata.signature.inputs.inputs[0].shape
+    answers = model.predict(np.zeros((2, width), dtype=np.float32))
+    assert answers["label"].tolist() == [str(number) for number in answers["class"]]
+
+
+def test_weights_that_do_not_say_what_they_are_of(store, run):
+    """Those of before stay files; damaged ones are told."""
+    models = artifacts(run) / "models"
+    old = models / "after_002.safetensors"
+    save_file(load_file(old), old)
+    store.delete_logged_model(stored_models(store, run)[2].model_id)
+    assert not score_again(store, run).is_problem
+    assert sorted(stored_models(store, run)) == [0, 1, 3]
+    (models / "after_001.safetensors").write_bytes(b"torn")
+    store.delete_logged_model(stored_models(store, run)[1].model_id)
+    verdict = score_again(store, run)
+    assert verdict.is_problem
+    assert "after_001.safetensors is no file of weights" in verdict.detail
