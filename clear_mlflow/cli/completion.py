@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import click
 from click.shell_completion import CompletionItem
 
-from clear_mlflow.learning.config import AUTO, NONE, parameter_choices, parameter_defaults
+from clear_mlflow.learning.config import AUTO, LINEAR, NONE, parameter_choices, parameter_defaults
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.metrics import FAMILIES
 
@@ -40,16 +40,12 @@ def _values(name: str) -> tuple[str, ...]:
     if name == "strategy":
         return known_strategies()
     if name == "model":
-        return ("small_cnn", "linear", *_torchvision_models())
+        # Loaded here: it takes seconds, which one press of a key may for eighty names.
+        from clear_mlflow.learning.models import model_names
+
+        return (LINEAR, *model_names())
     default = parameter_defaults()[name]
     return parameter_choices(name) or ((default,) if default in (AUTO, NONE) else ())
-
-
-def _torchvision_models() -> list[str]:
-    # It takes seconds to load: acceptable after the second press of a key, for eighty names.
-    import torchvision.models
-
-    return list(torchvision.models.list_models(module=torchvision.models))
 
 
 def _items(values: Iterable[str], typed: str, before: str = "") -> list[CompletionItem]:

@@ -43,7 +43,7 @@ from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
 from clear_mlflow.learning.registry import strategy_names
 from clear_mlflow.learning.samples.decoded import DecodedStream
 from clear_mlflow.learning.samples.feature_stream import FeatureStream, TrainingStream
-from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
+from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
@@ -265,7 +265,7 @@ class StreamTraining:
         """
         config = self.config
         tensors = {name: tensor.contiguous() for name, tensor in state.items()}
-        if load_strategy(config.strategy).build_model.__func__ is not Strategy.build_model.__func__:
+        if load_strategy(config.strategy).makes_its_model():
             return save(tensors)
         about = ModelDescription(
             model=config.model,

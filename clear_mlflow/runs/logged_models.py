@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import mlflow
 import numpy as np
@@ -34,7 +35,7 @@ from clear_mlflow.store.client import mlflow_errors
 
 # What MLflow imports to load a model; it needs no MLflow, and nothing that trains.
 LOADER = "clear_mlflow.learning.inference.served"
-_READY = "READY"
+_READY: Literal["READY"] = "READY"
 
 
 def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
@@ -130,8 +131,9 @@ def _log_model(
             folder = Path(scratch, "model")
             _save(folder, weights, about, Model(run_id=run_id, model_id=model.model_id))
             client.log_model_artifacts(model.model_id, str(folder))
-            linked = client.get_run(run_id).outputs.model_outputs if known else ()
-            if all(output.model_id != model.model_id for output in linked):
+            outputs = client.get_run(run_id).outputs if known else None
+            linked = [output.model_id for output in outputs.model_outputs] if outputs else []
+            if model.model_id not in linked:
                 client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=row)])
             client.log_batch(run_id, metrics=_accuracies(computed, row, model))
             client.finalize_logged_model(model.model_id, _READY)

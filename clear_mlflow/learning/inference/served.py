@@ -45,7 +45,7 @@ class ServedModel:
         self._device = device
         model = model.eval().to(device)
         if about.channels_last:
-            model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            model = model.to(memory_format=torch.channels_last)
         self._model = model
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:

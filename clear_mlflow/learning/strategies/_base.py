@@ -94,6 +94,13 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         """A model of the strategy's own making; None for the one that the parameters name."""
         return None
 
+    @classmethod
+    def makes_its_model(cls) -> bool:
+        """Whether :meth:`build_model` is the strategy's own."""
+        return any(
+            "build_model" in vars(kind) for kind in cls.__mro__[: cls.__mro__.index(Strategy)]
+        )
+
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Train the model while the stream is at a bucket."""
         descent.run(self.training_set(position), position=position, hooks=self)
