@@ -65,6 +65,7 @@ def dataset_arguments(
     values = dataclasses.asdict(arguments)
     if "name" in values:
         values["name"] = stream_name(dataset, data_root, values)
+        kind(**values)  # a folder may be called as no stream can be
     return values
 
 

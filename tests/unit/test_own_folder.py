@@ -191,6 +191,9 @@ def test_arguments_are_checked_and_the_name_is_the_folders():
         dataset_arguments("digits", "auto", {"name": "mine"})
     with pytest.raises(ConfigError, match="printable"):
         dataset_arguments("folder", "/data", {"name": "a\tb"})
+    with pytest.raises(ConfigError, match=r"name='a,b'.*without commas"):
+        dataset_arguments("folder", "/data/a,b", {})
+    assert dataset_arguments("folder", "/data/a,b", {"name": "ab"})["name"] == "ab"
 
 
 def test_a_stream_has_the_recipe_of_photographs_and_a_name():

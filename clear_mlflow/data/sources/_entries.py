@@ -48,10 +48,11 @@ class StreamArguments:
     def __post_init__(self) -> None:
         for argument in ("name", "licence"):
             text = getattr(self, argument)
-            if not is_class_name(text) or len(text) > MAX_TEXT_CHARACTERS:
+            if not is_class_name(text) or len(text) > MAX_TEXT_CHARACTERS or "," in text:
                 raise ConfigError(
                     f"dataset_args has {argument}={shown(text)}; expected a printable text of up "
-                    f"to {MAX_TEXT_CHARACTERS} characters"
+                    f"to {MAX_TEXT_CHARACTERS} characters without commas (a stream is called as "
+                    "its folder where it has no name of its own)"
                 )
 
 
