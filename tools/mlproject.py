@@ -15,7 +15,7 @@ from clear_mlflow.cli import main, run_options
 
 # import opens a run for each file, so that the one of mlflow run would be empty; sync sends what
 # lies on this machine into runs that are there. Groups of commands work on local folders.
-NO_ENTRY_POINTS = {"import", "sync"}
+NO_ENTRY_POINTS = {"import", "open", "sync"}
 # What mlflow run starts when no entry point is named.
 _MAIN = "train"
 

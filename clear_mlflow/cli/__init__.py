@@ -13,6 +13,7 @@ from clear_mlflow.cli.data_features import features
 from clear_mlflow.cli.evaluate import evaluate
 from clear_mlflow.cli.help import Group
 from clear_mlflow.cli.import_runs import import_runs
+from clear_mlflow.cli.open_ui import open_ui
 from clear_mlflow.cli.sweep import sweep
 from clear_mlflow.cli.sync import sync
 from clear_mlflow.cli.train import train
@@ -46,7 +47,7 @@ _CONTEXT = {
     context_settings=_CONTEXT,
     headings={
         "Train": ("train", "train-distributed", "sweep"),
-        "Look at what is stored": ("evaluate", "compare"),
+        "Look at what is stored": ("open", "evaluate", "compare"),
         "Bring runs into MLflow": ("import", "sync"),
         "Datasets": ("data",),
     },
@@ -60,6 +61,7 @@ main.add_command(train)
 main.add_command(train_distributed)
 main.add_command(evaluate)
 main.add_command(compare)
+main.add_command(open_ui)
 main.add_command(sweep)
 main.add_command(import_runs)
 main.add_command(sync)

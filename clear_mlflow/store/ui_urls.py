@@ -1,7 +1,8 @@
-"""Where a person looks at a run: links that open MLflow's runs view."""
+"""Where a person looks: links that open MLflow's runs view, a page, an experiment's leaderboard."""
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,21 +10,37 @@ from urllib.parse import quote, urlsplit
 from urllib.request import url2pathname
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Experiment, Run, ViewType
+from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.credentials import masked
+from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.text import shown
+from clear_mlflow.store import names
 from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS, REPORT_HTML
 
 # Without it an experiment opens in the UI's view for language-model traces.
 _RUNS_VIEW = "workflowType=machine_learning"
+# MLflow keeps shared views in tags of the experiment, named by a key in the link (mlflow 3.17).
+_VIEW = "clear_mlflow_leaderboard"
+VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
+RANKED_BY = "metrics.`clear/challenge_score`"
+_COLUMNS = (
+    RANKED_BY,
+    "metrics.`clear/in_domain_accuracy`",
+    "metrics.`clear/next_domain_accuracy`",
+    "metrics.`renate/average_accuracy`",
+    "metrics.`renate/forgetting`",
+    "tags.`strategy`",
+)
 _LOCAL_UI = "http://127.0.0.1:5000"
 
 
 def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
     """Lines that tell how to see a run, and all runs of its experiment."""
     uri = masked(client.tracking_uri)
-    base = _address(client.tracking_uri) if is_server(uri) else _LOCAL_UI
+    base = server_address(client.tracking_uri) if is_server(uri) else _LOCAL_UI
     experiment = f"{base}/#/experiments/{run.info.experiment_id}"
     lines = [
         f"run      {experiment}/runs/{run.info.run_id}?{_RUNS_VIEW}",
@@ -40,7 +57,7 @@ def report_link(run: Run) -> str:
     return f"#/experiments/{experiment}/runs/{run_id}/artifacts/{REPORT_HTML}?{_RUNS_VIEW}"
 
 
-def _address(uri: str) -> str:
+def server_address(uri: str) -> str:
     """A server's address, as a browser takes it: without what this program logs in with."""
     parts = urlsplit(uri)
     host = parts.netloc.rpartition("@")[2]
@@ -66,3 +83,100 @@ def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
             experiment = f"MLFLOW_EXPERIMENT_ID={run.info.experiment_id}"
             lines.append(f"{what:<8} {get}{experiment} clear-mlflow sweep --grid {grid}")
     return lines
+
+
+def leaderboard_state() -> str:
+    """The prepared view of an experiment: our runs with rows, six columns, the best first."""
+    return json.dumps(
+        {
+            "searchFilter": f"tags.`{names.ROWS_TAG}` != 'none'",
+            "orderByKey": RANKED_BY,
+            "orderByAsc": False,
+            "startTime": "ALL",
+            "lifecycleFilter": "Active",
+            "datasetsFilter": [],
+            "modelVersionFilter": "All Runs",
+            "selectedColumns": list(_COLUMNS),
+        },
+        sort_keys=True,
+    )
+
+
+def page_of_target(client: MlflowClient, target: str | None) -> str:
+    """The address of what a person wants to see, below that of the server.
+
+    An experiment's leaderboard is kept in a tag of its own, beside views of the user's own.
+
+    Args:
+        client: the store.
+        target: id of a run, or name or id of an experiment; None: the experiment whose run of ours
+            is the newest.
+
+    Raises:
+        TrackingError: there is no such run or experiment, or the store does not answer.
+    """
+    if target is None:
+        return _leaderboard(client, _newest(client))
+    with mlflow_errors(f"look for {shown(target)}"):
+        try:
+            return _page_of_run(client, client.get_run(target))
+        except MlflowException as error:
+            if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+                raise
+    experiment = _experiment(client, target)
+    if experiment is None:
+        raise TrackingError(
+            f"no run and no experiment is called {shown(target)} in this store; expected the id "
+            "of a run, or the name or id of an experiment"
+        )
+    return _leaderboard(client, experiment)
+
+
+def _experiment(client: MlflowClient, named: str) -> Experiment | None:
+    with mlflow_errors(f"look for the experiment {shown(named)}"):
+        found = client.get_experiment_by_name(named)
+        if found is None and named.isdecimal():
+            try:
+                found = client.get_experiment(named)
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+        return found
+
+
+def _page_of_run(client: MlflowClient, run: Run) -> str:
+    """A run's report, a comparison's page, a sweep's comparison; else the run itself."""
+    tags = run.data.tags
+    if comparison := tags.get(names.SWEEP_COMPARISON_TAG):
+        return _page_of_run(client, client.get_run(comparison))
+    page = names.REPORT_HTML if names.REPORT_TAG in tags else None
+    if tags.get(names.KIND_TAG) == names.KIND_COMPARE:
+        page = names.COMPARISON_PAGE
+    ids = f"{quote(run.info.experiment_id, safe='')}/runs/{quote(run.info.run_id, safe='')}"
+    return f"#/experiments/{ids}{f'/artifacts/{page}' if page else ''}?{_RUNS_VIEW}"
+
+
+def _leaderboard(client: MlflowClient, experiment: Experiment) -> str:
+    state = leaderboard_state()
+    if experiment.tags.get(VIEW_TAG) != state:
+        with mlflow_errors(f"keep the leaderboard of experiment {experiment.experiment_id}"):
+            client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, state)
+    experiment_id = quote(experiment.experiment_id, safe="")
+    return f"#/experiments/{experiment_id}/runs?{_RUNS_VIEW}&viewStateShareKey={_VIEW}"
+
+
+def _newest(client: MlflowClient) -> Experiment:
+    with mlflow_errors("look for the newest run"):
+        ids = [experiment.experiment_id for experiment in client.search_experiments()]
+        found = client.search_runs(
+            ids,
+            f"tags.`{names.KIND_TAG}` != ''",
+            ViewType.ACTIVE_ONLY,
+            max_results=1,
+            order_by=["attributes.start_time DESC"],
+        )
+        if not found:
+            raise TrackingError(
+                "the store holds no run of clear_mlflow yet; train one first: clear-mlflow train"
+            )
+        return client.get_experiment(found[0].info.experiment_id)

@@ -87,11 +87,11 @@ def test_every_command_that_tracks_is_an_entry_point():
     """A command that writes to MLflow is one; a group of commands on local folders is none.
 
     Nor is import: it opens a run for each file, and the one of ``mlflow run`` would be empty. Nor
-    sync: it sends local files into runs that are there.
+    sync: it sends local files into runs that are there. Nor open, which only shows.
     """
     groups = {name for name, command in main.commands.items() if isinstance(command, click.Group)}
     assert groups == {"data"}
-    none = {"import", "sync"}
+    none = {"import", "open", "sync"}
     assert {command_of(e).name for e in ENTRY_POINTS} == set(main.commands) - groups - none
 
 

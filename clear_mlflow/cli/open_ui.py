@@ -1,0 +1,118 @@
+"""``clear-mlflow open``: a run's report, an experiment's leaderboard or a comparison, in MLflow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+import webbrowser
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from clear_mlflow.core.errors import ConfigError, TrackingError
+
+_HOST = "127.0.0.1"
+_START_SECONDS = 120.0  # on a machine with much else to do; five otherwise
+_BETWEEN_LOOKS = 0.25
+
+
+@click.command(name="open")
+@click.argument("target", required=False, metavar="[RUN|EXPERIMENT|COMPARISON]")
+@click.option(
+    "--port",
+    default="auto",
+    metavar="PORT",
+    help="Where the server listens that is started for a store without one; auto: a free port.",
+)
+@click.option(
+    "--browser",
+    type=click.Choice(["yes", "no"]),
+    default="yes",
+    help="Open the page in a browser; its address is printed in any case.",
+)
+def open_ui(target: str | None, port: str, browser: str) -> None:
+    """Open a run's report, an experiment's leaderboard or a comparison's page in MLflow.
+
+    The leaderboard of the newest run's experiment when nothing is named. A store that is a server
+    is opened there; for any other, a server is started on this machine and runs until Ctrl-C.
+    """
+    from clear_mlflow.store.client import is_server, preflight, set_up_mlflow
+    from clear_mlflow.store.ui_urls import page_of_target, server_address
+
+    if port != "auto" and not (port.isdecimal() and 0 < int(port) < 2**16):
+        raise ConfigError(f"port is {port!r}; expected auto, or a number from 1 to 65535")
+    set_up_mlflow()
+    client = preflight(opens_run=False)
+    page = page_of_target(client, target)
+    if is_server(client.tracking_uri):
+        _show(f"{server_address(client.tracking_uri)}/{page}", browser == "yes")
+        return
+    with _server(client.tracking_uri, int(port) if port != "auto" else _free_port()) as base:
+        _show(f"{base}/{page}", browser == "yes")
+        click.echo("the server runs until Ctrl-C")
+        signal.pause()
+
+
+def _show(address: str, in_browser: bool) -> None:
+    click.echo(address)
+    sys.stdout.flush()
+    if in_browser:
+        webbrowser.open(address)
+
+
+@contextmanager
+def _server(store: str, port: int) -> Iterator[str]:
+    """An MLflow server over a store, and its address; it ends with this command.
+
+    Raises:
+        TrackingError: it does not answer.
+    """
+    base = f"http://{_HOST}:{port}"
+    command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
+    command += ["--host", _HOST, "--port", str(port), "--workers", "1"]
+    # A group of its own: it is ended with its workers, and a Ctrl-C comes to this process alone.
+    server = subprocess.Popen(  # noqa: S603
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+
+    def stop(number: int, _: object) -> None:
+        raise SystemExit(0)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while not _answers(base):
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise TrackingError(
+                    f"the server at {base} does not answer; start it by hand to see why: "
+                    f"mlflow server --backend-store-uri {store} --port {port}"
+                )
+            time.sleep(_BETWEEN_LOOKS)
+        yield base
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait()
+
+
+def _answers(base: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{base}/health", timeout=2) as answer:  # noqa: S310
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError):
+        return False
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        return int(probe.getsockname()[1])
