@@ -29,7 +29,7 @@ from clear_mlflow.metrics.from_predictions import PredictionMetric
 ENTRY_POINT_GROUP = "clear_mlflow.metrics"
 
 # Families that other programs or later versions of this one write.
-_RESERVED = ("accuracy", "predictions", "system")
+_RESERVED = ("accuracy", "test_accuracy", "train", "predictions", "system")
 
 
 @dataclass(frozen=True)

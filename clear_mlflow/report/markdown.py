@@ -95,20 +95,26 @@ def _facts(facts: Mapping[str, str]) -> str:
 
 
 def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
-    keys = [escaped(key, _LONGEST_KEY) for key in matrix.buckets]
-    lines = [
-        "Accuracy in %; row: trained through, column: tested on.",
-        "",
-        f"| | {' | '.join(f'{PAD}{key}{PAD}' for key in keys)} |",
-        f"|:--|{'--:|' * len(keys)}",
-    ]
+    """As text of one width: the UI takes the alignment out of tables, and leaves such a block."""
+    head = ["", *(_plain(key) for key in matrix.buckets)]
+    rows = [head]
     for i, name, values in named_rows(matrix):
-        label = "initial" if i < 0 else f"after {escaped(name, _LONGEST_KEY)}"
-        cells = [percent(value, decimals) for value in values]
-        if i >= 0 and cells[i] != NOT_MEASURED:
-            cells[i] = f"**{cells[i]}**"
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return lines
+        label = "initial" if i < 0 else f"after {_plain(name)}"
+        rows.append([label, *(percent(value, decimals) for value in values)])
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(
+            [label.ljust(widths[0]), *map(str.rjust, cells, widths[1:])],
+        ).rstrip()
+        for label, *cells in rows
+    ]
+    told = "Accuracy in %; row: trained through, column: tested on."
+    return [told, "", "```", *lines, "```"]
+
+
+def _plain(key: str) -> str:
+    """A key where character references mean nothing; nothing in it ends the block."""
+    return re.sub(r"[!-,/:-@\[-^`{-~]", "_", shortened(key, _LONGEST_KEY))
 
 
 def _metrics(

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from types import TracebackType
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Run
+from mlflow.entities import Dataset, DatasetInput, InputTag, Run
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
@@ -28,7 +28,6 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.journal.sender import Sender, exit_patience, unsent_error
 from clear_mlflow.journal.spool import Entry
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow
-from clear_mlflow.metrics import Metric as MatrixMetric
 from clear_mlflow.metrics import of_families
 from clear_mlflow.report.canvas import load_drawing
 from clear_mlflow.report.heatmap import heatmap_array
@@ -87,6 +86,7 @@ class TrackedRun(ABC):
         self.run_id = run_id
         self.families = tuple(families)
         self._run_name = run_id
+        self._bucket_series = names.BUCKET_SERIES
         self._about: RunMetadata | None = None
         self._rows: list[AccuracyRow] = []
         self._patience = 0.0
@@ -106,6 +106,7 @@ class TrackedRun(ABC):
         with mlflow_errors(f"log the configuration of run {self.run_id}"):
             run = self.client.get_run(self.run_id)
             self._run_name = run.info.run_name or self.run_id
+            self._bucket_series = names.bucket_series(run.data.metrics)
             self._describe(run)
         self._sender.open(self.run_id)
         if self._leader is None:
@@ -158,10 +159,13 @@ class TrackedRun(ABC):
             matrix = AccuracyMatrix.from_rows(self._rows)
             protocol = record.protocol
             time = milliseconds(record.written_at)
-            values = _metrics_of(matrix, protocol, row.row, time, of_families(self.families))
+            values = values_at(
+                matrix.masked(protocol), row.row, of_families(self.families), self._bucket_series
+            )
+            metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
             # Before the state: a run that goes on from it does not come by these steps again.
             self._curve.add(measured.curve)
-            points = self._curve.keep(values)
+            points = self._curve.keep(metrics)
             self._send_first(measured, record)
         finally:  # whatever happens, what is kept is handed over
             self._sender.send(entry)
@@ -289,11 +293,3 @@ class TrackedRun(ABC):
 def now() -> str:
     """The time as records carry it."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-def _metrics_of(
-    matrix: AccuracyMatrix, protocol: str, step: int, time: int, metrics: Sequence[MatrixMetric]
-) -> list[Metric]:
-    """What a row adds to every series."""
-    values = values_at(matrix.masked(protocol), step, metrics)
-    return to_metrics(Point(name, value, time, step) for name, value in values.items())

@@ -87,13 +87,15 @@ def _table(record: Record) -> str:
     """The matrix as a table that MLflow's evaluation view compares across runs.
 
     That view groups by the first column and sets the second one of all runs side by side: so these
-    are what was trained through, and its row in one text. The cells follow, a column a bucket.
+    are what was trained through, and its row in one text. The cells follow, in %, a column a
+    bucket.
     """
     rows = [
         [
             "initial" if i < 0 else f"after {i + 1:02d}",
             "  ".join(percent(value) for value in values),
-            *(None if math.isnan(value) else float(value) for value in values),
+            # One decimal: MLflow's page shows as many digits as there are, and cuts them off.
+            *(None if math.isnan(value) else round(100 * float(value), 1) for value in values),
         ]
         for i, _, values in named_rows(record.evidence)
     ]

@@ -94,6 +94,7 @@ def compute(
     metrics: Sequence[Metric] = METRICS,
     prediction_metrics: Sequence[PredictionMetric] = predicted.METRICS,
     answers: PredictionScores | None = None,
+    bucket_series: str = names.BUCKET_SERIES,
 ) -> Computed:
     """Everything that a run's stored rows and predictions define.
 
@@ -107,6 +108,7 @@ def compute(
         metrics: to compute: theirs, and others that were asked for.
         prediction_metrics: those that *answers* were computed with.
         answers: what the run's predictions define; None where it kept none.
+        bucket_series: what the names of its accuracies per bucket begin with.
     """
     answers = answers or PredictionScores()
     over_steps = course(record.evidence, record.protocol, metrics)
@@ -121,7 +123,7 @@ def compute(
         digest=digest,
         matrix_tag=matrix_tag,
         families=families,
-        points=all_series(record.evidence, over_steps.series) | dict(answers.points),
+        points=all_series(record.evidence, over_steps.series, bucket_series) | dict(answers.points),
         times=_times(records, record.matrix.num_rows),
         summary=over_steps.summary | dict(answers.summary),
         reasons=reasons,

@@ -25,6 +25,7 @@ from clear_mlflow.scoring.run_report import Facts, run_report
 from clear_mlflow.scoring.series import Point, points_of
 from clear_mlflow.store import names
 
+_OF_BUCKETS = (names.BUCKET_SERIES, names.BUCKET_SERIES_BEFORE)
 _PICTURES = "pictures"
 _PICTURE = "picture"
 _NO_TAG = "none"
@@ -233,7 +234,7 @@ class _Comparison:
         What a listing of runs brings anyway is then enough, instead of one request per metric.
         """
         # A bucket's series has no definition that changes; of a metric, a scoring has to say it.
-        was_scored = name.startswith("accuracy/") or name in self.versions
+        was_scored = name.startswith(_OF_BUCKETS) or name in self.versions
         return (
             self.same_rows
             and not self.depth.thorough

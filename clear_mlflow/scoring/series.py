@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS, Metric, summarize
+from clear_mlflow.store import names
 
 # Buckets whose accuracies are series of their own: more lines than a chart can tell apart.
 MOST_CHARTED = 100
@@ -32,18 +33,22 @@ class Point(NamedTuple):
     step: int
 
 
-def bucket_metric_names(buckets: Sequence[str]) -> list[str]:
-    """``accuracy/bucket_03`` for each bucket, in characters that MLflow takes, all different.
+def bucket_metric_names(buckets: Sequence[str], begin: str = names.BUCKET_SERIES) -> list[str]:
+    """``test_accuracy/bucket_03`` for each bucket, in characters that MLflow takes, all different.
 
     Numeric keys are padded, so that the UI's alphabetical order is the stream's order.
+
+    Args:
+        buckets: their keys, in stream order.
+        begin: what names begin with; see :func:`~clear_mlflow.store.names.bucket_series`.
     """
     width = max([2, *(len(key) for key in buckets if key.isdecimal())])
-    names: dict[str, None] = {}
+    found: dict[str, None] = {}
     for position, key in enumerate(buckets):
         label = re.sub(r"[^A-Za-z0-9_.-]", "_", key.zfill(width) if key.isdecimal() else key)
-        name = f"accuracy/bucket_{label}"
-        names[name if name not in names else f"{name}.{position}"] = None
-    return list(names)
+        name = f"{begin}{label}"
+        found[name if name not in found else f"{name}.{position}"] = None
+    return list(found)
 
 
 def charted_buckets(num_buckets: int) -> list[int]:
@@ -61,23 +66,29 @@ def charted_buckets(num_buckets: int) -> list[int]:
     return [round(i * last / (MOST_CHARTED - 1)) for i in range(MOST_CHARTED)]
 
 
-def all_series(evidence: AccuracyMatrix, of_metrics: Series) -> dict[str, dict[int, float]]:
+def all_series(
+    evidence: AccuracyMatrix, of_metrics: Series, begin: str = names.BUCKET_SERIES
+) -> dict[str, dict[int, float]]:
     """Test accuracies (one series a charted bucket) and summary metrics, over the steps.
 
     Args:
         evidence: a run's matrix as ``masked`` gives it.
         of_metrics: what :func:`clear_mlflow.metrics.series` gives of the same run.
+        begin: see :func:`bucket_metric_names`.
     """
     found: dict[str, dict[int, float]] = {}
     for step in range(evidence.num_rows + 1):
-        for name, value in _accuracies_at(evidence, step).items():
+        for name, value in _accuracies_at(evidence, step, begin).items():
             found.setdefault(name, {})[step] = value
     found.update({name: dict(steps) for name, steps in of_metrics.items() if steps})
     return found
 
 
 def values_at(
-    evidence: AccuracyMatrix, step: int, metrics: Sequence[Metric] = METRICS
+    evidence: AccuracyMatrix,
+    step: int,
+    metrics: Sequence[Metric] = METRICS,
+    begin: str = names.BUCKET_SERIES,
 ) -> dict[str, float]:
     """What one row adds to :func:`all_series`: each series' value at its step, where defined.
 
@@ -85,24 +96,25 @@ def values_at(
         evidence: a run's matrix as ``masked`` gives it, of *step* rows at least.
         step: the row's number, 0 for the initialisation.
         metrics: to compute, each once.
+        begin: see :func:`bucket_metric_names`.
     """
     of_metrics = summarize(evidence.after(step), "iid", metrics) if step else {}
-    return _accuracies_at(evidence, step) | of_metrics
+    return _accuracies_at(evidence, step, begin) | of_metrics
 
 
-def _accuracies_at(evidence: AccuracyMatrix, step: int) -> dict[str, float]:
+def _accuracies_at(evidence: AccuracyMatrix, step: int, begin: str) -> dict[str, float]:
     row = evidence.values[step - 1] if step else evidence.initial
     if row is None:
         return {}
-    found = {name: float(row[j]) for j, name in _charted(evidence.buckets)}
+    found = {name: float(row[j]) for j, name in _charted(evidence.buckets, begin)}
     return {name: value for name, value in found.items() if not math.isnan(value)}
 
 
 @lru_cache(maxsize=32)
-def _charted(buckets: tuple[str, ...]) -> tuple[tuple[int, str], ...]:
+def _charted(buckets: tuple[str, ...], begin: str) -> tuple[tuple[int, str], ...]:
     """Position and series of each charted bucket; asked for at every row."""
-    names = bucket_metric_names(buckets)
-    return tuple((j, names[j]) for j in charted_buckets(len(buckets)))
+    named = bucket_metric_names(buckets, begin)
+    return tuple((j, named[j]) for j in charted_buckets(len(buckets)))
 
 
 def points_of(series: Series, times: Mapping[int, int]) -> list[Point]:

@@ -1,5 +1,7 @@
 """Names of the tags and artifacts that clear_mlflow writes into an MLflow run."""
 
+from collections.abc import Iterable
+
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 
 # What kind of run it is: "train" holds rows; "evaluate" re-scored other runs; "ensemble" stands
@@ -85,6 +87,11 @@ MLFLOW_TABLES = "mlflow.loggedArtifacts"
 # What a listing of all artifacts asks for.
 ROOT_FOLDER = ""
 
+# Test accuracy of each bucket, over the rows. MLflow lists metrics by name: this comes behind the
+# summary metrics. Runs of before have theirs before them, and keep that name.
+BUCKET_SERIES = "test_accuracy/bucket_"
+BUCKET_SERIES_BEFORE = "accuracy/bucket_"
+
 # Series over the steps of the optimiser, not over the rows: nothing else tells what they hold.
 CURVE_LOSS = "train/loss"
 CURVE_LR = "train/lr"
@@ -133,6 +140,19 @@ IMAGE_FINAL = "accuracy_matrix"
 def dataset_digest(digest: str) -> str:
     """A dataset's digest, as much of it as MLflow keeps of one: 36 characters."""
     return digest.removeprefix("sha256:")[:36]
+
+
+def bucket_series(metrics: Iterable[str]) -> str:
+    """What the names of a run's accuracies per bucket begin with.
+
+    Args:
+        metrics: names of those that it holds.
+
+    >>> bucket_series(["clear/accuracy"]), bucket_series(["accuracy/bucket_01"])
+    ('test_accuracy/bucket_', 'accuracy/bucket_')
+    """
+    is_of_before = any(name.startswith(BUCKET_SERIES_BEFORE) for name in metrics)
+    return BUCKET_SERIES_BEFORE if is_of_before else BUCKET_SERIES
 
 
 def model_file_name(row: int) -> str:

@@ -248,7 +248,7 @@ def assert_stored_once(server, client, run_id, matrix):
         f"row_{i:03}.json" for i in range(matrix.num_rows + 1)
     ]
     expected = {
-        (f"accuracy/bucket_{j + 1:02}", step): value
+        (f"test_accuracy/bucket_{j + 1:02}", step): value
         for step in range(matrix.num_rows + 1)
         for j, value in enumerate(matrix.initial if step == 0 else matrix.values[step - 1])
     }
@@ -256,7 +256,7 @@ def assert_stored_once(server, client, run_id, matrix):
         scores = summarize(matrix.after(step))
         expected |= {(name, step): value for name, value in scores.items()}
     points = server.points(run_id)
-    ours = [p for p in points if p[0].startswith(("accuracy/", "clear/", "renate/"))]
+    ours = [p for p in points if p[0].startswith(("test_accuracy/", "clear/", "renate/"))]
     assert {(name, step): value for name, step, _, value in ours} == expected
     assert len(ours) == len(expected)
     # What the client gives is what the database holds.

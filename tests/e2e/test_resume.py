@@ -675,7 +675,8 @@ def test_a_row_that_comes_out_otherwise_stays_as_it_is_stored(project, interrupt
     assert summarize(matrix).items() <= run.data.metrics.items()
     points = history(client, run_id)
     whole = all_series(matrix, series(matrix))
-    assert whole["accuracy/bucket_01"][known + 1] == told["correct"][0] / told["num_instances"][0]
+    first = told["correct"][0] / told["num_instances"][0]
+    assert whole["test_accuracy/bucket_01"][known + 1] == first
     assert {name: sorted(steps.items()) for name, steps in whole.items()} == {
         name: points[name] for name in whole
     }

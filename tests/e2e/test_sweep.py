@@ -51,7 +51,7 @@ def wait_for_a_row(store, experiment_id, process):
     until = time.monotonic() + LONG
     while time.monotonic() < until and process.poll() is None:
         runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
-        if any("accuracy/bucket_01" in run.data.metrics for run in runs):
+        if any("test_accuracy/bucket_01" in run.data.metrics for run in runs):
             break
         time.sleep(0.1)
 

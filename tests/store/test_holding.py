@@ -86,7 +86,7 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store, lo
     lost.write_text(json.dumps({**told, "written_at": "2030-01-01T00:00:00.000+00:00"}))
     # What an outage keeps beside the row: its points, at the time when this process measured it.
     left = Spool.take(default_root() / run.info.run_id, run.info.run_id)
-    left.put_metrics([Metric("accuracy/bucket_1", 0.5, 1_000, 3)])
+    left.put_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
     left.close()
     store.set_terminated(run.info.run_id, "FINISHED")
     for _ in Evaluation(named=True).over(store, [store.get_run(run.info.run_id)]):

@@ -68,7 +68,7 @@ def test_a_script_of_somebody_else(store, experiment_id, tmp_path):
     run = the_run(store, experiment_id)
     assert run.info.status == "FINISHED"
     assert {n: v for n, v in run.data.metrics.items() if "bucket" not in n} == expected
-    assert run.data.metrics["accuracy/bucket_d"] == 0.95
+    assert run.data.metrics["test_accuracy/bucket_d"] == 0.95
 
 
 def test_everything_that_is_told_stands_in_the_run(store, experiment_id):

@@ -51,7 +51,7 @@ def test_streaming_is_in_the_record_and_masks_what_is_no_evidence(store, finishe
 def test_a_bucket_has_no_accuracy_after_it_was_trained_on(store, finished):
     """The series of a bucket ends before the step that trains on it."""
     for j in range(4):
-        points = store.get_metric_history(finished.info.run_id, f"accuracy/bucket_0{j + 1}")
+        points = store.get_metric_history(finished.info.run_id, f"test_accuracy/bucket_0{j + 1}")
         assert sorted(point.step for point in points) == list(range(j + 1))
 
 

@@ -56,7 +56,7 @@ def test_every_point_of_many_is_stored_once(store, experiment_id):
         assert found[name] == {step: [value] for step, value in steps.items()}
     for j in range(30):
         expected = {0: matrix.initial[j]} | {i + 1: matrix.values[i, j] for i in range(30)}
-        assert found[f"accuracy/bucket_{j + 1:02d}"] == {s: [v] for s, v in expected.items()}
+        assert found[f"test_accuracy/bucket_{j + 1:02d}"] == {s: [v] for s, v in expected.items()}
     assert sum(len(steps) for steps in found.values()) > 1000
     assert json.loads(store.get_run(run_id).data.tags[names.MLFLOW_TABLES]) == tables
     assert len(tables) == 1
@@ -68,11 +68,11 @@ def test_rows_that_come_later_are_scored_though_nothing_changes(store, experimen
     run = stored_run(store, experiment_id, same[:2])
     run_id = run.info.run_id
     score(store, run_id)
-    assert steps_of(store, run_id)["accuracy/bucket_02"].keys() == {0, 1}
+    assert steps_of(store, run_id)["test_accuracy/bucket_02"].keys() == {0, 1}
     add_rows(run, same)
     score(store, run_id)
     found = steps_of(store, run_id)
-    assert found["accuracy/bucket_02"].keys() == {0, 1, 2, 3}
+    assert found["test_accuracy/bucket_02"].keys() == {0, 1, 2, 3}
     for name, steps in series(matrix_of(same)).items():
         assert found[name].keys() == steps.keys()
 
@@ -200,8 +200,8 @@ def test_a_step_has_the_time_of_its_row_or_of_the_last_before():
 def test_each_bucket_has_a_series_of_its_own():
     """Whatever its key: MLflow takes few signs, and sorts names as texts."""
     assert bucket_metric_names(["a b", "a_b", "3", "010"]) == [
-        "accuracy/bucket_a_b",
-        "accuracy/bucket_a_b.1",
-        "accuracy/bucket_003",
-        "accuracy/bucket_010",
+        "test_accuracy/bucket_a_b",
+        "test_accuracy/bucket_a_b.1",
+        "test_accuracy/bucket_003",
+        "test_accuracy/bucket_010",
     ]

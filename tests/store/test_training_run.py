@@ -64,7 +64,7 @@ def test_each_metric_is_a_series_over_buckets(store, finished):
 def test_each_bucket_has_a_series_of_test_accuracies(store, finished):
     """From the initialisation, step 0, to the last bucket."""
     for j in range(4):
-        assert history(store, finished.info.run_id, f"accuracy/bucket_0{j + 1}") == {
+        assert history(store, finished.info.run_id, f"test_accuracy/bucket_0{j + 1}") == {
             step: row[j] / NUM_TEST for step, row in enumerate(FOUR_BUCKETS)
         }
 
@@ -88,7 +88,7 @@ def test_reports_are_artifacts(store, finished):
     assert json.loads(text_artifact(store, finished, names.CONFIG_JSON))["seed"] == "7"
     table = json.loads(text_artifact(store, finished, names.MATRIX_TABLE))
     assert table["columns"][2:] == ["on 1", "on 2", "on 3", "on 4"]
-    assert table["data"][4] == ["after 04", "70.0  81.0  90.0  95.0", 0.70, 0.81, 0.90, 0.95]
+    assert table["data"][4] == ["after 04", "70.0  81.0  90.0  95.0", 70.0, 81.0, 90.0, 95.0]
     assert json.loads(finished.data.tags["mlflow.loggedArtifacts"]) == [
         {"path": names.MATRIX_TABLE, "type": "table"}
     ]
@@ -217,4 +217,4 @@ def test_second_training_into_the_same_run_is_refused(store):
         with pytest.raises(TrackingError, match="already holds 5 rows"):
             train_in_process(store, KnownTraining(FOUR_BUCKETS[::-1]), ASKED)
     run = store.get_run(active.info.run_id)
-    assert run.data.metrics["accuracy/bucket_04"] == 0.95
+    assert run.data.metrics["test_accuracy/bucket_04"] == 0.95

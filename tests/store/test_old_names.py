@@ -1,0 +1,110 @@
+"""Runs that were stored under the names of before are scored, resumed and refused as they were."""
+
+import pytest
+from click.testing import CliRunner
+from mlflow.entities import Metric
+from stored_runs import histories, rows_folder, stored_run
+from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
+
+from clear_mlflow.cli import main
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.metrics import series
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.runs.lifecycle import take
+from clear_mlflow.runs.training_run import TrainingRun
+from clear_mlflow.scoring.plan import Depth
+from clear_mlflow.scoring.scores import Scoring, read_scores, score
+from clear_mlflow.scoring.series import all_series
+from clear_mlflow.store import names
+from clear_mlflow.store.rows import stored_rows
+
+OLD = {f"accuracy/bucket_0{j + 1}" for j in range(4)}
+MATRIX = AccuracyMatrix(
+    [[count / NUM_TEST for count in row] for row in FOUR_BUCKETS[1:]],
+    [count / NUM_TEST for count in FOUR_BUCKETS[0]],
+    [NUM_TEST] * 4,
+)
+
+
+def of_before(store, experiment_id, rows=4):
+    """A run as it was stored before the series had their new names, with all its points."""
+    run_id = stored_run(store, experiment_id, FOUR_BUCKETS[: rows + 1]).info.run_id
+    matrix = MATRIX.after(rows)
+    points = all_series(matrix, series(matrix), names.BUCKET_SERIES_BEFORE)
+    # At the times that the rows were written.
+    times = {step: 1769817600123 + 60_000 * step for step in range(rows + 1)}
+    for name, steps in points.items():
+        metrics = [Metric(name, value, times[step], step) for step, value in steps.items()]
+        store.log_batch(run_id, metrics=metrics)
+    store.set_tag(run_id, names.KIND_TAG, names.KIND_TRAIN)
+    return run_id
+
+
+def bucket_series_of(store, run_id):
+    return {name for name in store.get_run(run_id).data.metrics if "bucket_" in name}
+
+
+@pytest.mark.parametrize("depth", [Depth(), Depth(thorough=True)], ids=["plain", "thorough"])
+def test_a_run_of_before_keeps_its_names_when_it_is_scored(store, experiment_id, depth):
+    """No second series of the same numbers, and no point of theirs again."""
+    run_id = of_before(store, experiment_id)
+    before = histories(store, run_id)
+    score(store, run_id)
+    found = histories(store, run_id)
+    assert bucket_series_of(store, run_id) == OLD
+    assert {n: [(s, v) for s, _, v in p] for n, p in found.items() if n in before} == {
+        n: [(s, v) for s, _, v in p] for n, p in before.items()
+    }
+    assert read_scores(store, store.get_run(run_id), Scoring(depth=depth)).plan.points == ()
+
+
+def test_a_run_of_before_that_lacks_points_gets_them_under_its_names(store, experiment_id):
+    """As of a training that was cut off between a row and its points."""
+    run_id = of_before(store, experiment_id, rows=2)
+    whole = stored_run(store, experiment_id)
+    for row in ("row_003.json", "row_004.json"):
+        (rows_folder(store.get_run(run_id)) / row).write_text(
+            (rows_folder(whole) / row).read_text()
+        )
+    score(store, run_id)
+    found = histories(store, run_id)
+    expected = all_series(MATRIX, {}, names.BUCKET_SERIES_BEFORE)
+    assert {n: {s: v for s, _, v in found[n]} for n in OLD} == expected
+    assert bucket_series_of(store, run_id) == OLD
+
+
+def test_rows_that_are_gone_are_missed_in_a_run_of_either_name(store, experiment_id):
+    """Its points tell of them."""
+    old = of_before(store, experiment_id)
+    train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
+    new = store.search_runs([experiment_id])[0].info.run_id
+    for run_id in (old, new):
+        for tag in (names.ROWS_TAG, names.SCORED_TAG, names.MATRIX_TAG):
+            if tag in store.get_run(run_id).data.tags:
+                store.delete_tag(run_id, tag)
+        folder = rows_folder(store.get_run(run_id))
+        folder.rename(folder.with_name("elsewhere"))
+        with pytest.raises(RecordError, match="no row file is"):
+            stored_rows(store, store.get_run(run_id))
+
+
+def test_a_training_goes_on_under_the_names_that_its_run_has(store, experiment_id):
+    """A run that was begun before and is resumed has one series a bucket."""
+    run_id = store.create_run(experiment_id).info.run_id
+    store.log_metric(run_id, "accuracy/bucket_01", 0.1, step=0)
+    take(store, run_id)
+    training = KnownTraining(FOUR_BUCKETS)
+    with TrainingRun(store, run_id, training.config, {}) as run:
+        run.log_facts(training.facts)
+        for measured in training.rows():
+            run.log_row(measured)
+    assert bucket_series_of(store, run_id) == OLD
+
+
+def test_runs_of_both_names_are_compared(store, experiment_id):
+    """What is compared are rows."""
+    of_before(store, experiment_id)
+    train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
+    done = CliRunner().invoke(main, ["compare", "--experiment", "test"])
+    assert done.exit_code == 0, done.output
