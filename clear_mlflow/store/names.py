@@ -87,8 +87,8 @@ MLFLOW_TABLES = "mlflow.loggedArtifacts"
 # What a listing of all artifacts asks for.
 ROOT_FOLDER = ""
 
-# Test accuracy of each bucket, over the rows. MLflow lists metrics by name: this comes behind the
-# summary metrics. Runs of before have theirs before them, and keep that name.
+# Test accuracy of each bucket, over the rows. MLflow's charts go by name: these come behind
+# the summary metrics. In runs of before they came first; such a run keeps that name.
 BUCKET_SERIES = "test_accuracy/bucket_"
 BUCKET_SERIES_BEFORE = "accuracy/bucket_"
 
