@@ -185,7 +185,9 @@ def _accuracies(computed: Computed, row: int, model: LoggedModel) -> list[Metric
     """
     series = {
         name: {row: computed.points[name][row]}
-        for name in bucket_metric_names(computed.record.evidence.buckets)
+        for name in bucket_metric_names(
+            computed.record.evidence.buckets, names.bucket_series(computed.points)
+        )
         if row in computed.points.get(name, {})
     }
     dataset = computed.record.dataset

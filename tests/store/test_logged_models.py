@@ -102,7 +102,7 @@ def test_each_row_is_a_model_with_its_accuracies(store, experiment_id, run):
     outputs = store.get_run(run.info.run_id).outputs.model_outputs
     assert {o.model_id: o.step for o in outputs} == {m.model_id: row for row, m in models.items()}
     (dataset,) = (found.dataset for found in run.inputs.dataset_inputs)
-    for name in (f"accuracy/bucket_{j + 1:02}" for j in range(BUCKETS)):
+    for name in (f"test_accuracy/bucket_{j + 1:02}" for j in range(BUCKETS)):
         history = {m.step: m.value for m in store.get_metric_history(run.info.run_id, name)}
         assert len(store.get_metric_history(run.info.run_id, name)) == len(history) == 4
         for row, model in models.items():
@@ -116,7 +116,7 @@ def test_each_row_is_a_model_with_its_accuracies(store, experiment_id, run):
 def test_mlflow_ranks_the_models_of_all_runs(store, experiment_id, run, photos):
     """On one bucket; the best goes into the registry, under an alias."""
     trained(store, experiment_id, **{**SMALL, "seed": "1", "data_root": str(photos)})
-    name = "accuracy/bucket_02"
+    name = "test_accuracy/bucket_02"
     order = [{"field_name": f"metrics.{name}", "ascending": False}]
     ranked = store.search_logged_models([experiment_id], order_by=order)
     values = [next(m.value for m in model.metrics if m.key == name) for model in ranked]
