@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import TypeAlias
 
 import click
 from rich.console import Console
@@ -27,6 +28,8 @@ _LONGEST_NAME = 100  # characters of a run's name
 # What several runs are ranked by, and what is shown beside it.
 _RANKING = ("clear/challenge_score", "renate/average_accuracy", "renate/forgetting")
 
+_Ranked: TypeAlias = tuple[ScoringResult, Sequence[float | None]]
+
 
 class Summary:
     """Counts of what became of runs, and the few verdicts that are shown; never all of them."""
@@ -34,10 +37,10 @@ class Summary:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.problems: list[ScoringResult] = []
-        self._first: list[tuple[ScoringResult, Sequence[float | None]]] = []
+        self._first: list[_Ranked] = []
         self._only: ScoringResult | None = None  # with its scores, while it is the only one
         self._values = 0
-        self._notable: list[tuple[ScoringResult, Sequence[float | None]]] = []
+        self._notable: list[_Ranked] = []
         self._num_partial = 0
         self._num_problems = 0
         self._from_tags = 0
@@ -87,8 +90,13 @@ class Summary:
     def _show(self, out: Console, dry_run: bool, stopped: bool) -> None:
         if self._only is not None and self._only.scores is not None:
             print_scores(self._only.scores, out)
-        if self.counts:
-            out.print(_table(self._first if len(self._first) <= _ALL_SHOWN else self._notable))
+        shown = self._first if len(self._first) <= _ALL_SHOWN else self._notable
+        if shown:
+            out.print(_verdicts(verdict for verdict, _ in shown))
+        ranking = _ranking(self._first if len(self._first) <= _ALL_SHOWN else ())
+        if ranking.row_count > 1:
+            out.print()
+            out.print(ranking)
         done = "would be logged" if dry_run else "logged"
         out.print(f"\n{self}; {self._values} metric values {done}", highlight=False, end="")
         if self._num_partial:
@@ -104,26 +112,29 @@ class Summary:
         out.print()
 
 
-def _table(runs: Sequence[tuple[ScoringResult, Sequence[float | None]]]) -> Table:
-    """A line for each run, the best first; of one run the values stand above."""
-    ranked = len(runs) > 1 and any(value is not None for _, values in runs for value in values)
+def _verdicts(runs: Iterable[ScoringResult]) -> Table:
+    table = Table("run", "name", "verdict", "detail", box=None, pad_edge=False)
+    for verdict in runs:
+        cells = (verdict.run_id, one_line(verdict.run_name, _LONGEST_NAME), verdict.action)
+        table.add_row(*(Text(one_line(cell)) for cell in (*cells, verdict.detail)))
+    return table
+
+
+def _ranking(runs: Iterable[_Ranked]) -> Table:
+    """The runs that have a value, the best first."""
     table = Table("run", "name", box=None, pad_edge=False)
-    for name in _RANKING if ranked else ():
+    for name in _RANKING:
         table.add_column(name.replace("/", "/\n"), justify="right")
-    table.add_column("verdict")
-    table.add_column("detail")
-    best_first = sorted(runs, key=lambda run: -math.inf if run[1][0] is None else run[1][0])[::-1]
-    for verdict, values in best_first if ranked else runs:
+    scored = [run for run in runs if any(value is not None for value in run[1])]
+    for verdict, values in sorted(scored, key=_score, reverse=True):
         numbers = [NOT_MEASURED if value is None else f"{value:.4f}" for value in values]
-        cells = (
-            verdict.run_id,
-            one_line(verdict.run_name, _LONGEST_NAME),
-            *(numbers if ranked else ()),
-            verdict.action,
-            one_line(verdict.detail),
-        )
+        cells = (verdict.run_id, one_line(verdict.run_name, _LONGEST_NAME), *numbers)
         table.add_row(*map(Text, cells))
     return table
+
+
+def _score(run: _Ranked) -> float:
+    return -math.inf if run[1][0] is None else run[1][0]
 
 
 def shown_while(

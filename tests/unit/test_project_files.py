@@ -30,7 +30,7 @@ def command_of(entry_point: str) -> click.Command:
 
 
 def says_where_a_run_goes(option: click.Option) -> bool:
-    return option.name in run_options.NAMES and option.group == run_options.RUN
+    return option.name in run_options.NAMES and getattr(option, "group", "") == run_options.RUN
 
 
 @pytest.mark.parametrize("entry_point", ENTRY_POINTS)
