@@ -124,10 +124,13 @@ def terminate(process):
 
 
 def history(store, run_id):
-    """Every metric's steps, as often as they stand there."""
+    """Every metric's steps, as often as they stand there; of the speed, not how fast it was."""
     run = store.get_run(run_id)
     return {
-        name: sorted((m.step, m.value) for m in store.get_metric_history(run_id, name))
+        name: sorted(
+            (m.step, 0 if name == names.CURVE_SPEED else m.value)
+            for m in store.get_metric_history(run_id, name)
+        )
         for name in run.data.metrics
         if not name.startswith("system/")
     }
