@@ -26,6 +26,7 @@ from clear_mlflow.learning.device import (
 )
 from clear_mlflow.learning.loop import measure, train
 from clear_mlflow.learning.models import build_model
+from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
     HeldOutImages,
@@ -38,7 +39,7 @@ from clear_mlflow.learning.strategies import naive
 from clear_mlflow.learning.strategies.naive import Naive
 
 
-class Recorded:
+class Recorded(TrainingProgress):
     """A progress that keeps what it is told."""
 
     def __init__(self):

@@ -6,8 +6,6 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_object
 
@@ -57,6 +55,9 @@ def read_description(path: Path) -> ModelDescription | None:
     Raises:
         RecordError: the file is damaged.
     """
+    # Imported here: a server's owner, whose runs hold no models, need not install it.
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
