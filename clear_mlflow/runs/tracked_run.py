@@ -155,21 +155,24 @@ class TrackedRun(ABC):
         entry = self._sender.keep(self.run_id, name, record.to_json().encode())
         points: list[Entry] = []
         try:
-            self._rows.append(row)
-            matrix = AccuracyMatrix.from_rows(self._rows)
-            protocol = record.protocol
-            time = milliseconds(record.written_at)
-            values = values_at(
-                matrix.masked(protocol), row.row, of_families(self.families), self._bucket_series
-            )
-            metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
-            # Before the state: a run that goes on from it does not come by these steps again.
-            self._curve.add(measured.curve)
-            points = self._curve.keep(metrics)
-            self._send_first(measured, record)
-        finally:  # whatever happens, what is kept is handed over
-            self._sender.send(entry)
-        try:
+            try:
+                self._rows.append(row)
+                matrix = AccuracyMatrix.from_rows(self._rows)
+                protocol = record.protocol
+                time = milliseconds(record.written_at)
+                values = values_at(
+                    matrix.masked(protocol),
+                    row.row,
+                    of_families(self.families),
+                    self._bucket_series,
+                )
+                metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
+                # Before the state: a run that goes on from it does not come by these steps again.
+                self._curve.add(measured.curve)
+                points = self._curve.keep(metrics)
+                self._send_first(measured, record)
+            finally:  # whatever happens, what is kept is handed over
+                self._sender.send(entry)
             self._send_files(measured)
             self._wait_delivered()
         finally:
