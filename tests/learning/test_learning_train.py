@@ -48,8 +48,8 @@ class Recorded(TrainingProgress):
     def __enter__(self):
         return self
 
-    def __exit__(self, kind, error, traceback):
-        self.told.append(("left", kind))
+    def __exit__(self, *raised):
+        self.told.append(("left", raised[0]))
 
     def images_decoded(self, done, total):
         self.told.append(("decoded", done, total))
