@@ -17,6 +17,7 @@ from clear_mlflow.metrics import Metric
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.scoring.apply import apply_plan
 from clear_mlflow.scoring.computed import Computed, compute
+from clear_mlflow.scoring.facts import facts_of
 from clear_mlflow.scoring.families import (
     against_joint,
     logged_families,
@@ -34,7 +35,6 @@ from clear_mlflow.scoring.plan import (
     to_look_up,
 )
 from clear_mlflow.scoring.prediction_scores import read_prediction_scores
-from clear_mlflow.scoring.run_report import facts_of
 from clear_mlflow.scoring.series import Point
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors

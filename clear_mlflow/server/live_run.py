@@ -12,9 +12,10 @@ from mlflow.entities import Run
 from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics.from_predictions import METRICS as PREDICTION_METRICS
 from clear_mlflow.scoring.computed import PredictionScores, compute
+from clear_mlflow.scoring.facts import facts_of
 from clear_mlflow.scoring.families import logged_families, metrics_of
 from clear_mlflow.scoring.prediction_scores import keeps_predictions
-from clear_mlflow.scoring.run_report import facts_of, run_report
+from clear_mlflow.scoring.run_report import run_report
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.page import RunPlace, empty_run_page, live_run_page
 from clear_mlflow.server.run_state import has_ended, state_of
