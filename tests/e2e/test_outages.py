@@ -195,7 +195,7 @@ def spools(tmp_path) -> list[Path]:
 
 
 def files_below(*folders: Path) -> set[str]:
-    """Names of files; folders that are renamed meanwhile are passed over, which glob is not up to."""
+    """Names of files; folders that are renamed meanwhile are passed over, other than by glob."""
     return {
         name for folder in folders for _, _, names_there in os.walk(folder) for name in names_there
     }
