@@ -18,10 +18,11 @@ from released_layout import write_released
 from safetensors.numpy import load_file, save_file
 
 from clear_mlflow.api import train_ensemble
-from clear_mlflow.core.errors import DataError
+from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
@@ -188,6 +189,41 @@ def test_heads_on_features_are_asked_about_features(store, experiment_id):
     (_, width) = model.metadata.signature.inputs.inputs[0].shape
     answers = model.predict(np.zeros((2, width), dtype=np.float32))
     assert answers["label"].tolist() == [str(number) for number in answers["class"]]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"image_size": 10**7},
+        {"image_size": "24"},
+        {"image_size": True},
+        {"class_names": ["one"]},
+        {"width": -1},
+        {"width": 10**9},
+        {"num_classes": 10**9},
+        {"model": ["small_cnn"]},
+        {"strategy": None},
+        {"channels_last": "yes"},
+        {"more": 1},
+        {"requirements": 3},
+    ],
+    ids=str,
+)
+def test_what_a_file_says_of_itself_may_be_anything(tmp_path, wrong):
+    """It comes from a store: one line, and no gigabytes."""
+    about = ModelDescription(
+        model="small_cnn", num_classes=2, class_names=("a", "b"), width=0, image_size=24,
+        augment="none", precision="off", channels_last=True, strategy="naive", dataset="digits",
+        bucket="1", requirements=(),
+    )  # fmt: skip
+    path = tmp_path / "after_001.safetensors"
+    tensors = {"weight": np.zeros(1, np.float32)}
+    save_file(tensors, path, about.as_metadata())
+    assert read_description(path) == about
+    told = {**json.loads(about.as_metadata()["clear_mlflow"]), **wrong}
+    save_file(tensors, path, {"clear_mlflow": json.dumps(told)})
+    with pytest.raises(RecordError, match="is no file of weights that says what it is of"):
+        read_description(path)
 
 
 def test_weights_that_do_not_say_what_they_are_of(store, run):

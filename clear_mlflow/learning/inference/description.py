@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_object
+from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_FEATURES_WIDTH, json_object
 
 _KEY = "clear_mlflow"  # of a safetensors file's metadata
+_LARGEST_SIDE = 9433  # pixels: a square of 89 million, above which no image is decoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +66,25 @@ def read_description(path: Path) -> ModelDescription | None:
             return None
         told = json_object(metadata[_KEY], MAX_CONFIG_BYTES)
         lists = {name: tuple(map(str, told[name])) for name in ("class_names", "requirements")}
-        return ModelDescription(**{**told, **lists})
-    except (OSError, SafetensorError, RecordError, LookupError, TypeError) as error:
+        return _checked(ModelDescription(**{**told, **lists}))
+    except (OSError, SafetensorError, RecordError, LookupError, TypeError, ValueError) as error:
         raise RecordError(
             f"{path.name} is no file of weights that says what it is of ({error})"
         ) from error
+
+
+def _checked(about: ModelDescription) -> ModelDescription:
+    """The same, once it is sure that it is of the types and sizes that a model can have.
+
+    Raises:
+        ValueError: it is not; whoever wrote the file may have written anything.
+    """
+    for field in fields(about):
+        value, kind = getattr(about, field.name), str(field.type).partition("[")[0]
+        if type(value).__name__ != kind:
+            raise ValueError(f"{field.name} is a {type(value).__name__}, expected a {kind}")
+    if len(about.class_names) != about.num_classes or about.num_classes < 1:
+        raise ValueError(f"{len(about.class_names)} names for {about.num_classes} classes")
+    if not 0 <= about.width <= MAX_FEATURES_WIDTH or not 1 <= about.image_size <= _LARGEST_SIDE:
+        raise ValueError(f"images of {about.image_size} pixels, features of {about.width} numbers")
+    return about
