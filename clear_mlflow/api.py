@@ -75,21 +75,22 @@ def train(
             name=value,name=value; docs/own-streams.md lists what there is.
         protocol: iid: held-out test images; streaming: a bucket's test set is its
             training data.
-        split: Under iid, a number: that seeded 70/30 split of each bucket's training
-            images; auto: the released test set where there is one, else split 0;
-            validation: a tenth of what auto trains on, for choosing parameters, so that
-            no test image is read (validation:N: of what split N trains on).
-        features: Name of stored features to train a linear head on, as moco_b0.
-        damaged: What to do about an image that cannot be decoded; leave_out lists it in
-            the record.
-        strategy: How to learn from the stream, as replay (docs/strategies.md), or a
-            class of your own as package.module:Class.
+        split: What protocol iid tests on. A number N: 30 % of each bucket's training
+            images, drawn with seed N. auto: the released test set; in the released
+            layout its lack is an error, in the others auto is split 0. validation: a
+            tenth of what auto trains on, for choosing parameters; no test image is read
+            (validation:N: a tenth of what split N trains on).
+        features: Name of stored features to train a linear head on, for example moco_b0.
+        damaged: What to do about an image that cannot be decoded: stop, or leave_out,
+            which lists it in the record.
+        strategy: How to learn from the stream, for example replay (docs/strategies.md),
+            or a class of your own: package.module:Class.
         strategy_args: The strategy's own numbers: {"name": value}, or
             name=value,name=value; docs/strategies.md lists them.
         memory: What a strategy with a buffer may keep: images, or below 1 a fraction of
             the stream's training images; other strategies ignore it.
-        model: small_cnn, any torchvision classification model by name, as resnet18, or
-            linear, which goes with features.
+        model: small_cnn; any torchvision classification model by its name, for example
+            resnet18; or linear, which is for features.
         weights: What the model starts from: none, DEFAULT (torchvision's best pretrained
             weights), or a file of weights, .safetensors or .pth.
         freeze: backbone: train the head alone and leave all other weights as they are.
@@ -100,10 +101,10 @@ def train(
         epochs: Passes over each bucket's training data.
         batch_size: Images in one optimiser step; full: all of an epoch.
         optimizer: sgd, adam or adamw.
-        optimizer_state: What becomes of momentum and the like at a new bucket: reset or
-            keep.
+        optimizer_state: The optimiser's state (momentum, for example) at a new bucket:
+            reset or keep.
         lr: The learning rate at the start of a bucket.
-        momentum: SGD's momentum; nothing to the others.
+        momentum: SGD's momentum; the other optimisers ignore it.
         weight_decay: The optimiser's weight decay.
         schedule: How the learning rate falls within a bucket: step, cosine (to 0) or
             constant.
@@ -114,21 +115,23 @@ def train(
             lr.
         label_smoothing: Share of the target spread over all classes.
         clip_norm: Largest norm of a step's gradient; 0: not clipped.
-        precision: Arithmetic of passes: off (float32), tf32, bf16, or auto: bf16 where
-            the device computes in it.
+        precision: Arithmetic of passes: off (float32), tf32 or bf16. auto: bf16 where
+            the device has instructions for it, else off; off on the embedded datasets
+            and on features.
         channels_last: Memory layout in which convolutions are fastest.
         allocator: Let the training process keep freed memory for reuse; changes no
             result.
         compile: Compile the model with torch.compile.
-        predictions: What to keep of each row's answers per test image: labels, probs or
-            none.
-        metrics: Families of metrics to log, as ["clear", "gem"]; docs/metrics.md lists
-            them.
+        predictions: What to store of the model's answer for each test image: the
+            predicted class (labels), the probabilities too (probs), or nothing (none).
+        metrics: Families of metrics to log, for example ["clear", "gem"];
+            docs/metrics.md lists them.
         log_models: Which buckets' models to store as artifacts: none, last or all.
-        resumable: Store after each bucket what training goes on from (docs/resume.md);
-            it is removed when the last row is stored.
+        resumable: Store after each bucket the state that a resume starts from
+            (docs/resume.md); it is removed when the last row is stored.
         seed: Seed of all that is random.
-        seeds: Seeds of an ensemble, as [0, 1, 2]; for train_ensemble.
+        seeds: Seeds of an ensemble, for example [0, 1, 2]; train_ensemble alone takes
+            them.
         device: cpu, cuda, or auto: cuda where there is one.
 
     Returns:
@@ -213,21 +216,22 @@ def train_ensemble(
             name=value,name=value; docs/own-streams.md lists what there is.
         protocol: iid: held-out test images; streaming: a bucket's test set is its
             training data.
-        split: Under iid, a number: that seeded 70/30 split of each bucket's training
-            images; auto: the released test set where there is one, else split 0;
-            validation: a tenth of what auto trains on, for choosing parameters, so that
-            no test image is read (validation:N: of what split N trains on).
-        features: Name of stored features to train a linear head on, as moco_b0.
-        damaged: What to do about an image that cannot be decoded; leave_out lists it in
-            the record.
-        strategy: How to learn from the stream, as replay (docs/strategies.md), or a
-            class of your own as package.module:Class.
+        split: What protocol iid tests on. A number N: 30 % of each bucket's training
+            images, drawn with seed N. auto: the released test set; in the released
+            layout its lack is an error, in the others auto is split 0. validation: a
+            tenth of what auto trains on, for choosing parameters; no test image is read
+            (validation:N: a tenth of what split N trains on).
+        features: Name of stored features to train a linear head on, for example moco_b0.
+        damaged: What to do about an image that cannot be decoded: stop, or leave_out,
+            which lists it in the record.
+        strategy: How to learn from the stream, for example replay (docs/strategies.md),
+            or a class of your own: package.module:Class.
         strategy_args: The strategy's own numbers: {"name": value}, or
             name=value,name=value; docs/strategies.md lists them.
         memory: What a strategy with a buffer may keep: images, or below 1 a fraction of
             the stream's training images; other strategies ignore it.
-        model: small_cnn, any torchvision classification model by name, as resnet18, or
-            linear, which goes with features.
+        model: small_cnn; any torchvision classification model by its name, for example
+            resnet18; or linear, which is for features.
         weights: What the model starts from: none, DEFAULT (torchvision's best pretrained
             weights), or a file of weights, .safetensors or .pth.
         freeze: backbone: train the head alone and leave all other weights as they are.
@@ -238,10 +242,10 @@ def train_ensemble(
         epochs: Passes over each bucket's training data.
         batch_size: Images in one optimiser step; full: all of an epoch.
         optimizer: sgd, adam or adamw.
-        optimizer_state: What becomes of momentum and the like at a new bucket: reset or
-            keep.
+        optimizer_state: The optimiser's state (momentum, for example) at a new bucket:
+            reset or keep.
         lr: The learning rate at the start of a bucket.
-        momentum: SGD's momentum; nothing to the others.
+        momentum: SGD's momentum; the other optimisers ignore it.
         weight_decay: The optimiser's weight decay.
         schedule: How the learning rate falls within a bucket: step, cosine (to 0) or
             constant.
@@ -252,21 +256,23 @@ def train_ensemble(
             lr.
         label_smoothing: Share of the target spread over all classes.
         clip_norm: Largest norm of a step's gradient; 0: not clipped.
-        precision: Arithmetic of passes: off (float32), tf32, bf16, or auto: bf16 where
-            the device computes in it.
+        precision: Arithmetic of passes: off (float32), tf32 or bf16. auto: bf16 where
+            the device has instructions for it, else off; off on the embedded datasets
+            and on features.
         channels_last: Memory layout in which convolutions are fastest.
         allocator: Let the training process keep freed memory for reuse; changes no
             result.
         compile: Compile the model with torch.compile.
-        predictions: What to keep of each row's answers per test image: labels, probs or
-            none.
-        metrics: Families of metrics to log, as ["clear", "gem"]; docs/metrics.md lists
-            them.
+        predictions: What to store of the model's answer for each test image: the
+            predicted class (labels), the probabilities too (probs), or nothing (none).
+        metrics: Families of metrics to log, for example ["clear", "gem"];
+            docs/metrics.md lists them.
         log_models: Which buckets' models to store as artifacts: none, last or all.
-        resumable: Store after each bucket what training goes on from (docs/resume.md);
-            it is removed when the last row is stored.
+        resumable: Store after each bucket the state that a resume starts from
+            (docs/resume.md); it is removed when the last row is stored.
         seed: Seed of all that is random.
-        seeds: Seeds of an ensemble, as [0, 1, 2]; for train_ensemble.
+        seeds: Seeds of an ensemble, for example [0, 1, 2]; train_ensemble alone takes
+            them.
         device: cpu, cuda, or auto: cuda where there is one.
 
     Returns:

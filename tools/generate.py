@@ -10,10 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from concept_matrix import picture
+from environment import environment_page
 from metrics_table import metrics_page
 from mlproject import mlproject, mlproject_in_a_container
+from parameters import parameters_page
 from reference import reference
 from signatures import api
+from stored_names import names_page
 
 ROOT = Path(__file__).parent.parent
 
@@ -22,7 +25,10 @@ GENERATED: dict[str, Callable[[], str]] = {
     "examples/docker/MLproject": mlproject_in_a_container,
     "clear_mlflow/api.py": api,
     "docs/reference.md": reference,
+    "docs/environment.md": environment_page,
     "docs/metrics.md": metrics_page,
+    "docs/names.md": names_page,
+    "docs/parameters.md": parameters_page,
     "docs/images/matrix-4x4.svg": picture,
 }
 
@@ -33,7 +39,8 @@ def outdated() -> list[str]:
 
 
 def _text(path: str) -> str:
-    return (ROOT / path).read_text(encoding="utf-8")
+    file = ROOT / path
+    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def _main(arguments: list[str]) -> int:

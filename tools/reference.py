@@ -55,6 +55,11 @@ def _commands(name: str, command: click.Command) -> Iterator[str]:
         for option in options:
             yield f"| `{'`, `'.join(option.opts)}` | {_default(option)} | {_cell(option)} |"
         yield ""
+    if codes := getattr(command, "exit_codes", None):
+        yield "| exit code | what it means |"
+        yield "|---|---|"
+        yield from (f"| {code} | {text} |" for code, text in codes.items())
+        yield ""
 
 
 def _entry_points() -> Iterator[str]:

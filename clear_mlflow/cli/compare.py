@@ -48,8 +48,8 @@ from clear_mlflow.metrics._user import load_own_metrics
     group=COMPARISON,
     default=NONE,
     metavar="GROUP",
-    help="A group, by its name or a label as naive, that every other one is tested against; named "
-    "before looking, it leaves fewer comparisons to adjust for.",
+    help="The group that all others are tested against, by its name or one of its labels, for "
+    "example naive. Choose it before you see results: then fewer comparisons are adjusted for.",
 )
 @click.option(
     "--margin",
@@ -57,8 +57,8 @@ from clear_mlflow.metrics._user import load_own_metrics
     group=COMPARISON,
     default=NONE,
     metavar="POINTS",
-    help="The largest difference that does not matter, in percentage points: asks for equivalence "
-    "within it.",
+    help="The largest difference that does not matter to you, in percentage points. Verdicts then "
+    "also say whether methods are equivalent within it.",
 )
 @engine_options
 def compare(
@@ -178,5 +178,7 @@ def _points(text: str) -> float:
     except ValueError:
         points = math.nan
     if not 0 < points <= 100:
-        raise ConfigError(f"margin is {text!r}; expected percentage points above 0, as 1 or 0.5")
+        raise ConfigError(
+            f"margin is {text!r}; expected percentage points above 0, for example 1 or 0.5"
+        )
     return points / 100

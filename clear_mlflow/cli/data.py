@@ -25,6 +25,7 @@ from rich.text import Text
 if TYPE_CHECKING:
     from clear_mlflow.data.checking.findings import Findings
 
+from clear_mlflow.cli.help import Command
 from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.config import AUTO, NONE
@@ -35,10 +36,13 @@ _DRAWINGS_PER_SECOND = 10
 
 @click.group()
 def data() -> None:
-    """Fetch a dataset, or look one over."""
+    """Download a dataset, check one, or compute features of one."""
 
 
-@data.command()
+@data.command(
+    cls=Command,
+    examples=("clear-mlflow data download clear10 ~/data/clear10",),
+)
 @click.argument("dataset", type=click.Choice(["clear10", "clear100"]))
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
 @click.option(
@@ -50,8 +54,8 @@ def data() -> None:
 def download(dataset: str, folder: Path, revision: str) -> None:
     """Fetch CLEAR-10 or CLEAR-100 to DIR; then train with data_root=DIR.
 
-    A download that was stopped goes on where it was when the command is run again. HF_ENDPOINT
-    names a mirror, HF_TOKEN a token. Archives that lie in DIR already are unpacked without network.
+    After an interruption, the same command resumes the download. HF_ENDPOINT names a mirror,
+    HF_TOKEN a token. Archives that are already in DIR are unpacked without network.
     """
     from clear_mlflow.data.fetching.download import RELEASES
     from clear_mlflow.data.fetching.download import download as fetch
@@ -64,28 +68,34 @@ def download(dataset: str, folder: Path, revision: str) -> None:
     click.echo(f"{dataset} {done} {where}")
 
 
-@data.command()
+@data.command(
+    cls=Command,
+    examples=("clear-mlflow data check ~/data/clear10", "clear-mlflow data check --cache"),
+    exit_codes={
+        0: "Nothing is wrong.",
+        1: "Something is wrong with the dataset, and is listed; or a bug, with a traceback.",
+        2: "A mistake in the call, or there is no dataset. With --cache: a file is not as it was "
+        "written.",
+    },
+)
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Write the findings as JSON, for programs.")
 @click.option(
     "--dataset",
     default=AUTO,
     metavar="NAME",
-    help="What lies in DIR, where it is a stream of your own, as train's; auto: CLEAR.",
+    help="The kind of the dataset in DIR, as for train, where it is a stream of your own; auto: "
+    "CLEAR.",
 )
 @click.option(
     "--dataset-args",
     default=NONE,
     metavar="TEXT",
-    help="As train's: how your own stream is read, as name=value,name=value.",
+    help="As for train: how your own stream is read, name=value,name=value.",
 )
 @click.option("--cache", "cache", is_flag=True, help="In place of DIR: check the cache folder.")
 def check(folder: Path | None, as_json: bool, dataset: str, dataset_args: str, cache: bool) -> None:
-    """Say what dataset DIR holds, and everything that is wrong with it.
-
-    The exit code is 0 where nothing is wrong, 1 where something is, and 2 where DIR has no dataset.
-    With --cache: 0 where every file in it is as it was written, else 2.
-    """
+    """List what the dataset in DIR contains, and everything that is wrong with it."""
     from clear_mlflow.cli.check_report import print_cache, print_findings
     from clear_mlflow.data.checking.findings import check as look_over
 

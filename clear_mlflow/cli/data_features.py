@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import click
 
+from clear_mlflow.cli.help import Command
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.learning.config import AUTO, NONE, feature_name
 
 
-@click.command()
+@click.command(
+    cls=Command,
+    examples=("clear-mlflow data features ~/data/clear10 --backbone resnet50",),
+)
 @click.argument("folder", metavar="[DIR]", default=AUTO)
 @click.option(
     "--backbone",
     required=True,
     metavar="NAME",
-    help="A torchvision classification model, as resnet50; its head is left out.",
+    help="A torchvision classification model, for example resnet50; its head is left out.",
 )
 @click.option(
     "--weights",
@@ -27,13 +31,14 @@ from clear_mlflow.learning.config import AUTO, NONE, feature_name
     "--dataset",
     default="clear10",
     metavar="NAME",
-    help="What lies in DIR, as train's; digits and digits-writers are embedded and need no DIR.",
+    help="The dataset in DIR, as for train; digits and digits-writers are embedded and need no "
+    "DIR.",
 )
 @click.option(
     "--dataset-args",
     default=NONE,
     metavar="TEXT",
-    help="As train's: how your own stream is read, as name=value,name=value.",
+    help="As for train: how your own stream is read, name=value,name=value.",
 )
 @click.option(
     "--device",
@@ -51,13 +56,13 @@ from clear_mlflow.learning.config import AUTO, NONE, feature_name
     "--protocol",
     type=click.Choice(list(PROTOCOLS)),
     default="iid",
-    help="As train's; streaming: the features of all training images, and of no others.",
+    help="As for train; streaming: the features of all training images, and of no others.",
 )
 @click.option(
     "--split",
     default=AUTO,
     metavar="N",
-    help="As train's; under iid, a number leaves a released test set alone.",
+    help="As for train; under iid, a number leaves a released test set alone.",
 )
 def features(
     folder: str,

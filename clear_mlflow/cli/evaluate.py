@@ -9,7 +9,7 @@ from functools import partial
 
 import click
 
-from clear_mlflow.cli.help import Command, Option
+from clear_mlflow.cli.help import STOPPED, Command, Option
 from clear_mlflow.cli.interrupt import scratch_folder, stoppable
 from clear_mlflow.cli.options import (
     METRICS,
@@ -44,6 +44,11 @@ _RECORD = "What is read and written"
         "clear-mlflow evaluate --only unscored",
         "clear-mlflow evaluate --experiment first --metric lab:my_metric --dry-run",
     ),
+    exit_codes={
+        2: "A mistake in the call; or a run that could not be scored, lacks a row or holds values "
+        "of another definition; or a metric of your own that failed. All other runs are scored.",
+        **STOPPED,
+    },
 )
 @run_selection_options
 @click.option(
@@ -52,7 +57,8 @@ _RECORD = "What is read and written"
     group=SELECTION,
     type=click.Choice(["all", "unscored"]),
     default="all",
-    help="unscored: leave out runs that have a score; alone, it takes all experiments.",
+    help="unscored: leave out runs that have scores; without another choice of runs, it searches "
+    "all experiments.",
 )
 @families_option
 @click.option(
@@ -61,8 +67,8 @@ _RECORD = "What is read and written"
     group=METRICS,
     default=NONE,
     metavar="RUN",
-    help="Id of a run that is trained on all buckets so far at once: adds chaudhry/intransigence, "
-    "which is measured against it.",
+    help="Id of a run that was trained on all buckets so far at once (cumulative). Adds the family "
+    "chaudhry, whose intransigence is measured against that run.",
 )
 @metric_option
 @click.option(
@@ -71,8 +77,8 @@ _RECORD = "What is read and written"
     group=_FOREIGN,
     default=NONE,
     metavar="PATTERN",
-    help="Rows that runs hold under names of their own, as 'results/acc_after_{row}.json', are "
-    "first written as rows; see docs/import.md.",
+    help="Where runs of another program hold their rows, for example "
+    "'results/acc_after_{row}.json': these are first written as rows; see docs/import.md.",
 )
 @click.option(
     "--rows-scale",
@@ -80,7 +86,7 @@ _RECORD = "What is read and written"
     group=_FOREIGN,
     type=click.Choice([AUTO, "fraction", "percent"]),
     default=AUTO,
-    help="Of such rows. Auto takes fractions, and refuses a value above 1.",
+    help="Unit of the accuracies in --rows files. auto: fractions; a value above 1 is refused.",
 )
 @click.option(
     "--rows-future",
@@ -88,7 +94,8 @@ _RECORD = "What is read and written"
     group=_FOREIGN,
     type=click.Choice([AUTO, "tested", "not-tested"]),
     default=AUTO,
-    help="What zeros above the diagonal of such rows mean; auto refuses to guess.",
+    help="What zeros above the diagonal mean in --rows files: tested with accuracy 0, or not "
+    "tested. auto: zeros everywhere above the diagonal are refused.",
 )
 @yes_or_no_option(
     "--from-models",
@@ -110,14 +117,14 @@ _RECORD = "What is read and written"
     group=_RECORD,
     type=click.Choice(["auto", "all", "none"]),
     default="auto",
-    help="When row files are read although a run's tag holds the rows: auto, where they lie on "
-    "this machine, or their names and sizes differ; all, always; none, never. Runs named by id "
-    "are always read.",
+    help="A scored run keeps its rows in a tag, too. When to read the row files nonetheless: auto, "
+    "where they are on this machine, or their names and sizes differ; all, always; none, never. "
+    "Of runs named by id they are always read.",
 )
 @yes_or_no_option(
     "--accept-new-definitions",
     group=_RECORD,
-    help="Overwrite values that are of another version of a metric's definition.",
+    help="Overwrite values that were computed by another version of a metric's definition.",
 )
 @click.option(
     "--pictures",
@@ -125,8 +132,8 @@ _RECORD = "What is read and written"
     group=_RECORD,
     type=click.Choice(["auto", "yes", "no"]),
     default="auto",
-    help="Heat maps and pictures of confusion: of runs named by id or trained by this program; of "
-    "all; of none anew.",
+    help="Draw heat maps and confusion matrices. auto: for runs that are named by id or were "
+    "trained by this program; yes: for all; no: for none.",
 )
 @engine_options
 @dry_run_option
@@ -153,10 +160,8 @@ def evaluate(
 ) -> None:
     """Rebuild the accuracy matrix of old runs from their rows and log what MLflow lacks.
 
-    Scores are written into the scored runs. Running it twice changes nothing, and stopped half way
-    it goes on where it was. The exit code is 2 where a run could not be scored, lacks a row, or
-    holds values of another definition, and where a metric of your own failed; all else is scored
-    all the same.
+    Scores are written into the scored runs. A second call changes nothing. A call that was stopped
+    can be repeated and does the rest. A run that cannot be scored stops no other.
     """
     run_ids = listed(run_id)
     if run_id != NONE and (not run_ids or experiment != NONE or filter_string != NONE):

@@ -12,6 +12,18 @@ from clear_mlflow.learning.config import AUTO, NONE, auto_values
 
 _OTHER = "Other options"
 
+# Of every command. A command adds its own, or says what one of these means for it.
+EXIT_CODES: Mapping[int | str, str] = {
+    0: "The work is done.",
+    1: "An error that is a bug, of this program or of a library, with a traceback.",
+    2: "Something that you can mend, in one line on standard error.",
+}
+# Of a command whose work can be stopped.
+STOPPED: Mapping[int | str, str] = {
+    "128 + signal": "Stopped by a signal: 130 by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP. What was "
+    "done is stored.",
+}
+
 
 class Option(click.Option):
     """An option that is listed under a heading."""
@@ -24,15 +36,23 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose options are listed under their headings, and which ends with examples.
+    """A command whose help has options under headings, exit codes and examples.
 
     Args:
         examples: lines that a user can type; MLflow's, too.
+        exit_codes: exit code to what it means, where that is more than ``EXIT_CODES`` has.
     """
 
-    def __init__(self, *args: Any, examples: tuple[str, ...] = (), **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        examples: tuple[str, ...] = (),
+        exit_codes: Mapping[int | str, str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
+        self.exit_codes: Mapping[int | str, str] = {**EXIT_CODES, **(exit_codes or {})}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options, heading by heading, in the order in which each heading comes first."""
@@ -45,7 +65,9 @@ class Command(click.Command):
                 formatter.write_dl([record for record in records if record is not None])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The examples."""
+        """The exit codes, and the examples."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), text) for code, text in self.exit_codes.items()])
         if self.examples:
             with formatter.section("Examples"):
                 for line in self.examples:

@@ -15,7 +15,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from clear_mlflow.cli.help import Command, Option
+from clear_mlflow.cli.help import STOPPED, Command, Option
 from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.options import METRICS
 from clear_mlflow.cli.terminal import console
@@ -57,6 +57,10 @@ class Line:
         "clear-mlflow import results.csv --dataset clear10 --strategy replay --seed 0",
         "clear-mlflow import results/ --experiment published --future not-tested",
     ),
+    exit_codes={
+        2: "A mistake in the call, or a file that could not be imported. The others are imported.",
+        **STOPPED,
+    },
 )
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...")
 @click.option(
@@ -65,8 +69,8 @@ class Line:
     group=_WHERE,
     default=NONE,
     metavar="NAME",
-    help="Where the runs go; none is the experiment that the environment names. It is made where "
-    "it is not there.",
+    help="The experiment that gets the runs; it is created where it does not exist. none: the "
+    "environment's (MLFLOW_EXPERIMENT_NAME), else Default.",
 )
 @click.option(
     "--name",
@@ -74,7 +78,7 @@ class Line:
     group=_WHERE,
     default=AUTO,
     metavar="TEXT",
-    help="What the runs are called; auto is the file's name.",
+    help="Name of the runs; auto: the file's name.",
 )
 @click.option(
     "--format",
@@ -83,7 +87,7 @@ class Line:
     group=_READ,
     type=click.Choice([AUTO, *FORMATS]),
     default=AUTO,
-    help="Auto looks at each file.",
+    help="Format of the files; auto: found by looking at each file.",
 )
 @click.option(
     "--dataset",
@@ -91,7 +95,7 @@ class Line:
     group=_SAID,
     default=AUTO,
     metavar="NAME",
-    help="Auto is what a file tells.",
+    help="Name of the dataset that the models were tested on; auto: as the file has it.",
 )
 @click.option(
     "--strategy",
@@ -99,10 +103,15 @@ class Line:
     group=_SAID,
     default=AUTO,
     metavar="NAME",
-    help="Auto is what a file tells.",
+    help="Name of the strategy, to group runs by; auto: as the file has it.",
 )
 @click.option(
-    "--seed", cls=Option, group=_SAID, default=AUTO, metavar="N", help="Auto is what a file tells."
+    "--seed",
+    cls=Option,
+    group=_SAID,
+    default=AUTO,
+    metavar="N",
+    help="Seed of the runs; auto: as the file has it.",
 )
 @click.option(
     "--protocol",
@@ -126,7 +135,8 @@ class Line:
     group=_READ,
     type=click.Choice([AUTO, "fraction", "percent"]),
     default=AUTO,
-    help="Auto is what the format says, else fractions; a value above 1 is then refused.",
+    help="Unit of the accuracies. auto: the format's, else fractions, where a value above 1 is "
+    "refused.",
 )
 @click.option(
     "--initial",
@@ -134,8 +144,8 @@ class Line:
     group=_READ,
     type=click.Choice([AUTO, "first-row"]),
     default=AUTO,
-    help="first-row: a file's first row is the untrained model's. Auto: the format tells, or there "
-    "is none.",
+    help="Which row is the initialisation row, of the untrained model. first-row: the file's first "
+    "row. auto: the one that the format marks, else none.",
 )
 @click.option(
     "--future",
@@ -143,7 +153,8 @@ class Line:
     group=_READ,
     type=click.Choice([AUTO, "tested", "not-tested"]),
     default=AUTO,
-    help="What zeros above the diagonal mean. Auto is what the format says.",
+    help="What zeros above the diagonal mean: tested with accuracy 0, or not tested. auto: what "
+    "the format defines; without such a definition they are refused.",
 )
 @click.option(
     "--num-instances",
@@ -151,7 +162,7 @@ class Line:
     group=_READ,
     default=NONE,
     metavar="N[,N...]",
-    help="Test images of each bucket; one number stands for all.",
+    help="Test images of each bucket; one number is for all buckets.",
 )
 @click.option(
     "--buckets",
@@ -159,7 +170,7 @@ class Line:
     group=_READ,
     default=AUTO,
     metavar="KEY[,KEY...]",
-    help="Keys of the buckets; auto is what a file tells, else 1 to T.",
+    help="Keys of the buckets; auto: as the file has them, else 1 to T.",
 )
 @click.option(
     "--metrics",
@@ -360,6 +371,7 @@ def _counts(text: str) -> tuple[int, ...] | None:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdecimal() and len(part) <= 16 for part in parts):
         raise ConfigError(
-            f"num_instances is {shown(text)}; expected numbers of test images, as 550, or 550,545"
+            f"num_instances is {shown(text)}; expected numbers of test images, for example 550, or "
+            "550,545"
         )
     return tuple(int(part) for part in parts)

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 
 import click
 
+from clear_mlflow.cli.help import Command
 from clear_mlflow.core.errors import ConfigError, TrackingError
 
 _HOST = "127.0.0.1"
@@ -23,13 +24,17 @@ _START_SECONDS = 120.0  # on a machine with much else to do; five otherwise
 _BETWEEN_LOOKS = 0.25
 
 
-@click.command(name="open")
+@click.command(
+    name="open",
+    cls=Command,
+    examples=("clear-mlflow open", "clear-mlflow open RUN_ID", "clear-mlflow open first"),
+)
 @click.argument("target", required=False, metavar="[RUN|EXPERIMENT|COMPARISON]")
 @click.option(
     "--port",
     default="auto",
     metavar="PORT",
-    help="Where the server listens that is started for a store without one; auto: a free port.",
+    help="Port of the server that is started where the store has none; auto: a free port.",
 )
 @click.option(
     "--browser",
@@ -40,8 +45,9 @@ _BETWEEN_LOOKS = 0.25
 def open_ui(target: str | None, port: str, browser: str) -> None:
     """Open a run's report, an experiment's leaderboard or a comparison's page in MLflow.
 
-    The leaderboard of the newest run's experiment when nothing is named. A store that is a server
-    is opened there; for any other, a server is started on this machine and runs until Ctrl-C.
+    Without an argument, it opens the leaderboard of the newest run's experiment. A store that is a
+    server is opened there; for any other, a server is started on this machine and runs until
+    Ctrl-C.
     """
     from clear_mlflow.store.client import is_server, preflight, set_up_mlflow
     from clear_mlflow.store.ui_urls import page_of_target, server_address

@@ -52,7 +52,7 @@ def run_selection_options(command: Command) -> Command:
             group=SELECTION,
             default=NONE,
             metavar="TEXT",
-            help="Runs that MLflow's search finds, as \"params.strategy = 'replay'\".",
+            help="Runs that MLflow's search finds, for example \"params.strategy = 'replay'\".",
         ),
     )
 
@@ -78,9 +78,9 @@ def engine_options(command: Command) -> Command:
             group=WORK,
             default=AUTO,
             metavar="N",
-            help="Runs under way at once; on Ray, pieces of work, of one run or several. Auto: on "
-            "Ray, as many as there is room for; else as many as suit the store, and of trainings "
-            "one.",
+            help="Runs that are worked on at the same time (on Ray: batches of runs). auto: one "
+            "training; for stored runs, as many as suit the store; on Ray, as many as there is "
+            "room for.",
         ),
         click.option(
             "--address",
@@ -88,7 +88,8 @@ def engine_options(command: Command) -> Command:
             group=WORK,
             default=LOCAL,
             metavar="ADDRESS",
-            help="Of a Ray cluster that runs, as HOST:6379 or auto; local starts one here.",
+            help="Address of a running Ray cluster, for example HOST:6379, or auto; local starts "
+            "Ray on this machine.",
         ),
     )
 
@@ -108,8 +109,9 @@ def comparison_options(*, group_by: str) -> Callable[[Command], Command]:
                 group=COMPARISON,
                 default=group_by,
                 metavar="NAME[,NAME...]",
-                help="Parameters or tags that the seeds of one method share; none: each run for "
-                "itself; a sweep's auto: strategy, dataset and all that varies but seeds.",
+                help="Parameters or tags that the seeds of one method share. none: each run is a "
+                "group of its own. auto (of a sweep): strategy, dataset and all that varies but "
+                "seeds.",
             ),
             click.option(
                 "--rank-by",
@@ -117,8 +119,8 @@ def comparison_options(*, group_by: str) -> Callable[[Command], Command]:
                 group=COMPARISON,
                 default=AUTO,
                 metavar="METRIC",
-                help="The metric that ranks and that the verdicts are on; auto: "
-                "clear/challenge_score where it is defined. All others are exploratory.",
+                help="The metric of the ranking and of the verdicts; all others are exploratory. "
+                "auto: clear/challenge_score where it is defined.",
             ),
         )
 
@@ -133,7 +135,7 @@ def metric_option(command: Command) -> Command:
         group=METRICS,
         default=NONE,
         metavar="NAME[,NAME...]",
-        help="Your own metrics, as package.module:function; see docs/metrics.md.",
+        help="Your own metrics: package.module:function; see docs/metrics.md.",
     )(command)
 
 
@@ -145,8 +147,8 @@ def families_option(command: Command) -> Command:
         group=METRICS,
         default=NONE,
         metavar="FAMILY[,FAMILY...]",
-        help="Families of metrics, as gem,wild_time, beside those there are without it: what a run "
-        "logs, and what runs are compared by; see docs/metrics.md.",
+        help="Further families of metrics, for example gem,wild_time, beside those that the runs "
+        "log; see docs/metrics.md.",
     )(command)
 
 

@@ -49,8 +49,8 @@ def run_options(command: _Command) -> _Command:
             group=RUN,
             default=NONE,
             metavar="NAME",
-            help="MLflow experiment of the run, made where it is not there; none: that of "
-            "MLFLOW_EXPERIMENT_NAME, else Default.",
+            help="MLflow experiment of the run; it is created where it does not exist. none: that "
+            "of MLFLOW_EXPERIMENT_NAME, else Default.",
         ),
     ):
         command = option(command)
@@ -95,7 +95,7 @@ def apply_run_options(
 def _key_and_text(tag: str) -> tuple[str, str]:
     key, sign, text = tag.partition("=")
     if not key.strip() or not sign:
-        raise ConfigError(f"tag is {tag!r}; expected a key, = and a text, as paper=draft")
+        raise ConfigError(f"tag is {tag!r}; expected a key, = and a text, for example paper=draft")
     if key.startswith(("mlflow.", "clear_mlflow.")):
         raise ConfigError(
             f"tag is {tag!r}; names that begin with mlflow. or clear_mlflow. are the programs' own"

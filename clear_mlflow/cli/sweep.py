@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from clear_mlflow.cli.help import Command, Option
+from clear_mlflow.cli.help import STOPPED, Command, Option
 from clear_mlflow.cli.options import (
     WORK,
     check_engine,
@@ -50,6 +50,11 @@ _MOST_RETRIES = 100
         "clear-mlflow sweep --grid examples/sweep.yaml --jobs 2 --experiment replay-sizes",
         "clear-mlflow sweep --grid examples/sweep.yaml --engine ray --gpus 0.5",
     ),
+    exit_codes={
+        2: "A mistake in the call or in the grid; or a run that failed or that another process "
+        "trains now. The other runs are trained.",
+        **STOPPED,
+    },
 )
 @click.option(
     "--grid",
@@ -57,7 +62,7 @@ _MOST_RETRIES = 100
     group="What to train",
     default=NONE,
     metavar="FILE",
-    help="YAML file of strategies, seeds and parameters; docs/sweeps.md tells how it is written.",
+    help="YAML file of strategies, seeds and parameters; docs/sweeps.md describes it.",
 )
 @engine_options
 @click.option(
@@ -82,7 +87,7 @@ _MOST_RETRIES = 100
     group=WORK,
     default="2",
     metavar="N",
-    help="How often a run is taken up again whose process was killed or whose machine went down.",
+    help="How often a run is resumed whose process was killed or whose machine went down.",
 )
 @comparison_options(group_by=AUTO)
 @run_options
@@ -109,7 +114,9 @@ def sweep(
     not stop the others; then the exit code is 2, and what failed is named.
     """
     if grid == NONE:
-        raise ConfigError("grid names no file; pass grid=FILE, as examples/sweep.yaml")
+        raise ConfigError(
+            "grid names no file; pass grid=FILE, for example grid=examples/sweep.yaml"
+        )
     apply_run_options(experiment, run_name, tag)
     num_jobs = number_of_jobs(jobs)
     num_retries = whole_number("retries", retries, 0, _MOST_RETRIES)
@@ -248,5 +255,5 @@ def _amount(name: str, text: str) -> float:
         value = math.nan
     # Ray shares a GPU among runs, and counts in whole ones beyond.
     if not 0 <= value <= 1024 or (value > 1 and value != int(value)):
-        raise ConfigError(f"{name} is {text!r}; expected a number, as 1, 2 or 0.5")
+        raise ConfigError(f"{name} is {text!r}; expected a number, for example 1, 2 or 0.5")
     return value

@@ -8,15 +8,24 @@ from pathlib import Path
 
 import click
 
+from clear_mlflow.cli.help import STOPPED, Command
 
-@click.command()
+
+@click.command(
+    cls=Command,
+    exit_codes={
+        2: "A mistake in the call, or a run that could not be sent as a whole; its files stay.",
+        **STOPPED,
+    },
+)
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 def sync(folder: Path | None) -> None:
     """Send what trainings left on local disk while their store was away, and close their runs.
 
-    FOLDER is one run's, or holds several; without it, all that lie in the cache folder
-    (CLEAR_MLFLOW_CACHE) and in unsent_rows here. The store is the one that MLFLOW_TRACKING_URI
-    names, else the one that the training wrote to. Sending twice doubles nothing.
+    FOLDER is the journal of one run, or holds several. Without it, all journals are sent that are
+    in the cache folder (CLEAR_MLFLOW_CACHE) or in unsent_rows of the working folder. The store is
+    the one of MLFLOW_TRACKING_URI, else the one that the training wrote to. Sending twice doubles
+    nothing.
     """
     from clear_mlflow.cli.interrupt import stoppable
     from clear_mlflow.core.text import one_line

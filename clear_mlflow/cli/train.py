@@ -11,7 +11,7 @@ import click
 from click.core import ParameterSource
 
 from clear_mlflow.cli.completion import completion
-from clear_mlflow.cli.help import Command, Option, auto_text
+from clear_mlflow.cli.help import STOPPED, Command, Option, auto_text
 from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
 from clear_mlflow.core.distributed import DistributedEnv, place_of_environment
 from clear_mlflow.core.errors import ConfigError
@@ -42,8 +42,8 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
         group=RUN,
         default=NONE,
         metavar="FILE",
-        help="config.json of an earlier run, to repeat it. Options that are given go before it; "
-        "under mlflow run, which gives them all, those that differ from their defaults.",
+        help="config.json of an earlier run, to repeat it. Options on the command line override "
+        "the file; under mlflow run, only those that differ from their defaults do.",
     )(command)
     for name, default in reversed(parameter_defaults().items()):
         option = click.option(
@@ -89,6 +89,13 @@ def asked_parameters(
         "clear-mlflow train --seeds 0,1,2 --run-name baseline --tag paper=draft",
         "mlflow run . --env-manager local -P strategy=replay",
     ),
+    exit_codes={
+        2: "A mistake in the call or in the data; or a store that refuses the run, or did not take "
+        "all of it (clear-mlflow sync sends the rest).",
+        **STOPPED,
+        137: "The training process was killed with SIGKILL, by the system for lack of memory, for "
+        "example. The rows so far are stored and scored.",
+    },
 )
 @train_options
 @click.option(
@@ -97,7 +104,7 @@ def asked_parameters(
     group=RUN,
     default=NONE,
     metavar="RUN_ID",
-    help="Resume this interrupted run, with the parameters that it has.",
+    help="Id of an interrupted run: resume it, with the parameters that it has.",
 )
 @click.option(
     "--assume-dead",
@@ -105,8 +112,8 @@ def asked_parameters(
     group=RUN,
     type=click.Choice(["no", "yes"]),
     default="no",
-    help="With --resume: the process that trained into the run is dead, though its last sign of "
-    "life, from another machine or from before a restart, is young. If it lives, it loses the run.",
+    help="With --resume: do not wait for the heartbeat of the process that trained the run; you "
+    "know that it is dead. If it lives after all, it loses the run.",
 )
 @run_options
 @click.pass_context

@@ -7,7 +7,7 @@ import sys
 import click
 from click.core import ParameterSource
 
-from clear_mlflow.cli.help import Command, Option
+from clear_mlflow.cli.help import STOPPED, Command, Option
 from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
 from clear_mlflow.cli.train import asked_parameters, train_options
 from clear_mlflow.core.errors import ConfigError
@@ -22,6 +22,7 @@ from clear_mlflow.process.launch import launch, processes_to_start
         "clear-mlflow train-distributed --dataset clear10 --data-root ~/clear10",
         "clear-mlflow train-distributed --processes 2 --strategy replay",
     ),
+    exit_codes=STOPPED,
 )
 @train_options
 @click.option(
@@ -48,7 +49,7 @@ def train_distributed(
     """Train as `train` does, in several processes on this machine: one per GPU.
 
     Each takes its share of every batch, so that the matrix is that of one process, but for
-    rounding. For several machines start `train` with torchrun; docs/distributed.md tells how.
+    rounding. For several machines start `train` with torchrun: see docs/distributed.md.
     """
     if processes != AUTO and not (processes.isdecimal() and int(processes) > 0):
         raise ConfigError(f"processes is {processes!r}; expected a number of at least 1, or auto")

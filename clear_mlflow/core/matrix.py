@@ -378,7 +378,7 @@ def _checked_buckets(keys: object) -> tuple[str, ...]:
                 "printable characters"
             )
         if key in seen:
-            raise RecordError(f"bucket key {shown(key)} stands twice; expected distinct keys")
+            raise RecordError(f"bucket key {shown(key)} is given twice; expected distinct keys")
         seen.add(key)
     return tuple(keys)
 

@@ -39,7 +39,7 @@ MAX_METADATA_BYTES: Final = 256 * _MIB
 MAX_TABLE_BYTES: Final = 512 * _MIB
 MAX_TABLE_ROWS: Final = 5_000_000
 MAX_TABLE_COLUMNS: Final = 1000
-# The probabilities of CLEAR-100's 55,000 test images take 11 MB.
+# The probabilities of CLEAR-100's 55,000 test images (11 buckets of about 4,980) take 11 MB.
 MAX_PREDICTIONS_BYTES: Final = _GIB
 MAX_IMAGE_BYTES: Final = 256 * _MIB
 # Where Pillow starts to warn of decompression bombs.

@@ -43,9 +43,7 @@ def of_one_stream(cells: Iterable[Cell]) -> dict[tuple[int, int], float]:
     if "test" in streams:
         return streams["test"]
     if len(streams) > 1:
-        raise RecordError(
-            f"tells of the streams {shown(sorted(streams))}; expected one called test"
-        )
+        raise RecordError(f"has the streams {shown(sorted(streams))}; expected one called test")
     return next(iter(streams.values()))
 
 

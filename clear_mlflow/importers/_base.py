@@ -258,7 +258,7 @@ def grid(cells: Mapping[tuple[int, int], float], width: int = 0) -> list[list[fl
     height = max(i for i, _ in cells) + 1
     width = max(width, height, *(j + 1 for _, j in cells))
     if width > MAX_BUCKETS:
-        raise RecordError(f"tells of {width} buckets; at most {MAX_BUCKETS} are read")
+        raise RecordError(f"has {width} buckets; at most {MAX_BUCKETS} are read")
     rows = [[NAN] * width for _ in range(height)]
     for (i, j), value in cells.items():
         rows[i][j] = value

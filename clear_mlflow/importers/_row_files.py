@@ -165,7 +165,7 @@ def _numbered(paths: list[str]) -> list[tuple[int, str]]:
     if len(differing) != 1 or not (position := differing.pop()) % 2:
         raise RecordError(
             f"{len(paths)} artifacts match, {shown(paths[0])} and others, which differ in more "
-            "than one number; write {row} where the row's number stands"
+            "than one number; write {row} in place of the row's number"
         )
     found = [
         (whole(piece[position].lstrip("0") or "0", "a row"), path)

@@ -38,7 +38,7 @@ def _parse(source: Source) -> list[Parsed]:
                 continue
             place = match["stream"], experience(match["exp"])
             if place in seen:
-                raise RecordError(f"tells two accuracies of {shown(key)}, under two tasks")
+                raise RecordError(f"has two accuracies of {shown(key)}, under two tasks")
             seen.add(place)
             cells.append((position + 1, *place, number(value, "an accuracy")))
     tests = of_one_stream(cells)

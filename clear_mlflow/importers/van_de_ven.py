@@ -62,7 +62,7 @@ def _parse(source: Source) -> list[Parsed]:
             cells[row - 1, column] = number(value, f"an accuracy of {name}")
     rows = grid(cells)
     if len(rows) > len(accuracies):
-        raise RecordError(f"tells of {len(rows)} contexts trained, but of {len(accuracies)} tested")
+        raise RecordError(f"has {len(rows)} contexts trained, but {len(accuracies)} tested")
     return [Parsed(rows=rows)]
 
 

@@ -181,7 +181,7 @@ def _memory(text: str) -> int | float:
     except ValueError:
         raise ValueError(
             "expected a whole number of images, or a fraction of the stream's training images, "
-            "as 0.1"
+            "for example 0.1"
         ) from None
 
 
@@ -189,8 +189,7 @@ def _dataset(text: str) -> str:
     if text in DATASETS or is_own_function(text):
         return text
     raise ValueError(
-        f"expected one of {', '.join(DATASETS)}, or a function of your own as "
-        "package.module:function"
+        f"expected one of {', '.join(DATASETS)}, or a function of your own: package.module:function"
     )
 
 
@@ -202,7 +201,7 @@ def _strategy(text: str) -> str:
     if text in known:
         return text
     raise ValueError(
-        f"expected one of {', '.join(known)}, or a class of your own as package.module:Class"
+        f"expected one of {', '.join(known)}, or a class of your own: package.module:Class"
     )
 
 
@@ -211,7 +210,7 @@ def _seeds(text: str) -> str:
         return text
     seeds = [_whole(least=0)(part.strip()) for part in text.split(",")]
     if len(set(seeds)) < len(seeds):
-        raise ValueError("expected distinct seeds, as 0,1,2")
+        raise ValueError("expected distinct seeds, for example 0,1,2")
     return ",".join(str(seed) for seed in seeds)
 
 
@@ -245,7 +244,7 @@ def feature_name(text: str) -> str:
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", text):
         raise ValueError(
-            "expected a name of up to 64 letters, digits, and _ . - , as moco_b0 or resnet50"
+            "expected a name of up to 64 letters, digits, and _ . - , for example resnet50"
         )
     return text
 
@@ -279,7 +278,7 @@ def _arguments(text: str) -> dict[str, Argument]:
     for part in [] if text == NONE else text.split(","):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name in found:
-            raise ValueError(f"{name} stands twice, pass it once")
+            raise ValueError(f"{name} is given twice; pass it once")
         found[name] = value
     return found
 
@@ -335,8 +334,8 @@ class TrainConfig:
         about="digits or digits-writers (embedded; nothing to download), clear10, clear100, or a "
         "stream of your own (docs/own-streams.md).",
         help="digits or digits-writers (embedded; nothing to download), clear10, clear100, a "
-        f"stream of your own as {' or '.join(SOURCES)}, or a function of your own as "
-        "package.module:function; see docs/own-streams.md.",
+        f"stream of your own ({', '.join(SOURCES)}), or a function of your own "
+        "(package.module:function); see docs/own-streams.md.",
     )
     data_root: str = _parameter(
         DATA,
@@ -353,7 +352,7 @@ class TrainConfig:
         python="str | Mapping[str, object]",
         about='How your own stream is read: {"name": value}, or name=value,name=value; '
         "docs/own-streams.md lists what there is.",
-        help="How your own stream is read, as name=value,name=value; docs/own-streams.md lists "
+        help="How your own stream is read: name=value,name=value; docs/own-streams.md lists "
         "what there is.",
     )
     protocol: str = _parameter(
@@ -366,31 +365,32 @@ class TrainConfig:
         DATA,
         _split,
         python="int | str",
-        help="Under iid, a number: that seeded 70/30 split of each bucket's training images; auto: "
-        "the released test set where there is one, else split 0; validation: a tenth of what auto "
-        "trains on, for choosing parameters, so that no test image is read (validation:N: of what "
-        "split N trains on).",
+        help="What protocol iid tests on. A number N: 30 % of each bucket's training images, drawn "
+        "with seed N. auto: the released test set; in the released layout its lack is an error, in "
+        "the others auto is split 0. validation: a tenth of what auto trains on, for choosing "
+        "parameters; no test image is read (validation:N: a tenth of what split N trains on).",
     )
     features: str = _parameter(
         DATA,
         feature_name,
         default=NONE,
-        help="Name of stored features to train a linear head on, as moco_b0.",
+        help="Name of stored features to train a linear head on, for example moco_b0.",
     )
     damaged: str = _parameter(
         DATA,
         _one_of("stop", "leave_out"),
         default="stop",
-        help="What to do about an image that cannot be decoded; leave_out lists it in the record.",
+        help="What to do about an image that cannot be decoded: stop, or leave_out, which lists it "
+        "in the record.",
     )
     strategy: str = _parameter(
         METHOD,
         _strategy,
         default="naive",
-        about="How to learn from the stream, as replay (docs/strategies.md), or a class of your "
-        "own as package.module:Class.",
+        about="How to learn from the stream, for example replay (docs/strategies.md), or a class "
+        "of your own: package.module:Class.",
         help=f"How to learn from the stream: {', '.join(known_strategies())}, or a class of your "
-        "own as package.module:Class.",
+        "own: package.module:Class.",
     )
     # As texts; when the strategy has checked them, all of them, as values of their types.
     strategy_args: Mapping[str, Argument] = _parameter(
@@ -400,7 +400,7 @@ class TrainConfig:
         python="str | Mapping[str, object]",
         about='The strategy\'s own numbers: {"name": value}, or name=value,name=value; '
         "docs/strategies.md lists them.",
-        help="The strategy's own numbers, as name=value,name=value; docs/strategies.md lists them.",
+        help="The strategy's own numbers: name=value,name=value; docs/strategies.md lists them.",
     )
     memory: int | float = _parameter(
         METHOD,
@@ -411,8 +411,8 @@ class TrainConfig:
     model: str = _parameter(
         MODEL,
         _text,
-        help="small_cnn, any torchvision classification model by name, as resnet18, or linear, "
-        "which goes with features.",
+        help="small_cnn; any torchvision classification model by its name, for example resnet18; "
+        "or linear, which is for features.",
     )
     weights: str = _parameter(
         MODEL,
@@ -450,7 +450,7 @@ class TrainConfig:
         OPTIMISATION,
         _one_of("reset", "keep"),
         default="reset",
-        help="What becomes of momentum and the like at a new bucket: reset or keep.",
+        help="The optimiser's state (momentum, for example) at a new bucket: reset or keep.",
     )
     lr: float = _parameter(
         OPTIMISATION, _number(above=0), help="The learning rate at the start of a bucket."
@@ -459,7 +459,7 @@ class TrainConfig:
         OPTIMISATION,
         _number(least=0, below=1),
         default="0.9",
-        help="SGD's momentum; nothing to the others.",
+        help="SGD's momentum; the other optimisers ignore it.",
     )
     weight_decay: float = _parameter(
         OPTIMISATION, _number(least=0), help="The optimiser's weight decay."
@@ -502,8 +502,8 @@ class TrainConfig:
     precision: str = _parameter(
         HARDWARE,
         _one_of(AUTO, "off", "tf32", "bf16"),
-        help="Arithmetic of passes: off (float32), tf32, bf16, or auto: bf16 where the device "
-        "computes in it.",
+        help="Arithmetic of passes: off (float32), tf32 or bf16. auto: bf16 where the device has "
+        "instructions for it, else off; off on the embedded datasets and on features.",
     )
     channels_last: str = _parameter(
         HARDWARE,
@@ -524,16 +524,18 @@ class TrainConfig:
         RECORD,
         _one_of(*KEEP_PREDICTIONS),
         default="labels",
-        help="What to keep of each row's answers per test image: labels, probs or none.",
+        help="What to store of the model's answer for each test image: the predicted class "
+        "(labels), the probabilities too (probs), or nothing (none).",
     )
     metrics: str = _parameter(
         RECORD,
         _families,
         default=_DEFAULT_METRICS,
         python="str | Sequence[str]",
-        about='Families of metrics to log, as ["clear", "gem"]; docs/metrics.md lists them.',
-        help="Families of metrics to log, with commas between, as clear,gem; docs/metrics.md lists "
+        about='Families of metrics to log, for example ["clear", "gem"]; docs/metrics.md lists '
         "them.",
+        help="Families of metrics to log, with commas between, for example clear,gem; "
+        "docs/metrics.md lists them.",
     )
     log_models: str = _parameter(
         RECORD,
@@ -545,8 +547,8 @@ class TrainConfig:
         RECORD,
         _one_of("on", "off"),
         default="on",
-        help="Store after each bucket what training goes on from (docs/resume.md); it is removed "
-        "when the last row is stored.",
+        help="Store after each bucket the state that a resume starts from (docs/resume.md); it is "
+        "removed when the last row is stored.",
     )
     seed: int = _parameter(METHOD, _whole(least=0), default="0", help="Seed of all that is random.")
     seeds: str = _parameter(
@@ -554,9 +556,9 @@ class TrainConfig:
         _seeds,
         default=NONE,
         python="str | Sequence[int]",
-        about="Seeds of an ensemble, as [0, 1, 2]; for train_ensemble.",
-        help="Seeds of an ensemble whose members train together, as 0,1,2; each is a run of its "
-        "own under one parent.",
+        about="Seeds of an ensemble, for example [0, 1, 2]; train_ensemble alone takes them.",
+        help="Seeds of an ensemble whose members train together, for example 0,1,2; each is a run "
+        "of its own under one parent. One process trains an ensemble; several refuse it.",
     )
     device: str = _parameter(
         HARDWARE, _one_of(AUTO, "cpu", "cuda"), help="cpu, cuda, or auto: cuda where there is one."

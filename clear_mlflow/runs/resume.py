@@ -359,7 +359,7 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
         with mlflow_errors(f"give run {run_id} back"):
             give_back(client, run)
         raise TrackingError(
-            f"run {run_id} was gone on with by another process just now; resume it again"
+            f"run {run_id} was resumed by another process just now; resume it again"
         )
     open_again(run_id, {names.RESUMES_TAG: str(len(claims) + 1)})
 

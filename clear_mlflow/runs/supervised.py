@@ -223,7 +223,7 @@ def _tell_of_resume(client: MlflowClient, run_id: str) -> str | None:
         tags = {
             names.KIND_TAG: names.KIND_RESUME,
             names.RESUMED_TAG: run_id,
-            MLFLOW_RUN_NOTE: f"Goes on with run {run_id}, which holds all that was measured.",
+            MLFLOW_RUN_NOTE: f"Resumes run {run_id}, which holds all that was measured.",
         }
         client.log_batch(beside, tags=[RunTag(key, text) for key, text in tags.items()])
         if is_generated(run.info.run_name):

@@ -220,7 +220,7 @@ class TrainingRun(TrackedRun):
             return
         except (TrackingError, OSError) as error:
             if not self._told_no_state:
-                warn(f"{error}; a resumed run will go on from an earlier row")
+                warn(f"{error}; a resume will start from an earlier row")
             self._told_no_state = True
             return
         self._holds_states = True

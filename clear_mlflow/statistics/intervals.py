@@ -326,7 +326,9 @@ def check_level(level: float) -> None:
         ConfigError: it is not strictly between 0 and 1.
     """
     if not 0 < level < 1:
-        raise ConfigError(f"level is {shown(level)}; expected a fraction between 0 and 1, as 0.95")
+        raise ConfigError(
+            f"level is {shown(level)}; expected a fraction between 0 and 1, for example 0.95"
+        )
 
 
 def _normal_quantile(level: float) -> float:

@@ -631,7 +631,7 @@ def test_a_run_that_has_changed_is_refused(interrupted, tmp_path):
     point = read_resume_point(client, run_id, tmp_path)
     (state,) = artifacts(client.get_run(run_id)).glob("training_state/*.json")
     state.unlink()
-    with pytest.raises(TrackingError, match="was gone on with by another process"):
+    with pytest.raises(TrackingError, match="was resumed by another process"):
         take_over(client, point)
     assert client.get_run(run_id).info.status == "KILLED"
 

@@ -308,7 +308,7 @@ def test_a_loop_goes_on_after_a_row_was_refused(store):
     ("told", "message"),
     [
         ({"buckets": 0}, "buckets is 0"),
-        ({"buckets": ["a", "a"]}, "stands twice"),
+        ({"buckets": ["a", "a"]}, "is given twice"),
         ({"buckets": 2, "num_instances": [5]}, "num_instances has 1 entries for 2"),
         ({"buckets": 2, "num_instances": 0}, "expected 1 to 2"),
         ({"buckets": 2, "protocol": "offline"}, "protocol is 'offline'"),

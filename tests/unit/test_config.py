@@ -109,7 +109,7 @@ def test_values_go_to_another_process_as_they_are():
     assert TrainConfig.resolve(config.as_text()) == config
     assert config.as_text()["strategy_args"] == "buffer=reservoir,alpha=0.5"
     assert config.is_said_by("strategy_args", "buffer=reservoir,alpha=0.5")
-    with pytest.raises(ConfigError, match="alpha stands twice"):
+    with pytest.raises(ConfigError, match="alpha is given twice"):
         TrainConfig.resolve({"strategy_args": "alpha=1,alpha=2"})
 
 

@@ -361,7 +361,7 @@ def test_counts_and_keys_are_kept_or_said():
         ("a.csv", "0.1,0.2\n0.5,0.4\n0.3,0.9", {}, "say initial=first-row"),
         ("a.csv", "0.5,-0.1\n0.3,0.9", {}, "never below 0"),
         ("a.csv", "nan,nan\nnan,nan", {}, "no accuracy that was measured"),
-        ("a.csv", "a,a\n0.3,0.9", {}, "stands twice"),
+        ("a.csv", "a,a\n0.3,0.9", {}, "is given twice"),
         ("a.csv", "0.5,0.5\n0.3,0.9", {"buckets": ("a",)}, "1 bucket keys"),
         ("a.csv", "0.5,0.5\n0.3,0.9", {"num_instances": (1, 2, 3)}, "2 integers"),
         ("logs.pyd", files.mammoth_line(SQUARE), {"scale": "fraction"}, "as percent; leave scale"),

@@ -50,7 +50,7 @@ def test_a_row_may_hold_fractions_in_place_of_counts():
         ((2, ("a",), (1,), (2,)), "only 1 buckets"),
         ((0, (), (), ()), "buckets is ()"),
         ((0, "ab", (1, 1), (2, 2)), "buckets is 'ab'"),
-        ((0, ("a", "a"), (1, 1), (2, 2)), "stands twice"),
+        ((0, ("a", "a"), (1, 1), (2, 2)), "is given twice"),
         ((0, ("",), (1,), (2,)), "bucket key is ''"),
         ((0, ("x" * 101,), (1,), (2,)), "1 to 100"),
         ((0, ("a\x1b[2J",), (1,), (2,)), "printable"),

@@ -239,7 +239,7 @@ def test_predictions_have_to_count_up_to_the_rows() -> None:
     ]:
         with pytest.raises(RecordError, match=message):
             found.check(wrong)
-    with pytest.raises(RecordError, match="stand under row 1"):
+    with pytest.raises(RecordError, match="stored under row 1"):
         Predictions(found.images, {1: found.answers[2]})
     with pytest.raises(RecordError, match="no predictions"):
         Predictions(found.images, {})

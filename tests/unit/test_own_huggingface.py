@@ -182,7 +182,7 @@ def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
     for root, hub in ((None, "none"), (tmp_path, "nobody/nothing")):
         with pytest.raises(ConfigError, match="expected one of them"):
             load(root, hub=hub, cache=tmp_path)
-    with pytest.raises(ConfigError, match="expected a name, as user/name"):
+    with pytest.raises(ConfigError, match="expected a name: user/name"):
         dataset_arguments("huggingface", "auto", {"hub": "https://host/x"})
 
 

@@ -69,9 +69,7 @@ class Arguments(ColumnArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not _HUB_NAME.fullmatch(self.hub):
-            raise ConfigError(
-                f"dataset_args has hub={shown(self.hub)}; expected a name, as user/name"
-            )
+            raise ConfigError(f"dataset_args has hub={shown(self.hub)}; expected a name: user/name")
 
 
 def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> Listing:

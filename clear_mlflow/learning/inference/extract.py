@@ -100,7 +100,8 @@ def load_backbone(name: str, weights: str) -> Backbone:
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
         raise ConfigError(
-            f"unknown backbone {name!r}; expected a torchvision classification model, as resnet50"
+            f"unknown backbone {name!r}; expected a torchvision classification model, for example "
+            "resnet50"
         )
     seed_everything(_RANDOM_SEED, RngPurpose.WEIGHTS)
     model: nn.Module = torchvision.models.get_model(name, weights=None, **_MADE_WITH.get(name, {}))
@@ -247,7 +248,8 @@ def _remove_head(model: nn.Module, name: str) -> str:
     ]
     if not heads:
         raise ConfigError(
-            f"backbone {name} has no linear head that could be left out; pass another, as resnet50"
+            f"backbone {name} has no linear head that could be left out; pass another, for example "
+            "resnet50"
         )
     # Auxiliary heads come before the head itself.
     model.set_submodule(heads[-1], nn.Identity())

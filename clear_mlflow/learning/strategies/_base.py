@@ -258,7 +258,7 @@ def check_strategy(config: TrainConfig) -> Any:
     if strategy.needs_features and config.features == "none":
         raise ConfigError(
             f"strategy {config.strategy} learns from stored features and features is none; pass "
-            "features=NAME, as features=pixels, which every dataset has"
+            "features=NAME, for example features=pixels, which every dataset has"
         )
     return arguments
 

@@ -42,7 +42,7 @@ class Predictions:
             )
         for row, answer in self.answers.items():
             if answer.row != row:
-                raise RecordError(f"predictions of row {answer.row} stand under row {row}")
+                raise RecordError(f"predictions of row {answer.row} are stored under row {row}")
             answer.check(self.images)
         if self.num_rows is None:
             if not self.answers:

@@ -1,0 +1,44 @@
+"""README's sample output: its form is the program's, its metrics are those of its matrix."""
+
+import io
+import re
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
+
+
+@pytest.fixture
+def shown(project):
+    """The block of README with the matrix, and what it says: the matrix, and name to value."""
+    text = (project / "README.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```text\n(% tested on.*?)^```$", text, re.S | re.M)
+    cells = [line.split()[-10:] for line in block.splitlines() if re.match("initial|after", line)]
+    values = np.array(cells, dtype=float) / 100
+    matrix = AccuracyMatrix(values[1:], initial=values[0], num_instances=[150] * 10)
+    metrics = {n: float(v) for n, v in re.findall(r"^(\w+/\w+) +(-?[\d.]+)", block, re.M)}
+    return block, matrix, metrics
+
+
+def test_the_metrics_are_those_of_the_matrix(shown):
+    """The cells have one decimal of a percent, so that a mean of them is known to 0.0005."""
+    _, matrix, metrics = shown
+    computed = summarize(matrix)
+    assert computed.keys() <= metrics.keys()
+    for name, value in computed.items():
+        assert metrics[name] == pytest.approx(value, abs=0.001), name
+
+
+def test_the_form_is_the_programs(shown):
+    block, matrix, metrics = shown
+    out = io.StringIO()
+    console = Console(file=out, width=80)
+    console.print(matrix_table(matrix))
+    console.print()
+    console.print(metrics_table(metrics, {}))
+    assert [line.rstrip() for line in out.getvalue().splitlines()] == [
+        line.rstrip() for line in block.splitlines()
+    ]

@@ -1,0 +1,83 @@
+"""The text of docs/parameters.md, from the fields of ``TrainConfig`` and the recipes.
+
+``python tools/generate.py`` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from clear_mlflow.learning.config import (
+    RECIPES,
+    auto_values,
+    parameter_choices,
+    parameter_defaults,
+    parameter_groups,
+    parameter_help,
+)
+
+_FEATURES = "features"
+
+_HEAD = """# Parameters, and what `auto` means
+
+Written by `python tools/generate.py` from the program's own declarations. A parameter is an
+option of `clear-mlflow train` (`--batch-size 64`), a parameter of `mlflow run` (`-P
+batch_size=64`), a keyword of `clear_mlflow.train(batch_size=64)`, a key in the `grid` of a
+[sweep](sweeps.md), and a logged parameter of the run. [Training](training.md) explains them.
+
+## What `auto` means
+
+`auto` takes the value of the dataset's recipe. The run logs it as `used/NAME`, for example
+`used/lr`.
+
+"""
+_AFTER = """
+"As without" means that the recipe of the dataset holds on features, too. `device` is `cuda` where
+there is a GPU that torch can use, else `cpu`. `precision` is decided by the device where the
+table says so: `bf16` if it has instructions for it, else `off`. `data_root` has no recipe: `auto`
+is for datasets that need no folder. `split=auto` is described in
+[datasets](datasets.md#protocols).
+
+Sources: the recipe of CLEAR's images is that of the CLEAR authors' example in Avalanche, the
+challenge's starter kit and Renate's benchmark; that of features is the linear protocol of the
+[CLEAR paper](https://arxiv.org/abs/2201.06289), with the weight decay and the step of the
+authors' linear example. Those of the embedded datasets are ours.
+
+## All parameters
+"""
+
+
+def parameters_page() -> str:
+    """The whole page."""
+    return _HEAD + "\n".join((*_recipes(), _AFTER, *_all())) + "\n"
+
+
+def _recipes() -> Iterator[str]:
+    datasets = list(RECIPES)
+    yield (
+        f"| parameter | {' | '.join(f'`{d}`' if d != 'own streams' else d for d in datasets)} "
+        + ("| any of them with `features=NAME` |")
+    )
+    yield "|---" * (len(datasets) + 2) + "|"
+    for name in parameter_defaults():
+        values = auto_values(name)
+        if values:
+            cells = [f"`{values[d]}`" if d in values else "by the device" for d in datasets]
+            on_features = f"`{values[_FEATURES]}`" if _FEATURES in values else "as without"
+            if name == "image_size":
+                on_features = "not used"
+            yield f"| `{name}` | {' | '.join(cells)} | {on_features} |"
+
+
+def _all() -> Iterator[str]:
+    groups = parameter_groups()
+    for group in dict.fromkeys(groups.values()):
+        yield f"### {group}\n"
+        yield "| parameter | default | values | what it is |"
+        yield "|---|---|---|---|"
+        for name, default in parameter_defaults().items():
+            if groups[name] == group:
+                choices = ", ".join(f"`{choice}`" for choice in parameter_choices(name))
+                text = parameter_help(name).replace("|", "\\|").replace("<", "&lt;")
+                yield f"| `{name}` | `{default}` | {choices} | {text} |"
+        yield ""
