@@ -22,6 +22,9 @@ from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.core.version import __version__
 
+# What pip brings with this package, and not with MLflow: a tracking server's machine may lack it.
+_NOT_OF_MLFLOW = {"huggingface_hub", "psutil", "rich", "safetensors", "torch", "torchvision"}
+
 
 class _Group(Group):
     """Tells an error that a user can mend in one line; anything else is a bug, with traceback."""
@@ -31,7 +34,15 @@ class _Group(Group):
             return super().invoke(ctx)
         except ClearError as error:
             click.echo(f"error: {one_line(str(error))}", err=True)
-            sys.exit(2)
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in _NOT_OF_MLFLOW:
+                raise
+            click.echo(
+                f"error: {package} is not installed, and this needs it: pip install {package}",
+                err=True,
+            )
+        sys.exit(2)
 
 
 # MLflow hands an undeclared parameter on as --some_name; options are written --some-name.

@@ -20,7 +20,7 @@ from clear_mlflow.cli.options import (
     number_of_jobs,
     run_selection_options,
 )
-from clear_mlflow.cli.terminal import console
+from clear_mlflow.cli.terminal import console, tables
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.learning.config import AUTO, NONE
@@ -149,10 +149,10 @@ def compare(
         params=asked,
         grids=next_grids(comparison),
     )
-    out = console()
-    print_comparison(comparison, out)
-    out.print()
-    print_links(comparison_links(client, run), out)
+    with tables():
+        print_comparison(comparison, console())
+    click.echo()
+    print_links(comparison_links(client, run))
 
 
 def _own_metrics(metric: str) -> tuple[Metric, ...]:

@@ -8,21 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
-from rich.table import Column
-from rich.text import Text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.progress import Progress, ProgressColumn, TaskID
+
     from clear_mlflow.data.checking.findings import Findings
 
 from clear_mlflow.cli.help import Command
@@ -142,20 +133,8 @@ def _check_own(folder: Path | None, dataset: str, dataset_args: str, progress: S
 class Steps:
     """One step of work after another on standard error: bars on a terminal, else a line each."""
 
-    def __init__(self, columns: tuple[ProgressColumn, ...]) -> None:
-        self._bars = (
-            Progress(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(bar_width=None),
-                *columns,
-                console=Console(file=sys.stderr, force_terminal=True),
-                refresh_per_second=_DRAWINGS_PER_SECOND,
-                redirect_stdout=False,
-                expand=True,
-            )
-            if can_show_bars(sys.stderr)
-            else None
-        )
+    def __init__(self, bars: Callable[[], Progress]) -> None:
+        self._bars = bars() if can_show_bars(sys.stderr) else None
         self._what = ""
         self._tasks: dict[str, TaskID] = {}
 
@@ -174,7 +153,7 @@ class Steps:
             if what != self._what:
                 click.echo(what, err=True)
         elif total == 0:
-            self._bars.console.print(Text(what))
+            self._bars.console.print(what, markup=False, highlight=False)
         else:
             if what not in self._tasks:
                 self._tasks[what] = self._bars.add_task(what, total=total)
@@ -184,14 +163,40 @@ class Steps:
 
 def progress_for_bytes() -> Steps:
     """Progress that counts bytes."""
-    return Steps(
-        (
+
+    def bars() -> Progress:
+        from rich.progress import DownloadColumn, TimeRemainingColumn
+        from rich.table import Column
+
+        return _bars(
             DownloadColumn(binary_units=True, table_column=Column(no_wrap=True)),
             TimeRemainingColumn(table_column=Column(no_wrap=True)),
         )
-    )
+
+    return Steps(bars)
 
 
 def progress_for_images() -> Steps:
     """Progress that counts images."""
-    return Steps((MofNCompleteColumn(), TimeRemainingColumn()))
+
+    def bars() -> Progress:
+        from rich.progress import MofNCompleteColumn, TimeRemainingColumn
+
+        return _bars(MofNCompleteColumn(), TimeRemainingColumn())
+
+    return Steps(bars)
+
+
+def _bars(*columns: ProgressColumn) -> Progress:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None),
+        *columns,
+        console=Console(file=sys.stderr, force_terminal=True),
+        refresh_per_second=_DRAWINGS_PER_SECOND,
+        redirect_stdout=False,
+        expand=True,
+    )

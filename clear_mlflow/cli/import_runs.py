@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from clear_mlflow.cli.help import STOPPED, Command, Option
 from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.options import METRICS
-from clear_mlflow.cli.terminal import console
+from clear_mlflow.cli.terminal import console, tables
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
 from clear_mlflow.core.text import one_line, shown
@@ -29,6 +27,8 @@ from clear_mlflow.learning.config import AUTO, NONE
 from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from clear_mlflow.evaluation.import_run import Importer
 
 _WHERE, _READ = "Where the runs go", "How the file is read"
@@ -326,23 +326,30 @@ def _stem(label: str) -> str:
 
 
 def _show(lines: list[Line], *, stopped: bool) -> None:
-    out = console()
-    table = Table("file", "run", "name", "verdict", "detail", box=None, pad_edge=False)
-    for line in lines:
-        cells = (line.file, line.run_id, line.run_name, line.action, line.detail)
-        table.add_row(*(Text(one_line(cell, _LONGEST_CELL)) for cell in cells))
     counts = Counter(line.action for line in lines)
     summary = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
     with suppress(OSError):  # whoever reads this may have gone
         if lines:
-            out.print(table)
-        out.print(f"\n{summary or 'no files'}", highlight=False, end="")
-        out.print("; stopped: the same command does the rest" if stopped else "")
+            with tables():
+                console().print(_table(lines))
+        rest = "; stopped: the same command does the rest" if stopped else ""
+        click.echo(f"\n{summary or 'no files'}{rest}")
     for line in lines:
         if line.action == "failed":
             click.echo(f"error: {one_line(_failure(line))}", err=True)
     if not lines and not stopped:
         click.echo("error: no file was found; name files, or a folder that holds some", err=True)
+
+
+def _table(lines: list[Line]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("file", "run", "name", "verdict", "detail", box=None, pad_edge=False)
+    for line in lines:
+        cells = (line.file, line.run_id, line.run_name, line.action, line.detail)
+        table.add_row(*(Text(one_line(cell, _LONGEST_CELL)) for cell in cells))
+    return table
 
 
 def _failure(line: Line) -> str:

@@ -8,36 +8,36 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import click
 
-from clear_mlflow.cli.terminal import console
+from clear_mlflow.cli.terminal import console, tables
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import one_line, printable
-from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
 from clear_mlflow.runs.lifecycle import RunResult
 from clear_mlflow.scoring.scores import Scores
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from clear_mlflow.comparison import Comparison
 
 
 def print_outcome(outcome: RunResult) -> None:
     """The matrix and the metrics of a run that has ended, and where to look at it."""
-    out = console()
     # Whoever reads this may have gone (a pipe into head); how the run ended stays true.
     with suppress(OSError):
-        if outcome.scores is not None and outcome.scores.record is not None:
-            print_scores(outcome.scores, out)
-        if outcome.members:
-            out.print(members_table(outcome.members))
+        with tables():
+            if outcome.scores is not None and outcome.scores.record is not None:
+                print_scores(outcome.scores, console())
+            if outcome.members:
+                console().print(members_table(outcome.members))
         if outcome.run_id is not None:
             where = " (not stored yet)" if outcome.unsent else ""
-            out.print(f"\nrun {outcome.run_id} {outcome.status}{where}", highlight=False)
+            click.echo(f"\nrun {outcome.run_id} {outcome.status}{where}")
         if outcome.note is not None:
-            out.print(Text(outcome.note), soft_wrap=True)
-        print_links(outcome.links, out)
+            click.echo(outcome.note)
+        print_links(outcome.links)
     with suppress(OSError):
         if outcome.error:
             print(f"error: {one_line(outcome.error)}", file=sys.stderr, flush=True)
@@ -52,16 +52,18 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
         out.print(part)
 
 
-def print_links(lines: Iterable[str], out: Console) -> None:
+def print_links(lines: Iterable[str]) -> None:
     """Where to look at what was stored; see :mod:`clear_mlflow.store.ui_urls`."""
     for line in lines:
-        out.print(Text(printable(line)), soft_wrap=True)
+        click.echo(printable(line))
 
 
 def print_scores(scores: Scores, out: Console) -> None:
     """A run's accuracy matrix and every metric that it defines."""
     if scores.record is None:
         return
+    from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
+
     out.print(matrix_table(scores.record.evidence))
     if scores.record.split != TEST:
         out.print(f"measured on {scores.record.split} images: to choose by, not to report")
@@ -77,6 +79,8 @@ def print_scores(scores: Scores, out: Console) -> None:
 
 def members_table(members: Mapping[int, Scores]) -> Table:
     """A line for every metric: its mean over an ensemble's members, its deviation, its range."""
+    from rich.table import Table
+
     table = Table("metric", box=None, pad_edge=False)
     for heading in ("mean", "std", "least", "most"):
         table.add_column(heading, justify="right")

@@ -7,19 +7,18 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
-from rich.text import Text
 
 from clear_mlflow.cli.output import print_scores
-from clear_mlflow.cli.terminal import console
+from clear_mlflow.cli.terminal import console, tables
 from clear_mlflow.core.text import NOT_MEASURED, one_line
 from clear_mlflow.evaluation.rescore import ScoringResult
 from clear_mlflow.learning.progress import can_show_bars
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 # Runs that have a line each; of more, only those with problems and those that lack rows have one.
 _ALL_SHOWN = 50
@@ -78,16 +77,18 @@ class Summary:
 
     def show(self, *, dry_run: bool, stopped: bool) -> None:
         """Print a line for each run or each problem, the scores where there is but one run."""
-        out = console()
         with suppress(OSError):  # whoever reads this may have gone
-            self._show(out, dry_run, stopped)
+            with tables():
+                self._show_tables()
+            click.echo("; ".join(self._counted(dry_run, stopped)))
         for verdict in self.problems:
             click.echo(f"error: {one_line(f'run {verdict.run_id}: {verdict.detail}')}", err=True)
         if self._num_problems > len(self.problems):
             more = self._num_problems - len(self.problems)
             click.echo(f"error: {more} more runs have problems", err=True)
 
-    def _show(self, out: Console, dry_run: bool, stopped: bool) -> None:
+    def _show_tables(self) -> None:
+        out = console()
         if self._only is not None and self._only.scores is not None:
             print_scores(self._only.scores, out)
         shown = self._first if len(self._first) <= _ALL_SHOWN else self._notable
@@ -97,22 +98,26 @@ class Summary:
         if ranking.row_count > 1:
             out.print()
             out.print(ranking)
-        done = "would be logged" if dry_run else "logged"
-        out.print(f"\n{self}; {self._values} metric values {done}", highlight=False, end="")
+
+    def _counted(self, dry_run: bool, stopped: bool) -> Iterator[str]:
+        yield f"\n{self}"
+        yield f"{self._values} metric values {'would be logged' if dry_run else 'logged'}"
         if self._num_partial:
-            out.print(f"; {self._num_partial} runs lack rows", highlight=False, end="")
+            yield f"{self._num_partial} runs lack rows"
         for metric, number in self._undefined.items():
-            out.print(f"; {number} runs have no {metric}", highlight=False, end="", markup=False)
+            yield f"{number} runs have no {metric}"
         if self._from_tags:
-            out.print(f"; {self._from_tags} matrices from tags", highlight=False, end="")
+            yield f"{self._from_tags} matrices from tags"
         if dry_run:
-            out.print("; nothing was written (dry run)", end="")
+            yield "nothing was written (dry run)"
         if stopped:
-            out.print("; stopped: the same command does the rest", end="")
-        out.print()
+            yield "stopped: the same command does the rest"
 
 
 def _verdicts(runs: Iterable[ScoringResult]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table("run", "name", "verdict", "detail", box=None, pad_edge=False)
     for verdict in runs:
         cells = (verdict.run_id, one_line(verdict.run_name, _LONGEST_NAME), verdict.action)
@@ -122,6 +127,9 @@ def _verdicts(runs: Iterable[ScoringResult]) -> Table:
 
 def _ranking(runs: Iterable[_Ranked]) -> Table:
     """The runs that have a value, the best first."""
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table("run", "name", box=None, pad_edge=False)
     for name in _RANKING:
         table.add_column(name.replace("/", "/\n"), justify="right")
@@ -147,6 +155,12 @@ def shown_while(
         summary: whose counts are shown; the caller adds each verdict to it.
         total: runs in all, where that is known.
     """
+    if not can_show_bars(sys.stderr):
+        yield from verdicts
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
     bars = Progress(
         TextColumn("runs"),
         BarColumn(),
@@ -156,7 +170,6 @@ def shown_while(
         transient=True,
         redirect_stdout=False,
         redirect_stderr=False,
-        disable=not can_show_bars(sys.stderr),
     )
     with bars:
         task = bars.add_task("none yet", total=total)

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from clear_mlflow.cli.help import STOPPED, Command, Option
 from clear_mlflow.cli.options import (
@@ -37,6 +34,9 @@ from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.sweep import Grid, read_grid
 
 if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
     from clear_mlflow.sweep.run import SweepResult, SweptRun
 
 _ALL_SHOWN = 50
@@ -201,6 +201,9 @@ class _Reporter:
 
 
 def _table(runs: Sequence[SweptRun]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table("run", "state", "of run", box=None, pad_edge=False)
     for run in runs[:_ALL_SHOWN]:
         table.add_row(Text(run.planned.name), run.state, run.run_id or "-")
@@ -237,7 +240,7 @@ def _show(out: Console, result: SweepResult, links: Sequence[str], *, stopped: b
             print_comparison(result.comparison, out)
         if result.comparison_run is not None:
             out.print(f"\ncompared in run {result.comparison_run.info.run_id}", highlight=False)
-            print_links(links, out)
+            print_links(links)
         if stopped:
             out.print("stopped: the same command does the rest")
     for run in result.runs:

@@ -12,7 +12,6 @@ from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
 from clear_mlflow.cli.train import asked_parameters, train_options
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.config import AUTO, NONE
-from clear_mlflow.process.launch import launch, processes_to_start
 
 
 @click.command(
@@ -51,6 +50,8 @@ def train_distributed(
     Each takes its share of every batch, so that the matrix is that of one process, but for
     rounding. For several machines start `train` with torchrun: see docs/distributed.md.
     """
+    from clear_mlflow.process.launch import launch, processes_to_start
+
     if processes != AUTO and not (processes.isdecimal() and int(processes) > 0):
         raise ConfigError(f"processes is {processes!r}; expected a number of at least 1, or auto")
     _, config = asked_parameters(context, config_file, asked)

@@ -9,10 +9,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TextIO
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint, OnCurve
@@ -172,6 +170,15 @@ class TerminalProgress(TrainingProgress):
     """A bar for the stream, with the current accuracies, and a bar for the bucket's steps."""
 
     def __init__(self, stream: TextIO) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
         # Drawn from the training thread alone: a thread of rich's would take turns with it.
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -259,8 +266,9 @@ def progress_for(stream: TextIO) -> TrainingProgress:
 
 
 def can_show_bars(stream: TextIO) -> bool:
-    """Whether *stream* is a terminal that can move its cursor."""
-    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    """Whether *stream* is a terminal that can move its cursor, and rich is there to draw them."""
+    moves = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+    return moves and find_spec("rich") is not None
 
 
 def accuracies(row: AccuracyRow) -> list[str]:

@@ -44,6 +44,7 @@ WATCH_SECONDS = 70.0
 # runs on while the process or its machine is suspended: whoever slept longer looks first.
 FRESH_SECONDS = 1.0
 _LOOK_SECONDS = 5.0
+_PROC_STAT = Path("/proc/stat")
 
 
 class LostRunError(TrackingError):
@@ -52,14 +53,13 @@ class LostRunError(TrackingError):
 
 def heartbeat() -> str:
     """This process and this moment, as the process tag holds them; to be set again and again."""
-    import psutil  # here: a server's pages only read, and lack it
-
+    own = _process(os.getpid())
     return json.dumps(
         {
             "host": _host(),
             "pid": os.getpid(),
-            "started": psutil.Process().create_time(),
-            "ticks": _start_ticks(os.getpid()),
+            "started": own.started,
+            "ticks": own.ticks,
             "alive_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
             "token": _token(),
         }
@@ -263,18 +263,16 @@ class _Heartbeat:
     @property
     def lives(self) -> bool:
         """Whether the process, which is one of this machine's, is there."""
-        import psutil
-
         try:
-            process = psutil.Process(self.pid)
-            # A number is given out again: only the start tells that it is the same process.
-            if self.ticks is None:  # of an earlier version, or of another system
-                same = abs(process.create_time() - self.started) < 1.0
-            else:
-                same = _start_ticks(self.pid) == self.ticks
-            return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-        except (psutil.Error, ValueError, OverflowError):  # a number that no machine gives out
+            process = _process(self.pid)
+        except ProcessLookupError:
             return False
+        if process.is_zombie:
+            return False
+        # A number is given out again: only the start tells that it is the same process.
+        if self.ticks is None:  # of an earlier version, or of another system
+            return abs(process.started - self.started) < 1.0
+        return process.ticks == self.ticks
 
 
 def _trainer(run: Run) -> _Heartbeat | None:
@@ -354,13 +352,48 @@ def _uptime() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-def _start_ticks(pid: int) -> int | None:
-    """When a process started, in ticks since the machine did; None where the system has none."""
+@dataclass(frozen=True)
+class _Process:
+    """A process of this machine."""
+
+    started: float  # seconds since 1970, by the clock as it is set now
+    ticks: int | None  # between the machine's start and its own; None where the system has none
+    is_zombie: bool
+
+
+def _process(pid: int) -> _Process:
+    """A process of this machine.
+
+    Raises:
+        ProcessLookupError: it has none of this number.
+    """
+    if not _PROC_STAT.exists():
+        return _process_without_proc(pid)
     try:
         # The name of the program, in parentheses, may hold anything.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError) as error:  # also a number that no machine gives out
+        raise ProcessLookupError from error
+    ticks = int(stat[19])
+    started = _boot_time() + ticks / os.sysconf("SC_CLK_TCK")
+    return _Process(started, ticks, is_zombie=stat[0] == "Z")
+
+
+def _boot_time() -> int:
+    """When this machine started, in seconds since 1970 by the clock as it is set now."""
+    return int(_PROC_STAT.read_text().partition("\nbtime ")[2].split()[0])
+
+
+def _process_without_proc(pid: int) -> _Process:
+    """As :func:`_process`, on macOS for one."""
+    import psutil  # here: on Linux, a machine that only reads runs may lack it
+
+    try:
+        process = psutil.Process(pid)
+        is_zombie = process.status() == psutil.STATUS_ZOMBIE
+        return _Process(process.create_time(), None, is_zombie=is_zombie)
+    except (psutil.Error, ValueError, OverflowError) as error:
+        raise ProcessLookupError from error
 
 
 def _host() -> str:

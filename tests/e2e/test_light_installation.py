@@ -1,5 +1,6 @@
-"""What works beside MLflow without torch: the pages need nothing more, commands little."""
+"""What works beside MLflow alone: the pages, and the commands that do not train."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -32,19 +33,30 @@ COMMANDS = """
 from pathlib import Path
 
 import mlflow
+from kept_predictions import kept_run
 
 import clear_mlflow
 from clear_mlflow.cli import main
 
-mlflow.set_experiment("light")
+experiment_id = mlflow.set_experiment("light").experiment_id
 for seed in range(2):
     with clear_mlflow.track(buckets=3, num_instances=100, dataset="mine", seed=seed) as run:
         for i in range(4):
             run.log_row(i, [10 + 20 * i + seed, 20 + 10 * i, 30])
+kept = [kept_run(mlflow.MlflowClient(), experiment_id, probs=True).info.run_id for _ in range(2)]
 Path("matrix.csv").write_text("0.9,0.5\\n0.8,0.9\\n")
 main(["import", "matrix.csv", "--dataset", "other", "--seed", "0"], standalone_mode=False)
 main(["evaluate", "--experiment", "light"], standalone_mode=False)
+scored = mlflow.get_run(kept[0]).data.metrics
+assert {"clear/in_domain_accuracy", "calibration/expected_calibration_error"} <= scored.keys()
 main(["compare", "--experiment", "light", "--group-by", "dataset"], standalone_mode=False)
+main(["compare", "--run-id", ",".join(kept), "--group-by", "none"], standalone_mode=False)
+"""
+
+TRAIN = """
+from clear_mlflow.cli import main
+
+main(["train", "--dataset", "digits"])
 """
 
 
@@ -81,7 +93,20 @@ def test_the_pages_need_mlflow_alone(run):
     assert done.returncode == 0, done.stderr
 
 
-def test_commands_need_three_small_packages_more(run):
-    """track, evaluate, import and compare, on a machine that never trains."""
-    done = run("psutil,rich,safetensors", COMMANDS)
+def test_commands_need_mlflow_alone(run):
+    """track, evaluate, import and compare, of runs with and without predictions; no table of it."""
+    done = run("", COMMANDS)
     assert done.returncode == 0, done.stderr
+    assert "\n1 imported\n" in done.stdout
+    assert re.search(r"^2 scored, 3 unchanged; \d+ metric values logged$", done.stdout, re.M)
+    assert done.stdout.count("comparison.html") == 2
+    missing = "no tables are shown: they need rich (pip install rich)"
+    assert done.stderr.count(missing) == 4
+
+
+def test_what_needs_more_says_which_package(run):
+    """Training: one line, before anything is begun."""
+    done = run("", TRAIN)
+    assert done.returncode == 2
+    lines = [line for line in done.stderr.splitlines() if "error" in line]
+    assert lines == ["error: psutil is not installed, and this needs it: pip install psutil"]

@@ -5,7 +5,6 @@ import shutil
 from pathlib import Path
 
 import mlflow
-import psutil
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.store import names
-from clear_mlflow.store.heartbeat import heartbeat
+from clear_mlflow.store.heartbeat import _boot_time, heartbeat
 from clear_mlflow.store.search import Selection, select
 
 
@@ -294,8 +293,8 @@ def test_a_clock_that_is_set_makes_no_living_process_a_dead_one(
     """On its own machine: the time at which it started moves with the clock."""
     run_id = copied(trained(FOUR_BUCKETS[:3])).info.run_id
     store.set_tag(run_id, names.PROCESS_TAG, heartbeat())
-    started = psutil.Process.create_time
-    monkeypatch.setattr(psutil.Process, "create_time", lambda self: started(self) + seconds)
+    at = _boot_time()
+    monkeypatch.setattr("clear_mlflow.store.heartbeat._boot_time", lambda: at + seconds)
     (verdict,) = run_evaluate(store, run_id)
     assert (verdict.action, store.get_run(run_id).info.status) == ("skipped", "RUNNING")
 

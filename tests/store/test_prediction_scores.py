@@ -94,7 +94,7 @@ def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
     for damage, told in [
         (
             lambda f: (f / "row_001.safetensors").write_bytes(b"x" * 20),
-            "row_001.safetensors: cannot",
+            "row_001.safetensors: ends within its header",
         ),
         (lambda f: (f / EVALUATION_SET_FILE).unlink(), f"but no {EVALUATION_SET_FILE}"),
         (

@@ -23,7 +23,7 @@ from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import bound_retries, mlflow_errors
 from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import (
-    _start_ticks,
+    _process,
     begins_now,
     heartbeat,
     is_abandoned,
@@ -76,7 +76,7 @@ def test_a_process_that_has_ended_is_gone(store, experiment_id):
     """Also while nobody has taken note of its end."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         # As the child itself would tell it: the start is that of its own process.
-        told = {"pid": child.pid, "ticks": _start_ticks(child.pid), "alive_at": ago(days=1)}
+        told = {"pid": child.pid, "ticks": _process(child.pid).ticks, "alive_at": ago(days=1)}
         run = beating(store, experiment_id, **told)
         assert not is_abandoned(store, run)  # it is asked for; its age does not matter
         child.stdin.close()
@@ -101,6 +101,18 @@ def test_of_another_machine_s_process_the_age_decides(store, experiment_id, age,
     assert is_abandoned(store, run) is abandoned
     ahead = time_ahead(run.data.tags[names.PROCESS_TAG])
     assert (ahead is not None) is (age == {"minutes": -6})
+
+
+def test_processes_are_as_psutil_has_them(monkeypatch):
+    """Where Linux is read itself, and where psutil is asked, as on other systems."""
+    for proc in ("/proc/stat", "/nowhere"):
+        monkeypatch.setattr("clear_mlflow.store.heartbeat._PROC_STAT", Path(proc))
+        found = _process(os.getppid())
+        assert found.started == pytest.approx(psutil.Process(os.getppid()).create_time(), abs=0.5)
+        assert not found.is_zombie
+        for pid in (2**30, 10**400, -1):
+            with pytest.raises(ProcessLookupError):
+                _process(pid)
 
 
 def test_who_is_never_called_abandoned(store, experiment_id):

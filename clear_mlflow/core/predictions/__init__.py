@@ -11,7 +11,6 @@ import hashlib
 import json
 import math
 import re
-import struct
 from collections.abc import Set
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.predictions.tensor_file import read_tensors, tensors_to_bytes
 from clear_mlflow.core.text import shown
 
 PREDICTIONS_FOLDER = "predictions"
@@ -129,7 +129,7 @@ class EvaluationSet:
         }
         if self.cluster is not None:
             arrays["cluster"] = self.cluster
-        return _file_of(
+        return tensors_to_bytes(
             arrays,
             metadata={
                 "format": _FORMAT,
@@ -268,7 +268,7 @@ class RowPredictions:
         arrays: dict[str, NDArray[Any]] = {"labels": self.labels}
         if self.probabilities is not None:
             arrays["probabilities"] = self.probabilities
-        return _file_of(
+        return tensors_to_bytes(
             arrays,
             metadata={
                 "format": _FORMAT,
@@ -309,43 +309,26 @@ def predictions_file_name(row: int) -> str:
     return f"row_{row:03d}.safetensors"
 
 
-def _file_of(arrays: dict[str, NDArray[Any]], metadata: dict[str, str]) -> bytes:
-    """A safetensors file; equal contents give equal bytes: its own writer shuffles the metadata."""
-    from safetensors.numpy import save  # here: a server's pages need no predictions, and lack it
-
-    content = save(arrays, metadata=metadata)
-    (length,) = struct.unpack("<Q", content[:8])
-    described = json.loads(content[8 : 8 + length])
-    text = json.dumps(described, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    header = text.encode()
-    header += b" " * (-len(header) % 8)  # so that the numbers are aligned, as the format asks
-    return struct.pack("<Q", len(header)) + header + content[8 + length :]
-
-
 def _read(
     path: Path, expected: Set[str], optional: Set[str] = frozenset()
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
-    from safetensors import SafetensorError, safe_open
-
     try:
-        size = path.stat().st_size
-        if size > untrusted.MAX_PREDICTIONS_BYTES:
-            raise RecordError(f"{path.name}: is {size} bytes; expected at most 1 GiB")
-        with safe_open(path, framework="numpy") as file:
-            metadata = dict(file.metadata() or {})
-            names = set(file.keys())
-            if metadata.get("format") != _FORMAT or not expected <= names <= expected | optional:
-                raise RecordError(f"{path.name}: is no file of {_FORMAT}")
-            if metadata.get("version", "").split(".")[0] != _VERSION.split(".")[0]:
-                raise RecordError(
-                    f"{path.name}: is of version {shown(metadata.get('version'))} of the format; "
-                    f"this clear_mlflow reads {_VERSION.split('.')[0]}.x: upgrade it"
-                )
-            return {name: file.get_tensor(name) for name in names}, metadata
-    # A type that numpy lacks, as bfloat16, is a TypeError or an AttributeError.
-    except (OSError, SafetensorError, TypeError, AttributeError, ValueError) as error:
-        problem = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise RecordError(f"{path.name}: cannot be read ({problem})") from error
+        arrays, metadata = read_tensors(path, untrusted.MAX_PREDICTIONS_BYTES)
+        if (
+            metadata.get("format") != _FORMAT
+            or not expected <= arrays.keys() <= expected | optional
+        ):
+            raise RecordError(f"is no file of {_FORMAT}")
+        if metadata.get("version", "").split(".")[0] != _VERSION.split(".")[0]:
+            raise RecordError(
+                f"is of version {shown(metadata.get('version'))} of the format; this clear_mlflow "
+                f"reads {_VERSION.split('.')[0]}.x: upgrade it"
+            )
+    except RecordError as error:
+        raise RecordError(f"{path.name}: {error}") from error
+    except OSError as error:
+        raise RecordError(f"{path.name}: cannot be read ({error.strerror or error})") from error
+    return arrays, metadata
 
 
 def _texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
