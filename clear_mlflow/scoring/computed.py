@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -143,17 +143,23 @@ def compute_predictions(
     record: Record,
     run_name: str,
     metrics: Sequence[PredictionMetric] = predicted.METRICS,
+    logged: Container[str] = (),
 ) -> PredictionScores:
-    """Everything that a run's stored predictions define.
+    """Everything that a run's stored predictions define, but for what repeats its rows.
+
+    What a run of before has logged of that is defined all the same, and stays in it.
 
     Args:
         predictions: which count up to the rows.
         record: the rows.
         run_name: for titles.
         metrics: to compute.
+        logged: names of metrics that the run holds.
     """
-    points = predicted.series(predictions, metrics)
-    undefined = predicted.undefined(predictions, metrics)
+    left_out = {name for name in predicted.repeated(predictions) if name not in logged}
+    computed = [metric for metric in metrics if metric.name not in left_out]
+    points = predicted.series(predictions, computed)
+    undefined = predicted.undefined(predictions, computed)
     failed = _failed(undefined)
     return PredictionScores(
         summary={

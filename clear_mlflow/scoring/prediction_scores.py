@@ -129,4 +129,5 @@ def read_prediction_scores(
         return PredictionScores(problem=str(error))
     if predictions is None:
         return PredictionScores()  # removed since, to save room: no concern of the rows
-    return compute_predictions(predictions, record, run.info.run_name or run.info.run_id, metrics)
+    run_name = run.info.run_name or run.info.run_id
+    return compute_predictions(predictions, record, run_name, metrics, run.data.metrics)

@@ -19,15 +19,21 @@ from clear_mlflow.store import names
 BUCKETS, PER_BUCKET, CLASSES = ("1", "2"), 100, 4
 
 
-def kept_run(client, experiment_id, *, probs=False, kept="labels"):
-    """A finished run with rows and the predictions that count up to them."""
+def kept_run(client, experiment_id, *, probs=False, kept="labels", balanced=False):
+    """A finished run with rows and the predictions that count up to them.
+
+    Balanced: each bucket has as many images of each class.
+    """
     draws = np.random.default_rng(0)
     total = len(BUCKETS) * PER_BUCKET
+    label = draws.integers(0, CLASSES, total)
+    if balanced:
+        label = np.arange(total) % CLASSES
     images = EvaluationSet(
         buckets=BUCKETS,
         class_names=tuple("abcd"),
         bucket=np.repeat(np.arange(len(BUCKETS)), PER_BUCKET).astype(np.uint16),
-        label=draws.integers(0, CLASSES, total).astype(np.uint16),
+        label=label.astype(np.uint16),
         content=draws.integers(0, 256, (total, 16)).astype(np.uint8),
         names=tuple(map(str, range(total))),
     )

@@ -113,6 +113,29 @@ def test_macro_accuracy_is_scikit_learns_macro_recall() -> None:
     assert values["macro_accuracy/average"] == metrics.renate.average_accuracy(matrix)
 
 
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), per_class=st.integers(1, 4))
+def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class: int) -> None:
+    """Bucket by bucket, of the classes that a bucket has; one image more, and it is not."""
+    draws = np.random.default_rng(seed)
+    classes = [draws.permutation(CLASSES)[: draws.integers(1, CLASSES + 1)] for _ in range(2)]
+    labels = [draws.permutation(np.repeat(there, per_class)) for there in classes]
+    found = predictions(seed, tuple(map(len, labels)), rows=2)
+    images = replace(found.images, label=np.concatenate(labels).astype(np.uint16))
+    answers = {
+        row: replace(answer, evaluation_set=images.digest) for row, answer in found.answers.items()
+    }
+    found = Predictions(images, answers)
+    assert predicted.repeated(found) == MACRO
+    accuracies = [
+        [answer.correct(images)[j] / len(labels[j]) for j in range(2)]
+        for row, answer in answers.items()
+        if row
+    ]
+    assert np.allclose(macro_matrix(found).values, accuracies, atol=1e-12)
+    assert predicted.repeated(predictions(seed, (CLASSES * 3 + 1,) * 2, rows=2)) == frozenset()
+
+
 def test_macro_accuracy_counts_every_class_alike() -> None:
     """Nine right images of one class and a wrong one of another: 90 % of images, 50 % macro."""
     found = predictions(counts=(10,), rows=1)

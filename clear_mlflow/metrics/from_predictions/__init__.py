@@ -14,6 +14,8 @@ from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics import gather
 from clear_mlflow.metrics.from_predictions._base import PredictionMetric, Predictions
 from clear_mlflow.metrics.from_predictions._classes import class_accuracies, confusion, macro_matrix
+from clear_mlflow.metrics.from_predictions.macro_accuracy import METRICS as _MACRO_METRICS
+from clear_mlflow.metrics.from_predictions.macro_accuracy import repeats_accuracy
 
 __all__ = [
     "METRICS",
@@ -23,6 +25,7 @@ __all__ = [
     "confusion",
     "explain",
     "macro_matrix",
+    "repeated",
     "series",
     "summarize",
     "undefined",
@@ -34,6 +37,15 @@ METRICS: tuple[PredictionMetric, ...] = gather(
     if not module.name.startswith("_")
     for metric in importlib.import_module(f"{__name__}.{module.name}").METRICS
 )
+
+
+def repeated(predictions: Predictions) -> frozenset[str]:
+    """Names of metrics that say again what the accuracy matrix says, for these test images.
+
+    Those of the macro accuracy matrix are, where every class has as many test images.
+    """
+    is_repeated = repeats_accuracy(predictions)
+    return frozenset(metric.name for metric in _MACRO_METRICS) if is_repeated else frozenset()
 
 
 def summarize(

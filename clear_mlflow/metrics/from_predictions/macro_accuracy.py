@@ -1,10 +1,12 @@
 """Summaries of the macro accuracy matrix, in which every class counts alike in every cell.
 
 They differ from those of the accuracy matrix where a bucket has more test images of one class than
-of another; CLEAR's own test sets have about as many of each.
+of another; see :func:`repeats_accuracy`.
 """
 
 from __future__ import annotations
+
+import numpy as np
 
 from clear_mlflow.metrics import clear, renate
 from clear_mlflow.metrics.from_predictions._base import PredictionMetric, Predictions
@@ -36,6 +38,19 @@ def average(predictions: Predictions) -> float:
         UndefinedMetricError: no bucket was trained, or the last row's predictions were not stored.
     """
     return renate.average_accuracy(macro_matrix(predictions))
+
+
+def repeats_accuracy(predictions: Predictions) -> bool:
+    """Whether the macro accuracy matrix is the accuracy matrix, whatever is answered.
+
+    It is where each bucket has as many test images of one class as of any other that it has.
+    """
+    images = predictions.images
+    shape = len(images.buckets), len(images.class_names)
+    counts = np.zeros(shape, dtype=np.int64)
+    np.add.at(counts, (images.bucket, images.label), 1)
+    most = counts.max(axis=1, keepdims=True)
+    return bool(((counts == 0) | (counts == most)).all())
 
 
 METRICS = (
