@@ -41,7 +41,12 @@ from clear_mlflow.core.errors import ConfigError, FailedMetricError, TrackingErr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.evaluation.read_correctness import read_correctness
-from clear_mlflow.learning.config import stored_parameters
+from clear_mlflow.learning.config import (
+    TrainConfig,
+    is_of_a_training,
+    logged_parameters,
+    stored_parameters,
+)
 from clear_mlflow.metrics import METRICS, Metric, undefined
 from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.store import names
@@ -271,7 +276,19 @@ def _labels(stored: StoredMatrix) -> dict[str, str]:
         labels["augment"] = stored_parameters(labels)["augment"]
     if "arithmetic" not in labels and _is_off_on_a_gpu(labels):  # trained before it was recorded
         labels["precision"] = "off or tf32"
-    return labels
+    return {**labels, **_without_role(stored.params)}
+
+
+def _without_role(params: Mapping[str, str]) -> dict[str, str]:
+    """What the parameters that play no role in a run of ours come to: runs of before logged it."""
+    if not is_of_a_training(params):
+        return {}
+    told = {name: _unquoted(text) for name, text in logged_parameters(params).items()}
+    try:
+        config = TrainConfig.resolve(stored_parameters(told))
+    except ConfigError:
+        return {}
+    return {name: text for name, text in config.as_text().items() if name in config.without_role}
 
 
 def _is_off_on_a_gpu(labels: Mapping[str, str]) -> bool:

@@ -29,7 +29,12 @@ from clear_mlflow.data.sources import (
     stream_name,
 )
 from clear_mlflow.data.sources import is_own_function as is_own_function
-from clear_mlflow.learning.registry import known_strategies, strategy_names
+from clear_mlflow.learning.registry import (
+    WITHOUT_BUFFER,
+    WITHOUT_STEPS,
+    known_strategies,
+    strategy_names,
+)
 from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
 
 AUTO = "auto"
@@ -668,6 +673,25 @@ class TrainConfig:
         except ConfigError:
             return False
 
+    @property
+    def without_role(self) -> frozenset[str]:
+        """Names of the parameters that mean nothing, given the others.
+
+        Of a strategy of somebody's own nothing is known: all may mean something to it.
+        """
+        unused: set[str] = set()
+        if self.strategy in WITHOUT_BUFFER:
+            unused.add("memory")
+        if self.optimizer != "sgd":
+            unused.add("momentum")
+        if self.schedule != "step":
+            unused |= {"lr_step", "lr_gamma"}
+        if self.strategy in WITHOUT_STEPS:
+            unused |= {n for n, group in parameter_groups().items() if group == OPTIMISATION}
+        if self.features != NONE:
+            unused.add("image_size")
+        return frozenset(unused)
+
     def to_json(self) -> str:
         """The configuration as ``config.json``, which ``--config`` reads back."""
         return json.dumps(self.as_text(), indent=2) + "\n"
@@ -713,6 +737,85 @@ def auto_values(name: str) -> dict[str, str]:
 def parameter_help(name: str) -> str:
     """One line that says what a parameter is."""
     return str(_FIELDS[name].metadata["help"])
+
+
+# Known to the training process alone: what was asked for is what tells two runs apart.
+_OF_THE_MACHINE = frozenset({"device", "precision"})
+
+
+def parameters_to_log(
+    config: TrainConfig,
+    asked: Mapping[str, str],
+    there: Mapping[str, str],
+    *,
+    of_project: bool = False,
+) -> dict[str, str]:
+    """What a run's parameters are to be beside those that it holds, which stay.
+
+    A parameter is the value in force, and what was asked for is ``asked/lr`` where it does not tell
+    that. One that plays no role is there only where it was asked for, as that. Where the run holds
+    a parameter already, the value in force is ``used/lr``: MLflow changes no parameter, and
+    ``mlflow run`` logs each as it was asked for.
+
+    Args:
+        config: the parameters in force.
+        asked: parameters as text, as the user gave them.
+        there: all that the run holds.
+        of_project: ``mlflow run`` opened it; then every parameter that may be ``auto`` is given
+            as used, so that such runs have the same columns.
+    """
+    defaults, found = parameter_defaults(), {}
+    for name, text in config.as_text().items():
+        told = asked.get(name, defaults[name])
+        plays_a_role = name not in config.without_role
+        if name in there:
+            is_told = config.is_said_by(name, there[name])
+            if of_project and defaults[name] == AUTO:
+                is_told = False
+            if plays_a_role and not is_told:
+                found[f"used/{name}"] = text
+        elif plays_a_role:
+            found[name] = text
+            if not config.is_said_by(name, told):
+                found[f"asked/{name}"] = told
+        elif told != defaults[name]:
+            found[f"asked/{name}"] = told
+    # Before this was recorded, off was TF32 on most GPUs.
+    found["used/arithmetic"] = config.arithmetic
+    # One name per argument: a column of its own to sort and compare runs by.
+    for name, value in config.strategy_args.items():
+        found[f"strategy/{name}"] = argument_text(value)
+    for name, value in config.dataset_args.items():
+        found[f"dataset/{name}"] = argument_text(value)
+    return {name: text for name, text in found.items() if name not in there}
+
+
+def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
+    """What a run logged of what it was trained with; where ``auto`` was asked for, what that was.
+
+    Runs of before logged what was asked for under a parameter's own name, always.
+
+    Args:
+        logged: all parameters of the run.
+    """
+    found = {}
+    for name, default in parameter_defaults().items():
+        used, asked = f"used/{name}", f"asked/{name}"
+        order = (
+            (used, name, asked)
+            if default == AUTO and name not in _OF_THE_MACHINE
+            else (asked, name)
+        )
+        for key in order:
+            if key in logged:
+                found[name] = logged[key]
+                break
+    return found
+
+
+def is_of_a_training(logged: Mapping[str, str]) -> bool:
+    """Whether parameters were logged by a training of this program."""
+    return not logged.keys().isdisjoint({"used/arithmetic", "used/epochs"})
 
 
 def stored_parameters(stored: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,15 @@ from pathlib import Path
 
 ENTRY_POINTS = "clear_mlflow.strategies"
 
+# What parameters mean nothing to: their classes say and do it.
+WITHOUT_BUFFER = frozenset(
+    {
+        *("cumulative", "cwr", "ewc", "from_scratch", "joint", "linear", "lwf", "naive", "ncm"),
+        *("si", "slda"),
+    }
+)
+WITHOUT_STEPS = frozenset({"ncm", "slda"})
+
 _FOLDER = Path(__file__).with_name("strategies")
 
 

@@ -53,7 +53,9 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
         RecordError: a file of weights is damaged.
         TrackingError: the store does not take one.
     """
-    if run.data.params.get("log_models", NONE) == NONE or scores.computed is None:
+    asked = run.data.params.get("log_models", NONE)
+    # A configuration file may say otherwise than what "mlflow run" logged.
+    if run.data.params.get("used/log_models", asked) == NONE or scores.computed is None:
         return 0
     run_id = run.info.run_id
     with mlflow_errors(f"list the models of run {run_id}"):

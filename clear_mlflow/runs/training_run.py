@@ -13,6 +13,7 @@ from types import TracebackType
 
 from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunTag
+from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyRow, measured_split
@@ -21,7 +22,7 @@ from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.stored_points import stored_steps
-from clear_mlflow.learning.config import AUTO, NONE, TrainConfig, argument_text, parameter_defaults
+from clear_mlflow.learning.config import NONE, TrainConfig, parameters_to_log
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
 from clear_mlflow.metrics import family_names
 from clear_mlflow.runs.lifecycle import open_run
@@ -239,30 +240,14 @@ class TrainingRun(TrackedRun):
                 remove_states(self.client, run, before=before)
 
     def _log_params(self, run: Run) -> None:
-        """Log what was asked for and what it resolved to, leaving alone what is there.
-
-        ``mlflow run`` has logged the entry point's parameters already, as it got them (``auto``
-        among them); MLflow refuses any other text for those. What a run really used has names of
-        its own: always where a parameter may be ``auto``, so that runs can be compared by it, and
-        where a configuration file said otherwise than the parameter.
-        """
-        there = run.data.params
-        told = {**self.asked, **there}
-        used = {
-            f"used/{name}": text
-            for name, text in self.config.as_text().items()
-            if parameter_defaults()[name] == AUTO
-            or not self.config.is_said_by(name, told.get(name))
-        }
-        # Before this was recorded, off was TF32 on most GPUs.
-        used["used/arithmetic"] = self.config.arithmetic
-        # One name per argument: a column of its own to sort and compare runs by.
-        for name, value in self.config.strategy_args.items():
-            used[f"strategy/{name}"] = argument_text(value)
-        for name, value in self.config.dataset_args.items():
-            used[f"dataset/{name}"] = argument_text(value)
-        params = {**self.asked, **used}
-        missing = [Param(name, text) for name, text in params.items() if name not in there]
+        """Log the parameters in force, and what was asked for, leaving alone what is there."""
+        params = parameters_to_log(
+            self.config,
+            self.asked,
+            run.data.params,
+            of_project=MLFLOW_PROJECT_ENTRY_POINT in run.data.tags,
+        )
+        missing = [Param(name, text) for name, text in params.items()]
         self.client.log_batch(self.run_id, params=missing)
 
     def _set_tags(self, run: Run) -> None:

@@ -34,12 +34,12 @@ def facts_of(run: Run) -> Facts:
     asked = {n.removeprefix(_ASKED): v for n, v in params.items() if n.startswith(_ASKED)}
     plain = {n: v for n, v in params.items() if not n.startswith((_USED, _ASKED))}
     configuration = dict(sorted((plain | used).items()))
-    asked = plain | asked
+    asked = {name: text for name, text in (plain | asked).items() if name in configuration}
     return Facts(
         run_id=run.info.run_id,
         link=report_link(run),
         configuration=configuration,
-        asked={n: v for n, v in asked.items() if v != configuration[n]},
+        asked={name: text for name, text in asked.items() if text != configuration[name]},
         environment={shown: tags[tag] for tag, shown in _ENVIRONMENT.items() if tag in tags},
         profiles={
             entry.dataset.name: _profile(entry.dataset.profile)

@@ -9,10 +9,14 @@ import yaml
 
 from clear_mlflow.comparison import Comparison, Group
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import AUTO, TrainConfig, parameter_defaults
+from clear_mlflow.learning.config import (
+    AUTO,
+    TrainConfig,
+    is_of_a_training,
+    logged_parameters,
+    parameter_defaults,
+)
 
-# Known to the training process alone: what was asked for is what tells two runs apart.
-_OF_THE_MACHINE = ("device", "precision")
 _SEEDS = ("seed", "seeds")
 
 
@@ -73,27 +77,16 @@ def parameters_of(group: Group) -> dict[str, str] | None:
 
 def _parameters(logged: Mapping[str, str]) -> dict[str, str]:
     """What a run was trained with, as far as it is no default; nothing of another program's run."""
-    if "used/epochs" not in logged:
+    if not is_of_a_training(logged):
         return {}
     defaults = parameter_defaults()
-    return {
+    found = {
         name: text
         for name, text in logged_parameters(logged).items()
         if name not in _SEEDS and text not in (defaults[name], AUTO)
     }
-
-
-def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
-    """What a run logged of what it was trained with; where ``auto`` was asked for, what that was.
-
-    Args:
-        logged: all parameters of the run.
-    """
-    found = {}
-    for name, default in parameter_defaults().items():
-        used = f"used/{name}"
-        if default == AUTO and name not in _OF_THE_MACHINE and used in logged:
-            found[name] = logged[used]
-        elif name in logged:
-            found[name] = logged[name]
-    return found
+    try:
+        unused = TrainConfig.resolve(found).without_role
+    except ConfigError:
+        return found
+    return {name: text for name, text in found.items() if name not in unused}

@@ -31,6 +31,7 @@ from clear_mlflow.learning.config import (
     AUTO,
     NONE,
     TrainConfig,
+    logged_parameters,
     stored_parameters,
 )
 from clear_mlflow.report.markdown import escaped
@@ -42,7 +43,6 @@ from clear_mlflow.store.heartbeat import heartbeat, is_abandoned, trains_now
 from clear_mlflow.store.search import Selection, experiment_for, run_of_project, search, select
 from clear_mlflow.sweep import Grid, PlannedRun, digest_of, fingerprint
 from clear_mlflow.sweep.chosen import next_grids
-from clear_mlflow.sweep.more_seeds import logged_parameters
 
 _HEARTBEAT_SECONDS = 30.0
 _LOOK_SECONDS = 0.5

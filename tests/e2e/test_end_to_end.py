@@ -248,7 +248,7 @@ def test_options_go_before_a_configuration_file(
         "b=c",
     )
     params = run.data.params
-    assert (params["seed"], params["strategy"], params["used/epochs"]) == ("0", "replay", "1")
+    assert (params["seed"], params["strategy"], params["epochs"]) == ("0", "replay", "1")
 
 
 def test_killed_supervisor_leaves_rows_that_evaluate_scores(

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from comparisons import counts, log_predictions, log_run
 
 from clear_mlflow.cli import main
-from clear_mlflow.learning.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.config import TrainConfig, parameter_defaults, parameters_to_log
 from clear_mlflow.store import names
 from clear_mlflow.sweep import fingerprint, read_grid
 
@@ -306,6 +306,27 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
     told = json.loads((folder / "compared_runs.json").read_text())
     sizes = {group["name"]: len(group["runs"]) for group in told["groups"]}
     assert sizes == {"square": 2, "random_crop": 1}
+
+
+def test_parameters_of_runs_of_before_and_of_now_are_read_alike(store, experiment_id):
+    """By what was in force, one that plays no role now and was logged as used then, too."""
+    asked = {"strategy": "naive", "lr": "auto", "memory": "auto", "epochs": "3"}
+    config = TrainConfig.resolve(asked)
+    auto = [name for name, text in parameter_defaults().items() if text == "auto"]
+    before = asked | {f"used/{name}": config.as_text()[name] for name in auto}
+    by_project = asked | parameters_to_log(config, asked, asked, of_project=True)
+    logged = (before, by_project, parameters_to_log(config, asked, {}))
+    for seed, params in enumerate(logged):
+        name = f"naive clear10 seed {seed}"
+        run = log_run(store, experiment_id, name, counts(120, seed), strategy="naive", seed=seed)
+        for key, value in params.items():
+            store.log_param(run.info.run_id, key, value)
+    result = invoke("--experiment", "test", "--group-by", "lr,memory,epochs")
+    assert result.exit_code == 0, result.output
+    _, folder = comparison_of(store, experiment_id)
+    (group,) = json.loads((folder / "compared_runs.json").read_text())["groups"]
+    assert group["labels"] == {"lr": "0.02", "memory": "300", "epochs": "3"}
+    assert len(group["runs"]) == 3
 
 
 def test_float32_of_before_it_was_told_from_tf32_is_neither(store, experiment_id):

@@ -148,7 +148,7 @@ def test_a_run_on_own_features_is_recorded_as_such(store, experiment_id, tmp_pat
     assert run.info.status == "FINISHED"
     assert run.data.tags["features"] == KIND
     assert run.data.tags["features_digest"] == facts.features_digest
-    assert run.data.params["used/model"] == "linear"
+    assert run.data.params["model"] == "linear"
     text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/accuracy_matrix/rows/row_003.json")
     record = RowRecord.from_json(text, source="row")
     assert record.extra["features"] == {"name": KIND, "digest": facts.features_digest}

@@ -65,9 +65,9 @@ def test_a_run_says_what_it_was_trained_on(store, experiment_id, root):
     assert json.loads(entry.dataset.profile)["licence"] == "CC BY 4.0"
     params = run.data.params
     assert params["dataset"] == "folder"
-    assert params["dataset_args"] == "licence=CC BY 4.0"
+    assert params["asked/dataset_args"] == "licence=CC BY 4.0"
     assert params["dataset/name"] == "yearbook"
-    assert params["used/dataset_args"] == "name=yearbook,licence=CC BY 4.0,order=none"
+    assert params["dataset_args"] == "name=yearbook,licence=CC BY 4.0,order=none"
     again = retest(store, run, data_root=str(root))
     assert again.record is not None
     assert again.record.dataset == record.dataset

@@ -107,10 +107,10 @@ def test_tags_params_and_dataset(finished):
     assert tags["seed"] == "7"
     assert tags["model"] == "small_cnn"
     assert tags[names.ROWS_TAG] == "complete"
-    assert params["epochs"] == "auto"
-    assert int(params["used/epochs"]) >= 1
+    assert int(params["epochs"]) >= 1
+    assert params["asked/epochs"] == "auto"
     assert params["seed"] == "7"
-    assert "used/seed" not in params
+    assert {"used/epochs", "asked/seed", "memory", "asked/memory"}.isdisjoint(params)
     (entry,) = finished.inputs.dataset_inputs
     assert entry.dataset.name == "digits"
     assert entry.dataset.digest == ("ab" * 32)[:36]
@@ -139,6 +139,7 @@ def test_active_run_is_joined_and_left_open(store):
     run = store.get_run(active.info.run_id)
     assert run.info.run_name == "mine"
     assert run.data.params["epochs"] == "12 of mine"
+    assert int(run.data.params["used/epochs"]) >= 1
     assert run.data.tags["mlflow.note.content"] == "my own words"
     assert (
         run.data.metrics["clear/in_domain_accuracy"]

@@ -90,7 +90,7 @@ def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp
     root = write_released(tmp_path / "data", train=12)
     clear_mlflow.train(data_root=root, split="validation", **SMALL)
     (run,) = runs_of(store, experiment_id, "train")
-    assert run.data.params["used/split"] == "validation"
+    assert run.data.params["split"] == "validation"
     assert run.data.tags["split"] == "validation"
     (entry,) = run.inputs.dataset_inputs
     assert [tag.value for tag in entry.tags] == ["validation"]

@@ -1,6 +1,7 @@
 """Parameters: texts in, a checked configuration out, and back."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from clear_mlflow.data.sources import DATASETS
 from clear_mlflow.learning.config import (
     EMBEDDED_RECIPES,
     TrainConfig,
+    is_of_a_training,
+    logged_parameters,
     parameter_defaults,
+    parameters_to_log,
     read_config_file,
     stored_parameters,
 )
@@ -98,6 +102,59 @@ def test_what_says_a_value():
     assert config.is_said_by("weight_decay", "1e-05")
     assert not config.is_said_by("epochs", "auto")
     assert not config.is_said_by("epochs", None)
+
+
+SOME_ASKED = st.fixed_dictionaries(
+    {},
+    optional={
+        "strategy": st.sampled_from(["naive", "replay", "ncm"]),
+        "memory": st.sampled_from(["auto", "500"]),
+        "lr": st.sampled_from(["auto", "0.10", "0.3"]),
+        "optimizer": st.sampled_from(["sgd", "adam"]),
+        "momentum": st.sampled_from(["0.9", "0.5"]),
+        "schedule": st.sampled_from(["step", "cosine"]),
+        "lr_gamma": st.sampled_from(["0.1", "0.2"]),
+        "epochs": st.sampled_from(["auto", "3"]),
+        "device": st.sampled_from(["auto", "cpu"]),
+        "seed": st.sampled_from(["0", "1"]),
+    },
+)
+
+
+@given(SOME_ASKED, st.sampled_from(["alone", "mlflow run", "before"]))
+def test_what_a_run_logs_tells_what_was_asked_for(asked, how):
+    """However it was started, and in runs of before: a sweep finds its run again."""
+    config = TrainConfig.resolve(asked)
+    trained = replace(config, device="cpu", precision="off")
+    if how == "alone":
+        logged = parameters_to_log(trained, asked, {})
+        again = parameters_to_log(trained, asked, logged)
+        assert again == {}
+    elif how == "mlflow run":
+        there = {**parameter_defaults(), **asked}
+        logged = {**there, **parameters_to_log(trained, asked, there, of_project=True)}
+    else:
+        texts = trained.as_text()
+        logged = {**parameter_defaults(), **asked}
+        logged |= {f"used/{n}": texts[n] for n, d in parameter_defaults().items() if d == "auto"}
+    assert is_of_a_training(logged)
+    assert TrainConfig.resolve(logged_parameters(logged)) == config
+
+
+def test_a_parameter_is_the_value_in_force_where_it_plays_a_role():
+    """What was asked for stands beside it; of mlflow run's own, the value in force does."""
+    asked = {"memory": "500", "lr": "auto", "momentum": "0.5", "optimizer": "adam", "epochs": "3"}
+    config = TrainConfig.resolve(asked)
+    logged = parameters_to_log(config, asked, {})
+    assert (logged["lr"], logged["asked/lr"], logged["epochs"]) == ("0.02", "auto", "3")
+    assert {"memory", "momentum", "asked/epochs", "used/lr"}.isdisjoint(logged)
+    assert (logged["asked/memory"], logged["asked/momentum"]) == ("500", "0.5")
+    of_project = parameters_to_log(config, asked, asked, of_project=True)
+    assert (of_project["used/lr"], of_project["used/epochs"]) == ("0.02", "3")
+    assert {"lr", "used/memory", "asked/lr"}.isdisjoint(of_project)
+    others = parameters_to_log(config, asked, {"epochs": "12 of mine", "lr": "0.020"})
+    assert others["used/epochs"] == "3"
+    assert {"epochs", "used/lr", "asked/epochs"}.isdisjoint(others)
 
 
 def test_values_go_to_another_process_as_they_are():
