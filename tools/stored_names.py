@@ -99,6 +99,7 @@ def _metrics() -> Iterator[str]:
         if constant.startswith(("BUCKET_", "CURVE_")):
             suffix = "01` …" if constant.startswith("BUCKET_") else "`"
             yield f"| `{vars(names)[constant]}{suffix} | {text} |"
+    yield f"| `{names.LEADER_METRICS}…` | {comments()['LEADER_METRICS']} |"
     yield "| `system/…` | MLflow's system metrics: CPU, memory, GPU. |"
 
 
@@ -113,7 +114,7 @@ def _artifacts() -> Iterator[str]:
         "The model's answer for each test image of a row.",
     )
     yield _line(LOOP_JSON, "Of a loop of your own: what it said of itself.")
-    others = ("KIND_", "IMAGE_", "BUCKET_", "CURVE_")
+    others = ("KIND_", "IMAGE_", "BUCKET_", "CURVE_", "LEADER_")
     for constant, text in comments().items():
         if not constant.startswith(others) and not constant.endswith("_TAG"):
             path = vars(names)[constant]

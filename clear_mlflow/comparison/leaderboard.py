@@ -45,6 +45,19 @@ def leaderboard_rows(comparison: Comparison) -> Iterator[list[str | int | float 
         yield [*cells, " ".join(member.run_id for member in group.members)]
 
 
+def leader_numbers(comparison: Comparison) -> dict[str, float]:
+    """The leading group's means of the metrics that are named most often.
+
+    None where runs were tested on several datasets, each of which has a leader of its own, or where
+    no group has a value of the metric that ranks.
+    """
+    leader, ranked = comparison.groups[0], comparison.ranked_by
+    if len(comparison.settings) > 1 or ranked not in leader.metrics:
+        return {}
+    names = comparison.headline_metrics
+    return {name: leader.metrics[name].mean for name in names if name in leader.metrics}
+
+
 def _metrics(comparison: Comparison) -> list[str]:
     """The one that ranks first: a table's first columns are those that are seen."""
     return sorted(comparison.metrics, key=lambda metric: metric != comparison.ranked_by)

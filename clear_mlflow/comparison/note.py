@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.groups import seeds_text
+from clear_mlflow.comparison.groups import Group, seeds_text
 from clear_mlflow.core.text import NOT_MEASURED
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, PAD, escaped, num_bytes
+
+_MOST_LINKED = 10  # runs of one group with a link of their own
 
 
 def comparison_note(comparison: Comparison, *, page: str) -> str:
@@ -15,7 +18,7 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
 
     Args:
         comparison: what is described.
-        page: name of the page's artifact.
+        page: address of the page, as MLflow's UI takes it.
     """
     groups = comparison.groups
     heading = f"### {len(comparison.subjects)} runs in {len(groups)} groups compared"
@@ -27,9 +30,9 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
     if comparison.across is not None:
         verdicts += [f"- {escaped(sentence, 400)}" for sentence in comparison.across.sentences]
     warnings = [f"- {escaped(warning, 400)}" for warning in comparison.warnings]
-    lead = f"Everything in one page: the artifact `{page}`."
     # The table gets what it needs first, up to half of the room; then verdicts, then warnings.
-    lines = [heading, "", *_leaders(comparison), *verdicts[:1], "", lead, ""]
+    link = f"[**Everything on one page**]({page})"
+    lines = [heading, "", link, "", *_leaders(comparison), *verdicts[:1], ""]
     lines = _filled(
         lines, _table(comparison), MAX_NOTE_BYTES // 2, "more groups in `leaderboard.csv`"
     )
@@ -69,8 +72,8 @@ def _filled(lines: list[str], more: Sequence[str], limit: int, rest: str) -> lis
 def _table(comparison: Comparison) -> list[str]:
     metrics = comparison.headline_metrics
     lines = [
-        f"| group | {PAD}seeds{PAD} | {' | '.join(f'{PAD}`{m}`{PAD}' for m in metrics)} |",
-        f"|:--|--:|{'--:|' * len(metrics)}",
+        f"| group | {PAD}seeds{PAD} | {' | '.join(f'{PAD}`{m}`{PAD}' for m in metrics)} | runs |",
+        f"|:--|--:|{'--:|' * len(metrics)}:--|",
     ]
     for group in comparison.groups:
         cells = []
@@ -78,5 +81,15 @@ def _table(comparison: Comparison) -> list[str]:
             found = group.metrics.get(metric)
             spread = "" if found is None or found.std is None else f" ± {found.std:.4f}"
             cells.append(NOT_MEASURED if found is None else f"{found.mean:.4f}{spread}")
-        lines.append(f"| {escaped(group.name, 60)} | {seeds_text(group)} | {' | '.join(cells)} |")
+        cells = [escaped(group.name, 60), seeds_text(group), *cells, _links(group)]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _links(group: Group) -> str:
+    """A link to each run of a group, by its seed."""
+    links = []
+    for run in group.members[:_MOST_LINKED]:
+        text = "run" if run.record.seed is None else str(run.record.seed)
+        links.append(f"[{text}](#/runs/{quote(run.run_id, safe='', errors='replace')})")
+    return " ".join([*links, *(["…"] if group.members[_MOST_LINKED:] else [])])

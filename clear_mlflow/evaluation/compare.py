@@ -6,7 +6,7 @@ import json
 import shlex
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
@@ -16,12 +16,14 @@ from types import MappingProxyType
 from typing import Protocol, TypeVar
 
 from mlflow import MlflowClient
+from mlflow.entities import Metric as MlflowMetric
 from mlflow.entities import Param, Run, RunTag
 from mlflow.utils.mlflow_tags import (
     MLFLOW_LOGGED_ARTIFACTS,
     MLFLOW_RUN_NAME,
     MLFLOW_RUN_NOTE,
 )
+from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.comparison import (
     Comparison,
@@ -34,7 +36,11 @@ from clear_mlflow.comparison import (
 )
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.groups import cut
-from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_table
+from clear_mlflow.comparison.leaderboard import (
+    leader_numbers,
+    leaderboard_csv,
+    leaderboard_table,
+)
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, TrackingError
@@ -54,6 +60,7 @@ from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
 from clear_mlflow.store.matrices import StoredMatrix, read_matrices
 from clear_mlflow.store.search import MissingRun
+from clear_mlflow.store.ui_urls import comparison_link, run_addresses
 
 # MLflow cuts a tag off at 8,000 characters, silently; an artifact has all ids.
 _LONGEST_TAG = 7_900
@@ -331,7 +338,8 @@ def write_comparison(
     """
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         # Before any run is opened: what cannot be drawn leaves nothing half done.
-        write_files(comparison, left_out, Path(scratch), grids or {})
+        addresses = run_addresses(client.tracking_uri)
+        write_files(comparison, left_out, Path(scratch), grids or {}, addresses)
         with mlflow_errors("store the comparison"):
             return _store(client, comparison, scratch, experiment_id, run_id, params or {})
 
@@ -352,12 +360,15 @@ def _store(
     status = "FAILED"
     try:
         run = client.get_run(opened)
-        tags = _tags(comparison)
+        tags = _tags(comparison, comparison_link(run))
         if run_id is not None and is_generated(run.info.run_name):
             tags[MLFLOW_RUN_NAME] = name
         missing = [Param(key, text) for key, text in params.items() if key not in run.data.params]
         client.log_batch(
-            opened, params=missing, tags=[RunTag(key, text) for key, text in tags.items()]
+            opened,
+            metrics=_leader_metrics(comparison),
+            params=missing,
+            tags=[RunTag(key, text) for key, text in tags.items()],
         )
         client.log_artifacts(opened, folder)
         status = "FINISHED"
@@ -372,6 +383,7 @@ def write_files(
     left_out: Sequence[LeftOut],
     folder: Path,
     grids: Mapping[str, str] = MappingProxyType({}),
+    run_address: Callable[[str], str] | None = None,
 ) -> None:
     """Write all artifacts of a comparison run into a folder."""
     now = datetime.now(timezone.utc).isoformat(timespec="minutes").replace("+00:00", " UTC")
@@ -381,6 +393,7 @@ def write_files(
         footer=f"clear_mlflow {__version__}, {now.replace('T', ' ')}",
         more_seeds=names.MORE_SEEDS if names.MORE_SEEDS in grids else None,
         chosen=names.CHOSEN if names.CHOSEN in grids else None,
+        run_address=run_address,
     )
     texts = {
         names.COMPARISON_PAGE: page,
@@ -410,21 +423,34 @@ def comparison_name(comparison: Comparison) -> str:
     return f"compare {sides} ({runs} runs{on})"
 
 
-def _tags(comparison: Comparison) -> dict[str, str]:
+def _tags(comparison: Comparison, page: str) -> dict[str, str]:
     ids = [subject.run_id for subject in comparison.subjects]
     listed = ",".join(ids)
     while len(listed) > _LONGEST_TAG:
         ids.pop()
         listed = ",".join([*ids, "..."])
     table = {"path": names.LEADERBOARD_TABLE, "type": "table"}
+    leader = (
+        {names.LEADER_TAG: cut(comparison.groups[0].name)} if leader_numbers(comparison) else {}
+    )
     return {
+        **leader,
         names.KIND_TAG: names.KIND_COMPARE,
         names.COMPARED_TAG: listed,
         names.COMPARED_COUNT_TAG: str(len(comparison.subjects)),
         names.VERSION_TAG: __version__,
-        MLFLOW_RUN_NOTE: comparison_note(comparison, page=names.COMPARISON_PAGE),
+        MLFLOW_RUN_NOTE: comparison_note(comparison, page=page),
         MLFLOW_LOGGED_ARTIFACTS: json.dumps([table]),
     }
+
+
+def _leader_metrics(comparison: Comparison) -> list[MlflowMetric]:
+    """The leader's numbers, under names that no run's own have: a list of runs shows both."""
+    time = get_current_time_millis()
+    return [
+        MlflowMetric(f"{names.LEADER_METRICS}{name}", value, time, 0)
+        for name, value in leader_numbers(comparison).items()
+    ]
 
 
 def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:

@@ -80,6 +80,9 @@ COMPARED_TAG = "clear_mlflow.compared_runs"
 # On a comparison: the number of compared runs.
 COMPARED_COUNT_TAG = "clear_mlflow.compared_count"
 
+# On a comparison and on a sweep: the group that leads.
+LEADER_TAG = "leader"
+
 # On an imported run: the name of the file, without its folder.
 IMPORTED_FROM_TAG = "clear_mlflow.imported_from"
 # On an imported run: the format of the file.
@@ -93,6 +96,9 @@ MLFLOW_TABLES = "mlflow.loggedArtifacts"
 
 # What a listing of all artifacts asks for.
 ROOT_FOLDER = ""
+
+# The leading group's mean of a metric, on a comparison and on a sweep.
+LEADER_METRICS = "leader/"
 
 # Test accuracy on each bucket; the step is the number of buckets trained. In MLflow's charts, which
 # are sorted by name, the prefix puts them behind the summary metrics.

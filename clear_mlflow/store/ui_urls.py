@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 from urllib.request import url2pathname
@@ -14,8 +14,9 @@ from mlflow.entities import Experiment, Run, ViewType
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.credentials import masked
-from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.store import names
 from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS, REPORT_HTML
@@ -53,8 +54,27 @@ def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
 
 def report_link(run: Run) -> str:
     """A run's page as a link in its description: an address within MLflow's UI."""
+    return artifact_link(run, REPORT_HTML)
+
+
+def comparison_link(run: Run) -> str:
+    """A comparison's page, likewise."""
+    return artifact_link(run, COMPARISON_PAGE)
+
+
+def artifact_link(run: Run, path: str | None) -> str:
+    """A run's artifact as an address within MLflow's UI; None: the run itself."""
     experiment, run_id = (quote(i, safe="") for i in (run.info.experiment_id, run.info.run_id))
-    return f"#/experiments/{experiment}/runs/{run_id}/artifacts/{REPORT_HTML}?{_RUNS_VIEW}"
+    artifact = f"/artifacts/{path}" if path else ""
+    return f"#/experiments/{experiment}/runs/{run_id}{artifact}?{_RUNS_VIEW}"
+
+
+def run_addresses(tracking_uri: str) -> Callable[[str], str] | None:
+    """Run id to where a browser finds it; None of a store that is no server."""
+    if not is_server(tracking_uri):
+        return None
+    base = server_address(tracking_uri)
+    return lambda run_id: f"{base}/#/runs/{quote(run_id, safe='')}"
 
 
 def server_address(uri: str) -> str:
@@ -147,13 +167,21 @@ def _experiment(client: MlflowClient, named: str) -> Experiment | None:
 def _page_of_run(client: MlflowClient, run: Run) -> str:
     """A run's report, a comparison's page, a sweep's comparison; else the run itself."""
     tags = run.data.tags
-    if comparison := tags.get(names.SWEEP_COMPARISON_TAG):
-        return _page_of_run(client, client.get_run(comparison))
+    if compared := _comparison_of_sweep(tags):
+        return _page_of_run(client, client.get_run(compared))
     page = names.REPORT_HTML if names.REPORT_TAG in tags else None
     if tags.get(names.KIND_TAG) == names.KIND_COMPARE:
         page = names.COMPARISON_PAGE
-    ids = f"{quote(run.info.experiment_id, safe='')}/runs/{quote(run.info.run_id, safe='')}"
-    return f"#/experiments/{ids}{f'/artifacts/{page}' if page else ''}?{_RUNS_VIEW}"
+    return artifact_link(run, page)
+
+
+def _comparison_of_sweep(tags: Mapping[str, str]) -> str | None:
+    """The run that a sweep was compared in."""
+    try:
+        compared = json_object(tags.get(names.SWEEP_COMPARISON_TAG, "{}"), MAX_TAG_BYTES)
+    except RecordError:
+        return None
+    return str(compared["run_id"]) if "run_id" in compared else None
 
 
 def _leaderboard(client: MlflowClient, experiment: Experiment) -> str:

@@ -6,19 +6,20 @@ import json
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from mlflow import MlflowClient
-from mlflow.entities import Run, RunTag
+from mlflow.entities import Metric, Run, RunTag
 from mlflow.utils.mlflow_tags import (
     MLFLOW_PARENT_RUN_ID,
     MLFLOW_RUN_NAME,
     MLFLOW_RUN_NOTE,
 )
+from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.comparison import Comparison
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
@@ -34,7 +35,7 @@ from clear_mlflow.learning.config import (
     logged_parameters,
     stored_parameters,
 )
-from clear_mlflow.report.markdown import escaped
+from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, num_bytes
 from clear_mlflow.runs.lifecycle import beat, create_run, end
 from clear_mlflow.runs.resume import read_resume_point
 from clear_mlflow.store import names
@@ -48,7 +49,6 @@ _HEARTBEAT_SECONDS = 30.0
 _LOOK_SECONDS = 0.5
 # A sweep takes days, and its trainings outlast a server that is started anew: so does the sweep.
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 600.0, 10.0
-_MOST_TOLD = 200  # failures with a line of their own in the description
 
 # What became of a planned run.
 DONE_BEFORE, DONE, FAILED, ELSEWHERE, NOT_DONE = (
@@ -526,23 +526,49 @@ def _close(client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
     with mlflow_errors(f"close run {result.run_id}"):
         text = json.dumps(content, indent=2) + "\n"
         client.log_text(result.run_id, text, names.SWEEP_RUNS_JSON)
-        client.set_tag(result.run_id, MLFLOW_RUN_NOTE, _note(result))
+        tags, metrics = {MLFLOW_RUN_NOTE: _note(result)}, []
+        if result.comparison_run is not None:
+            compared, now = result.comparison_run.data, get_current_time_millis()
+            metrics = [
+                Metric(name, value, now, 0)
+                for name, value in compared.metrics.items()
+                if name.startswith(names.LEADER_METRICS)
+            ]
+            if names.LEADER_TAG in compared.tags:
+                tags[names.LEADER_TAG] = compared.tags[names.LEADER_TAG]
+        client.log_batch(
+            result.run_id, metrics=metrics, tags=[RunTag(key, text) for key, text in tags.items()]
+        )
         end(client, result.run_id, status)
 
 
 def _note(result: SweepResult) -> str:
+    """What became of the runs, then what the description of their comparison says."""
     counts = Counter("done" if run.state == DONE_BEFORE else run.state for run in result.runs)
     states = ", ".join(f"{count} {state}" for state, count in counts.items())
-    lines = [f"{len(result.runs)} runs: {states}. All of them: `{names.SWEEP_RUNS_JSON}`."]
-    if result.comparison_run is not None:
-        lines.append(f"\nCompared in run `{result.comparison_run.info.run_id}`.")
+    lines = [f"{len(result.runs)} runs: {states}. All of them: `{names.SWEEP_RUNS_JSON}`.", ""]
     failed = [run for run in result.runs if run.state == FAILED]
     if failed:
-        lines.append("\n| failed | why |\n|---|---|")
-        for run in failed[:_MOST_TOLD]:
-            lines.append(f"| {escaped(run.planned.name, 200)} | {escaped(str(run.error), 300)} |")
-    note = "\n".join(lines)
-    return note if len(note) < 7_900 else note[:7_800] + "\n…"
+        lines += ["| failed | why |", "|---|---|"]
+        told = (
+            f"| {escaped(run.planned.name, 200)} | {escaped(str(run.error), 300)} |"
+            for run in failed
+        )
+        lines = [*_within(MAX_NOTE_BYTES // 2, lines, told), ""]
+    if result.comparison_run is not None:
+        compared = result.comparison_run.data.tags.get(MLFLOW_RUN_NOTE, "")
+        lines = _within(MAX_NOTE_BYTES, lines, compared.splitlines())
+    return "\n".join(lines)
+
+
+def _within(limit: int, lines: list[str], more: Iterable[str]) -> list[str]:
+    """Lines, and as many more as have room in so many bytes."""
+    found = list(lines)
+    for line in more:
+        if num_bytes("\n".join([*found, line])) > limit - 10:
+            return [*found, "", "…"]
+        found.append(line)
+    return found
 
 
 def _comparison_before(client: MlflowClient, run_id: str, key: str) -> Run | None:

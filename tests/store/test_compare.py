@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 
 import mlflow
+import numpy as np
 import pytest
 from click.testing import CliRunner
-from comparisons import counts, log_predictions, log_run
+from comparisons import NUM_TEST, counts, log_predictions, log_run
 
+from clear_mlflow import AccuracyMatrix
 from clear_mlflow.cli import main
 from clear_mlflow.learning.config import TrainConfig, parameter_defaults, parameters_to_log
+from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 from clear_mlflow.sweep import fingerprint, read_grid
 
@@ -71,6 +74,18 @@ def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
     assert run.data.tags[names.COMPARED_COUNT_TAG] == "4"
     note = run.data.tags["mlflow.note.content"]
     assert "| replay | 2 |" in note
+    assert (
+        f"(#/experiments/{experiment_id}/runs/{run.info.run_id}/artifacts/comparison.html" in note
+    )
+    assert all(f"](#/runs/{compared.info.run_id})" in note for compared in runs)
+    assert run.data.tags[names.LEADER_TAG] == "replay"
+    for metric in (SCORE, "clear/in_domain_accuracy", "renate/forgetting"):
+        of_seeds = [
+            summarize(AccuracyMatrix(rows[1:], rows[0]))[metric]
+            for rows in (np.array(counts(180, seed)) / NUM_TEST for seed in (0, 1))
+        ]
+        assert run.data.metrics[f"leader/{metric}"] == pytest.approx(np.mean(of_seeds), abs=1e-12)
+    assert not any(name.startswith("clear/") for name in run.data.metrics)
     assert len(note) < 8000
     told = json.loads((folder / "compared_runs.json").read_text())
     assert [group["name"] for group in told["groups"]] == ["replay", "naive"]

@@ -30,7 +30,8 @@ def test_a_run_opens_at_its_best_page(store, experiment_id):
     assert page_of_target(store, run.info.run_id) == f"{at}/artifacts/report.html{view}"
     compared, sweep = (store.create_run(experiment_id).info.run_id for _ in range(2))
     store.set_tag(compared, names.KIND_TAG, names.KIND_COMPARE)
-    store.set_tag(sweep, names.SWEEP_COMPARISON_TAG, compared)
+    made = json.dumps({"run_id": compared, "of": "0123"})
+    store.set_tag(sweep, names.SWEEP_COMPARISON_TAG, made)
     for target in (compared, sweep):
         expected = f"#/experiments/{experiment_id}/runs/{compared}/artifacts/comparison.html{view}"
         assert page_of_target(store, target) == expected

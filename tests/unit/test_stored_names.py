@@ -40,11 +40,15 @@ def test_the_tags_of_stored_runs_stay():
         "SWEEP_GOES_ON_TAG": "sweep_goes_on",
         "COMPARED_TAG": "compared_runs",
         "COMPARED_COUNT_TAG": "compared_count",
+        "LEADER_TAG": "leader",
         "IMPORTED_FROM_TAG": "imported_from",
         "IMPORT_FORMAT_TAG": "import_format",
         "IMPORTED_DIGEST_TAG": "imported_sha256",
     }
-    assert {key for key, text in found.items() if not text.startswith(PREFIX)} == {"DIVERGED_TAG"}
+    assert {key for key, text in found.items() if not text.startswith(PREFIX)} == {
+        "DIVERGED_TAG",
+        "LEADER_TAG",
+    }
 
 
 def test_the_artifacts_of_stored_runs_stay():

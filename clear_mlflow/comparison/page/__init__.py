@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from clear_mlflow.comparison.build import Comparison
@@ -21,6 +21,7 @@ def comparison_page(
     footer: str,
     more_seeds: str | None = None,
     chosen: str | None = None,
+    run_address: Callable[[str], str] | None = None,
     over: str | None = None,
     **more: Any,
 ) -> str:
@@ -32,6 +33,7 @@ def comparison_page(
         footer: who made it, and when.
         more_seeds: name of the artifact that trains the seeds that are needed; None: none is.
         chosen: name of the artifact that tests what leads each method; None: nothing was chosen.
+        run_address: where a run of an id is seen; None: not known.
         over: a template that extends the page's: see :func:`~clear_mlflow.report.page.rendered`.
         more: what that one names.
     """
@@ -53,7 +55,7 @@ def comparison_page(
         curves=list(curve_parts(comparison)),
         **matrices(comparison),
         **differences(comparison),
-        runs=list(_runs(comparison)),
+        runs=list(_runs(comparison, run_address)),
         settings=[setting_text(comparison, i) for i in range(len(comparison.settings))],
         **more,
     )
@@ -69,7 +71,7 @@ def _subtitle(comparison: Comparison) -> str:
     return subtitle
 
 
-def _runs(comparison: Comparison) -> Iterator[dict[str, str]]:
+def _runs(comparison: Comparison, address: Callable[[str], str] | None) -> Iterator[dict[str, str]]:
     for group in comparison.groups:
         for run in group.members:
             record = run.record
@@ -80,4 +82,5 @@ def _runs(comparison: Comparison) -> Iterator[dict[str, str]]:
                 "seed": "" if record.seed is None else str(record.seed),
                 "rows": f"{stored} of {record.matrix.num_buckets}",
                 "id": short(run.run_id),
+                "address": "" if address is None else address(run.run_id),
             }
