@@ -54,6 +54,7 @@ def train(
     allocator: bool | Literal["on", "off"] = True,
     compile: bool | Literal["on", "off"] = False,  # noqa: A002
     predictions: Literal["labels", "none", "probs"] = "labels",
+    test_every: int | str = "off",
     metrics: str | Sequence[str] = "clear,renate",
     log_models: Literal["none", "last", "all"] = "none",
     resumable: bool | Literal["on", "off"] = True,
@@ -124,6 +125,8 @@ def train(
         compile: Compile the model with torch.compile.
         predictions: What to store of the model's answer for each test image: the
             predicted class (labels), the probabilities too (probs), or nothing (none).
+        test_every: Test inside each bucket, too: every so many epochs, as 1, or steps,
+            as 200steps; off: after each bucket alone.
         metrics: Families of metrics to log, for example ["clear", "gem"];
             docs/metrics.md lists them.
         log_models: Which buckets' models to store as artifacts: none, last or all.
@@ -194,6 +197,7 @@ def train_ensemble(
     allocator: bool | Literal["on", "off"] = True,
     compile: bool | Literal["on", "off"] = False,  # noqa: A002
     predictions: Literal["labels", "none", "probs"] = "labels",
+    test_every: int | str = "off",
     metrics: str | Sequence[str] = "clear,renate",
     log_models: Literal["none", "last", "all"] = "none",
     resumable: bool | Literal["on", "off"] = True,
@@ -265,6 +269,8 @@ def train_ensemble(
         compile: Compile the model with torch.compile.
         predictions: What to store of the model's answer for each test image: the
             predicted class (labels), the probabilities too (probs), or nothing (none).
+        test_every: Test inside each bucket, too: every so many epochs, as 1, or steps,
+            as 200steps; off: after each bucket alone.
         metrics: Families of metrics to log, for example ["clear", "gem"];
             docs/metrics.md lists them.
         log_models: Which buckets' models to store as artifacts: none, last or all.

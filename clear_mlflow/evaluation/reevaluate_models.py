@@ -134,4 +134,5 @@ def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, st
         )
     # Where to compute is this machine's to say; the weights are in the stored file.
     stored = stored_parameters(stored)
-    return {**stored, "device": "auto", "weights": "none", "log_models": "none", "compile": "off"}
+    here = {"device": "auto", "weights": "none", "compile": "off"}
+    return {**stored, **here, "log_models": "none", "test_every": "off"}

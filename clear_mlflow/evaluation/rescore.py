@@ -15,7 +15,7 @@ from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import Record
-from clear_mlflow.metrics import ALL_METRICS, Metric
+from clear_mlflow.metrics import ALL_METRICS, Metric, anytime
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.runs.lifecycle import close_abandoned
 from clear_mlflow.runs.logged_models import log_models
@@ -34,7 +34,11 @@ from clear_mlflow.store.search import MissingRun
 _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
 
 _BUILT_IN = frozenset(
-    [*(metric.name for metric in ALL_METRICS), *(metric.name for metric in predicted.METRICS)]
+    [
+        *(metric.name for metric in ALL_METRICS),
+        *(metric.name for metric in predicted.METRICS),
+        *(metric.name for metric in anytime.METRICS),
+    ]
 )
 
 
@@ -177,6 +181,7 @@ class Evaluation:
     @property
     def _versions(self) -> dict[str, int]:
         of_rows = {metric.name: metric.version for metric in (*ALL_METRICS, *self.metrics)}
+        of_rows |= {metric.name: metric.version for metric in anytime.METRICS}
         return of_rows | {metric.name: metric.version for metric in self.prediction_metrics}
 
     def _scored(self, client: MlflowClient, run: Run, ours: bool) -> Scores:
@@ -251,7 +256,7 @@ def _describe(
     elif scores.plan.points:
         yield f"{len(scores.plan.points)} metric values logged"
     if scores.problem is not None:
-        yield f"its predictions were left out: {scores.problem}"
+        yield scores.problem
     # A user's own metric was asked for: where it has no value, they want to know why.
     for name in _own_without_value(scores, versions):
         yield f"{name} left out: {scores.reasons[name]}"

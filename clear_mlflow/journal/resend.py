@@ -8,6 +8,7 @@ from contextlib import suppress
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import ROWS_FOLDER, assemble, row_index
 from clear_mlflow.core.warning import warn
@@ -38,6 +39,7 @@ def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry
     there = read_row_files(client, run, waiting=waiting)
     hold = Hold(client)
     steps: StoredSteps | None = None
+    tests: frozenset[str] | None = None
     try:
         for number, entry in enumerate(entries):
             there |= _checked_row(entry, run_id, there)
@@ -53,6 +55,12 @@ def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry
                     steps = stored_steps(client, run)
                 if points := lacking(curve, steps or {}):
                     store_metrics(client, run_id, points, hold)
+            elif entry.artifact.startswith(f"{ANYTIME_FOLDER}/"):
+                # A bucket that another process trained on again has that one's tests.
+                if tests is None:
+                    tests = _stored_tests(client, run)
+                if entry.artifact not in tests:
+                    store_entry(client, entry, hold)
             else:
                 store_entry(client, entry, hold)
             entry.remove()
@@ -61,6 +69,14 @@ def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry
         with suppress(ClearError), mlflow_errors(f"give run {run_id} back"):
             give_back(client, run)
         raise
+
+
+def _stored_tests(client: MlflowClient, run: Run) -> frozenset[str]:
+    """Paths of the tests inside buckets that a run holds."""
+    run_id = run.info.run_id
+    with mlflow_errors(f"list {ANYTIME_FOLDER} of run {run_id}"):
+        listed = client.list_artifacts(run_id, ANYTIME_FOLDER)
+    return frozenset(f"{ANYTIME_FOLDER}/{file.path.rsplit('/', 1)[-1]}" for file in listed)
 
 
 def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -29,6 +29,7 @@ from clear_mlflow.data.sources import (
     stream_name,
 )
 from clear_mlflow.data.sources import is_own_function as is_own_function
+from clear_mlflow.learning.anytime.schedule import OFF, Interval, parse_interval
 from clear_mlflow.learning.registry import (
     WITHOUT_BUFFER,
     WITHOUT_STEPS,
@@ -100,7 +101,7 @@ _FEATURES_RECIPE: Mapping[str, str] = {
 }
 
 _DEFAULT_METRICS = ",".join(DEFAULT_FAMILIES)
-_ADDED_LATER = frozenset({"augment", "metrics", "dataset_args"})  # to what runs store
+_ADDED_LATER = frozenset({"augment", "metrics", "dataset_args", "test_every"})  # to what runs store
 
 EMBEDDED_RECIPES: Mapping[str, Mapping[str, str]] = {
     "digits": _DIGITS_RECIPE,
@@ -221,6 +222,11 @@ def _seeds(text: str) -> str:
 
 def _families(text: str) -> str:
     return ",".join(family_names(text))
+
+
+def _test_every(text: str) -> str:
+    interval = parse_interval(text)
+    return OFF if interval is None else str(interval)
 
 
 def _split(text: str) -> str:
@@ -532,6 +538,14 @@ class TrainConfig:
         help="What to store of the model's answer for each test image: the predicted class "
         "(labels), the probabilities too (probs), or nothing (none).",
     )
+    test_every: str = _parameter(
+        RECORD,
+        _test_every,
+        default=OFF,
+        python="int | str",
+        help="Test inside each bucket, too: every so many epochs, as 1, or steps, as 200steps; "
+        "off: after each bucket alone.",
+    )
     metrics: str = _parameter(
         RECORD,
         _families,
@@ -631,6 +645,12 @@ class TrainConfig:
                 f"augment is {config.augment} and features is {config.features}; stored features "
                 "are used as they are: leave augment at auto"
             )
+        if config.test_interval is not None and config.seeds != NONE:
+            raise ConfigError(
+                f"test_every is {config.test_every} and seeds is {config.seeds}; members of an "
+                "ensemble are tested after each bucket alone: train one seed at a time, as a "
+                "sweep does, or leave test_every at off"
+            )
         if config.warmup_epochs >= config.epochs:
             raise ConfigError(
                 f"warmup_epochs is {config.warmup_epochs} and epochs is {config.epochs}; a warm-up "
@@ -663,6 +683,11 @@ class TrainConfig:
     def arithmetic(self) -> str:
         """What passes through the model are computed in; ``precision`` is resolved."""
         return "float32" if self.precision == "off" else self.precision
+
+    @property
+    def test_interval(self) -> Interval | None:
+        """How much is trained from one test inside a bucket to the next; None: there are none."""
+        return parse_interval(self.test_every)
 
     def is_said_by(self, name: str, text: str | None) -> bool:
         """Whether a text, as it was asked for, tells the value in force: ``auto`` does not."""
@@ -823,12 +848,13 @@ def stored_parameters(stored: Mapping[str, str]) -> dict[str, str]:
 
     Before there was ``augment``, photographs were ``square``; embedded digits were as they are now.
     Before there was ``metrics``, every run logged what is now the default; before there was
-    ``dataset_args``, there was nothing for them to say.
+    ``dataset_args``, there was nothing for them to say; and before there was ``test_every``, models
+    were tested after each bucket alone.
 
     Args:
         stored: parameter name to text.
     """
-    stored = {"metrics": _DEFAULT_METRICS, "dataset_args": NONE, **stored}
+    stored = {"metrics": _DEFAULT_METRICS, "dataset_args": NONE, "test_every": OFF, **stored}
     if "augment" in stored:
         return stored
     as_they_are = stored.get("features", NONE) != NONE or (

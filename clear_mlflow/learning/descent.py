@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
+from clear_mlflow.learning.anytime.inside_tests import InsideTests
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.curve import LossCurve
 from clear_mlflow.learning.device import RngPurpose, autocast, seed_everything
@@ -56,6 +57,7 @@ class GradientDescent:
 
     Attributes:
         curve: of the loss; it counts the steps.
+        tests: that are due inside a bucket; None: none.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class GradientDescent:
         self._progress = progress
         self._device = next(model.parameters()).device
         self.curve = LossCurve(progress, self._device, group=group)
+        self.tests: InsideTests | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._learning: list[
             nn.Parameter
@@ -117,8 +120,10 @@ class GradientDescent:
         bounds = batch_bounds(len(samples), config.batch_size)
         num_steps = config.epochs * len(bounds)
         self._progress.steps_planned(num_steps)
-        curve = self.curve
+        curve, tests = self.curve, self.tests
         curve.begin(num_steps)
+        if tests is not None:
+            tests.begin(position, epochs=config.epochs, steps_an_epoch=len(bounds))
         optimizer = self._optimizer_for_bucket()
         weights = [p for group in optimizer.param_groups for p in group["params"]]
         trainable(self._model, config.freeze)
@@ -161,6 +166,8 @@ class GradientDescent:
                 curve.loss += loss.detach()
                 curve.step_done(batch.total)
                 self._progress.step_done()
+                if tests is not None:
+                    tests.step_done()
             # Once per epoch: at every step the host would wait for the device.
             if not all(map(math.isfinite, curve.end_epoch())):
                 raise DivergedError(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.learning.anytime.inside_tests import InsideTests
 from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import (
@@ -94,6 +95,7 @@ def train(
     strategy = load_strategy(config.strategy)(config, stream, model, arguments)
     strategy.group = group
     descent = descent_for(strategy, model, config, keys=stream.keys, progress=progress, group=group)
+    descent.tests = _inside_tests(model, stream, config, progress, group)
 
     def tested(trained: int) -> Trained:
         row = measure_row(model, stream, config, trained=trained, progress=progress, group=group)
@@ -109,6 +111,34 @@ def train(
         strategy.learn(position, descent)
         strategy.after_bucket(position)
         yield tested(position + 1)
+
+
+def _inside_tests(
+    model: nn.Module,
+    stream: TrainingStream,
+    config: TrainConfig,
+    progress: TrainingProgress,
+    group: Group,
+) -> InsideTests | None:
+    """What tests the model inside each bucket, where that was asked for."""
+    interval = config.test_interval
+    if interval is None:
+        return None
+
+    def test() -> tuple[int, ...] | None:
+        found = measure(
+            model, stream.test(), device=stream.device, precision=config.precision, group=group
+        )
+        return None if found is None else found.correct
+
+    return InsideTests(
+        model,
+        interval,
+        keys=stream.keys,
+        num_instances=stream.test().counts,
+        test=test,
+        done=progress.test_done,
+    )
 
 
 def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.Module:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.config import TrainConfig
 
@@ -37,6 +38,8 @@ class CurvePoint:
 
 # Takes points in their order; it must not keep training waiting.
 OnCurve = Callable[[Sequence[CurvePoint]], None]
+# Takes tests inside a bucket in their order.
+OnTest = Callable[[AnytimeRow], None]
 
 
 @dataclass(frozen=True)
@@ -87,8 +90,8 @@ class StreamMetadata:
     evaluation_set: bytes | None = None  # the file of predictions.EvaluationSet; None: not kept
 
 
-def ignore(points: Sequence[CurvePoint]) -> None:
-    """An :data:`OnCurve` of those who want rows alone."""
+def ignore(measured: object) -> None:
+    """An :data:`OnCurve`, and an :data:`OnTest`, of those who want rows alone."""
 
 
 class Training(Protocol):
@@ -104,7 +107,7 @@ class Training(Protocol):
         """The dataset that is trained on."""
         ...
 
-    def rows(self, on_curve: OnCurve = ignore) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured.
 
         A training that is resumed gives the row that it goes on from once more, as it was.
@@ -116,5 +119,6 @@ class Training(Protocol):
         Args:
             on_curve: is given the points of a bucket that takes long, while it is trained on; each
                 row brings the rest.
+            on_test: is given each test inside a bucket, before the bucket's row.
         """
         ...

@@ -12,8 +12,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TextIO
 
+from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.learning.measured import CurvePoint, OnCurve
+from clear_mlflow.learning.measured import CurvePoint, OnCurve, OnTest, ignore
 
 # Redrawing costs about a millisecond; the eye asks for no more than this.
 _SECONDS_BETWEEN_DRAWINGS = 0.1
@@ -47,6 +48,9 @@ class TrainingProgress:
 
     def curve_measured(self, point: CurvePoint) -> None:
         """The loss over some steps is known; a while after the last of them, on a GPU."""
+
+    def test_done(self, test: AnytimeRow) -> None:
+        """The model was tested on all buckets, inside of one."""
 
     def row_measured(self, row: AccuracyRow) -> None:
         """The model was tested on all buckets."""
@@ -109,6 +113,10 @@ class PassingProgress(TrainingProgress):
         """Pass it on."""
         self._shown.curve_measured(point)
 
+    def test_done(self, test: AnytimeRow) -> None:
+        """Pass it on."""
+        self._shown.test_done(test)
+
     def row_measured(self, row: AccuracyRow) -> None:
         """Pass it on."""
         self._shown.row_measured(row)
@@ -144,11 +152,15 @@ class CollectingProgress(PassingProgress):
     Args:
         shown: what receives everything.
         on_curve: is given what was kept, at most once in some seconds.
+        on_test: is given each test inside a bucket.
     """
 
-    def __init__(self, shown: TrainingProgress, on_curve: OnCurve) -> None:
+    def __init__(
+        self, shown: TrainingProgress, on_curve: OnCurve, on_test: OnTest = ignore
+    ) -> None:
         super().__init__(shown)
         self._on_curve = on_curve
+        self._on_test = on_test
         self._points: list[CurvePoint] = []
         self._handed_at = time.monotonic()
 
@@ -158,6 +170,11 @@ class CollectingProgress(PassingProgress):
         self._points.append(point)
         if time.monotonic() - self._handed_at >= _SECONDS_BETWEEN_POINTS:
             self._on_curve(self.take())
+
+    def test_done(self, test: AnytimeRow) -> None:
+        """Hand it on, too."""
+        super().test_done(test)
+        self._on_test(test)
 
     def take(self) -> tuple[CurvePoint, ...]:
         """What was kept, once."""

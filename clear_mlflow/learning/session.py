@@ -24,6 +24,7 @@ from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.evaluation_set import evaluation_set
 from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.learning.anytime.schedule import MOST_TESTS, num_tests_in_buckets
 from clear_mlflow.learning.arguments import dataset_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, read_state, to_bytes
 from clear_mlflow.learning.config import FULL, NONE, TrainConfig
@@ -36,7 +37,13 @@ from clear_mlflow.learning.device import (
 from clear_mlflow.learning.ensembles.members import train_ensemble
 from clear_mlflow.learning.inference.description import ModelDescription
 from clear_mlflow.learning.loop import Trained, train
-from clear_mlflow.learning.measured import MeasuredRow, OnCurve, StreamMetadata, ignore
+from clear_mlflow.learning.measured import (
+    MeasuredRow,
+    OnCurve,
+    OnTest,
+    StreamMetadata,
+    ignore,
+)
 from clear_mlflow.learning.models import check_model
 from clear_mlflow.learning.parallel.group import ALONE, Group, check_devices
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
@@ -67,6 +74,8 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
     precision = resolve_precision(config.precision, device)
     if place.size > 1:
         _check_processes(config, place, device)
+    if config.test_interval is not None:
+        _check_tests(config, getattr(arguments, "epochs", 0) or config.epochs)
     if config.features == NONE:  # a linear head takes whatever width the features have
         check_model(
             config.model,
@@ -95,6 +104,27 @@ def _check_processes(config: TrainConfig, place: DistributedEnv, device: str) ->
         raise ConfigError(
             f"seeds is {config.seeds} and this is one of {place.size} processes; an ensemble "
             "trains in one process: pass seed=N, or leave out processes"
+        )
+
+
+def _check_tests(config: TrainConfig, epochs: int) -> None:
+    """Raise ConfigError where there is nothing to test inside a bucket.
+
+    Args:
+        config: the parameters.
+        epochs: that the strategy trains on a bucket for.
+    """
+    interval = config.test_interval
+    if not load_strategy(config.strategy).descends_in_every_bucket:
+        raise ConfigError(
+            f"test_every is {config.test_every}, but strategy {config.strategy} does not take "
+            "optimiser steps in every bucket, so there is nothing to test inside one: leave "
+            "test_every at off"
+        )
+    if interval is not None and interval.unit == "epochs" and interval.number >= epochs:
+        raise ConfigError(
+            f"test_every is {config.test_every} and a bucket takes {epochs} epochs; it is tested "
+            "at its end in any case: pass fewer epochs, or steps, as test_every=10steps"
         )
 
 
@@ -127,6 +157,7 @@ class StreamTraining:
     saved: Path | None = None
 
     def __post_init__(self) -> None:
+        self._check_number_of_tests()
         if self.features is not None:
             return
         fewest = min(len(bucket.train) for bucket in self.stream.buckets)
@@ -135,6 +166,25 @@ class StreamTraining:
             image_size=self.config.image_size,
             batch_size=min(_smallest_batch(self.config.batch_size), fewest),
         )
+
+    def _check_number_of_tests(self) -> None:
+        """Raise ConfigError where tests inside buckets are none, or more than a run may hold."""
+        config = self.config
+        if (interval := config.test_interval) is None:
+            return
+        sizes = [len(bucket.train) for bucket in self.stream.buckets]
+        tests = num_tests_in_buckets(interval, config.epochs, config.batch_size, sizes)
+        if sum(tests) > MOST_TESTS:
+            raise ConfigError(
+                f"test_every is {config.test_every}, which is {sum(tests):,} tests inside the "
+                f"buckets; a run holds at most {MOST_TESTS:,}: test less often"
+            )
+        if interval.unit == "steps" and not all(tests):
+            key = self.stream.buckets[tests.index(0)].key
+            raise ConfigError(
+                f"test_every is {config.test_every}, and bucket {key} takes no more than "
+                f"{interval.number} steps: test more often"
+            )
 
     @property
     def facts(self) -> StreamMetadata:
@@ -166,12 +216,13 @@ class StreamTraining:
             return None
         return evaluation_set(self.stream)
 
-    def rows(self, on_curve: OnCurve = ignore) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured; see :func:`train`.
 
         Args:
             on_curve: see :class:`~clear_mlflow.learning.measured.Training`; of several processes,
                 the first one's is called.
+            on_test: likewise.
 
         Raises:
             TrainingError: as :func:`train` does, or there is not enough memory.
@@ -179,7 +230,10 @@ class StreamTraining:
         """
         arithmetic = tf32(self.config.precision == "tf32")
         with translate_oom(_LESS_MEMORY), arithmetic, self.progress as shown:
-            progress = CollectingProgress(shown, on_curve if self.group.rank == 0 else ignore)
+            is_first = self.group.rank == 0
+            progress = CollectingProgress(
+                shown, on_curve if is_first else ignore, on_test if is_first else ignore
+            )
             stream = self.on_device(progress)
             if self.config.seeds != NONE:
                 for seed, member in train_ensemble(stream, self.config, progress=progress):

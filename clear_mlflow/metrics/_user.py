@@ -22,7 +22,7 @@ from typing import Any
 from clear_mlflow import metrics
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
 from clear_mlflow.core.text import shown
-from clear_mlflow.metrics import Metric, gather
+from clear_mlflow.metrics import Metric, anytime, gather
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics.from_predictions import PredictionMetric
 
@@ -174,7 +174,8 @@ def _kind(told: str, thing: object) -> type[Metric] | type[PredictionMetric]:
 
 
 def _check_family(told: str, name: str) -> None:
-    built_in = [*(m.name for m in metrics.ALL_METRICS), *(m.name for m in predicted.METRICS)]
+    families = (metrics.ALL_METRICS, predicted.METRICS, anytime.METRICS)
+    built_in = [metric.name for known in families for metric in known]
     family = name.split("/")[0]
     if family in {*_RESERVED, *(taken.split("/")[0] for taken in built_in)}:
         raise ConfigError(

@@ -86,7 +86,9 @@ def _train(
         say(messages.facts(training.facts))
         if (state := messages.state_of(cues.get())) is not None:
             training = dataclasses.replace(training, saved=state)
-        for row in training.rows(lambda points: say(messages.curve(points))):
+        for row in training.rows(
+            lambda points: say(messages.curve(points)), lambda test: say(messages.test(test))
+        ):
             say(messages.row(row))
             cues.get()
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from clear_mlflow.core import errors
+from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, StreamMetadata
 
@@ -53,6 +54,11 @@ def facts(found: StreamMetadata) -> dict[str, Any]:
 def curve(points: Sequence[CurvePoint]) -> dict[str, Any]:
     """So far has the training of a bucket come."""
     return {"kind": "curve", "points": [astuple(point) for point in points]}
+
+
+def test(measured: AnytimeRow) -> dict[str, Any]:
+    """The model was tested inside a bucket."""
+    return {"kind": "test", "test": asdict(measured)}
 
 
 def row(measured: MeasuredRow) -> dict[str, Any]:
@@ -130,6 +136,15 @@ def to_facts(message: dict[str, Any]) -> StreamMetadata:
 def to_curve(message: dict[str, Any]) -> tuple[CurvePoint, ...]:
     """What :func:`curve` said, or :func:`row` said of it."""
     return tuple(CurvePoint(*point) for point in message["points"])
+
+
+def to_test(message: dict[str, Any]) -> AnytimeRow:
+    """What :func:`test` said."""
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in message["test"].items()
+    }
+    return AnytimeRow(**fields)
 
 
 def to_row(message: dict[str, Any]) -> MeasuredRow:

@@ -20,13 +20,21 @@ from typing import Any
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import PeerLostError
 from clear_mlflow.learning.config import TrainConfig
-from clear_mlflow.learning.measured import MeasuredRow, OnCurve, StreamMetadata, ignore
+from clear_mlflow.learning.measured import (
+    MeasuredRow,
+    OnCurve,
+    OnTest,
+    StreamMetadata,
+    ignore,
+)
 from clear_mlflow.process import messages
 
 # How long a training process may take to end once it was asked to.
 _GRACE_SECONDS = 10.0
 
 
+# What the child says of a bucket that it trains on, between two rows.
+_MEANWHILE = ("curve", "test")
 # How a user says what OpenMP's threads do while they wait; then it is not ours to choose.
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 # Looked at before torch is loaded, since OpenMP reads its settings once.
@@ -130,18 +138,22 @@ class TrainingProcess:
         """
         self._state = state
 
-    def rows(self, on_curve: OnCurve = ignore) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
         """The rows, each asked for when the one before it was taken care of.
 
         Args:
             on_curve: see :class:`~clear_mlflow.learning.measured.Training`.
+            on_test: likewise.
         """
         cue = messages.NEXT if self._state is None else messages.resume(self._state)
         while True:
             self._say(cue)
             cue = messages.NEXT
-            while (message := self._hear("row", "done", "curve"))["kind"] == "curve":
-                on_curve(messages.to_curve(message))
+            while (message := self._hear("row", "done", *_MEANWHILE))["kind"] in _MEANWHILE:
+                if message["kind"] == "curve":
+                    on_curve(messages.to_curve(message))
+                else:
+                    on_test(messages.to_test(message))
             if message["kind"] == "done":
                 return
             yield messages.to_row(message)

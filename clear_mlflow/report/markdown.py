@@ -8,7 +8,7 @@ from collections.abc import Mapping, Set
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import NOT_MEASURED, percent, shortened
-from clear_mlflow.metrics import ALL_METRICS
+from clear_mlflow.metrics import ALL_METRICS, anytime
 from clear_mlflow.metrics import from_predictions as predicted
 
 # MLflow cuts a longer description off, silently, and with it the end of a table. Counted in bytes,
@@ -123,6 +123,7 @@ def _metrics(
     lines = [f"| metric | {PAD}value{PAD} | |", "|:--|--:|:--|"]
     known = {m.name: m.higher_is_better for m in ALL_METRICS}
     known |= {m.name: m.higher_is_better for m in predicted.METRICS}
+    known |= {m.name: m.higher_is_better for m in anytime.METRICS}
     for name in dict.fromkeys([*known, *summary, *reasons]):
         shown = f"`{name}`" if name in known else escaped(name, 60)
         if name in summary:

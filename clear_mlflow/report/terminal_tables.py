@@ -11,7 +11,7 @@ from rich.text import Text
 
 from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
 from clear_mlflow.core.text import NOT_MEASURED, ending, percent, printable
-from clear_mlflow.metrics import ALL_METRICS
+from clear_mlflow.metrics import ALL_METRICS, anytime
 from clear_mlflow.metrics import from_predictions as predicted
 
 _WIDTH = 80  # what a terminal has at least, and what is assumed where there is none
@@ -68,6 +68,7 @@ def metrics_table(
     """
     known = {m.name: m.higher_is_better for m in ALL_METRICS}
     known |= {m.name: m.higher_is_better for m in predicted.METRICS}
+    known |= {m.name: m.higher_is_better for m in anytime.METRICS}
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("metric", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)

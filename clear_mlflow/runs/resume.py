@@ -14,6 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run
 from mlflow.exceptions import MlflowException
 
+from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
 from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
@@ -70,7 +71,7 @@ class ResumePoint:
         damaged: rows that are measured again, because their files are damaged.
         states: the rows that states are stored of, whole or not.
         state: the newest whole one; None where nothing was measured yet.
-        files: paths of the predictions and models that it holds.
+        files: paths of the predictions, models and tests inside buckets that it holds.
     """
 
     run: Run
@@ -501,7 +502,7 @@ def _send_what_waits(client: MlflowClient, run: Run) -> None:
 def _files(client: MlflowClient, run: Run) -> frozenset[str]:
     found = []
     with mlflow_errors(f"list the artifacts of run {run.info.run_id}"):
-        for folder in (PREDICTIONS_FOLDER, names.MODELS_FOLDER):
+        for folder in (PREDICTIONS_FOLDER, names.MODELS_FOLDER, ANYTIME_FOLDER):
             for file in client.list_artifacts(run.info.run_id, folder):
                 found.append(f"{folder}/{file.path.rsplit('/', 1)[-1]}")
     return frozenset(found)

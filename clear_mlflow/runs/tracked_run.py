@@ -16,6 +16,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Run
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
+from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
@@ -186,6 +187,18 @@ class TrackedRun(ABC):
         """Store points of the curve of a bucket that is trained on; nothing waits for it."""
         self._curve.add(points)
         self._behind.send(self._curve.send)
+
+    def log_test(self, test: AnytimeRow) -> None:
+        """Store a test inside a bucket as an artifact; as a row, it is on local disk first.
+
+        Raises:
+            TrackingError: no disk takes it, or another process has taken the run over.
+        """
+        name = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
+        content = test.to_json(now()).encode()
+        self._sender.send(self._sender.keep(self.run_id, name, content))
+        # Else the bucket's row would wait for all of them at once, and take the store for away.
+        self._wait_delivered()
 
     @abstractmethod
     def _describe(self, run: Run) -> None:

@@ -15,13 +15,15 @@ from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunTag
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 
+from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyRow, measured_split
 from clear_mlflow.core.record import TIMES, DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
-from clear_mlflow.core.warning import warn
+from clear_mlflow.core.warning import note, warn
 from clear_mlflow.journal.stored_points import stored_steps
+from clear_mlflow.learning.anytime.schedule import cost_of_tests
 from clear_mlflow.learning.config import NONE, TrainConfig, parameters_to_log
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
 from clear_mlflow.metrics import family_names
@@ -96,6 +98,10 @@ class TrainingRun(TrackedRun):
             seed=self.config.seed,
             extra={**_features_of(facts), **_left_out_of(facts), **_times_of(facts)},
         )
+        config = self.config
+        if (interval := config.test_interval) is not None:
+            sizes = (config.epochs, config.batch_size)
+            note(cost_of_tests(interval, *sizes, facts.num_train, facts.num_test))
         if self._resumed is not None and self._resumed.is_described(facts):
             self._about = about
             return
@@ -131,6 +137,16 @@ class TrainingRun(TrackedRun):
                 self._complete_row(measured, stored, self._resumed)
                 return
         super().log_row(measured)
+
+    def log_test(self, test: AnytimeRow) -> None:
+        """Store a test inside a bucket; what a resumed run measures again takes its place.
+
+        Except where the bucket's row is stored: what led to that row stays beside it.
+        """
+        name = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
+        resumed = self._resumed
+        if resumed is None or test.bucket not in resumed.records or name not in resumed.files:
+            super().log_test(test)
 
     def _describe(self, run: Run) -> None:
         if self._resumed is None:
@@ -267,12 +283,19 @@ class TrainingRun(TrackedRun):
         tags |= {
             names.KIND_TAG: self._kind,
             names.VERSION_TAG: __version__,
+            **self._anytime_tag(),
             **families_tag(self.families, run.data.tags),
         }
         for tag in (names.ERROR_TAG, names.DIVERGED_TAG):  # of an earlier try
             if tag in run.data.tags:
                 self.client.delete_tag(self.run_id, tag)
         self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+
+    def _anytime_tag(self) -> dict[str, str]:
+        """What says that the run tests inside its buckets; a run above others tests nothing."""
+        if self.config.test_interval is None or self._kind != names.KIND_TRAIN:
+            return {}
+        return {names.ANYTIME_TAG: self.config.test_every}
 
 
 def open_training_run(client: MlflowClient, config: TrainConfig, name: str | None = None) -> str:
@@ -294,7 +317,7 @@ def open_training_run(client: MlflowClient, config: TrainConfig, name: str | Non
 def track(training: Training, run: TrainingRun) -> None:
     """Train, and store each row before the next bucket starts."""
     run.log_facts(training.facts)
-    for measured in training.rows(run.log_curve):
+    for measured in training.rows(run.log_curve, run.log_test):
         run.log_row(measured)
 
 

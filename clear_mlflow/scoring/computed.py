@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.errors import FailedMetricError
 from clear_mlflow.core.record import Record, RowRecord
-from clear_mlflow.metrics import DEFAULT_FAMILIES, METRICS, Metric, course
+from clear_mlflow.metrics import DEFAULT_FAMILIES, METRICS, Metric, anytime, course
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics.from_predictions import PredictionMetric, Predictions, confusion
 from clear_mlflow.report.confusion import confusion_png
@@ -60,6 +61,19 @@ class PredictionScores:
 
 
 @dataclass(frozen=True, eq=False)
+class AnytimeScores:
+    """What a run's tests inside its buckets define; nothing of a run that has none."""
+
+    summary: Mapping[str, float] = field(default_factory=dict)
+    points: Series = field(default_factory=dict)
+    reasons: Mapping[str, str] = field(default_factory=dict)  # metric name to why it is undefined
+    stamp: str | None = None  # fingerprint of all this; None: tests lack, or nothing was computed
+    matrix: AnytimeMatrix | None = None  # what a chart is drawn of
+    problem: str | None = None  # why nothing was computed, though tests were stored
+    is_unread: bool = False  # the run holds all this already: its tests were not read
+
+
+@dataclass(frozen=True, eq=False)
 class Computed:
     """What a run's rows, and its predictions where it kept any, define."""
 
@@ -76,6 +90,7 @@ class Computed:
     versions: Mapping[str, int]  # of every metric that was computed
     lower_is_better: frozenset[str]  # names of those of which less is better
     predicted: PredictionScores
+    anytime: AnytimeScores
 
     @property
     def rows_state(self) -> str:
@@ -94,9 +109,10 @@ def compute(
     metrics: Sequence[Metric] = METRICS,
     prediction_metrics: Sequence[PredictionMetric] = predicted.METRICS,
     answers: PredictionScores | None = None,
+    tests: AnytimeScores | None = None,
     bucket_series: str = names.BUCKET_SERIES,
 ) -> Computed:
-    """Everything that a run's stored rows and predictions define.
+    """Everything that a run's stored rows, predictions and tests inside buckets define.
 
     Args:
         run_name: for titles.
@@ -108,33 +124,40 @@ def compute(
         metrics: to compute: theirs, and others that were asked for.
         prediction_metrics: those that *answers* were computed with.
         answers: what the run's predictions define; None where it kept none.
+        tests: what its tests inside buckets define; None where it has none.
         bucket_series: what the names of its accuracies per bucket begin with.
     """
-    answers = answers or PredictionScores()
+    answers, tests = answers or PredictionScores(), tests or AnytimeScores()
     over_steps = course(record.evidence, record.protocol, metrics)
     own = {metric.name for metric in prediction_metrics} - {m.name for m in predicted.METRICS}
     own |= {metric.name for metric in metrics}
     reasons = {name: str(error) for name, error in over_steps.undefined.items()}
     # Those that come with this program are missing in most runs, which kept labels alone.
     reasons |= {name: reason for name, reason in answers.reasons.items() if name in own}
+    reasons |= tests.reasons
     return Computed(
         run_name=run_name,
         record=record,
         digest=digest,
         matrix_tag=matrix_tag,
         families=families,
-        points=all_series(record.evidence, over_steps.series, bucket_series) | dict(answers.points),
+        points=all_series(record.evidence, over_steps.series, bucket_series)
+        | dict(answers.points)
+        | dict(tests.points),
         times=_times(records, record.matrix.num_rows),
-        summary=over_steps.summary | dict(answers.summary),
+        summary=over_steps.summary | dict(answers.summary) | dict(tests.summary),
         reasons=reasons,
         failed=_failed(over_steps.undefined) | answers.failed,
         versions={m.name: m.version for m in metrics}
-        | {m.name: m.version for m in prediction_metrics},
+        | {m.name: m.version for m in prediction_metrics}
+        | {m.name: m.version for m in anytime.METRICS},
         lower_is_better=frozenset(
             [m.name for m in metrics if not m.higher_is_better]
             + [m.name for m in prediction_metrics if not m.higher_is_better]
+            + [m.name for m in anytime.METRICS if not m.higher_is_better]
         ),
         predicted=answers,
+        anytime=tests,
     )
 
 

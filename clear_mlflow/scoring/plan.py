@@ -167,12 +167,16 @@ def plan(stored: Stored, computed: Computed, depth: Depth) -> Plan:
         tags[names.PREDICTIONS_SCORED_TAG] = (
             f"{answers.stamp} {_PICTURE}" if both.picture else answers.stamp
         )
+    tests = computed.anytime
+    new_tests = tests.stamp is not None and stored.tags.get(names.ANYTIME_SCORED_TAG) != tests.stamp
+    if tests.stamp is not None and not both.left_alone.keys() & tests.points.keys():
+        tags[names.ANYTIME_SCORED_TAG] = tests.stamp
     page = run_report(computed, stored.facts, *_shown(stored, computed, both))
     tags[names.REPORT_TAG] = page.stamp(computed.digest)
     tables = answers.stamp is not None and not (both.same_answers and stored.files >= _TABLES)
     found = Plan(
         # Predictions that a person removed stay on the page that was made of them.
-        page=page if tables or not both.has_page(tags[names.REPORT_TAG]) else None,
+        page=page if tables or new_tests or not both.has_page(tags[names.REPORT_TAG]) else None,
         reports=reports,
         heat_map=reports and both.heat_map,
         tables=tables,

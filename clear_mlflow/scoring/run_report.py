@@ -44,6 +44,9 @@ def run_report(
         without = f"Its predictions were left out: {answers.problem}."
     elif not answers.are_kept:
         without = "Accuracy per class needs the predictions, and the run kept none."
+    notes = [str(text) for text in _listed(profile.get("warnings"))]
+    if computed.anytime.problem is not None:
+        notes.append(f"Its tests inside buckets were left out: {computed.anytime.problem}.")
     return RunReport(
         name=computed.run_name,
         run_id=facts.run_id,
@@ -67,7 +70,8 @@ def run_report(
         | _features(profile),
         num_train=_counts(profile.get("num_train")),
         environment={**facts.environment, **_measured(computed.times)},
-        notes=[str(text) for text in _listed(profile.get("warnings"))],
+        notes=notes,
+        tests=computed.anytime.matrix,
     )
 
 

@@ -15,6 +15,7 @@ from mlflow.entities import Run
 from clear_mlflow.core.record import Record, assemble, row_file_name
 from clear_mlflow.metrics import Metric
 from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.scoring.anytime_scores import read_anytime_scores
 from clear_mlflow.scoring.apply import apply_plan
 from clear_mlflow.scoring.computed import Computed, compute
 from clear_mlflow.scoring.facts import facts_of
@@ -94,8 +95,15 @@ class Scores:
 
     @property
     def problem(self) -> str | None:
-        """Why its predictions were left out, though it kept some."""
-        return None if self.computed is None else self.computed.predicted.problem
+        """What of it was left out, though it is stored, and why."""
+        if self.computed is None:
+            return None
+        found = {
+            "its predictions": self.computed.predicted.problem,
+            "its tests inside buckets": self.computed.anytime.problem,
+        }
+        told = [f"{what} were left out: {why}" for what, why in found.items() if why is not None]
+        return "; ".join(told) or None
 
 
 def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) -> Scores:
@@ -145,13 +153,15 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
                 thorough=thorough,
                 pictures=scoring.depth.pictures,
             ),
+            tests=read_anytime_scores(client, run, record, thorough=thorough),
         )
         found = _looked_up(client, run, stored, to_look_up(stored, computed, scoring.depth))
         return computed, plan(found, computed, scoring.depth)
 
     computed, lacking = planned(scoring.depth.thorough)
-    if lacking.page is not None and computed.predicted.is_unread:
-        computed, lacking = planned(True)  # the page shows what they say of each class
+    is_unread = computed.predicted.is_unread or computed.anytime.is_unread
+    if lacking.page is not None and is_unread:
+        computed, lacking = planned(True)  # the page shows what they say, of each class and moment
     left_alone = {} if scoring.depth.accept_new else lacking.outdated
     summary, reasons = defined(computed, left_alone)
     return Scores(

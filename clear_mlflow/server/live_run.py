@@ -10,8 +10,9 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.record import assemble
+from clear_mlflow.metrics.anytime import METRICS as ANYTIME_METRICS
 from clear_mlflow.metrics.from_predictions import METRICS as PREDICTION_METRICS
-from clear_mlflow.scoring.computed import PredictionScores, compute
+from clear_mlflow.scoring.computed import AnytimeScores, PredictionScores, compute
 from clear_mlflow.scoring.facts import facts_of
 from clear_mlflow.scoring.families import logged_families, metrics_of
 from clear_mlflow.scoring.prediction_scores import keeps_predictions
@@ -67,9 +68,9 @@ def _drawn(store: MlflowClient, run: Run, state: str) -> str:
         return empty_run_page(place)
     families = logged_families(run.data.tags)
     # What a scoring computed of predictions is among the metrics; they themselves are megabytes.
-    logged = {
-        m.name: run.data.metrics[m.name] for m in PREDICTION_METRICS if m.name in run.data.metrics
-    }
+    values = run.data.metrics
+    logged = {m.name: values[m.name] for m in PREDICTION_METRICS if m.name in values}
+    inside = {m.name: values[m.name] for m in ANYTIME_METRICS if m.name in values}
     computed = compute(
         place.name,
         rows.records,
@@ -79,6 +80,7 @@ def _drawn(store: MlflowClient, run: Run, state: str) -> str:
         families=families,
         metrics=metrics_of(families, ()),
         answers=PredictionScores(logged, is_unread=keeps_predictions(run)),
+        tests=AnytimeScores(inside, is_unread=True),
     )
     report = run_report(computed, facts_of(run), computed.summary, computed.reasons)
     if keeps_predictions(run):

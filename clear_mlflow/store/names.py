@@ -45,6 +45,10 @@ DIVERGED_TAG = "diverged"
 PREDICTIONS_TAG = "clear_mlflow.predictions"
 # Fingerprint of what was computed from the predictions; whether a picture was drawn of it.
 PREDICTIONS_SCORED_TAG = "clear_mlflow.predictions_scored"
+# How often the run tests inside its buckets, as test_every says it; none without such tests.
+ANYTIME_TAG = "clear_mlflow.anytime"
+# Fingerprint of what was computed from these tests.
+ANYTIME_SCORED_TAG = "clear_mlflow.anytime_scored"
 # Number of processes that trained together, where it was more than one.
 PROCESSES_TAG = "clear_mlflow.processes"
 # On a run of kind "resume": the id of the run that was resumed.

@@ -16,6 +16,7 @@ import yaml
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_RUNS, decoded, read_bytes
+from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.config import NONE, TrainConfig
 
 _DEEPEST = 5  # a value, in a list, of a parameter, in an entry, of runs
@@ -103,8 +104,9 @@ def fingerprint(config: TrainConfig) -> str:
     """
     texts = config.as_text()
     del texts["metrics"]  # what is logged of a run decides nothing of its rows
-    if texts["dataset_args"] == NONE:  # as before there was such a parameter
-        del texts["dataset_args"]
+    for name, text in (("dataset_args", NONE), ("test_every", OFF)):
+        if texts[name] == text:  # as before there was such a parameter
+            del texts[name]
     return digest_of(texts)
 
 

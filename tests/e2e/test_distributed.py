@@ -83,6 +83,7 @@ CASES = {
         "predictions": "probs",
     },
     "a frozen backbone": {"freeze": "backbone", "epochs": "1"},
+    "tests inside the buckets": {"batch_size": "3", "epochs": "1", "test_every": "1steps"},
 }
 # Enough to see that nothing depends on there being two.
 OF_THREE = {
@@ -137,10 +138,11 @@ def test_several_processes_give_the_matrix_of_one(by_processes, size, case):
     (alone,) = by_processes[1]
     keys = [key for key in alone if key.startswith(f"{case}/")]
     assert len([key for key in keys if "/correct" in key]) == 4
+    assert bool(len(alone[f"{case}/tests"])) == ("test_every" in CASES[case])
     for ranks in by_processes[size]:
         for key in keys:
             np.testing.assert_array_equal(ranks[key], by_processes[size][0][key], err_msg=key)
-            if "/correct" in key or "/labels" in key:
+            if any(part in key for part in ("/correct", "/labels", "/tests")):
                 np.testing.assert_array_equal(ranks[key], alone[key], err_msg=key)
             else:
                 np.testing.assert_allclose(

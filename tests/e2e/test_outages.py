@@ -137,8 +137,8 @@ class Events(KnownTraining):
     before: dict[int, Callable[[], object]] = field(default_factory=dict)
     measured: list[int] = field(default_factory=list)
 
-    def rows(self, on_curve=ignore) -> Iterator[MeasuredRow]:
-        for measured in super().rows(on_curve):
+    def rows(self, on_curve=ignore, on_test=ignore) -> Iterator[MeasuredRow]:
+        for measured in super().rows(on_curve, on_test):
             self.before.get(measured.row.row, lambda: None)()
             self.measured.append(measured.row.row)
             yield measured
@@ -585,8 +585,8 @@ class LosingServer:
     def facts(self):
         return self.training.facts
 
-    def rows(self, on_curve=ignore):
-        for measured in self.training.rows(on_curve):
+    def rows(self, on_curve=ignore, on_test=ignore):
+        for measured in self.training.rows(on_curve, on_test):
             if measured.row.row == 2:
                 self.proxy.down()
             yield measured

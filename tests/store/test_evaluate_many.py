@@ -215,8 +215,8 @@ class Watched(KnownTraining):
     store: MlflowClient
     seen: list[list[str]]
 
-    def rows(self, on_curve=ignore):
-        for row in super().rows(on_curve):
+    def rows(self, on_curve=ignore, on_test=ignore):
+        for row in super().rows(on_curve, on_test):
             yield row
             self.seen.append([v.action for v in search(self.store)])
 

@@ -30,8 +30,8 @@ class Counting:
         self.config, self.facts = inner.config, inner.facts
         self.taken = 0
 
-    def rows(self, on_curve=ignore):
-        for measured in self._inner.rows(on_curve):
+    def rows(self, on_curve=ignore, on_test=ignore):
+        for measured in self._inner.rows(on_curve, on_test):
             yield measured
             self.taken += 1
 

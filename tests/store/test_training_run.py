@@ -182,8 +182,8 @@ class LosingStore(KnownTraining):
 
     folder: Path
 
-    def rows(self, on_curve=ignore):
-        for row in super().rows(on_curve):
+    def rows(self, on_curve=ignore, on_test=ignore):
+        for row in super().rows(on_curve, on_test):
             if row.row.row == 2:
                 # In one step: a thread behind the training may be writing there.
                 self.folder.rename(self.folder.with_name("gone"))

@@ -4,13 +4,17 @@ from clear_mlflow.learning.progress import TrainingProgress
 
 
 class Points(TrainingProgress):
-    """Keeps the points of a training's curve."""
+    """Keeps the points of a training's curve, and the tests inside its buckets."""
 
     def __init__(self):
         self.points = []
+        self.tests = []
 
     def curve_measured(self, point):
         self.points.append(point)
+
+    def test_done(self, test):
+        self.tests.append(test)
 
     @property
     def losses(self):

@@ -29,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def results(cases, folder, group=ALONE):
-    """Arrays by ``case/name``: every row's counts, labels, probabilities and weights; the curve.
+    """Arrays by ``case/name``: each row's counts, labels, probabilities and weights; curve; tests.
 
     Test sets of 5, 3 and 7 images, or features of 20, 9 and 13: no two processes have equal shares.
     """
@@ -51,6 +51,7 @@ def results(cases, folder, group=ALONE):
                 found[f"{name}/probabilities{row}"] = trained.tested.probabilities
             for key, value in trained.model.state_dict().items():
                 found[f"{name}/weight {row} {key}"] = value.clone().numpy()
+        found[f"{name}/tests"] = np.array([(*test.correct, test.step) for test in curve.tests])
         found[f"{name}/curve"] = np.array([(p.step, p.loss, p.lr) for p in curve.points])
     return found
 

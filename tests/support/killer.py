@@ -36,7 +36,7 @@ PROJECT = Path(__file__).parents[2]
 EXPERIMENT = "killed"
 # Random states of all kinds go on from bucket to bucket: images drawn, a buffer, momentum.
 PARAMETERS = ["--strategy", "replay", "--optimizer-state", "keep", "--epochs", "1"]
-PARAMETERS += ["--device", "cpu"]
+PARAMETERS += ["--device", "cpu", "--test-every", "5steps"]
 LONG = 300.0  # seconds: a bound, not a measurement
 # How long after a row's file appears a process is killed, at most: about what the next row takes.
 _PAUSE = 1.0
@@ -116,10 +116,11 @@ def files_of(run: Run, folder: str = "accuracy_matrix/rows") -> dict[str, bytes]
 
 
 def measured(run: Run) -> dict[str, bytes]:
-    """All that was measured, bit for bit: the rows but for the time, and the answers per image."""
+    """All that was measured, bit for bit but for the time: rows, tests inside buckets, answers."""
     rows = {
         name: re.sub(rb'"written_at": "[^"]*"', b"", content)
-        for name, content in files_of(run).items()
+        for folder in ("accuracy_matrix/rows", "anytime_accuracy")
+        for name, content in files_of(run, folder).items()
     }
     answers = files_of(run, "predictions")
     return {**rows, **{name: in_order(content) for name, content in answers.items()}}

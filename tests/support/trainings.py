@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, StreamMetadata, ignore
@@ -21,10 +22,13 @@ class KnownTraining:
     # Points of each bucket's curve by the row that follows: while it is trained on, and with it.
     live: Mapping[int, Sequence[CurvePoint]] = field(default_factory=dict)
     curve: Mapping[int, Sequence[CurvePoint]] = field(default_factory=dict)
+    # Tests inside each bucket by the row that follows.
+    tests: Mapping[int, Sequence[AnytimeRow]] = field(default_factory=dict)
 
     @property
     def config(self) -> TrainConfig:
-        return TrainConfig.resolve({"seed": "7", "metrics": self.metrics})
+        asked = {"seed": "7", "metrics": self.metrics, "test_every": "2" if self.tests else "off"}
+        return TrainConfig.resolve(asked)
 
     @property
     def facts(self) -> StreamMetadata:
@@ -39,11 +43,13 @@ class KnownTraining:
             num_test=(NUM_TEST,) * len(buckets),
         )
 
-    def rows(self, on_curve=ignore) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve=ignore, on_test=ignore) -> Iterator[MeasuredRow]:
         facts = self.facts
         for i, correct in enumerate(self.correct):
             if i in self.live:
                 on_curve(self.live[i])
+            for test in self.tests.get(i, ()):
+                on_test(test)
             row = AccuracyRow(i, facts.buckets, tuple(correct), facts.num_test)
             yield MeasuredRow(row, curve=tuple(self.curve.get(i, ())))
         if self.ends_with is not None:

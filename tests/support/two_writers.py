@@ -128,7 +128,7 @@ class KnownTraining:
             num_test=(NUM_TEST,) * len(BUCKETS),
         )
 
-    def rows(self, on_curve=ignore) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve=ignore, on_test=ignore) -> Iterator[MeasuredRow]:
         for number in range(self._first, len(BUCKETS) + 1):
             time.sleep(PACE)
             yield MeasuredRow(row(number), state=random.Random(number).randbytes(2000))

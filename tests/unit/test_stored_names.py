@@ -1,5 +1,6 @@
 """Names that lie in stored runs: whoever holds an old run finds them under these, for good."""
 
+from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, anytime_file_name
 from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
 from clear_mlflow.store import names
 
@@ -24,6 +25,8 @@ def test_the_tags_of_stored_runs_stay():
         "DIVERGED_TAG": "diverged",
         "PREDICTIONS_TAG": "predictions",
         "PREDICTIONS_SCORED_TAG": "predictions_scored",
+        "ANYTIME_TAG": "anytime",
+        "ANYTIME_SCORED_TAG": "anytime_scored",
         "PROCESSES_TAG": "processes",
         "RESUMED_TAG": "resumed_run",
         "RESUMES_TAG": "resumed",
@@ -54,6 +57,8 @@ def test_the_tags_of_stored_runs_stay():
 def test_the_artifacts_of_stored_runs_stay():
     """Row files first of all."""
     assert f"{ROWS_FOLDER}/{row_file_name(3)}" == "accuracy_matrix/rows/row_003.json"
+    test = f"{ANYTIME_FOLDER}/{anytime_file_name(3, 12)}"
+    assert test == "anytime_accuracy/bucket_003_test_0012.json"
     assert names.CONFIG_JSON == "config.json"
     assert names.MATRIX_JSON == "accuracy_matrix/matrix.json"
     assert names.REPORT_HTML == "report.html"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
+from clear_mlflow.learning.anytime.inside_tests import InsideTests
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.curve import LossCurve
 from clear_mlflow.learning.descent import (
@@ -92,7 +93,14 @@ class HeadsDescent:
         self._optimizer = restored_optimizer(self.stack, self._config, names, state)
 
     @torch.no_grad()
-    def run(self, samples: Sequence[Samples], *, position: int, epochs: int | None = None) -> None:
+    def run(
+        self,
+        samples: Sequence[Samples],
+        *,
+        position: int,
+        epochs: int | None = None,
+        tests: InsideTests | None = None,
+    ) -> None:
         """Train for all epochs of a bucket; see :meth:`GradientDescent.run`.
 
         Args:
@@ -100,6 +108,7 @@ class HeadsDescent:
                 same object.
             position: of the bucket in the stream.
             epochs: how many, where they are not those of the parameters.
+            tests: that are due inside the bucket; of a single head.
 
         Raises:
             DivergedError: the loss of a head is no longer a finite number.
@@ -111,6 +120,8 @@ class HeadsDescent:
         num_steps = config.epochs * len(bounds)
         self._progress.steps_planned(num_steps)
         self.curve.begin(num_steps)
+        if tests is not None:
+            tests.begin(position, epochs=config.epochs, steps_an_epoch=len(bounds))
         if self._optimizer is None or config.optimizer_state == "reset":
             self._optimizer = build_optimizer(stack, config)
         stack.weight.grad = torch.empty_like(stack.weight)
@@ -136,6 +147,8 @@ class HeadsDescent:
                 self._optimizer.step()
                 self.curve.step_done(len(self._seeds) * (stop - start))
                 self._progress.step_done()
+                if tests is not None:
+                    tests.step_done()
             for seed, loss in zip(self._seeds, self.curve.end_epoch(), strict=True):
                 if not math.isfinite(loss):
                     raise DivergedError(
@@ -209,7 +222,7 @@ class HeadDescent(GradientDescent):
         self, samples: Samples, *, position: int, hooks: Hooks, epochs: int | None = None
     ) -> None:
         """Train for all epochs of a bucket; the hooks are plain, see :class:`.Strategy`."""
-        self._heads.run([samples], position=position, epochs=epochs)
+        self._heads.run([samples], position=position, epochs=epochs, tests=self.tests)
 
 
 def descent_for(

@@ -14,7 +14,13 @@ from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import tf32, translate_oom
 from clear_mlflow.learning.loop import fresh_model, measure_row
-from clear_mlflow.learning.measured import MeasuredRow, OnCurve, StreamMetadata, ignore
+from clear_mlflow.learning.measured import (
+    MeasuredRow,
+    OnCurve,
+    OnTest,
+    StreamMetadata,
+    ignore,
+)
 from clear_mlflow.learning.session import StreamTraining
 
 _LESS_MEMORY = "end what else runs on it, or set CUDA_VISIBLE_DEVICES= to test on the CPU"
@@ -64,7 +70,7 @@ class Reevaluation:
         """The dataset that is tested on."""
         return self.training.facts
 
-    def rows(self, on_curve: OnCurve = ignore) -> Iterator[MeasuredRow]:
+    def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
         """Test each model on all buckets.
 
         Raises:

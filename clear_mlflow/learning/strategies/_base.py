@@ -62,6 +62,8 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     # batch's images (and of what depends on weights alone), or share_of_loss is overridden, and
     # what the other hooks make of batches is put together by self.group.
     several_processes: ClassVar[bool] = False
+    # Whether every bucket is learned in steps of the descent, between which test_every can test.
+    descends_in_every_bucket: ClassVar[bool] = True
     group: Group = ALONE  # the processes that train together; the loop says so, once it is built
     # Attributes that mean nothing between two buckets, as batches drawn for an epoch: a run that
     # is resumed has them as they are when it begins. All others are kept by checkpoint.py.

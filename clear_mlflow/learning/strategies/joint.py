@@ -37,6 +37,7 @@ class Joint(Strategy):
             check_not_negative(self, "epochs")
 
     several_processes = True
+    descends_in_every_bucket = False
 
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Train once, on everything."""

@@ -29,6 +29,7 @@ class Ncm(Strategy):
 
     needs_features = True
     several_processes = True
+    descends_in_every_bucket = False
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

@@ -24,6 +24,7 @@ class LinePoint:
     value: float  # a fraction
     title: str  # what pointing at it says
     ends: tuple[float, float] | None = None  # of an interval around it
+    dot: bool = False  # it has one in a chart without dots, too
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,8 @@ def line_chart(
     lowest: float,
     dots: bool,
     times: Sequence[date] = (),
+    places: Sequence[float] = (),
+    marks: Sequence[tuple[int, str]] = (),
 ) -> dict[str, Any]:
     """What the macro ``chart`` draws.
 
@@ -81,13 +84,16 @@ def line_chart(
         dots: a dot for each point; otherwise only for a line of a single one, in a small chart.
         times: of the buckets, ascending: the axis across is then of time, true to scale, and what
             was measured before training stands before the first by their mean distance.
+        places: where 0 to *last* lie on the axis across, from 0 to 1, where not evenly.
+        marks: which of them have a line from top to bottom and a name, in place of numbers.
     """
     width, height = size
     dates = _dates(times)
     # Half of a date stands behind the last place.
     left, right, top, bottom = 34, width - 10 - 3 * len(dates[-1] if dates else ""), 8, height - 22
 
-    places = _places(times) if times else [k / last for k in range(last + 1)]
+    if not places:
+        places = _places(times) if times else [k / last for k in range(last + 1)]
 
     def x(k: int) -> float:
         return round(left + (right - left) * places[k], 1)
@@ -112,13 +118,15 @@ def line_chart(
             "dots": [
                 {"x": x(point.k), "y": y(point.value), "title": point.title}
                 for point in line.points
-                if dots or len(line.points) == 1
+                if dots or point.dot or len(line.points) == 1
             ],
         }
 
+    named = [text for _, text in marks] or dates
+    named_at = [x(k) for k, _ in marks] or [x(k) for k in range(1, last + 1)]
     every = max(1, math.ceil(last / (10 if dots else 5)))
     # Steps of a round number, whatever quarter the axis begins at.
-    ticks = {0.0: 4, 0.25: 3, 0.5: 5, 0.75: 5}[lowest] if dots else 2
+    ticks = {0.0: 4, 0.25: 3, 0.5: 5, 0.75: 5}[lowest] if dots or width > 600 else 2
     return {
         "title": one_line(title, _LONGEST_TITLE),
         "width": width,
@@ -126,8 +134,9 @@ def line_chart(
         "left": left,
         "right": right,
         "dot": 3.5 if dots else 2.5,
-        "across": _ticks(dates, [x(k) for k in range(1, last + 1)])
-        if dates
+        "marks": [x(k) for k, _ in marks],
+        "across": _ticks(named, named_at)
+        if named
         else [{"at": x(k), "text": str(k)} for k in range(0, last + 1, every)],
         "up": [
             {"at": y(lowest + (1 - lowest) * i / ticks), "text": _share(lowest, i / ticks)}

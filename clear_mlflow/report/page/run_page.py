@@ -8,20 +8,24 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.text import NOT_MEASURED, one_line, percent
 from clear_mlflow.core.version import __version__
-from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric
+from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric, anytime
 from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.metrics.from_predictions import PredictionMetric, Predictions
 from clear_mlflow.report.page import load, rendered
 from clear_mlflow.report.page.answers import MOST_CLASSES, packed_answers
+from clear_mlflow.report.page.inside_charts import inside_charts
 from clear_mlflow.report.page.line_chart import (
     Line,
     LinePoint,
@@ -60,6 +64,7 @@ class RunReport:
         num_train: bucket to training images.
         environment: what trained it; name to text.
         notes: what a reader has to know first, beside what the rows say.
+        tests: its tests inside the buckets; None where there are none, or they were not read.
     """
 
     name: str
@@ -76,11 +81,12 @@ class RunReport:
     num_train: Mapping[str, int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    tests: AnytimeMatrix | None = None
 
     def stamp(self, rows: str) -> str:
-        """A short text that changes with the page, but for what it shows of predictions.
+        """A short text that changes with the page, but for predictions and tests inside buckets.
 
-        It is known without reading any: they are stored once, beside their row.
+        It is known without reading any: they are stored once, beside their rows.
 
         Args:
             rows: a digest of the rows.
@@ -159,6 +165,7 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
         across="the dates of the buckets, true to scale"
         if report.record.times
         else "buckets trained on",
+        inside=None if report.tests is None else inside_charts(report.tests),
         configuration=_facts(report.configuration, report.asked),
         dataset=_facts(_dataset(report)),
         buckets=_buckets(report),
@@ -285,13 +292,17 @@ def _tiles(family: str, report: RunReport) -> dict[str, Any]:
 
 def _meaning(function: Callable[..., float]) -> str:
     """The first line of what a metric's function says of itself."""
+    while isinstance(function, partial):
+        function = function.func
     return one_line((function.__doc__ or "").strip().partition("\n")[0], 200)
 
 
 def _others(report: RunReport) -> list[dict[str, str]]:
     """Metrics beside the tiles: other families, of predictions, a user's own."""
-    known: dict[str, Metric | PredictionMetric] = {m.name: m for m in ALL_METRICS}
+    known: dict[str, Metric | PredictionMetric | AnytimeMetric]
+    known = {m.name: m for m in ALL_METRICS}
     known |= {m.name: m for m in predicted.METRICS}
+    known |= {m.name: m for m in anytime.METRICS}
     in_tiles = {metric.name for metric in METRICS}
     found = []
     for name in dict.fromkeys([*known, *report.summary, *report.reasons]):

@@ -1,0 +1,1 @@
+"""Tests inside a bucket: rows between the rows of the accuracy matrix, which are none of them."""

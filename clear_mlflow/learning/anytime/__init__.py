@@ -1,0 +1,1 @@
+"""Tests inside a bucket: when they are due, and what one leaves as it was."""

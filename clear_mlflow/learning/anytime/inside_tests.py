@@ -1,0 +1,107 @@
+"""Tests of a model inside a bucket, which leave its training as it would be without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+
+from clear_mlflow.core.anytime.anytime_row import AnytimeRow
+from clear_mlflow.core.errors import ConfigError, DivergedError
+from clear_mlflow.learning.anytime.schedule import Interval
+
+
+class InsideTests:
+    """Tests a model while a bucket is trained on, at each multiple of an interval.
+
+    Not at the bucket's end, where its row is measured.
+
+    Args:
+        model: that is trained.
+        interval: between tests.
+        keys: of all buckets, in stream order.
+        num_instances: test images, per bucket.
+        test: gives right test images per bucket; None where an output is no finite number.
+        done: is given each test.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        interval: Interval,
+        *,
+        keys: tuple[str, ...],
+        num_instances: tuple[int, ...],
+        test: Callable[[], Sequence[int] | None],
+        done: Callable[[AnytimeRow], None],
+    ) -> None:
+        self._model = model
+        self._interval = interval
+        self._keys = keys
+        self._num_instances = num_instances
+        self._test = test
+        self._done = done
+        self._position = -1
+        self._step = self._num_steps = self._every = 0
+
+    def begin(self, position: int, *, epochs: int, steps_an_epoch: int) -> None:
+        """A bucket's steps begin.
+
+        Raises:
+            ConfigError: they have begun before.
+        """
+        if position == self._position:
+            raise ConfigError(
+                "the strategy descends more than once in one bucket, so test_every does not say "
+                "when to test; pass test_every=off"
+            )
+        self._position = position
+        self._step = 0
+        self._num_steps = epochs * steps_an_epoch
+        self._every = self._interval.steps(steps_an_epoch)
+
+    def step_done(self) -> None:
+        """An optimiser step is done; test the model if it is time.
+
+        Raises:
+            DivergedError: the model's output is no longer a finite number.
+        """
+        self._step += 1
+        if self._step % self._every or self._step == self._num_steps:
+            return
+        with _as_it_was(self._model):
+            correct = self._test()
+        key = self._keys[self._position]
+        if correct is None:
+            raise DivergedError(
+                f"after {self._step} of {self._num_steps} steps on bucket {key} the model's "
+                "output is not a finite number; pass a lower lr"
+            )
+        self._done(
+            AnytimeRow(
+                bucket=self._position + 1,
+                test=self._step // self._every,
+                num_tests=(self._num_steps - 1) // self._every,
+                step=self._step,
+                num_steps=self._num_steps,
+                buckets=self._keys,
+                correct=tuple(correct),
+                num_instances=self._num_instances,
+            )
+        )
+
+
+@contextmanager
+def _as_it_was(model: nn.Module) -> Iterator[None]:
+    """Give each part of a model its mode back, and torch the states of its random numbers.
+
+    A test draws none; a layer of somebody's own may.
+    """
+    modes = [(part, part.training) for part in model.modules()]
+    device = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+    for part, training in modes:
+        part.training = training

@@ -1,0 +1,107 @@
+"""When a model is tested inside a bucket, and what that costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+OFF = "off"
+# Each is a file of the run, and a request to a store that is elsewhere.
+MOST_TESTS = 10_000
+# A step computes a forward and a backward pass, which is twice as much; a test a forward pass.
+_PASSES_OF_STEP = 3
+
+_INTERVAL = re.compile(r"([1-9][0-9]{0,8}) *(steps?|epochs?)?")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How much is trained from one test inside a bucket to the next."""
+
+    number: int
+    unit: Literal["epochs", "steps"]
+
+    def __str__(self) -> str:
+        return str(self.number) if self.unit == "epochs" else f"{self.number}steps"
+
+    def steps(self, steps_an_epoch: int) -> int:
+        """The same in optimiser steps."""
+        return self.number * (steps_an_epoch if self.unit == "epochs" else 1)
+
+    def num_tests(self, epochs: int, steps_an_epoch: int) -> int:
+        """Tests inside a bucket; its end is none: the row is measured there.
+
+        >>> Interval(2, "epochs").num_tests(6, 10), Interval(7, "steps").num_tests(2, 10)
+        (2, 2)
+        """
+        return (epochs * steps_an_epoch - 1) // self.steps(steps_an_epoch)
+
+
+def parse_interval(text: str) -> Interval | None:
+    """What ``test_every`` says; None where it is off.
+
+    Raises:
+        ValueError: it is no interval.
+
+    >>> str(parse_interval("3")), str(parse_interval("200 steps")), parse_interval("off")
+    ('3', '200steps', None)
+    """
+    if text == OFF:
+        return None
+    match = _INTERVAL.fullmatch(text)
+    if match is None:
+        raise ValueError("expected off, a whole number of epochs, as 1, or of steps, as 200steps")
+    return Interval(int(match[1]), "steps" if (match[2] or "").startswith("step") else "epochs")
+
+
+def num_tests_in_buckets(
+    interval: Interval, epochs: int, batch_size: int | str, num_train: Sequence[int]
+) -> list[int]:
+    """Tests inside each bucket, where it is trained on alone.
+
+    Args:
+        interval: between tests.
+        epochs: passes over each bucket.
+        batch_size: images in a step; a text: all of an epoch.
+        num_train: images, per bucket.
+    """
+    found = []
+    for images in num_train:
+        size = images if isinstance(batch_size, str) else batch_size
+        # A rest of one image joins the batch before it.
+        steps = max(1, images // size + (images % size > 1))
+        found.append(interval.num_tests(epochs, steps))
+    return found
+
+
+def cost_of_tests(
+    interval: Interval,
+    epochs: int,
+    batch_size: int | str,
+    num_train: Sequence[int],
+    num_test: Sequence[int],
+) -> str:
+    """What a user is told of tests inside buckets before a training begins.
+
+    It is of a strategy that trains on each bucket's own images: one that trains on more takes
+    longer, and the tests are a smaller share of that.
+
+    Args:
+        interval: between tests.
+        epochs: passes over each bucket.
+        batch_size: images in a step; a text: all of an epoch.
+        num_train: images, per bucket.
+        num_test: images, per bucket.
+    """
+    tests = sum(num_tests_in_buckets(interval, epochs, batch_size, num_train))
+    images = sum(num_test)
+    rows = (len(num_train) + 1) * images
+    share = 100 * tests * images / (_PASSES_OF_STEP * epochs * sum(num_train) + rows)
+    more = f"about {share:.0f} %" if share >= 1 else "less than 1 %"
+    times = "1 time" if tests == 1 else f"{tests:,} times"
+    return (
+        f"test_every={interval} tests the model about {times} inside the buckets, on {images:,} "
+        f"images each time: {more} more computation"
+    )

@@ -1,0 +1,121 @@
+"""A run's tests inside its buckets: read them, and compute what they define.
+
+Runs without such tests cost nothing here: a tag of the run says whether there are any, and a
+listing of runs brings it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
+from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_place
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.record import Record
+from clear_mlflow.core.untrusted import MAX_ANYTIME_FILES, MAX_ROW_BYTES, read_bytes
+from clear_mlflow.metrics import anytime
+from clear_mlflow.scoring.computed import AnytimeScores
+from clear_mlflow.store import names
+from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.compat import download_file
+from clear_mlflow.store.pool import mapped
+
+# Requests under way at once.
+_JOBS = 8
+
+
+def read_anytime_scores(
+    client: MlflowClient, run: Run, record: Record, *, thorough: bool = False
+) -> AnytimeScores:
+    """Everything that a run's tests inside its buckets define; nothing is written.
+
+    A run that holds all of this already, as a tag of it says, is asked for nothing: what its
+    metrics show is the summary.
+
+    Args:
+        client: the store.
+        run: as it is now.
+        record: its rows.
+        thorough: compute it although the run says that it holds all of this already.
+
+    Raises:
+        TrackingError: the store does not answer.
+    """
+    if names.ANYTIME_TAG not in run.data.tags:
+        return AnytimeScores()
+    stamp = anytime_stamp(record)
+    if not thorough and run.data.tags.get(names.ANYTIME_SCORED_TAG) == stamp:
+        logged = run.data.metrics
+        summary = {m.name: logged[m.name] for m in anytime.METRICS if m.name in logged}
+        return AnytimeScores(summary, is_unread=True)
+    try:
+        tests = _read_tests(client, run)
+        matrix = AnytimeMatrix.of_tests(tests, record.matrix, record.protocol)
+    except RecordError as error:
+        # The rows are whole without: they are scored, and this is reported beside them.
+        return AnytimeScores(problem=str(error))
+    return AnytimeScores(
+        summary=anytime.summarize(matrix),
+        points=anytime.series(matrix),
+        reasons=anytime.explain(matrix),
+        # Tests that lack may still arrive, as by sync: they are looked for again.
+        stamp=stamp if matrix.is_complete else None,
+        matrix=matrix,
+    )
+
+
+def anytime_stamp(record: Record) -> str:
+    """A short text that changes with the rows and with any definition."""
+    matrix = record.matrix
+    content = [
+        record.protocol,
+        list(record.rows),
+        matrix.values.tolist(),
+        sorted((metric.name, metric.version) for metric in anytime.METRICS),
+    ]
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
+
+
+def _read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
+    """All tests inside buckets that a run holds.
+
+    Files are called what the format calls them, never what a store says, and live in a temporary
+    folder until they are read.
+
+    Raises:
+        RecordError: a file is damaged, or there are too many.
+        TrackingError: the artifact store does not answer.
+    """
+    run_id = run.info.run_id
+    uri = f"{run.info.artifact_uri}/{ANYTIME_FOLDER}"
+    repository = get_artifact_repository(uri, tracking_uri=client.tracking_uri)
+    with mlflow_errors(f"list the tests inside buckets of run {run_id}"):
+        listed = repository.list_artifacts() or []
+    sizes = {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed if not file.is_dir}
+    found = sorted(name for name in sizes if anytime_place(name) is not None)
+    if len(found) > MAX_ANYTIME_FILES:
+        raise RecordError(f"{ANYTIME_FOLDER} holds {len(found)} files; no run has so many tests")
+    for name in found:
+        size = sizes[name]
+        if size is not None and size > MAX_ROW_BYTES:
+            raise RecordError(f"{name} has {size} bytes; a test has at most 1 MiB")
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+        read = partial(_read_test, repository, run_id, Path(folder))
+        return list(mapped(read, found, _JOBS))
+
+
+def _read_test(repository: ArtifactRepository, run_id: str, folder: Path, name: str) -> AnytimeRow:
+    with mlflow_errors(f"read {name} of run {run_id}"):
+        local = folder / name
+        download_file(repository, name, local)
+        content = read_bytes(local, MAX_ROW_BYTES)
+    return AnytimeRow.from_json(content, source=name)

@@ -1,0 +1,209 @@
+"""Tests inside a bucket: what they count, and that training is to the bit what it is without."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import feature_streams
+import pytest
+import torch
+from learning_streams import config, random_stream
+from strategy_runs import feature_stream, image_stream, on_features, trained
+from torch import nn
+
+from clear_mlflow.core.errors import ConfigError, DivergedError
+from clear_mlflow.learning.anytime.schedule import num_tests_in_buckets, parse_interval
+from clear_mlflow.learning.loop import train
+from clear_mlflow.learning.progress import TrainingProgress
+from clear_mlflow.learning.registry import strategy_names
+from clear_mlflow.learning.samples.decoded import batch_bounds
+from clear_mlflow.learning.session import StreamTraining, check
+from clear_mlflow.learning.strategies import naive
+from clear_mlflow.learning.strategies._base import load_strategy
+
+WITHOUT_STEPS = ("joint", "ncm", "slda")
+DESCENDING = sorted(set(strategy_names()) - set(WITHOUT_STEPS))
+
+
+class Kept(TrainingProgress):
+    """Keeps the tests inside buckets, and in which order they and the rows came."""
+
+    def __init__(self):
+        self.tests, self.order = [], []
+
+    def test_done(self, test):
+        self.tests.append(test)
+        self.order.append((test.bucket, test.test))
+
+    def row_measured(self, row):
+        self.order.append(row.row)
+
+
+def inside_of(stream, parameters):
+    """The tests inside the buckets of a training."""
+    progress = Kept()
+    rows = [one.row for one in train(stream, parameters, progress=progress)]
+    return progress, rows
+
+
+def assert_nothing_changed(make_stream, parameters):
+    """Rows, weights and all that training goes on from, with tests and without."""
+    without = trained(make_stream(), parameters)
+    tested = dataclasses.replace(parameters, test_every="1steps")
+    progress, _ = inside_of(make_stream(), tested)
+    assert progress.tests
+    rows, states, weights = trained(make_stream(), tested)
+    assert rows == without[0]
+    assert states == without[1]  # also the generators of random numbers
+    assert all(torch.equal(weights[name], value) for name, value in without[2].items())
+
+
+@pytest.mark.parametrize("strategy", DESCENDING)
+def test_a_head_on_features_learns_the_same(strategy):
+    """Whether its step is written out by hand or not, and whatever the strategy keeps."""
+    assert_nothing_changed(feature_stream, on_features(strategy=strategy, optimizer_state="keep"))
+
+
+@pytest.mark.parametrize("strategy", sorted(set(DESCENDING) - {"linear"}))
+def test_a_network_learns_the_same(tmp_path, strategy):
+    """With batch normalisation, which a test must neither change nor leave in its mode."""
+    image_stream(tmp_path / "images")
+    numbers = iter(range(100))
+    assert_nothing_changed(
+        lambda: image_stream(tmp_path / str(next(numbers))), config(strategy=strategy)
+    )
+
+
+class Noisy(nn.Module):
+    """Draws a number whenever it is asked, in evaluation mode, too."""
+
+    def forward(self, inputs):
+        return inputs + torch.rand(()) * 1e-3
+
+
+def test_a_model_that_draws_random_numbers_when_it_is_tested_learns_the_same(tmp_path, monkeypatch):
+    """Dropout of the next step is what it would have been."""
+
+    def built(cls, config, stream):
+        layers = nn.Flatten(), Noisy(), nn.Linear(3 * 8 * 8, 8), nn.Dropout(0.5), nn.Linear(8, 3)
+        return nn.Sequential(*layers)
+
+    monkeypatch.setattr(naive.Naive, "build_model", classmethod(built))
+    numbers = iter(range(100))
+    assert_nothing_changed(
+        lambda: image_stream(tmp_path / str(next(numbers))), config(channels_last="off")
+    )
+
+
+@pytest.mark.parametrize("interval", ["1", "2", "3steps", "2steps"])
+def test_tests_are_due_at_each_multiple_of_the_interval_but_the_last(tmp_path, interval):
+    """In their order, before the bucket's row."""
+    stream = image_stream(tmp_path, train=(9, 7, 5))
+    parameters = config(epochs=4, test_every=interval)
+    progress, _ = inside_of(stream, parameters)
+    order: list[object] = [0]
+    for bucket, images in enumerate((9, 7, 5), start=1):
+        steps = len(batch_bounds(images, 4))
+        every = int(interval.removesuffix("steps")) * (1 if "steps" in interval else steps)
+        due = [step for step in range(1, 4 * steps) if step % every == 0]
+        found = [test for test in progress.tests if test.bucket == bucket]
+        assert [test.step for test in found] == due
+        assert {(test.num_tests, test.num_steps) for test in found} == {(len(due), 4 * steps)}
+        order += [*((bucket, number) for number in range(1, len(due) + 1)), bucket]
+    assert progress.order == order
+    counts = num_tests_in_buckets(parse_interval(interval), 4, 4, [9, 7, 5])
+    assert len(progress.tests) == sum(counts)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, "full"])
+def test_announced_steps_are_those_that_are_taken(size):
+    """What is announced before torch is loaded, against what an epoch goes through."""
+    interval = parse_interval("1steps")
+    for images in range(1, 30):
+        (tests,) = num_tests_in_buckets(interval, 1, size, [images])
+        assert tests == len(batch_bounds(images, size)) - 1
+
+
+def test_a_test_after_an_epoch_counts_what_a_training_of_so_many_epochs_ends_with(tmp_path):
+    """The model is the one at that moment, and all test sets are asked."""
+    progress, rows = inside_of(image_stream(tmp_path / "a"), config(epochs=4, test_every=1))
+    firsts = [test.correct for test in progress.tests if test.bucket == 1]
+    shorter = [
+        inside_of(image_stream(tmp_path / str(epochs)), config(epochs=epochs))[1][1].correct
+        for epochs in (1, 2, 3)
+    ]
+    assert firsts == shorter
+    assert {test.num_instances for test in progress.tests} == {rows[0].num_instances}
+
+
+def test_no_test_is_made_where_none_was_asked_for(tmp_path):
+    """Off is the default."""
+    progress, _ = inside_of(image_stream(tmp_path), config(epochs=4))
+    assert progress.tests == []
+
+
+def test_an_output_that_is_no_number_inside_a_bucket_ends_the_training(tmp_path):
+    """With the place, before the epoch's loss tells."""
+    with pytest.raises(DivergedError, match=r"after 2 of \d+ steps on bucket key0 .* lower lr"):
+        inside_of(image_stream(tmp_path), config(lr=1e30, epochs=3, test_every="2steps"))
+
+
+@pytest.mark.parametrize("strategy", WITHOUT_STEPS)
+def test_a_strategy_without_steps_in_every_bucket_is_refused(strategy):
+    """Before any data is read."""
+    assert not load_strategy(strategy).descends_in_every_bucket
+    settings = feature_streams.config(strategy=strategy, test_every="1")
+    with pytest.raises(ConfigError, match="does not take optimiser steps in every bucket"):
+        check(settings)
+
+
+def test_an_interval_as_long_as_a_bucket_is_refused(tmp_path):
+    """Where epochs say so before any data is read, and where steps do when it is."""
+    with pytest.raises(ConfigError, match="test_every is 2 and a bucket takes 2 epochs"):
+        check(config(epochs=2, test_every=2))
+    check(config(strategy="gdumb", strategy_args="epochs=3", epochs=2, test_every=2))
+    stream, _ = random_stream(tmp_path, train=(12, 8), test=(2, 2), side=8)
+
+    def prepared(**changes):
+        settings = check(config(**changes))
+        return StreamTraining(settings, stream, "nowhere", TrainingProgress())
+
+    with pytest.raises(ConfigError, match="bucket key1 takes no more than 4 steps"):
+        prepared(epochs=2, test_every="4steps")
+    prepared(epochs=2, test_every="3steps")
+    with pytest.raises(ConfigError, match=r"is 19,998 tests .* a run holds at most 10,000"):
+        prepared(epochs=4000, test_every="1steps")
+
+
+def test_members_of_an_ensemble_are_refused():
+    """Before anything is started."""
+    with pytest.raises(ConfigError, match="train one seed at a time"):
+        config(seeds="0,1", test_every=1)
+
+
+class Twice(naive.Naive):
+    """Descends two times in each bucket."""
+
+    def learn(self, position, descent):
+        super().learn(position, descent)
+        super().learn(position, descent)
+
+
+def test_a_strategy_that_descends_twice_in_a_bucket_is_told(tmp_path, monkeypatch):
+    """Nobody could say how far a test is."""
+    monkeypatch.setattr(naive, "Naive", Twice)
+    stream = image_stream(tmp_path)
+    inside_of(stream, config())
+    with pytest.raises(ConfigError, match="more than once in one bucket"):
+        inside_of(stream, config(test_every="1steps"))
+
+
+def test_a_training_hands_its_tests_on(tmp_path):
+    """To whoever stores them, each before the row of its bucket."""
+    stream, _ = random_stream(tmp_path, train=(8, 8), test=(2, 2), side=8)
+    settings = check(config(epochs=3, test_every=1))
+    found = []
+    training = StreamTraining(settings, stream, "nowhere", TrainingProgress())
+    for measured in training.rows(on_test=lambda test: found.append((test.bucket, test.test))):
+        found.append(measured.row.row)
+    assert found == [0, (1, 1), (1, 2), 1, (2, 1), (2, 2), 2]

@@ -1,0 +1,234 @@
+"""Tests inside buckets in MLflow: files of their own kind, every one once, scored with the rows."""
+
+from pathlib import Path
+
+import pytest
+from anytime_courses import inside_bucket
+from stored_runs import histories, rows_folder, stored_run
+from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
+
+from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
+from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.evaluation.rescore import Evaluation
+from clear_mlflow.journal.spool import Spool, default_root
+from clear_mlflow.learning.measured import ignore
+from clear_mlflow.metrics import anytime
+from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.runs.sync import find_spools, sync_each
+from clear_mlflow.scoring.scores import read_scores, score
+from clear_mlflow.store import names
+from clear_mlflow.store.rows import read_rows
+
+INSIDE = {
+    1: [[40, 30, 20, 10], [70, 50, 40, 30]],
+    2: [[50, 60, 40, 30], [65, 80, 60, 50]],
+    3: [[60, 70, 80, 60], [75, 80, 90, 80]],
+    4: [[40, 60, 80, 85], [60, 75, 85, 90]],
+}
+TESTS = {
+    bucket: inside_bucket(bucket, counts, (NUM_TEST,) * 4) for bucket, counts in INSIDE.items()
+}
+MATRIX = AnytimeMatrix.of_tests(
+    [test for tests in TESTS.values() for test in tests],
+    AccuracyMatrix([[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]]),
+)
+EXPECTED = anytime.summarize(MATRIX)
+FILES = [anytime_file_name(bucket, test) for bucket in TESTS for test in (1, 2)]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """Where journals lie."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def folder_of(run):
+    """Where a run of a store without a server keeps its tests."""
+    return Path(run.info.artifact_uri.removeprefix("file://")) / ANYTIME_FOLDER
+
+
+def only_run(store, experiment_id):
+    (run,) = store.search_runs([experiment_id])
+    return run
+
+
+def stored_tests(run):
+    return [
+        AnytimeRow.from_json(path.read_bytes(), source=path.name)
+        for path in sorted(folder_of(run).iterdir())
+    ]
+
+
+def values_of(run):
+    """The metrics that need tests inside buckets."""
+    return {n: v for n, v in run.data.metrics.items() if n.startswith("continual_evaluation/")}
+
+
+def rescored(store, run, **options):
+    (verdict,) = Evaluation(named=True, **options).over(store, [store.get_run(run.info.run_id)])
+    return verdict
+
+
+@pytest.fixture
+def finished(store, experiment_id):
+    """A run that tested inside its buckets."""
+    train_in_process(store, KnownTraining(FOUR_BUCKETS, tests=TESTS), {})
+    return only_run(store, experiment_id)
+
+
+def test_every_test_is_a_file_beside_the_rows(store, finished):
+    """And none is a row: rows, matrix and their metrics are those of a run without."""
+    assert [path.name for path in sorted(folder_of(finished).iterdir())] == FILES
+    assert stored_tests(finished) == [test for tests in TESTS.values() for test in tests]
+    assert [list(r.row.correct) for r in read_rows(store, finished).values()] == FOUR_BUCKETS
+    assert len(list(rows_folder(finished).iterdir())) == len(FOUR_BUCKETS)
+    train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
+    (plain,) = (
+        run
+        for run in store.search_runs([finished.info.experiment_id])
+        if run.info.run_id != finished.info.run_id
+    )
+    assert not folder_of(plain).exists()
+    assert values_of(plain) == {}
+    both = finished.data.metrics
+    assert plain.data.metrics == {n: v for n, v in both.items() if n not in values_of(finished)}
+
+
+def test_metrics_are_those_of_the_tests_at_every_step(store, finished):
+    """Each a series over the buckets, as of every other family."""
+    assert values_of(finished) == pytest.approx(EXPECTED)
+    stored = histories(store, finished.info.run_id)
+    for name, steps in anytime.series(MATRIX).items():
+        assert {step: value for step, _, value in stored[name]} == pytest.approx(steps)
+    assert finished.data.tags[names.ANYTIME_TAG] == "2"
+
+
+def test_the_page_draws_what_is_inside(store, finished):
+    """The stability gap, a curve for each bucket."""
+    page = (
+        Path(finished.info.artifact_uri.removeprefix("file://")) / names.REPORT_HTML
+    ).read_text()
+    assert "The model was tested 8 times inside its buckets" in page
+    assert page.count("Accuracy on bucket") >= 4
+
+
+def test_scoring_again_writes_nothing(store, finished):
+    """By a search, which reads no test, and by name, which reads all of them."""
+    scores = read_scores(store, store.get_run(finished.info.run_id))
+    assert scores.plan.is_empty
+    assert scores.computed.anytime.matrix is not None or scores.computed.anytime.is_unread
+    (quick,) = Evaluation(verify="auto").over(store, [store.get_run(finished.info.run_id)])
+    assert quick.action == "unchanged"
+    assert quick.scores.computed.anytime.is_unread
+    assert values_of(finished).items() <= dict(quick.scores.summary).items()
+
+
+def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_id):
+    """Rows and tests as any program may have written them, and the tag that says so."""
+    run = stored_run(store, experiment_id)
+    folder_of(run).mkdir()
+    for test in (test for tests in TESTS.values() for test in tests):
+        file = folder_of(run) / anytime_file_name(test.bucket, test.test)
+        file.write_text(test.to_json("2026-01-31T12:00:00Z"))
+    store.set_tag(run.info.run_id, names.ANYTIME_TAG, "2")
+    assert rescored(store, run).action == "scored"
+    assert values_of(store.get_run(run.info.run_id)) == pytest.approx(EXPECTED)
+    assert rescored(store, run).action == "unchanged"
+
+
+def test_a_test_that_is_lost_leaves_them_undefined_and_the_rows_scored(store, finished):
+    """With the reason, and no value is made up."""
+    (folder_of(finished) / FILES[3]).unlink()
+    verdict = rescored(store, finished, dry_run=True)
+    told = "test 2 of 2 inside bucket '2' is not stored"
+    reasons = verdict.scores.reasons
+    assert {reasons[name] for name in EXPECTED} == {told}
+    assert verdict.scores.summary["clear/accuracy"] == finished.data.metrics["clear/accuracy"]
+
+
+def test_a_damaged_test_is_told_and_the_rows_are_scored(store, finished):
+    """Whatever lies in its place."""
+    (folder_of(finished) / FILES[3]).write_text("{")
+    verdict = rescored(store, finished)
+    assert verdict.is_problem
+    assert "its tests inside buckets were left out: bucket_002_test_0002.json:" in verdict.detail
+    assert verdict.scores.summary["clear/accuracy"] == finished.data.metrics["clear/accuracy"]
+    (folder_of(finished) / "notes.txt").write_text("nothing of ours")
+    (folder_of(finished) / FILES[3]).write_text(TESTS[2][1].to_json("2026-01-31T12:00:00Z"))
+    verdict = rescored(store, finished)
+    assert not verdict.is_problem
+    assert values_of(store.get_run(finished.info.run_id)) == pytest.approx(EXPECTED)
+
+
+def test_a_training_that_breaks_off_inside_a_bucket_loses_no_test(store, experiment_id):
+    """What was measured of the bucket is there, and changes none of the numbers."""
+
+    class Broken(KnownTraining):
+        def rows(self, on_curve=None, on_test=None):
+            yield from super().rows(on_test=on_test)
+            on_test(TESTS[3][0])
+            raise RuntimeError("out of power")
+
+    tests = {bucket: TESTS[bucket] for bucket in (1, 2)}
+    with pytest.raises(RuntimeError, match="out of power"):
+        train_in_process(store, Broken(FOUR_BUCKETS[:3], tests=tests), {})
+    run = only_run(store, experiment_id)
+    assert stored_tests(run) == [*TESTS[1], *TESTS[2], TESTS[3][0]]
+    assert values_of(run) == pytest.approx(anytime.summarize(MATRIX.after(2)))
+
+
+class LosingStore(KnownTraining):
+    """Loses its artifact store inside the third bucket."""
+
+    folder: Path
+
+    def rows(self, on_curve=ignore, on_test=ignore):
+        def told(test):
+            if (test.bucket, test.test) == (3, 2):
+                # In one step: a thread behind the training may be writing there.
+                self.folder.rename(self.folder.with_name("gone"))
+                self.folder.write_text("no folder any more")
+            on_test(test)
+
+        return super().rows(on_curve, told)
+
+
+def test_tests_that_the_store_does_not_take_are_sent_by_sync(
+    store, experiment_id, tmp_path, monkeypatch
+):
+    """They wait on local disk from the moment they are measured; then each is there, once."""
+    monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "0.5")
+    training = LosingStore(FOUR_BUCKETS, tests=TESTS)
+    training.folder = tmp_path / "artifacts"
+    with pytest.raises(TrackingError, match="did not take"):
+        train_in_process(store, training, {})
+    run = only_run(store, experiment_id)
+    waiting = sorted((default_root() / run.info.run_id).glob(f"*-file/{ANYTIME_FOLDER}/*"))
+    assert [path.name for path in waiting] == FILES[5:]
+    training.folder.unlink()
+    training.folder.with_name("gone").rename(training.folder)
+    assert [path.name for path in sorted(folder_of(run).iterdir())] == FILES[:5]
+    (synced,) = sync_each(find_spools(default_root() / run.info.run_id))
+    assert synced.done, synced.detail
+    run = store.get_run(run.info.run_id)
+    assert stored_tests(run) == [test for tests in TESTS.values() for test in tests]
+    assert values_of(run) == pytest.approx(EXPECTED)
+
+
+def test_a_journal_never_takes_the_place_of_a_test_that_is_stored(store, finished, tmp_path):
+    """Its bucket was trained on again since, by another process, with other numbers perhaps."""
+    other = inside_bucket(2, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
+    (folder_of(finished) / FILES[3]).unlink()
+    spool = Spool.create(tmp_path / finished.info.run_id, finished.info.run_id, store.tracking_uri)
+    for test in other:
+        name = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
+        spool.put(name, test.to_json("2026-01-31T12:00:00Z").encode())
+    spool.close()
+    (synced,) = sync_each(find_spools(spool.folder))
+    assert synced.done, synced.detail
+    assert stored_tests(finished)[2:4] == [TESTS[2][0], other[1]]
+    assert not spool.folder.exists()
+    assert score(store, finished.info.run_id).plan.is_empty

@@ -1,0 +1,277 @@
+"""Tests inside a bucket: their files, which are no rows, and the metrics that need them."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from anytime_courses import inside_bucket
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
+from clear_mlflow.core.anytime.anytime_row import AnytimeRow, anytime_file_name, anytime_place
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.record import RowRecord, row_index
+from clear_mlflow.learning.anytime.schedule import (
+    Interval,
+    cost_of_tests,
+    num_tests_in_buckets,
+    parse_interval,
+)
+from clear_mlflow.metrics.anytime import METRICS, explain, series, summarize
+from clear_mlflow.metrics.anytime.continual_evaluation import (
+    windowed_forgetting,
+    windowed_plasticity,
+)
+
+N = 40
+WHEN = "2026-01-31T12:00:00.123+00:00"
+# Right images of 40: the bucket in training, and a test each; the last of a bucket is its row.
+COURSE = [
+    *[(0, c) for c in ([14, 9, 12], [16, 11, 7], [21, 6, 5], [33, 11, 7], [40, 12, 5])],
+    *[(1, c) for c in ([19, 10, 7], [32, 20, 6], [32, 23, 5], [28, 35, 6])],
+    *[(2, c) for c in ([18, 16, 10], [29, 29, 18], [28, 30, 26], [29, 34, 31], [28, 29, 40])],
+]
+
+
+def matrix_of(course, width=3, *, trained=None, protocol="iid"):
+    """The tests of a course, the last one of each bucket as its row.
+
+    Args:
+        course: bucket in training and counts, in order.
+        width: buckets of the stream.
+        trained: buckets that have a row.
+        protocol: under which they were measured.
+    """
+    buckets = sorted({bucket for bucket, _ in course})
+    rows, tests = [], []
+    for bucket in buckets:
+        counts = [found for b, found in course if b == bucket]
+        tests += inside_bucket(bucket + 1, counts[:-1], (N,) * width)
+        rows.append(np.array(counts[-1]) / N)
+    rows = rows[:trained]
+    matrix = AccuracyMatrix(np.array(rows).reshape(len(rows), width), num_instances=[N] * width)
+    return AnytimeMatrix.of_tests(tests, matrix, protocol)
+
+
+def by_loops(course, k):
+    """The definitions as loops over plain lists of k buckets, all windows written out."""
+    tests = [(bucket, [c / N for c in counts]) for bucket, counts in course if bucket < k]
+    found = {}
+    minima = []
+    for j in range(k - 1):
+        minima.append(min(values[j] for bucket, values in tests if bucket > j))
+    if minima:
+        found["minimum_accuracy"] = sum(minima) / len(minima)
+    found["worst_case_accuracy"] = tests[-1][1][k - 1] / k
+    if minima:
+        found["worst_case_accuracy"] += (1 - 1 / k) * found["minimum_accuracy"]
+    seen = [sum(values[: bucket + 1]) / (bucket + 1) for bucket, values in tests]
+    found["average_anytime_accuracy"] = sum(seen) / len(seen)
+    for window in (10, 100):
+        drops, rises = [], []
+        for j in range(k):
+            of_bucket = [values[j] for bucket, values in tests if bucket >= j]
+            drop = rise = 0.0
+            for end in range(1, len(of_bucket) + 1):
+                inside = of_bucket[max(0, end - window) : end]
+                for first in range(len(inside)):
+                    for later in range(first + 1, len(inside)):
+                        drop = max(drop, inside[first] - inside[later])
+                        rise = max(rise, inside[later] - inside[first])
+            drops.append(drop)
+            rises.append(rise)
+        found[f"windowed_forgetting_{window}"] = sum(drops) / k
+        found[f"windowed_plasticity_{window}"] = sum(rises) / k
+    return {f"continual_evaluation/{name}": value for name, value in found.items()}
+
+
+def test_the_authors_program_gives_these_numbers():
+    """WF, WP, min-ACC and WC-ACC of Mattdl/ContinualEvaluation, bae2a58, on this course."""
+    matrix = matrix_of(COURSE)
+    found = summarize(matrix)
+    assert found["continual_evaluation/minimum_accuracy"] == pytest.approx(0.425, abs=1e-12)
+    assert found["continual_evaluation/worst_case_accuracy"] == pytest.approx(37 / 60, abs=1e-12)
+    ten = (
+        found[f"continual_evaluation/windowed_{name}_10"] for name in ("forgetting", "plasticity")
+    )
+    assert list(ten) == pytest.approx([0.3416666666666666, 0.675], abs=1e-12)
+    assert windowed_forgetting(matrix, 3) == pytest.approx(1 / 3, abs=1e-12)
+    assert windowed_plasticity(matrix, 3) == pytest.approx(0.4166666666666667, abs=1e-12)
+
+
+@st.composite
+def courses(draw):
+    width = draw(st.integers(1, 4))
+    trained = draw(st.integers(1, width))
+    counts = st.lists(st.integers(0, N), min_size=width, max_size=width)
+    found = []
+    for bucket in range(trained):
+        for _ in range(draw(st.integers(2, 14))):
+            found.append((bucket, draw(counts)))
+    return width, trained, found
+
+
+@settings(max_examples=60, deadline=None)
+@given(courses())
+def test_every_metric_is_what_loops_give(drawn):
+    """At every step of the run, and with as many tests inside a bucket as it takes."""
+    width, trained, course = drawn
+    matrix = matrix_of(course, width)
+    steps = series(matrix)
+    for k in range(1, trained + 1):
+        expected = by_loops(course, k)
+        assert {name: values[k] for name, values in steps.items() if k in values} == pytest.approx(
+            expected, abs=1e-12
+        )
+        assert summarize(matrix.after(k)) == pytest.approx(expected, abs=1e-12)
+    assert expected.keys() | explain(matrix).keys() == {metric.name for metric in METRICS}
+
+
+def test_without_inside_bucket_nothing_is_defined():
+    """A matrix of rows alone has none of these numbers, however many rows it has."""
+    rows = AccuracyMatrix([[0.9, 0.1], [0.5, 0.9]])
+    matrix = AnytimeMatrix.of_tests([], rows)
+    assert summarize(matrix) == {}
+    told = "needs tests inside of each bucket (test_every); bucket '1' has none"
+    assert set(explain(matrix).values()) == {told}
+    assert len(explain(matrix)) == len(METRICS)
+
+
+def test_a_test_that_is_not_stored_leaves_the_steps_behind_it_undefined():
+    """What was whole before it stays defined."""
+    whole = matrix_of(COURSE)
+    tests = [test for of in whole.tests.values() for test in of]
+    lacking = [test for test in tests if (test.bucket, test.test) != (2, 3)]
+    matrix = AnytimeMatrix.of_tests(lacking, whole.matrix)
+    assert not matrix.is_complete
+    assert set(explain(matrix).values()) == {"test 3 of 3 inside bucket '2' is not stored"}
+    steps = series(matrix)["continual_evaluation/worst_case_accuracy"]
+    assert steps == {1: summarize(whole.after(1))["continual_evaluation/worst_case_accuracy"]}
+
+
+def test_a_bucket_in_training_counts_when_its_row_is_there():
+    """Tests of a bucket that a run was stopped in are kept, and change no number."""
+    stopped = matrix_of(COURSE, trained=2)
+    assert 2 in stopped.tests
+    assert summarize(stopped) == summarize(matrix_of(COURSE).after(2))
+    assert stopped.is_complete
+
+
+def test_tests_on_training_images_are_no_evidence():
+    """Under the protocol streaming a bucket's test images were trained on."""
+    (reason,) = set(explain(matrix_of(COURSE, protocol="streaming")).values())
+    assert reason.startswith("under the streaming protocol")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"buckets": ("a", "b", "c")}, "is of buckets"),
+        ({"num_instances": (N, N, N + 1)}, "images per bucket, but the rows say"),
+        ({"num_tests": 9}, "the first of its bucket one of 3"),
+    ],
+)
+def test_tests_of_another_run_are_refused(change, told):
+    """They contradict the rows, or each other."""
+    whole = matrix_of(COURSE)
+    *rest, last = whole.tests[1]
+    with pytest.raises(RecordError, match=told):
+        AnytimeMatrix.of_tests([*rest, dataclasses.replace(last, **change)], whole.matrix)
+
+
+def test_a_file_reads_back_to_the_same_test():
+    """And says what it is of; fields of a later version are left alone."""
+    (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
+    text = test.to_json(WHEN)
+    name = anytime_file_name(2, 1)
+    assert AnytimeRow.from_json(text, source=name) == test
+    assert json.loads(text)["training_on"] == "2"
+    newer = {**json.loads(text), "loss": 1.5}
+    newer["schema"]["version"] = "1.7"
+    assert AnytimeRow.from_json(json.dumps(newer), source=name) == test
+    assert anytime_place(name) == (2, 1)
+
+
+def test_no_reader_takes_one_kind_of_row_for_the_other():
+    """Neither by its name nor by its content."""
+    (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
+    assert row_index(anytime_file_name(2, 1)) is None
+    with pytest.raises(RecordError, match=r"schema\.name is 'clear_mlflow/anytime_row'"):
+        RowRecord.from_json(test.to_json(WHEN), source="row_002.json")
+    assert anytime_place("row_002.json") is None
+    row = {"schema": {"name": "clear_mlflow/accuracy_row", "version": "1.0"}}
+    with pytest.raises(RecordError, match="expected the name 'clear_mlflow/anytime_row'"):
+        AnytimeRow.from_json(json.dumps(row), source=anytime_file_name(2, 1))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"test": 0}, "test is 0"),
+        ({"test": 4}, "test is 4, of 3"),
+        ({"step": 40}, "at the end of a bucket is a row"),
+        ({"step": 1.5}, "step is 1.5"),
+        ({"correct": [1, 2]}, "correct has 2 entries"),
+        ({"correct": [1, 2, 10]}, "0 to its num_instances"),
+        ({"bucket": 4}, "only 3 buckets"),
+        ({"buckets": "123"}, "expected a list"),
+        ({"training_on": "3"}, "training_on is '3'; bucket 2"),
+        ({"schema": {"name": "clear_mlflow/anytime_row", "version": "2.0"}}, "update it"),
+        ({"schema": 7}, "schema is 7"),
+    ],
+)
+def test_a_file_that_is_no_test_is_one_line(change, told):
+    """It names the file."""
+    tests = inside_bucket(2, [[1, 2, 3], [2, 3, 4], [3, 4, 5]], (9, 9, 9))
+    content = {**json.loads(tests[1].to_json(WHEN)), **change}
+    with pytest.raises(RecordError, match=told) as caught:
+        AnytimeRow.from_json(json.dumps(content), source=anytime_file_name(2, 2))
+    assert str(caught.value).startswith("bucket_002_test_0002.json: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_was_renamed_or_lacks_a_field_is_refused():
+    """Its name says which test it is."""
+    (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
+    with pytest.raises(RecordError, match="renamed or copied"):
+        AnytimeRow.from_json(test.to_json(WHEN), source=anytime_file_name(1, 1))
+    content = json.loads(test.to_json(WHEN))
+    del content["num_steps"]
+    with pytest.raises(RecordError, match="lacks the field 'num_steps'"):
+        AnytimeRow.from_json(json.dumps(content), source=anytime_file_name(2, 1))
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "often", "", "steps", "3 steps 4"])
+def test_an_interval_is_epochs_or_steps(text):
+    """Nothing else."""
+    with pytest.raises(ValueError, match="as 200steps"):
+        parse_interval(text)
+
+
+@given(
+    st.integers(1, 12), st.integers(1, 6), st.integers(1, 20), st.sampled_from(["epochs", "steps"])
+)
+def test_as_many_tests_are_announced_as_fall_inside_a_bucket(number, epochs, steps, unit):
+    """Each multiple of the interval, the end of the bucket left out."""
+    every = number * (steps if unit == "epochs" else 1)
+    expected = sum(1 for step in range(1, epochs * steps) if step % every == 0)
+    assert Interval(number, unit).num_tests(epochs, steps) == expected
+
+
+def test_what_it_costs_is_one_line():
+    """22 tests of 400 images, beside 4 epochs of 600 images forwards and backwards, and 3 rows."""
+    interval = Interval(1, "steps")
+    assert num_tests_in_buckets(interval, 4, 100, [400, 200]) == [15, 7]
+    share = 100 * 22 * 400 / (3 * 4 * 600 + 3 * 400)
+    assert round(share) == 105
+    assert cost_of_tests(interval, 4, 100, [400, 200], [200, 200]) == (
+        "test_every=1steps tests the model about 22 times inside the buckets, on 400 images each "
+        "time: about 105 % more computation"
+    )
+    cheap = cost_of_tests(Interval(2, "epochs"), 4, 100, [40_000], [20])
+    assert cheap.endswith(
+        "about 1 time inside the buckets, on 20 images each time: less than 1 % more computation"
+    )
