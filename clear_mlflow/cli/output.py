@@ -32,7 +32,7 @@ def print_outcome(outcome: RunResult) -> None:
                 print_scores(outcome.scores, console())
             if outcome.members:
                 console().print(members_table(outcome.members))
-        if outcome.run_id is not None:
+        if outcome.run_id is not None and not outcome.is_lost:
             where = " (not stored yet)" if outcome.unsent else ""
             click.echo(f"\nrun {outcome.run_id} {outcome.status}{where}")
         if outcome.note is not None:

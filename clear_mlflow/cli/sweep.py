@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,7 @@ from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.engines import Engine, LocalEngine
+from clear_mlflow.engines.local import Process, start_program
 from clear_mlflow.engines.ray_cluster import RayEngine
 from clear_mlflow.learning.config import AUTO, NONE
 from clear_mlflow.process.signals import StoppingSignals
@@ -150,7 +151,7 @@ def sweep(
         return
     # Where nothing is left to train, no cluster is started or asked for.
     engine_of: Engine = (
-        LocalEngine(num_jobs or 1)
+        LocalEngine(num_jobs or 1, _program())
         if engine == "local" or all(run.state != NOT_DONE for run in found)
         else RayEngine(train_into, address, cpus=num_cpus, gpus=num_gpus, jobs=num_jobs)
     )
@@ -172,6 +173,14 @@ def sweep(
         sys.exit(128 + signals.received[0])
     if not result.is_well:
         sys.exit(2)
+
+
+def _program() -> Callable[[Sequence[str], Mapping[str, str], str], Process]:
+    if sys.platform != "linux":
+        return start_program
+    from clear_mlflow.cli.preloaded import PreloadedProgram
+
+    return PreloadedProgram()
 
 
 class _Reporter:

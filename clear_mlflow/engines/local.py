@@ -10,9 +10,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, Protocol
 
 from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.engines.engine import Ended, Task
@@ -23,10 +23,45 @@ _GRACE_SECONDS = 60.0
 _LONGEST_LOG = 20_000  # bytes at the end of what a training printed, in which its error is sought
 
 
+class Process(Protocol):
+    """What is used of :class:`subprocess.Popen`."""
+
+    def poll(self) -> int | None:
+        """Its exit code, minus the number of the signal that ended it; None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end; raises :class:`subprocess.TimeoutExpired`."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+
+def start_program(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> Process:
+    """Start ``clear-mlflow ARGUMENTS`` in a new interpreter and a session of its own.
+
+    Args:
+        arguments: of the program.
+        environment: all of it.
+        log: file for what it says on standard error; its standard output is dropped.
+    """
+    with open(log, "ab") as said:  # noqa: PTH123  (a name, as that of a temporary file is)
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-m", "clear_mlflow", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+            start_new_session=True,
+            env=environment,
+        )
+
+
 @dataclass(frozen=True)
 class _Running:
     task: Task
-    process: subprocess.Popen[bytes]
+    process: Process
     log: IO[bytes]
     gpu: str | None
 
@@ -39,10 +74,16 @@ class LocalEngine:
     Args:
         jobs: trainings at a time. With more than one, each gets its share of the cores, and sees
             one GPU: that on which the fewest of them run.
+        start: as :func:`start_program`.
     """
 
-    def __init__(self, jobs: int = 1) -> None:
+    def __init__(
+        self,
+        jobs: int = 1,
+        start: Callable[[Sequence[str], Mapping[str, str], str], Process] = start_program,
+    ) -> None:
         self._jobs = jobs
+        self._start = start
         self._gpus = _visible_gpus() if jobs > 1 else ()
         self._running: list[_Running] = []
 
@@ -72,15 +113,8 @@ class LocalEngine:
         options = [f"--{name.replace('_', '-')}={text}" for name, text in task.asked.items()]
         used = [running.gpu for running in self._running]
         gpu = min(self._gpus, key=used.count, default=None)
-        log = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the training has ended)
-        process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "clear_mlflow", "train", *options],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            start_new_session=True,
-            env=self._environment(task, gpu),
-        )
+        log = tempfile.NamedTemporaryFile()  # noqa: SIM115  (closed when the training has ended)
+        process = self._start(["train", *options], self._environment(task, gpu), log.name)
         self._running.append(_Running(task, process, log, gpu))
 
     def ended(self, timeout: float) -> Sequence[Ended]:
@@ -114,6 +148,8 @@ class LocalEngine:
             usable = usable_cores()
             cores = min(psutil.cpu_count(logical=False) or usable, usable)
             environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // self._jobs)))
+            # The others of them want the cores that a waiting thread would keep busy.
+            environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         return environment
 
 
@@ -135,7 +171,7 @@ def _visible_gpus() -> tuple[str, ...]:
 
 
 def _ended(running: _Running) -> Ended:
-    code = running.process.returncode
+    code = running.process.wait()
     with running.log as log:
         log.seek(0, os.SEEK_END)
         log.seek(max(0, log.tell() - _LONGEST_LOG))

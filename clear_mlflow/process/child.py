@@ -28,16 +28,24 @@ from clear_mlflow.process import messages
 _GRACE_SECONDS = 10.0
 
 
-def main() -> None:
-    """Train as the parameters say, one row for every cue."""
+def run(down_end: int, up_end: int) -> None:
+    """Train as the parameters say, one row for every cue, and exit.
+
+    Args:
+        down_end: descriptor that parameters and cues are read from. Where it ends before the
+            parameters, no training is wanted.
+        up_end: descriptor that messages are written to.
+    """
     signal.signal(signal.SIGTERM, _stop)
     # A Ctrl-C is the supervisor's to hand on; the child has a session of its own, but a debugger
     # or a shell may still send it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Unbuffered: a thread that waits in a buffered read would hold its lock at the exit.
-    down = os.fdopen(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
-    with os.fdopen(int(sys.argv[1]), "wb", buffering=0) as up:
-        config = TrainConfig(**json.loads(down.readline()))
+    down = os.fdopen(down_end, "rb", buffering=0, closefd=False)
+    with os.fdopen(up_end, "wb", buffering=0) as up:
+        if not (parameters := down.readline()):
+            sys.exit(0)
+        config = TrainConfig(**json.loads(parameters))
         cues = _cues(down)
 
         def say(message: dict[str, Any]) -> None:
@@ -119,4 +127,4 @@ def _stop(signum: int, frame: object) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.stdin.fileno(), int(sys.argv[1]))

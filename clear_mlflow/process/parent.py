@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -28,6 +28,7 @@ from clear_mlflow.learning.measured import (
     ignore,
 )
 from clear_mlflow.process import messages
+from clear_mlflow.process.forked import TrainingChild, waiting_training_process
 
 # How long a training process may take to end once it was asked to.
 _GRACE_SECONDS = 10.0
@@ -41,8 +42,8 @@ _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 _LOOK_SECONDS = 0.1
 
 
-def _environment() -> dict[str, str]:
-    """The child's environment: on a busy machine its threads sleep while they wait.
+def child_environment() -> dict[str, str]:
+    """This process's environment, in which on a busy machine threads sleep while they wait.
 
     By default they spin, which is fastest where each has a core to itself (1.7 times, for a small
     network on two cores). Where others want these cores, a thread that spins keeps the one that it
@@ -70,6 +71,21 @@ class TrainingDied(Exception):  # noqa: N818  (it tells what happened, not what 
         )
 
 
+def _start(environment: Mapping[str, str]) -> TrainingChild:
+    up, child_up = os.pipe()
+    child_down, down = os.pipe()
+    process = subprocess.Popen(  # noqa: S603
+        [sys.executable, "-m", "clear_mlflow.process.child", str(child_up)],
+        stdin=child_down,
+        env=environment,
+        pass_fds=[child_up],
+        start_new_session=True,
+    )
+    os.close(child_up)
+    os.close(child_down)
+    return TrainingChild(process, down, up)
+
+
 class TrainingProcess:
     """A training in a child process, which starts at once and checks its parameters.
 
@@ -81,19 +97,11 @@ class TrainingProcess:
     """
 
     def __init__(self, config: TrainConfig) -> None:
-        up, child_up = os.pipe()
-        child_down, down = os.pipe()
-        self._process = subprocess.Popen(  # noqa: S603
-            [sys.executable, "-m", "clear_mlflow.process.child", str(child_up)],
-            stdin=child_down,
-            env=_environment(),
-            pass_fds=[child_up],
-            start_new_session=True,
-        )
-        os.close(child_up)
-        os.close(child_down)
-        self._up = os.fdopen(up, "rb")
-        self._down = os.fdopen(down, "wb")
+        environment = child_environment()
+        started = waiting_training_process(environment) or _start(environment)
+        self._process = started.process
+        self._up = os.fdopen(started.up, "rb")
+        self._down = os.fdopen(started.down, "wb")
         self._config: TrainConfig | None = None
         self._facts: StreamMetadata | None = None
         self._state: Path | None = None

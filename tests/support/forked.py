@@ -29,6 +29,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 
+from clear_mlflow.engines.local import start_program
+
 PROGRAM = "clear_mlflow"
 PROJECT = Path(__file__).parents[2]
 # What ``ps`` shows of a process lies where its arguments were: there has to be room for others.
@@ -372,6 +374,8 @@ def _serve_and_run(line: socket.socket) -> NoReturn:
     forking = SimpleNamespace(**{**vars(subprocess), "Popen": _start})
     for module in ("clear_mlflow.process.parent", "clear_mlflow.engines.local"):
         sys.modules[module].subprocess = forking  # type: ignore[attr-defined]
+    # A sweep would fork from a server of its own, which would load everything once more.
+    sys.modules["clear_mlflow.cli.sweep"]._program = lambda: start_program  # type: ignore[attr-defined]
     os._exit(_main(PROGRAM))
 
 

@@ -58,6 +58,7 @@ from clear_mlflow.runs.training_run import TrainingRun, open_training_run, track
 from clear_mlflow.scoring import apply
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import heartbeat
+from clear_mlflow.store.client import mlflow_errors
 
 BUCKETS = tuple(map(str, range(1, 9)))
 NUM_TEST = 50
@@ -212,10 +213,12 @@ def train(uri: str, machine: Path, run_id: str) -> None:
 def resume(uri: str, machine: Path, run_id: str, assume_dead: bool) -> None:
     """Go on with a run, as soon as it is not refused."""
     become(machine, uri)
-    client = MlflowClient(uri)
     with tempfile.TemporaryDirectory() as folder:
         while True:
             try:
+                # Whoever is suspended in the middle of a write has locked a database of SQLite.
+                with mlflow_errors("open the store"):
+                    client = MlflowClient(uri)
                 point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
                 if point.is_complete:
                     _close_complete(client, point)

@@ -1,0 +1,149 @@
+"""Trainings of a sweep that are forked from one loaded process are what the program stores."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+import yaml
+
+from clear_mlflow.cli.preloaded import PreloadedProgram
+from clear_mlflow.engines.local import start_program
+from clear_mlflow.store import names
+from clear_mlflow.store.rows import read_rows
+
+QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
+LONG = 240  # seconds: a bound, not a measurement
+
+
+def options(**parameters):
+    return ["train", *(f"--{name.replace('_', '-')}={text}" for name, text in parameters.items())]
+
+
+@pytest.fixture
+def log(tmp_path):
+    path = tmp_path / "log"
+    path.touch()
+    return path
+
+
+@pytest.fixture(scope="module")
+def preloaded():
+    """One for all tests here: loading takes seconds."""
+    return PreloadedProgram()
+
+
+def stored(store, experiment_id):
+    """The newest run: its parameters, the correct answers of its rows, and its status."""
+    run = store.search_runs([experiment_id], order_by=["start_time DESC"])[0]
+    rows = [record.row for record in read_rows(store, run).values()]
+    return run.data.params, [(row.row, row.correct) for row in rows], run.info.status
+
+
+def test_it_stores_what_the_program_stores(store, experiment_id, preloaded, log):
+    """The same parameters and rows; and what it sets in its environment stays in it."""
+    before = dict(os.environ)
+    found = []
+    for start in (start_program, preloaded):
+        process = start(options(**QUICK, strategy="naive"), before, str(log))
+        assert process.wait(LONG) == 0, log.read_text()
+        found.append(stored(store, experiment_id))
+    assert found[0] == found[1]
+    assert len(found[0][1]) == 11
+    assert dict(os.environ) == before
+
+
+def test_a_refusal_is_its_line_in_the_log_and_its_exit_code(store, preloaded, log):
+    """No training was asked for: the process that waits to train ends with it."""
+    process = preloaded(options(lr="fast"), dict(os.environ), str(log))
+    assert process.wait(LONG) == 2
+    assert log.read_text().startswith("error: lr is 'fast'")
+
+
+def children_of_the_server():
+    """The processes that multiprocessing's server forked, and those that these forked."""
+    found = [p for p in psutil.Process().children() if "forkserver" in " ".join(p.cmdline())]
+    return [child for server in found for child in server.children(recursive=True)]
+
+
+def training(store, experiment_id, process):
+    """The supervisor and the trainer, once the first rows are there."""
+    until = time.monotonic() + LONG
+    while time.monotonic() < until and process.poll() is None:
+        runs = store.search_runs([experiment_id])
+        if runs and "test_accuracy/bucket_01" in runs[0].data.metrics:
+            break
+        time.sleep(0.05)
+    assert process.poll() is None
+    supervisor, trainer = sorted(children_of_the_server(), key=lambda p: p.create_time())
+    assert trainer.ppid() == supervisor.pid
+    assert os.getsid(supervisor.pid) == supervisor.pid
+    assert os.getsid(trainer.pid) == trainer.pid
+    return supervisor, trainer
+
+
+def test_a_signal_stops_it_as_it_stops_the_program(store, experiment_id, preloaded, log):
+    """The rows so far are scored."""
+    slow = {**QUICK, "epochs": "3000"}
+    process = preloaded(options(**slow), dict(os.environ), str(log))
+    _, trainer = training(store, experiment_id, process)
+    process.terminate()
+    assert process.wait(LONG) == 128 + signal.SIGTERM
+    assert "SIGTERM: stopping; the rows so far will be scored" in log.read_text()
+    _, rows, status = stored(store, experiment_id)
+    assert status == "KILLED"
+    assert rows
+    trainer.wait(LONG)
+
+
+def test_its_training_ends_with_it(store, experiment_id, preloaded, log):
+    """Killed as by a machine that is short of memory."""
+    process = preloaded(options(**{**QUICK, "epochs": "3000"}), dict(os.environ), str(log))
+    _, trainer = training(store, experiment_id, process)
+    process.kill()
+    assert process.wait(LONG) == -signal.SIGKILL
+    trainer.wait(LONG)
+
+
+def test_threads_set_otherwise_than_at_the_loading_are_those_of_a_new_process(
+    store, experiment_id, preloaded, log
+):
+    """What is loaded would not notice."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "7"}
+    process = preloaded(options(**{**QUICK, "epochs": "3000"}), environment, str(log))
+    try:
+        _, trainer = training(store, experiment_id, process)
+        assert trainer.cmdline()[1:3] == ["-m", "clear_mlflow.process.child"]
+        assert trainer.environ()["OMP_NUM_THREADS"] == "7"
+    finally:
+        process.kill()
+        process.wait(LONG)
+
+
+def test_a_sweep_forks_its_trainings(store, experiment_id, tmp_path):
+    """Typed by a user; nothing is left of it, and nothing is said but by the sweep."""
+    grid = tmp_path / "grid.yaml"
+    grid.write_text(yaml.safe_dump({"fixed": QUICK, "grid": {"strategy": ["ncm"], "seed": [0, 1]}}))
+    sweep = subprocess.Popen(
+        [sys.executable, "-m", "clear_mlflow", "sweep", "--grid", str(grid)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    seen = set()
+    while sweep.poll() is None:
+        with suppress(psutil.Error):
+            seen |= set(psutil.Process(sweep.pid).children(recursive=True))
+        time.sleep(0.05)
+    said = sweep.stderr.read()
+    sweep.stderr.close()
+    assert sweep.returncode == 0, said
+    assert [line[:5] for line in said.splitlines()] == ["[0/2]", "[1/2]", "[1/2]", "[2/2]"]
+    _, gone = psutil.wait_procs(seen, LONG)
+    assert not gone
+    runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
+    assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
