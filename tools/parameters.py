@@ -53,16 +53,17 @@ def parameters_page() -> str:
 
 
 def _recipes() -> Iterator[str]:
-    datasets = list(RECIPES)
-    yield (
-        f"| parameter | {' | '.join(f'`{d}`' if d != 'own streams' else d for d in datasets)} "
-        + ("| any of them with `features=NAME` |")
-    )
-    yield "|---" * (len(datasets) + 2) + "|"
+    alike: dict[tuple[tuple[str, str], ...], list[str]] = {}
+    for dataset, recipe in RECIPES.items():
+        alike.setdefault(tuple(recipe.items()), []).append(dataset)
+    columns = list(alike.values())
+    heads = [", ".join(d if " " in d else f"`{d}`" for d in group) for group in columns]
+    yield f"| parameter | {' | '.join(heads)} | with `features=NAME` |"
+    yield "|---" * (len(columns) + 2) + "|"
     for name in parameter_defaults():
         values = auto_values(name)
         if values:
-            cells = [f"`{values[d]}`" if d in values else "by the device" for d in datasets]
+            cells = [f"`{values[d]}`" if d in values else "by the device" for d, *_ in columns]
             on_features = f"`{values[_FEATURES]}`" if _FEATURES in values else "as without"
             if name == "image_size":
                 on_features = "not used"

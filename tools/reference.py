@@ -13,7 +13,7 @@ from mlproject import mlproject
 
 from clear_mlflow.cli import main
 
-_HEAD = """# Reference: commands and entry points
+_HEAD = """# Commands and entry points
 
 Written by `python tools/generate.py` from the program's own declarations; a test fails when the
 two differ. `clear-mlflow COMMAND --help` says the same in a terminal. `auto` and `none` are values
