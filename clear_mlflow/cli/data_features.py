@@ -78,7 +78,7 @@ def features(
     """Compute the features of all images in DIR, for 'train --features NAME'.
 
     They are stored in the cache folder, by the images' content: running it again takes no longer
-    than reading the images' files, and what was interrupted goes on where it was.
+    than reading the images' files, and an interrupted extraction is resumed.
     """
     name = backbone if name == AUTO else name
     try:

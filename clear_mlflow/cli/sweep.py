@@ -111,7 +111,7 @@ def sweep(
     """Train every combination of a grid, each as a run of its own below one run, and compare them.
 
     Runs of the experiment that are done are left alone and interrupted ones are resumed, so the
-    same command goes on where it stopped, and does nothing the second time. A run that fails does
+    same command continues where it stopped, and does nothing when all is done. A run that fails
     not stop the others; then the exit code is 2, and what failed is named.
     """
     if grid == NONE:
