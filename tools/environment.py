@@ -64,8 +64,9 @@ VARIABLES = {
         "NCCL_SOCKET_IFNAME": "Network interface of NCCL: the loopback one where all processes are "
         "on one machine, unless you set it.",
         "GLOO_SOCKET_IFNAME": "The same of gloo.",
-        "RANK": "Set by torchrun, like `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` "
-        "and `MASTER_PORT`: this is one of several processes ([distributed](distributed.md)).",
+        "RANK": "Set by torchrun, with `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, "
+        "`MASTER_ADDR` and `MASTER_PORT`: this is one of several processes "
+        "([distributed](distributed.md)).",
         "RAY_USAGE_STATS_ENABLED": "Set to `0` where this program starts Ray, unless you set it.",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "Set to `0` where this program starts Ray, unless "
         "you set it.",

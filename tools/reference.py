@@ -21,7 +21,7 @@ like any other: under `mlflow run` a parameter always has one.
 
 Your shell completes commands, options and values after one of these lines in its start-up file:
 
-```bash
+```sh
 eval "$(_CLEAR_MLFLOW_COMPLETE=bash_source clear-mlflow)"   # ~/.bashrc
 eval "$(_CLEAR_MLFLOW_COMPLETE=zsh_source clear-mlflow)"    # ~/.zshrc
 _CLEAR_MLFLOW_COMPLETE=fish_source clear-mlflow | source    # ~/.config/fish/config.fish
@@ -47,7 +47,7 @@ def _commands(name: str, command: click.Command) -> Iterator[str]:
     arguments = [part for part in command.params if isinstance(part, click.Argument)]
     words = [name, *(f"{part.make_metavar(click.Context(command))}" for part in arguments)]
     yield f"## {name}\n"
-    yield f"```\n{' '.join([*words, '[OPTIONS]'] if options else words)}\n```\n"
+    yield f"```text\n{' '.join([*words, '[OPTIONS]'] if options else words)}\n```\n"
     yield f"{_paragraphs(command.help)}\n"
     if options:
         yield "| option | default | what it is |"
@@ -66,7 +66,7 @@ def _entry_points() -> Iterator[str]:
     """What MLproject declares: the same options, by the names that ``mlflow run -P`` takes."""
     project = yaml.safe_load(mlproject())
     yield "## mlflow run\n"
-    yield "```\nmlflow run . --env-manager local -e ENTRY_POINT -P PARAMETER=VALUE\n```\n"
+    yield "```text\nmlflow run . --env-manager local -e ENTRY_POINT -P PARAMETER=VALUE\n```\n"
     yield "Parameters are the options of the command, with underscores.\n"
     yield "| entry point | command | parameters and their defaults |"
     yield "|---|---|---|"

@@ -111,8 +111,8 @@ def sweep(
     """Train every combination of a grid, each as a run of its own below one run, and compare them.
 
     Runs of the experiment that are done are left alone and interrupted ones are resumed, so the
-    same command continues where it stopped, and does nothing when all is done. A run that fails
-    not stop the others; then the exit code is 2, and what failed is named.
+    same command continues where it stopped, and does nothing when all is done. A run that
+    fails does not stop the others; it is named at the end.
     """
     if grid == NONE:
         raise ConfigError(
