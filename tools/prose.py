@@ -93,9 +93,16 @@ def _place(where: Path, text: str, at: int) -> str:
     return f"{where}:{line}:{at - text.rfind(chr(10), 0, at)}"
 
 
+def register() -> None:
+    """Make proselint's checks known to it, once in a process."""
+    registry = CheckRegistry()
+    if not registry.checks:
+        registry.register_many(checks_of_proselint)
+
+
 def main() -> int:
     """Print every finding of every page."""
-    CheckRegistry().register_many(checks_of_proselint)
+    register()
     found = [line for page in PAGES for line in findings(page)]
     print("\n".join(found), end="\n" if found else "")
     return 1 if found else 0

@@ -8,9 +8,8 @@ def prose(monkeypatch, project):
     monkeypatch.syspath_prepend(project / "tools")
     import prose
 
-    prose.CheckRegistry().register_many(prose.checks_of_proselint)
-    yield prose
-    prose.CheckRegistry().checks.clear()
+    prose.register()
+    return prose
 
 
 @pytest.mark.parametrize(
