@@ -28,7 +28,7 @@ batch_size=64`), a keyword of `clear_mlflow.train(batch_size=64)`, a key in the 
 ## What `auto` means
 
 `auto` takes the value of the dataset's recipe, which the run logs as the parameter (under
-`mlflow run`, as `used/NAME`; [what is in MLflow](tracking.md)).
+`mlflow run`, under `used/NAME`; [what is in MLflow](tracking.md)).
 
 """
 _AFTER = """
