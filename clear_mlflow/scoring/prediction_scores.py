@@ -23,7 +23,7 @@ from clear_mlflow.core.predictions import (
     predictions_file_name,
 )
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.untrusted import MAX_PREDICTIONS_BYTES
+from clear_mlflow.core.untrusted import MAX_PREDICTIONS_BYTES, size_text
 from clear_mlflow.metrics.from_predictions import METRICS, PredictionMetric, Predictions
 from clear_mlflow.scoring.computed import PredictionScores, compute_predictions, prediction_stamp
 from clear_mlflow.scoring.plan import last_predictions
@@ -37,7 +37,9 @@ def keeps_predictions(run: Run) -> bool:
     return names.PREDICTIONS_TAG in run.data.tags
 
 
-def read_predictions(client: MlflowClient, run: Run, record: Record) -> Predictions | None:
+def read_predictions(
+    client: MlflowClient, run: Run, record: Record, *, largest: int | None = None
+) -> Predictions | None:
     """Read a run's stored predictions, of the rows that its record has.
 
     Files are called what the format calls them, never what a store or another file says, and live
@@ -47,12 +49,13 @@ def read_predictions(client: MlflowClient, run: Run, record: Record) -> Predicti
         client: the store.
         run: as it is now.
         record: its rows, which the predictions have to count up to.
+        largest: bytes that all of them may have together; None: as many as there are.
 
     Returns:
         None where the run stored none.
 
     Raises:
-        RecordError: a file is damaged or missing, or contradicts the rows.
+        RecordError: a file is damaged or missing, or contradicts the rows; they are too large.
         TrackingError: the artifact store does not answer.
     """
     run_id = run.info.run_id
@@ -67,12 +70,16 @@ def read_predictions(client: MlflowClient, run: Run, record: Record) -> Predicti
         return None
     if EVALUATION_SET_FILE not in sizes:
         raise RecordError(f"there are predictions, but no {EVALUATION_SET_FILE} beside them")
+    total = sum(sizes[predictions_file_name(row)] or 0 for row in rows)
+    if largest is not None and total > largest:
+        raise RecordError(f"they have {total} bytes; {size_text(largest)} are read here")
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
 
         def fetched(name: str) -> Path:
             size = sizes[name]
             if size is not None and size > MAX_PREDICTIONS_BYTES:
-                raise RecordError(f"{name} has {size} bytes; predictions have at most 256 MiB")
+                most = size_text(MAX_PREDICTIONS_BYTES)
+                raise RecordError(f"{name} has {size} bytes; predictions have at most {most}")
             with mlflow_errors(f"read {name} of run {run_id}"):
                 local = Path(scratch, name)
                 # One request; MLflow's own download of a file lists it first.

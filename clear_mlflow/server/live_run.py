@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.record import assemble
+from clear_mlflow.core.errors import ClearError
+from clear_mlflow.core.record import Record, assemble
 from clear_mlflow.metrics.anytime import METRICS as ANYTIME_METRICS
 from clear_mlflow.metrics.from_predictions import METRICS as PREDICTION_METRICS
-from clear_mlflow.scoring.computed import AnytimeScores, PredictionScores, compute
+from clear_mlflow.scoring.computed import (
+    AnytimeScores,
+    PredictionScores,
+    compute,
+    compute_predictions,
+)
 from clear_mlflow.scoring.facts import facts_of
 from clear_mlflow.scoring.families import logged_families, metrics_of
-from clear_mlflow.scoring.prediction_scores import keeps_predictions
+from clear_mlflow.scoring.prediction_scores import keeps_predictions, read_predictions
 from clear_mlflow.scoring.run_report import run_report
 from clear_mlflow.server.kept_pages import KeptPages
+from clear_mlflow.server.mlflow_hooks import without_addresses
 from clear_mlflow.server.page import RunPlace, empty_run_page, live_run_page
 from clear_mlflow.server.run_state import has_ended, state_of
 from clear_mlflow.store.matrices import stored_rows_of
+
+# Of the predictions of all rows. Labels of CLEAR-100's 55,000 test images take half a megabyte in
+# all, probabilities 120.
+_MOST_BYTES = 256 * 2**20
 
 
 def live_run(store: MlflowClient, run: Run, kept: KeptPages) -> str:
@@ -67,23 +77,32 @@ def _drawn(store: MlflowClient, run: Run, state: str) -> str:
     if not rows.records:
         return empty_run_page(place)
     families = logged_families(run.data.tags)
-    # What a scoring computed of predictions is among the metrics; they themselves are megabytes.
+    record = assemble(rows.records)
     values = run.data.metrics
-    logged = {m.name: values[m.name] for m in PREDICTION_METRICS if m.name in values}
     inside = {m.name: values[m.name] for m in ANYTIME_METRICS if m.name in values}
     computed = compute(
         place.name,
         rows.records,
-        assemble(rows.records),
+        record,
         digest=rows.digest,
         matrix_tag=rows.tag,
         families=families,
         metrics=metrics_of(families, ()),
-        answers=PredictionScores(logged, is_unread=keeps_predictions(run)),
+        answers=_answers(store, run, record) if keeps_predictions(run) else None,
         tests=AnytimeScores(inside, is_unread=True),
     )
     report = run_report(computed, facts_of(run), computed.summary, computed.reasons)
-    if keeps_predictions(run):
-        stored = "Accuracy per class is in report.html, among the run's artifacts."
-        report = replace(report, without_predictions=stored)
     return live_run_page(report, place)
+
+
+def _answers(store: MlflowClient, run: Run, record: Record) -> PredictionScores | None:
+    """What its predictions say; where they cannot be read, what a scoring logged of them."""
+    try:
+        found = read_predictions(store, run, record, largest=_MOST_BYTES)
+    except ClearError as error:
+        metrics = run.data.metrics
+        logged = {m.name: metrics[m.name] for m in PREDICTION_METRICS if m.name in metrics}
+        return PredictionScores(logged, problem=without_addresses(str(error)))
+    if found is None:
+        return None  # removed since
+    return compute_predictions(found, record, run.info.run_name or run.info.run_id)

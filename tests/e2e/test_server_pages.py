@@ -1,17 +1,19 @@
 """Our pages in MLflow's own server: workers of gunicorn, a prefix. Accounts: test_real_servers."""
 
+import base64
 import html
 import json
 import os
 import re
 import sys
+import zlib
 
 import mlflow
 import psutil
 import pytest
 import requests
 from click.testing import CliRunner
-from comparisons import counts, log_run, row_records
+from comparisons import counts, log_predictions, log_run, row_records
 from mlflow import MlflowClient
 from servers import LONG, tracking_server
 
@@ -173,6 +175,29 @@ def test_a_run_in_training_is_followed(client, ask):
     page = ask("run", run_id=run_id).text
     assert "data-followed" not in page
     assert "connect-src 'self'" in page
+
+
+def test_a_run_s_classes_are_those_of_its_predictions(client, ask, tmp_path):
+    """Each answer is in the page; of predictions that are damaged or too large, one sentence is."""
+    experiment_id = client.create_experiment("classes")
+    right = counts(120, 0)
+    run = log_run(client, experiment_id, "kept", right, strategy="naive")
+    run_id = run.info.run_id
+    assert "the run kept none" in ask("run", run_id=run_id).text
+    log_predictions(client, run, right, tmp_path)
+    client.set_tag(run_id, names.PREDICTIONS_TAG, "labels")
+    page = ask("run", run_id=run_id).text
+    answers = data_of(page)["answers"]
+    assert answers["classes"] == ["bus", "camera"]
+    labels = [zlib.decompress(base64.b64decode(text)) for text in answers["rows"].values()]
+    assert [text.count(0) for text in labels] == [sum(row) for row in right]
+    assert "were left out" not in page
+    (tmp_path / "row_002.safetensors").write_bytes(b"x" * 20)
+    client.log_artifact(run_id, str(tmp_path / "row_002.safetensors"), "predictions")
+    client.set_tag(run_id, "seen", "again")
+    page = ask("run", run_id=run_id)
+    assert page.status_code == 200
+    assert "Its predictions were left out: row_002.safetensors: ends within" in page.text
 
 
 def test_names_from_outside_are_text(client, ask):
