@@ -17,12 +17,13 @@ from clear_mlflow.store.client import mlflow_errors
 _PAGE = 50
 
 
-def experiments(store: MlflowClient, token: str | None) -> str:
+def experiments(store: MlflowClient, token: str | None, workspace: str) -> str:
     """The page of experiments.
 
     Args:
         store: where the runs are.
         token: of MLflow's listing, where it goes on; None: from its beginning.
+        workspace: that the address names, for the links.
 
     Raises:
         RefusedError: MLflow does not list them.
@@ -48,6 +49,7 @@ def experiments(store: MlflowClient, token: str | None) -> str:
     return experiments_page(
         listed,
         looked_at=len(answer.get("experiments", [])),
+        workspace=workspace,
         next_token=answer.get("next_page_token") or None,
         footer=f"clear_mlflow {__version__}",
     )

@@ -35,6 +35,7 @@ class Question:
     Args:
         experiment_id: that the runs are of.
         experiment: its name.
+        workspace: that the address names; empty: none.
         wanted: a filter in MLflow's search syntax; empty: all runs.
         group_by: names of parameters or tags that runs of one group share; None: the usual ones.
         runs: ids of the runs that are ticked, or their beginnings; none: all that the filter finds.
@@ -43,6 +44,7 @@ class Question:
 
     experiment_id: str
     experiment: str
+    workspace: str = ""
     wanted: str = ""
     group_by: tuple[str, ...] | None = None
     runs: tuple[str, ...] = ()
@@ -99,6 +101,7 @@ def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str
         chooser=Chooser(
             experiment_id=question.experiment_id,
             experiment=question.experiment,
+            workspace=question.workspace,
             wanted=question.wanted,
             group_by=",".join(group_by) or "none",
             choices=tuple(_choice(question, run) for run in runs),

@@ -33,20 +33,21 @@ from clear_mlflow.store.matrices import stored_rows_of
 _MOST_BYTES = 256 * 2**20
 
 
-def live_run(store: MlflowClient, run: Run, kept: KeptPages) -> str:
+def live_run(store: MlflowClient, run: Run, kept: KeptPages, workspace: str) -> str:
     """The page of a run as it is now.
 
     Args:
         store: where the run is.
         run: as it is now.
         kept: pages that were drawn before.
+        workspace: that the address names, for the links.
 
     Raises:
         ClearError: its rows cannot be read.
         BusyError: others wait for their pages already.
     """
     state = state_of(store, run)
-    return kept.get(state, lambda: _drawn(store, run, _digest(state)))
+    return kept.get([workspace, *state], lambda: _drawn(store, run, workspace, _digest(state)))
 
 
 def following(store: MlflowClient, run: Run) -> dict[str, object]:
@@ -63,12 +64,13 @@ def _digest(state: list[object]) -> str:
     return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _drawn(store: MlflowClient, run: Run, state: str) -> str:
+def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
     info = run.info
     place = RunPlace(
         run_id=info.run_id,
         name=info.run_name or info.run_id,
         experiment_id=info.experiment_id,
+        workspace=workspace,
         status=info.status.lower(),
         state=state,
         is_followed=not has_ended(run),
@@ -105,4 +107,5 @@ def _answers(store: MlflowClient, run: Run, record: Record) -> PredictionScores 
         return PredictionScores(logged, problem=without_addresses(str(error)))
     if found is None:
         return None  # removed since
-    return compute_predictions(found, record, run.info.run_name or run.info.run_id)
+    name = run.info.run_name or run.info.run_id
+    return compute_predictions(found, record, name, logged=run.data.metrics)

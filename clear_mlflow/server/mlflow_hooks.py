@@ -39,6 +39,11 @@ try:
         _get_workspace_scoped_repo_path_if_enabled,
         _is_servable_proxied_run_artifact_root,
     )
+    from mlflow.utils.workspace_context import (
+        clear_server_request_workspace,
+        set_server_request_workspace,
+    )
+    from mlflow.utils.workspace_utils import WORKSPACE_HEADER_NAME
 
     if find_spec("mlflow.server.fastapi_app") is None:
         raise ImportError("there is no module mlflow.server.fastapi_app")
@@ -78,6 +83,26 @@ def plain_app() -> Any:
     from mlflow.server import fastapi_app
 
     return fastapi_app.app
+
+
+def workspace_headers(workspace: str) -> dict[str, str]:
+    """What MLflow takes a workspace from, in the form of WSGI; nothing for the default one."""
+    name = f"HTTP_{WORKSPACE_HEADER_NAME.upper().replace('-', '_')}"
+    return {name: workspace} if workspace else {}
+
+
+def forget_workspace() -> None:
+    """Have MLflow look again, in this context, which workspace a request is for."""
+    clear_server_request_workspace()
+
+
+def enter_workspace(workspace: str) -> None:
+    """Have MLflow's stores look into a workspace, in this context.
+
+    Raises:
+        MlflowException: the text is no workspace's name.
+    """
+    set_server_request_workspace(workspace)
 
 
 def backend_uri() -> str:

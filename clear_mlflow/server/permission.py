@@ -8,6 +8,7 @@ these pages, without their knowing its rules.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from contextvars import copy_context
 from io import BytesIO
 from typing import Any
@@ -16,7 +17,12 @@ from urllib.parse import urlencode
 from flask import request
 from werkzeug.test import run_wsgi_app
 
-from clear_mlflow.server.mlflow_hooks import api_address, flask_app
+from clear_mlflow.server.mlflow_hooks import (
+    api_address,
+    flask_app,
+    forget_workspace,
+    workspace_headers,
+)
 
 
 class RefusedError(Exception):
@@ -51,9 +57,9 @@ def ask(endpoint: str, **query: object) -> dict[str, Any]:
         "QUERY_STRING": urlencode(query, doseq=True),
         "CONTENT_LENGTH": "0",
         "wsgi.input": BytesIO(),
-    }
+    } | workspace_headers(workspace())
     # In a context of its own: its end would forget the workspace of the request around it.
-    answer, status, _ = copy_context().run(run_wsgi_app, flask_app.wsgi_app, environ, True)
+    answer, status = copy_context().run(_answer, environ)
     text = b"".join(answer).decode(errors="replace")
     code = int(status.split()[0])
     if code != 200:
@@ -63,6 +69,17 @@ def ask(endpoint: str, **query: object) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise RefusedError(502, f"{endpoint} gave no object")
     return found
+
+
+def workspace() -> str:
+    """The workspace that the address of this request names; empty: MLflow's default one."""
+    return request.args.get("workspace", "").strip()
+
+
+def _answer(environ: dict[str, Any]) -> tuple[Iterable[bytes], str]:
+    forget_workspace()
+    answer, status, _ = run_wsgi_app(flask_app.wsgi_app, environ, True)
+    return answer, status
 
 
 def _message(text: str) -> str:

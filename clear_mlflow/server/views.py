@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextvars import copy_context
 from functools import wraps
 
 from flask import Flask, Response, jsonify, request
@@ -20,11 +21,12 @@ from clear_mlflow.server.mlflow_hooks import (
     address_of,
     allow_signed_in,
     backend_uri,
+    enter_workspace,
     keeps_runs,
     without_addresses,
 )
 from clear_mlflow.server.page import problem_page
-from clear_mlflow.server.permission import RefusedError, ask
+from clear_mlflow.server.permission import RefusedError, ask, workspace
 from clear_mlflow.server.served_store import ServedStore
 from clear_mlflow.store.client import mlflow_errors
 
@@ -47,13 +49,13 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
     kept = KeptPages()
 
     def list_experiments() -> str:
-        return experiments(store, request.args.get("page_token"))
+        return experiments(store, request.args.get("page_token"), workspace())
 
     def compare() -> str:
         return live_comparison(store, _question(), kept)
 
     def show_run() -> str:
-        return live_run(store, _run(store), kept)
+        return live_run(store, _run(store), kept, workspace())
 
     def follow_run() -> dict[str, object]:
         return following(store, _run(store))
@@ -88,6 +90,7 @@ def _question() -> Question:
     return Question(
         experiment_id=experiment["experiment_id"],
         experiment=experiment["name"],
+        workspace=workspace(),
         wanted=given.get("filter", "").strip(),
         group_by=_grouping(group_by) if group_by else None,
         runs=tuple(_listed(given.getlist("runs"))),
@@ -128,7 +131,8 @@ def _answering(view: _View) -> Callable[[], Response]:
         if request.method != "GET":  # HEAD, which flask adds, and MLflow's accounts do not know
             return _problem(405, "only GET is answered")
         try:
-            found = view()
+            # In a context of its own: the next request of this thread may be for another workspace.
+            found = copy_context().run(_in_workspace, view)
             return _html(found, 200) if isinstance(found, str) else _uncached(jsonify(found))
         except RefusedError as error:
             return _problem(error.status, str(error))
@@ -140,6 +144,13 @@ def _answering(view: _View) -> Callable[[], Response]:
             return _problem(*_status_and_reason(error))
 
     return answer
+
+
+def _in_workspace(view: _View) -> str | dict[str, object]:
+    if workspace():
+        with mlflow_errors("look for the workspace"):
+            enter_workspace(workspace())
+    return view()
 
 
 def _status_and_reason(error: ClearError) -> tuple[int, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import queue
 import threading
 from collections import deque
@@ -67,13 +68,15 @@ class _Task(Generic[_Item, _Result]):
     def __init__(self, function: Callable[[_Item], _Result], item: _Item) -> None:
         self.done = threading.Event()
         self._function = function
+        # Of the caller: MLflow keeps there which workspace is meant.
+        self._context = contextvars.copy_context()
         self._item = item
         self._results: list[_Result] = []
         self._error: BaseException | None = None
 
     def run(self) -> None:
         try:
-            self._results.append(self._function(self._item))
+            self._results.append(self._context.run(self._function, self._item))
         except BaseException as error:
             self._error = error
         finally:

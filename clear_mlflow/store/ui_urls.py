@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +22,6 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS, REPORT_HTML
 
-# Without it an experiment opens in the UI's view for language-model traces.
-_RUNS_VIEW = "workflowType=machine_learning"
 # MLflow keeps shared views in tags of the experiment, named by a key in the link (mlflow 3.17).
 _VIEW = "clear_mlflow_leaderboard"
 VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
@@ -44,8 +43,8 @@ def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
     base = server_address(client.tracking_uri) if is_server(uri) else _LOCAL_UI
     experiment = f"{base}/#/experiments/{run.info.experiment_id}"
     lines = [
-        f"run      {experiment}/runs/{run.info.run_id}?{_RUNS_VIEW}",
-        f"compare  {experiment}/runs?{_RUNS_VIEW}&compareRunsMode=CHART",
+        f"run      {experiment}/runs/{run.info.run_id}?{_runs_view()}",
+        f"compare  {experiment}/runs?{_runs_view()}&compareRunsMode=CHART",
     ]
     if not is_server(uri):
         lines.insert(0, f"start    mlflow ui --backend-store-uri {uri}")
@@ -66,15 +65,28 @@ def artifact_link(run: Run, path: str | None) -> str:
     """A run's artifact as an address within MLflow's UI; None: the run itself."""
     experiment, run_id = (quote(i, safe="") for i in (run.info.experiment_id, run.info.run_id))
     artifact = f"/artifacts/{path}" if path else ""
-    return f"#/experiments/{experiment}/runs/{run_id}{artifact}?{_RUNS_VIEW}"
+    return f"#/experiments/{experiment}/runs/{run_id}{artifact}?{_runs_view()}"
 
 
 def run_addresses(tracking_uri: str) -> Callable[[str], str] | None:
     """Run id to where a browser finds it; None of a store that is no server."""
     if not is_server(tracking_uri):
         return None
-    base = server_address(tracking_uri)
-    return lambda run_id: f"{base}/#/runs/{quote(run_id, safe='')}"
+    base, where = server_address(tracking_uri), _in_workspace()
+    return lambda run_id: f"{base}/#/runs/{quote(run_id, safe='')}{f'?{where}' if where else ''}"
+
+
+def _runs_view() -> str:
+    """What addresses within MLflow's UI end with: the view for trainings, and the workspace."""
+    # Without it an experiment opens in the UI's view for language-model traces.
+    view = "workflowType=machine_learning"
+    return f"{view}&{_in_workspace()}" if _in_workspace() else view
+
+
+def _in_workspace() -> str:
+    """The workspace that this process works in, as MLflow's addresses name it."""
+    workspace = os.environ.get("MLFLOW_WORKSPACE", "").strip()  # mlflow.set_workspace sets it, too
+    return f"workspace={quote(workspace, safe='')}" if workspace else ""
 
 
 def server_address(uri: str) -> str:
@@ -190,7 +202,7 @@ def _leaderboard(client: MlflowClient, experiment: Experiment) -> str:
         with mlflow_errors(f"keep the leaderboard of experiment {experiment.experiment_id}"):
             client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, state)
     experiment_id = quote(experiment.experiment_id, safe="")
-    return f"#/experiments/{experiment_id}/runs?{_RUNS_VIEW}&viewStateShareKey={_VIEW}"
+    return f"#/experiments/{experiment_id}/runs?{_runs_view()}&viewStateShareKey={_VIEW}"
 
 
 def _newest(client: MlflowClient) -> Experiment:

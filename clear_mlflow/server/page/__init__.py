@@ -46,19 +46,26 @@ class Chooser:
 
     experiment_id: str
     experiment: str
+    workspace: str  # that the address names; empty: none
     wanted: str  # MLflow's filter
     group_by: str
     choices: tuple[Choice, ...]
 
 
 def experiments_page(
-    listed: Sequence[ListedExperiment], *, looked_at: int, next_token: str | None, footer: str
+    listed: Sequence[ListedExperiment],
+    *,
+    looked_at: int,
+    workspace: str,
+    next_token: str | None,
+    footer: str,
 ) -> str:
     """The page of experiments.
 
     Args:
         listed: those that hold rows.
         looked_at: how many the listing had.
+        workspace: that the address names; empty: none.
         next_token: of MLflow's listing, where there are more.
         footer: who made it.
     """
@@ -80,6 +87,7 @@ def experiments_page(
             }
             for experiment in listed
         ],
+        workspace=workspace,
         next_token=next_token,
     )
 
@@ -103,6 +111,7 @@ def live_comparison_page(
         over=f"{_HERE}/compare",
         chooser={
             "experiment_id": chooser.experiment_id,
+            "workspace": chooser.workspace,
             "experiment": short(chooser.experiment),
             "filter": chooser.wanted,
             "group_by": chooser.group_by,
@@ -128,6 +137,7 @@ class RunPlace:
     run_id: str
     name: str
     experiment_id: str
+    workspace: str  # that the address names; empty: none
     status: str
     state: str  # a short text that changes with the run
     is_followed: bool  # it is in training: the page asks for news
@@ -165,6 +175,7 @@ def _place(place: RunPlace) -> dict[str, object]:
     return {
         "run_id": place.run_id,
         "experiment_id": place.experiment_id,
+        "workspace": place.workspace,
         "status": place.status,
         "state": place.state,
         "followed": place.is_followed,

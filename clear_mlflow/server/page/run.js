@@ -3,11 +3,11 @@
 (() => {
   const status = document.getElementById("status");
   if (!status.dataset.followed) return;
-  const { run, state } = status.dataset;
+  const { run, state, workspace } = status.dataset;
   const said = status.textContent;
   const say = (text) => { status.textContent = `${said}; ${text}`; };
   const address = new URL("run/state", location.href);
-  address.search = new URLSearchParams({ run_id: run });
+  address.search = new URLSearchParams(workspace ? { run_id: run, workspace } : { run_id: run });
   // A password in the page's own address is known to the browser, and refused in a request's.
   address.username = address.password = "";
   say("a row that comes is shown by itself");

@@ -1,0 +1,118 @@
+"""A server with MLflow's workspaces and accounts: our commands and pages in one workspace."""
+
+import mlflow
+import pytest
+import requests
+from click.testing import CliRunner
+from mlflow import MlflowClient
+from servers import LONG, tracking_server
+
+import clear_mlflow
+from clear_mlflow.cli import main
+
+ADMIN = ("head", "the password of the head 1")
+STRANGER = ("stranger", "the password of a stranger 1")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """MLflow's accounts in our app; nobody may see what no permission is given for."""
+    folder = tmp_path_factory.mktemp("server")
+    settings = folder / "auth.ini"
+    settings.write_text(
+        "[mlflow]\ndefault_permission = NO_PERMISSIONS\n"
+        f"database_uri = sqlite:///{folder / 'users.db'}\n"
+        f"admin_username = {ADMIN[0]}\nadmin_password = {ADMIN[1]}\n"
+        "auth_cache_ttl_seconds = 60\n"
+        "authorization_function = mlflow.server.auth:authenticate_request_basic_auth\n"
+    )
+    started = tracking_server(
+        folder,
+        f"sqlite:///{folder / 'mlflow.db'}",
+        *("--app-name", "clear", "--enable-workspaces"),
+        artifacts=str(folder / "artifacts"),
+        MLFLOW_AUTH_CONFIG_PATH=str(settings),
+        MLFLOW_FLASK_SERVER_SECRET_KEY="of this test alone",
+        CLEAR_MLFLOW_SERVER_APP="basic-auth",
+        MLFLOW_BASIC_AUTH_FAIL_CLOSED="true",
+    )
+    with started as starting:
+        url = starting.wait()
+        made = requests.post(
+            f"{url}/api/2.0/mlflow/users/create",
+            json={"username": STRANGER[0], "password": STRANGER[1]},
+            auth=ADMIN,
+            timeout=LONG,
+        )
+        made.raise_for_status()
+        yield url
+
+
+@pytest.fixture
+def lab(server, monkeypatch):
+    """The environment of a person who works in the workspace called lab."""
+    for name, text in {
+        "MLFLOW_TRACKING_URI": server,
+        "MLFLOW_TRACKING_USERNAME": ADMIN[0],
+        "MLFLOW_TRACKING_PASSWORD": ADMIN[1],
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "3",
+    }.items():
+        monkeypatch.setenv(name, text)
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(server)
+    mlflow.create_workspace("lab")
+    monkeypatch.setenv("MLFLOW_WORKSPACE", "lab")
+    yield server
+    mlflow.set_tracking_uri(before)
+
+
+def ran(*arguments):
+    """What a command printed."""
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
+    """track, import, evaluate, compare; links lead there; pages are for whom MLflow lets in."""
+    experiment_id = mlflow.set_experiment("rows").experiment_id
+    for seed in range(2):
+        with clear_mlflow.track(buckets=2, num_instances=100, dataset="mine", seed=seed) as run:
+            for i in range(3):
+                run.log_row(i, [10 + 20 * i + seed, 20 + 10 * i])
+    (tmp_path / "matrix.csv").write_text("0.9,0.5\n0.8,0.9\n")
+    ran("import", str(tmp_path / "matrix.csv"), "--experiment", "rows", "--dataset", "other")
+    assert "3 unchanged" in ran("evaluate", "--experiment", "rows")
+    compared = ran("compare", "--experiment", "rows", "--group-by", "dataset")
+    address = f"{lab}/#/experiments/{experiment_id}/runs?workflowType=machine_learning"
+    assert f"{address}&workspace=lab&compareRunsMode=CHART" in compared
+
+    def page(path, user=ADMIN, **query):
+        return requests.get(f"{lab}/clear/{path}", params=query, auth=user, timeout=LONG)
+
+    here = {"experiment_id": experiment_id, "workspace": "lab"}
+    shown = page("compare", **here)
+    assert shown.status_code == 200, shown.text
+    assert "3 runs in 2 groups" in shown.text
+    runs = MlflowClient().search_runs([experiment_id], "params.dataset = 'mine'")
+    assert len(runs) == 2
+    for stored in runs:
+        assert f"run?run_id={stored.info.run_id}&amp;workspace=lab" in shown.text
+        query = {"run_id": stored.info.run_id, "workspace": "lab"}
+        assert page("run", **query).status_code == 200
+        assert page("run/state", **query).json()["status"] == "FINISHED"
+        assert page("run", STRANGER, **query).status_code == 403
+        assert page("run", run_id=stored.info.run_id).status_code == 404
+    assert (
+        f"compare?experiment_id={experiment_id}&amp;workspace=lab" in page("", workspace="lab").text
+    )
+    assert f"experiment_id={experiment_id}" not in page("").text
+    assert f"experiment_id={experiment_id}" not in page("", STRANGER, workspace="lab").text
+    assert page("compare", experiment_id=experiment_id).status_code == 404
+    assert page("compare", STRANGER, **here).status_code == 403
+    assert page("compare", None, **here).status_code == 401
+    assert page("", workspace="no such").status_code == 400
+    assert page("", workspace="nowhere").status_code == 404
+
+    monkeypatch.setenv("MLFLOW_WORKSPACE", "default")
+    assert MlflowClient().get_experiment_by_name("rows") is None
