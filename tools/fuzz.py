@@ -27,10 +27,12 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests" / "support"))
 with atheris.instrument_imports(include=["clear_mlflow"]):
     import numpy as np
+    from anytime_courses import inside_bucket
     from result_files import npy, npz, pickled, van_de_ven
     from stored_runs import row_texts
     from test_fuzz import SAMPLES, changed_json, changed_tensors, evaluation_set
 
+    from clear_mlflow.core.anytime.anytime_row import AnytimeRow, anytime_file_name
     from clear_mlflow.core.errors import ClearError
     from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
     from clear_mlflow.core.record import RowRecord
@@ -52,6 +54,14 @@ def row(content: bytes) -> None:
     written = record.to_json()
     if RowRecord.from_json(written, source="again").to_json() != written:
         raise AssertionError("a row is read otherwise than it is written")
+
+
+def inside(content: bytes) -> None:
+    """The file of a test inside a bucket; what is accepted is written as it was read."""
+    test = AnytimeRow.from_json(_text(content), source=anytime_file_name(1, 1))
+    written = test.to_json("2026-01-31T12:00:00Z")
+    if AnytimeRow.from_json(written, source=anytime_file_name(1, 1)) != test:
+        raise AssertionError("a test is read otherwise than it is written")
 
 
 def results(content: bytes) -> None:
@@ -96,6 +106,10 @@ def literals(content: bytes) -> None:
 
 PARSERS: dict[str, tuple[Callable[[bytes], None], list[bytes]]] = {
     "row": (row, [text.encode() for text in row_texts().values()]),
+    "inside": (
+        inside,
+        [inside_bucket(1, [[3, 4]], (9, 9))[0].to_json("2026-01-31T12:00:00Z").encode()],
+    ),
     "import": (
         results,
         [bytes([k, 0]) + content for k, (_, content) in enumerate(SAMPLES)]

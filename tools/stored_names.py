@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, anytime_file_name
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER
 from clear_mlflow.core.record import ROWS_FOLDER, row_file_name
 from clear_mlflow.metrics import FAMILIES
@@ -95,6 +96,10 @@ def _metrics() -> Iterator[str]:
         "| `macro_accuracy/…`, `calibration/…` | Metrics "
         "[from stored predictions](metrics.md#from-stored-predictions). |"
     )
+    yield (
+        "| `continual_evaluation/…` | Metrics "
+        "[from tests inside the buckets](metrics.md#from-tests-inside-the-buckets). |"
+    )
     for constant, text in comments().items():
         if constant.startswith(("BUCKET_", "CURVE_")):
             suffix = "01` …" if constant.startswith("BUCKET_") else "`"
@@ -112,6 +117,10 @@ def _artifacts() -> Iterator[str]:
     yield _line(
         f"{PREDICTIONS_FOLDER}/row_003.safetensors",
         "The model's answer for each test image of a row.",
+    )
+    yield _line(
+        f"{ANYTIME_FOLDER}/{anytime_file_name(3, 7)}",
+        "A test [inside a bucket](record-format.md#tests-inside-a-bucket), which is no row.",
     )
     yield _line(LOOP_JSON, "Of a loop of your own: what it said of itself.")
     others = ("KIND_", "IMAGE_", "BUCKET_", "CURVE_", "LEADER_")

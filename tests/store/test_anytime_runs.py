@@ -11,12 +11,16 @@ from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.record import RowRecord
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.journal.spool import Spool, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import anytime
 from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.runs.lifecycle import take
+from clear_mlflow.runs.resume import ResumePoint
 from clear_mlflow.runs.sync import find_spools, sync_each
+from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.scoring.scores import read_scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
@@ -59,6 +63,14 @@ def stored_tests(run):
     return [
         AnytimeRow.from_json(path.read_bytes(), source=path.name)
         for path in sorted(folder_of(run).iterdir())
+    ]
+
+
+def parsed_rows(run):
+    """The rows that a run holds, as records."""
+    return [
+        RowRecord.from_json(path.read_bytes(), source=path.name)
+        for path in sorted(rows_folder(run).iterdir())
     ]
 
 
@@ -232,3 +244,35 @@ def test_a_journal_never_takes_the_place_of_a_test_that_is_stored(store, finishe
     assert stored_tests(finished)[2:4] == [TESTS[2][0], other[1]]
     assert not spool.folder.exists()
     assert score(store, finished.info.run_id).plan.is_empty
+
+
+def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished):
+    """Of a bucket without a row, what is measured again takes the place of what was cut off."""
+    run_id = finished.info.run_id
+    (rows_folder(finished) / "row_003.json").unlink()
+    (rows_folder(finished) / "row_004.json").unlink()
+    training = KnownTraining(FOUR_BUCKETS, tests=TESTS)
+    records = {record.row.row: record for record in parsed_rows(finished)}
+    files = frozenset(f"{ANYTIME_FOLDER}/{path.name}" for path in folder_of(finished).iterdir())
+    point = ResumePoint(
+        run=finished,
+        config=training.config.as_text(),
+        resolved=training.config,
+        records=records,
+        damaged=frozenset(),
+        states=(),
+        state=None,
+        files=files - {f"{ANYTIME_FOLDER}/{FILES[2]}"},
+    )
+    (folder_of(finished) / FILES[2]).unlink()
+    again = {
+        bucket: inside_bucket(bucket, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
+        for bucket in (2, 3)
+    }
+    take(store, run_id)
+    with TrainingRun(store, run_id, training.config, {}, resumed=point) as run:
+        run.log_facts(training.facts)
+        for test in (*again[2], *again[3]):
+            run.log_test(test)
+    expected = [*TESTS[1], again[2][0], TESTS[2][1], *again[3], *TESTS[4]]
+    assert stored_tests(finished) == expected

@@ -25,6 +25,7 @@ from clear_mlflow.metrics.anytime.continual_evaluation import (
     windowed_forgetting,
     windowed_plasticity,
 )
+from clear_mlflow.report.page.inside_charts import inside_charts
 
 N = 40
 WHEN = "2026-01-31T12:00:00.123+00:00"
@@ -275,3 +276,70 @@ def test_what_it_costs_is_one_line():
     assert cheap.endswith(
         "about 1 time inside the buckets, on 20 images each time: less than 1 % more computation"
     )
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_whatever_a_file_holds_it_is_the_test_it_says_or_one_line(data):
+    """No other exception, and nothing is made up."""
+    (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
+    content = json.loads(test.to_json(WHEN))
+    field = data.draw(st.sampled_from(sorted(content)))
+    content[field] = data.draw(JSON)
+    name = anytime_file_name(2, 1)
+    found, problem = None, ""
+    try:
+        found = AnytimeRow.from_json(json.dumps(content), source=name)
+    except RecordError as error:
+        problem = str(error)
+    if found is None:
+        assert problem.startswith(f"{name}: ")
+        assert len(problem.splitlines()) == 1
+    else:
+        assert json.loads(found.to_json(content["written_at"])) == content
+
+
+def heights(chart):
+    """How far down each point of a chart's first curve is drawn."""
+    numbers = [float(text) for text in chart["curves"][0]["line"].removeprefix("M").split()]
+    return numbers[1::2]
+
+
+def test_a_chart_of_many_tests_loses_no_drop():
+    """Of 4,000 tests, some hundred points are drawn, the one test that falls to 0 among them."""
+    counts = [[30]] * 1233 + [[0]] + [[30]] * 2766
+    matrix = matrix_of([(0, found) for found in [*counts, [30]]], width=1)
+    (chart,) = inside_charts(matrix)["buckets"]
+    found = heights(chart)
+    assert len(found) < 1300
+    assert max(found) == chart["up"][0]["at"]
+    assert sum(height == max(found) for height in found) == 1
+
+
+def test_the_charts_show_rows_as_dots_and_ends_of_buckets_as_lines():
+    """Of a run that was stopped inside its third bucket, too."""
+    charts = inside_charts(matrix_of(COURSE, trained=2))
+    assert "tested 11 times" in charts["about"]
+    assert [chart["title"] for chart in charts["buckets"]] == [
+        f"Accuracy on bucket {key}" for key in "123"
+    ]
+    for chart in (charts["mean"], *charts["buckets"]):
+        assert len(chart["marks"]) == 2
+        assert [tick["text"] for tick in chart["across"]] == ["1", "2"]
+    first = charts["buckets"][0]["curves"][0]
+    assert len(first["dots"]) == 2
+    assert len(heights(charts["buckets"][0])) == 13
+    assert len(charts["legend"]) == 2
+
+
+def test_nothing_is_drawn_where_no_test_is_evidence():
+    """Or where there is none."""
+    assert inside_charts(matrix_of(COURSE, protocol="streaming")) is None
+    assert inside_charts(AnytimeMatrix.of_tests([], AccuracyMatrix([[0.5]]))) is None
