@@ -169,7 +169,7 @@ def _done(reference: Any) -> list[Any]:
         results: list[Any] = ray.get(reference)
     except ray.exceptions.RayTaskError as error:
         raise TrackingError(
-            f"a batch of runs failed: {shown(str(error.cause), 300)}; engine=local tells of which "
+            f"a batch of runs failed: {shown(str(error.cause), 300)}; engine=local shows of which "
             "run it is"
         ) from error
     except ray.exceptions.RayError as error:

@@ -172,7 +172,7 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
     if reading.initial == "first-row":
         if kind.has_initial or initial is not None:
             raise ConfigError(
-                f"initial is 'first-row', but the format {kind.name} itself tells which row is the "
+                f"initial is 'first-row', but the format {kind.name} itself marks which row is the "
                 "untrained model's; leave initial out"
             )
         initial, rows = (rows[0], rows[1:]) if rows else (None, rows)

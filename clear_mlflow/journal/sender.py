@@ -301,8 +301,8 @@ class Sender:
         if not self._told:
             where = "on local disk" if entry is None else f"in {entry.folder.parent}"
             warn(
-                f"{error}; training goes on, what is measured waits {where} and is sent when the "
-                "store takes it"
+                f"{error}; training continues; what is measured is kept {where} and sent when "
+                "the store takes it"
             )
             self._told = True
         self._changed.notify_all()

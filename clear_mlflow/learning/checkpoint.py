@@ -173,7 +173,7 @@ def read_state(path: Path) -> SavedTraining:
         if described["format"] != FORMAT:
             raise StateError(
                 f"the training state is of format {described['format']!r}; this clear_mlflow reads "
-                f"{FORMAT}: go on with the version that wrote it"
+                f"{FORMAT}: resume with the version that wrote it"
             )
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         kept = tensors.pop(_PREDICTIONS, None)

@@ -201,7 +201,7 @@ def read_resume_point(
         if stored_parameters(state.manifest.config) != dict(config):
             raise TrackingError(
                 f"run {run_id} cannot be resumed: its training state was taken with other "
-                f"parameters than its config.json tells "
+                f"parameters than its config.json has "
                 f"({_differences(state.manifest.config, config)})"
             )
     return point
@@ -413,7 +413,7 @@ def _run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
     kind = run.data.tags.get(names.KIND_TAG)
     if kind == names.KIND_ENSEMBLE:
         raise TrackingError(
-            f"run {run_id} cannot be resumed: it stands above an ensemble, whose members train "
+            f"run {run_id} cannot be resumed: it is the run above an ensemble, whose members train "
             "together and keep no training state; start a new one"
         )
     if kind != names.KIND_TRAIN:
@@ -433,7 +433,7 @@ def _check_version(run_id: str, version: str) -> None:
     if version != __version__:
         raise TrackingError(
             f"run {run_id} cannot be resumed: it was trained with clear_mlflow {version} and this "
-            f"is {__version__}, which may compute otherwise; go on with that version, "
+            f"is {__version__}, which may compute differently; resume it with that version, "
             "or start a new run"
         )
 
@@ -455,7 +455,7 @@ def _config_of(client: MlflowClient, run: Run) -> tuple[dict[str, str], TrainCon
     if names.CONFIG_JSON not in listed:
         stored_rows(client, run)  # where its rows are gone, too, the store is not all there
         raise TrackingError(
-            f"run {run_id} cannot be resumed: it lacks {names.CONFIG_JSON}, which tells its "
+            f"run {run_id} cannot be resumed: it lacks {names.CONFIG_JSON}, which has its "
             "parameters; start a new run"
         )
     size = listed[names.CONFIG_JSON]

@@ -299,7 +299,7 @@ class _Work:
                     why = str(error)
                 else:
                     if point.records:
-                        return run, f"goes on after row {max(point.records)}"
+                        return run, f"resumed after row {max(point.records)}"
                     continue
             note = note or f"from its beginning: {why}"
         return None, note

@@ -250,7 +250,7 @@ def test_training_goes_on_while_the_server_is_away(server, proxy, tmp_path, caps
     assert run.info.status == "FINISHED"
     assert spools(tmp_path) == []
     told = capsys.readouterr().err
-    assert told.count("training goes on") == 1
+    assert told.count("training continues") == 1
     assert "what waited is stored" in told
 
 

@@ -465,7 +465,7 @@ def test_runs_that_cannot_be_resumed_say_why(interrupted, tmp_path):
     refused(RecordError, "config.json of run .* is damaged: it lacks")
     (artifacts(run) / "config.json").unlink()
     refused(TrackingError, "lacks config.json")
-    for kind, told in (("ensemble", "stands above an ensemble"), ("compare", "it is compare")):
+    for kind, told in (("ensemble", "is the run above an ensemble"), ("compare", "it is compare")):
         client.set_tag(run_id, names.KIND_TAG, kind)
         refused(TrackingError, told)
     client.delete_run(run_id)

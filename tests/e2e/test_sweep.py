@@ -208,7 +208,7 @@ def test_a_killed_sweep_goes_on_within_its_run(store, experiment_id, grid, monke
     assert 2 <= len(before) <= BUCKETS
     second = again(path)
     assert second.exit_code == 0, second.output
-    (told,) = [line for line in second.output.splitlines() if "goes on after row" in line]
+    (told,) = [line for line in second.output.splitlines() if "resumed after row" in line]
     assert killed.info.run_id in told
     assert_every_run_is_there_once(store, experiment_id, path)
     run = store.get_run(killed.info.run_id)
@@ -450,7 +450,7 @@ def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
         with ray_node(*second):
             output = output_of(sweep)
     assert sweep.returncode == 0, output
-    assert "started again, try 2 (goes on after row" in output
+    assert "started again, try 2 (resumed after row" in output
     assert_every_run_is_there_once(store, experiment_id, path)
 
 

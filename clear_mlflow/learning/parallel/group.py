@@ -244,6 +244,6 @@ def reported_losses() -> Iterator[None]:
             else "has ended"
         )
         raise PeerLostError(
-            f"another process of this training {happened}, so this one cannot go on; look for that "
-            f"one's own error ({(reason or [type(error).__name__])[0]})"
+            f"another process of this training {happened}, so this one cannot continue; look for "
+            f"that one's own error ({(reason or [type(error).__name__])[0]})"
         ) from error
