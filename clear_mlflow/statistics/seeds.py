@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import permutation_test, t
+from scipy.special import stdtrit
+from scipy.stats import permutation_test
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import shown
@@ -76,7 +77,8 @@ def seed_summary(values: Sequence[float], *, level: float = 0.95) -> SeedSummary
     if np.ptp(found) <= _ROUNDING:
         return SeedSummary(n, mean, 0.0, None)
     std = float(found.std(ddof=1))
-    half = float(t.ppf(0.5 + level / 2, n - 1)) * std / math.sqrt(n)
+    # What t.ppf gives, without its checks, which took a fifth of a comparison's time.
+    half = float(stdtrit(n - 1, 0.5 + level / 2)) * std / math.sqrt(n)
     return SeedSummary(n, mean, std, Interval(mean - half, mean + half))
 
 
