@@ -32,6 +32,7 @@ VARIABLES = {
         "MLFLOW_RUN_ID": "The run to train into. `mlflow run` sets it. An interrupted run is "
         "[resumed](resume.md).",
         "MLFLOW_RUN_CONTEXT": "Tags of new runs, as JSON. `--tag` adds to it.",
+        "MLFLOW_WORKSPACE": "The workspace of a server that has several.",
         "MLFLOW_TRACKING_USERNAME": "User name for a server with accounts.",
         "MLFLOW_TRACKING_PASSWORD": "Password for a server with accounts.",
         "MLFLOW_TRACKING_TOKEN": "Token for a server with accounts.",
