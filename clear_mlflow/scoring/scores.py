@@ -121,7 +121,8 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
     scoring = scoring or Scoring()
     run_id, run_name = run.info.run_id, run.info.run_name or run.info.run_id
     rows = stored_rows_of(client, run, scoring.verify)
-    stored = Stored(values=run.data.metrics, tags=run.data.tags, facts=facts_of(run))
+    tags = names.as_of_now(run.data.tags)
+    stored = Stored(values=run.data.metrics, tags=tags, facts=facts_of(run))
     if not rows.records:
         return Scores(run_id, run_name, None, plan_without_rows(stored), rows.from_tag, {}, {})
     record = assemble(rows.records)
@@ -156,7 +157,8 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
             tests=read_anytime_scores(client, run, record, thorough=thorough),
         )
         found = _looked_up(client, run, stored, to_look_up(stored, computed, scoring.depth))
-        return computed, plan(found, computed, scoring.depth)
+        lacking = plan(found, computed, scoring.depth)
+        return computed, replace(lacking, tags=names.as_held(lacking.tags, run.data.tags))
 
     computed, lacking = planned(scoring.depth.thorough)
     is_unread = computed.predicted.is_unread or computed.anytime.is_unread

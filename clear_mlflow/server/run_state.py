@@ -27,7 +27,7 @@ def state_of(store: MlflowClient, run: Run) -> list[object]:
         run.data.params,
         {name: text for name, text in tags.items() if name not in _SIGNS_OF_LIFE},
     ]
-    if names.MATRIX_TAG not in tags or not has_ended(run):
+    if names.MATRIX_TAG not in names.as_of_now(tags) or not has_ended(run):
         try:
             state.append(row_sizes(store, run))
         except ClearError as error:

@@ -1,6 +1,6 @@
 """Names of the tags and artifacts that clear_mlflow writes into an MLflow run."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 
@@ -24,19 +24,19 @@ WITHOUT_ROWS = (KIND_EVALUATE, KIND_COMPARE, KIND_ENSEMBLE, KIND_RESUME, KIND_SW
 # How many rows of the accuracy matrix are stored: "complete", "partial" or "none".
 ROWS_TAG = "clear_mlflow.rows"
 # Digest of the rows that the stored scores were computed from; whether heat maps were drawn.
-SCORED_TAG = "clear_mlflow.scored"
+SCORED_TAG = "mlflow.clear_mlflow.scored"
 # Fingerprint of the content of report.html; when it changes, the report is written again.
-REPORT_TAG = "clear_mlflow.report"
+REPORT_TAG = "mlflow.clear_mlflow.report"
 # The rows, as text: a listing of runs brings them without reading artifacts.
-MATRIX_TAG = "clear_mlflow.matrix"
+MATRIX_TAG = "mlflow.clear_mlflow.matrix"
 # Families of metrics that the run logs, with commas between; without it, CLEAR's and Renate's.
 METRICS_TAG = "clear_mlflow.metrics"
 # Version of the definition by which each metric was computed, as JSON: name to version.
-VERSIONS_TAG = "clear_mlflow.metric_versions"
+VERSIONS_TAG = "mlflow.clear_mlflow.metric_versions"
 # Versions whose values were overwritten on request, as JSON: name to earlier versions.
-REPLACED_TAG = "clear_mlflow.replaced_definitions"
+REPLACED_TAG = "mlflow.clear_mlflow.replaced_definitions"
 # Fingerprint of the generated description; a description that you wrote yourself stays.
-NOTE_TAG = "clear_mlflow.note"
+NOTE_TAG = "mlflow.clear_mlflow.note"
 # Why the training ended early: the one line that was printed.
 ERROR_TAG = "clear_mlflow.error"
 # "true" on a run whose loss or output was no longer a finite number.
@@ -44,7 +44,7 @@ DIVERGED_TAG = "diverged"
 # Stored predictions: "labels" or "probs". Without this tag the run has none.
 PREDICTIONS_TAG = "clear_mlflow.predictions"
 # Fingerprint of what was computed from the predictions; whether a picture was drawn of it.
-PREDICTIONS_SCORED_TAG = "clear_mlflow.predictions_scored"
+PREDICTIONS_SCORED_TAG = "mlflow.clear_mlflow.predictions_scored"
 # How often the run tests inside its buckets, as test_every says it; none without such tests.
 ANYTIME_TAG = "clear_mlflow.anytime"
 # Fingerprint of what was computed from these tests.
@@ -73,7 +73,7 @@ MEMBERS_TAG = "clear_mlflow.members"
 # On the run above a sweep: a digest of the runs that its grid asks for.
 SWEEP_TAG = "clear_mlflow.sweep"
 # On the run above a sweep: the id of its comparison.
-SWEEP_COMPARISON_TAG = "clear_mlflow.sweep_comparison"
+SWEEP_COMPARISON_TAG = "mlflow.clear_mlflow.sweep_comparison"
 # On each run of a sweep: a fingerprint of the parameters that it was started with.
 SWEEP_RUN_TAG = "clear_mlflow.sweep_run"
 # On the run of a repeated "mlflow run -e sweep": the id of the run above the sweep.
@@ -97,6 +97,15 @@ IMPORTED_DIGEST_TAG = "clear_mlflow.imported_sha256"
 # MLflow's own: a run's description, and the tables that its evaluation view offers.
 MLFLOW_NOTE = "mlflow.note.content"
 MLFLOW_TABLES = "mlflow.loggedArtifacts"
+
+# Tags that MLflow's pages hide, by the names under which runs of before show them.
+_SHOWN_BEFORE = {
+    tag.removeprefix("mlflow."): tag
+    for tag in (
+        *(SCORED_TAG, REPORT_TAG, MATRIX_TAG, VERSIONS_TAG, REPLACED_TAG, NOTE_TAG),
+        *(PREDICTIONS_SCORED_TAG, SWEEP_COMPARISON_TAG),
+    )
+}
 
 # What a listing of all artifacts asks for.
 ROOT_FOLDER = ""
@@ -175,6 +184,30 @@ CHOSEN = "chosen.yaml"
 IMAGE_PER_ROW = "accuracy_matrix_by_row"
 # The heat map of the final matrix.
 IMAGE_FINAL = "accuracy_matrix"
+
+
+def as_of_now(tags: Mapping[str, str]) -> dict[str, str]:
+    """A run's tags under the names that they have now.
+
+    What nobody has to see lies under names that MLflow's pages hide, which begin with "mlflow.";
+    runs of before show it.
+
+    >>> as_of_now({"clear_mlflow.scored": "d", "strategy": "naive"})
+    {'mlflow.clear_mlflow.scored': 'd', 'strategy': 'naive'}
+    """
+    now = {key: text for key, text in tags.items() if key not in _SHOWN_BEFORE}
+    return now | {_SHOWN_BEFORE[key]: tags[key] for key in _SHOWN_BEFORE.keys() & tags.keys()}
+
+
+def as_held(written: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
+    """Tags to write, under the names that a run holds them by: one of before keeps its own.
+
+    Args:
+        written: under the names of now.
+        tags: that the run holds.
+    """
+    kept = {now: before for before, now in _SHOWN_BEFORE.items() if before in tags}
+    return {kept.get(key, key): text for key, text in written.items()}
 
 
 def dataset_digest(digest: str) -> str:

@@ -183,7 +183,9 @@ class Sweep:
             with mlflow_errors(f"tag run {run_id}"):
                 client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
                 made = {"run_id": run_id, "of": digest_of(key)}
-                client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, json.dumps(made))
+                above = client.get_run(result.run_id).data.tags
+                tag = names.as_held({names.SWEEP_COMPARISON_TAG: json.dumps(made)}, above)
+                client.log_batch(result.run_id, tags=[RunTag(k, v) for k, v in tag.items()])
             return replace(result, comparison_run=run, comparison=comparison)
         except ClearError as error:
             return replace(result, problems=(f"the runs were not compared: {error}",))
@@ -574,7 +576,8 @@ def _within(limit: int, lines: list[str], more: Iterable[str]) -> list[str]:
 def _comparison_before(client: MlflowClient, run_id: str, key: str) -> Run | None:
     """The comparison of the very same runs, if it is there."""
     with mlflow_errors(f"read run {run_id}"):
-        text = client.get_run(run_id).data.tags.get(names.SWEEP_COMPARISON_TAG)
+        tags = names.as_of_now(client.get_run(run_id).data.tags)
+        text = tags.get(names.SWEEP_COMPARISON_TAG)
         with suppress(ValueError, KeyError, TypeError):
             before = json.loads(text or "null")
             if before is not None and before["of"] == digest_of(key):

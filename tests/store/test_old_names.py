@@ -17,6 +17,7 @@ from clear_mlflow.scoring.plan import Depth
 from clear_mlflow.scoring.scores import Scoring, read_scores, score
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import names
+from clear_mlflow.store.matrices import stored_rows_of
 from clear_mlflow.store.rows import stored_rows
 
 OLD = {f"accuracy/bucket_0{j + 1}" for j in range(4)}
@@ -108,3 +109,34 @@ def test_runs_of_both_names_are_compared(store, experiment_id):
     train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
     done = CliRunner().invoke(main, ["compare", "--experiment", "test"])
     assert done.exit_code == 0, done.output
+
+
+def test_a_run_whose_tags_were_shown_keeps_them(store, experiment_id):
+    """It is scored already, its rows are in its tag; of other rows, its own tags say so."""
+    run_id = stored_run(store, experiment_id).info.run_id
+    score(store, run_id)
+    new = {k: v for k, v in store.get_run(run_id).data.tags.items() if "clear_mlflow." in k}
+    for key, text in new.items():
+        if key.startswith("mlflow."):
+            store.delete_tag(run_id, key)
+            store.set_tag(run_id, key.removeprefix("mlflow."), text)
+    assert {names.SCORED_TAG, names.MATRIX_TAG, names.NOTE_TAG} <= new.keys()
+    run = store.get_run(run_id)
+    for depth in (Depth(), Depth(thorough=True)):
+        assert read_scores(store, run, Scoring(depth=depth)).plan.is_empty
+    assert stored_rows_of(store, run, "none").from_tag
+    missing = CliRunner().invoke(
+        main, ["evaluate", "--experiment", "test", "--only", "unscored"]
+    )
+    assert "no run" in missing.output, missing.output
+    (rows_folder(run) / "row_004.json").unlink()
+    with pytest.raises(RecordError):
+        stored_rows(store, run)
+    whole = stored_run(store, experiment_id, [FOUR_BUCKETS[0], *FOUR_BUCKETS[:0:-1]])
+    for file in rows_folder(whole).iterdir():
+        (rows_folder(run) / file.name).write_text(file.read_text())
+    score(store, run_id)
+    tags = store.get_run(run_id).data.tags
+    assert not any(key.startswith("mlflow.clear_mlflow.") for key in tags)
+    scored = names.SCORED_TAG.removeprefix("mlflow.")
+    assert tags[scored] != new[names.SCORED_TAG]

@@ -54,7 +54,7 @@ def test_runs_of_before_get_theirs(store, experiment_id):
     assert set(data_of(run)["answers"]["rows"]) == {"0", "1", "2"}
     forget(store, run)
     verdict = score(store, run, dry_run=True)
-    assert "would write the page, the tags clear_mlflow.report" in verdict.detail
+    assert "would write the page, the tags mlflow.clear_mlflow.report" in verdict.detail
     assert not page_file(run).exists()
     assert score(store, run).action == "scored"
     assert page_file(run).read_text() == whole

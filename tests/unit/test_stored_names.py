@@ -11,6 +11,8 @@ PREFIX = "clear_" + "mlflow."
 def test_the_tags_of_stored_runs_stay():
     """A constant may be renamed; what it says may not."""
     found = {key: text for key, text in vars(names).items() if key.endswith("_TAG")}
+    hidden = {key for key, text in found.items() if text.startswith("mlflow.")}
+    found = {key: text.removeprefix("mlflow.") for key, text in found.items()}
     assert {key: text.removeprefix(PREFIX) for key, text in found.items()} == {
         "KIND_TAG": "kind",
         "ROWS_TAG": "rows",
@@ -52,6 +54,20 @@ def test_the_tags_of_stored_runs_stay():
         "DIVERGED_TAG",
         "LEADER_TAG",
     }
+    assert hidden == {
+        *("SCORED_TAG", "REPORT_TAG", "MATRIX_TAG", "VERSIONS_TAG", "REPLACED_TAG", "NOTE_TAG"),
+        *("PREDICTIONS_SCORED_TAG", "SWEEP_COMPARISON_TAG"),
+    }
+
+
+def test_a_tag_that_is_hidden_now_is_read_and_kept_where_it_was_shown():
+    """Under its name of before; a run that has none gets it where MLflow's pages hide it."""
+    for key, now in vars(names).items():
+        if key.endswith("_TAG"):
+            before = now.removeprefix("mlflow.")
+            assert names.as_of_now({before: "x"}) == names.as_of_now({now: "x"}) == {now: "x"}
+            assert names.as_held({now: "y"}, {before: "x"}) == {before: "y"}
+            assert names.as_held({now: "y"}, {}) == {now: "y"}
 
 
 def test_the_artifacts_of_stored_runs_stay():
