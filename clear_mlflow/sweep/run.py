@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import time
 from collections import Counter, deque
@@ -559,7 +560,8 @@ def _note(result: SweepResult) -> str:
         lines = [*_within(MAX_NOTE_BYTES // 2, lines, told), ""]
     if result.comparison_run is not None:
         compared = result.comparison_run.data.tags.get(MLFLOW_RUN_NOTE, "")
-        lines = _within(MAX_NOTE_BYTES, lines, compared.splitlines())
+        # Without its heading: MLflow's page folds a description after some four lines.
+        lines = _within(MAX_NOTE_BYTES, lines, re.sub(r"\A### .*\n\n", "", compared).splitlines())
     return "\n".join(lines)
 
 

@@ -125,9 +125,7 @@ def test_a_run_whose_tags_were_shown_keeps_them(store, experiment_id):
     for depth in (Depth(), Depth(thorough=True)):
         assert read_scores(store, run, Scoring(depth=depth)).plan.is_empty
     assert stored_rows_of(store, run, "none").from_tag
-    missing = CliRunner().invoke(
-        main, ["evaluate", "--experiment", "test", "--only", "unscored"]
-    )
+    missing = CliRunner().invoke(main, ["evaluate", "--experiment", "test", "--only", "unscored"])
     assert "no run" in missing.output, missing.output
     (rows_folder(run) / "row_004.json").unlink()
     with pytest.raises(RecordError):

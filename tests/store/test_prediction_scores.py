@@ -204,5 +204,5 @@ def test_own_metrics_over_rows_and_predictions(store, experiment_id, tmp_path, m
     assert 0.1 < found.metrics["lab_of_mine/share_of_first_class"] < 0.5
     assert "lab_of_mine/broken" not in found.metrics
     assert "KeyError" in found.tags["mlflow.note.content"]
-    versions = json.loads(found.tags[names.VERSIONS_TAG])
+    versions = json.loads(found.tags["mlflow.clear_mlflow.metric_versions"])
     assert versions["lab_of_mine/share_of_first_class"] == 1
