@@ -207,6 +207,7 @@ def evaluate(
         families.append("chaudhry")
     own = load_own_metrics(list(listed(metric)))
 
+    from clear_mlflow.cli.output import print_places
     from clear_mlflow.cli.scoring_output import Summary, shown_while
     from clear_mlflow.evaluation.evaluate_run import ResultFile
     from clear_mlflow.evaluation.foreign_rows import adopt_rows
@@ -241,7 +242,7 @@ def evaluate(
         client = preflight(opens_run=False)
         own_run = mark_run_of_project(client, KIND_EVALUATE)
         tested = reevaluate_each(client, select(client, selection), data_root=data_root)
-        sys.exit(show_reevaluated(tested))
+        sys.exit(show_reevaluated(client, tested))
     summary = Summary()
     # Entered first: Ray takes signals for itself when it starts.
     cluster = RayCluster(address) if engine == "ray" else None
@@ -278,6 +279,7 @@ def evaluate(
                 raise failure
             if own_run and not dry and not received:
                 results.log(client, own_run, summary.counts)
+    print_places(client, summary.last_runs)
     if received:
         sys.exit(128 + received[0])
     if not summary.is_well:

@@ -16,6 +16,7 @@ import click
 from clear_mlflow.cli.help import STOPPED, Command, Option
 from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.options import METRICS
+from clear_mlflow.cli.output import print_places
 from clear_mlflow.cli.terminal import console, tables
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
@@ -250,6 +251,7 @@ def import_runs(
             except ClearError as error:
                 lines.append(Line(label, "failed", str(error)))
     _show(lines, stopped=bool(received))
+    print_places(client, [line.run_id for line in lines if line.run_id])
     if received:
         sys.exit(128 + received[0])
     if not lines or any(line.action == "failed" for line in lines):

@@ -47,20 +47,31 @@ def open_ui(target: str | None, port: str, browser: str) -> None:
 
     Without an argument, it opens the leaderboard of the newest run's experiment. A store that is a
     server is opened there; for any other, a server is started on this machine and runs until
-    Ctrl-C.
+    Ctrl-C, unless one runs that this command has started.
     """
-    from clear_mlflow.store.client import is_server, preflight, set_up_mlflow
-    from clear_mlflow.store.ui_urls import page_of_target, server_address
+    from clear_mlflow.store.client import is_server, mlflow_errors, preflight, set_up_mlflow
+    from clear_mlflow.store.ui_urls import (
+        announced_server,
+        local_server,
+        page_of_target,
+        server_address,
+    )
 
     if port != "auto" and not (port.isdecimal() and 0 < int(port) < 2**16):
         raise ConfigError(f"port is {port!r}; expected auto, or a number from 1 to 65535")
     set_up_mlflow()
     client = preflight(opens_run=False)
     page = page_of_target(client, target)
-    if is_server(client.tracking_uri):
-        _show(f"{server_address(client.tracking_uri)}/{page}", browser == "yes")
+    store = client.tracking_uri
+    known = server_address(store) if is_server(store) else None
+    if known is None and port == "auto":
+        with mlflow_errors("look for a server"):
+            known = local_server(client)
+    if known is not None:
+        _show(f"{known}/{page}", browser == "yes")
         return
-    with _server(client.tracking_uri, int(port) if port != "auto" else _free_port()) as base:
+    chosen = int(port) if port != "auto" else _free_port()
+    with _server(store, chosen) as base, announced_server(store, base):
         _show(f"{base}/{page}", browser == "yes")
         click.echo("the server runs until Ctrl-C")
         signal.pause()

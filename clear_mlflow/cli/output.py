@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from clear_mlflow.comparison import Comparison
+    from clear_mlflow.store.client import MlflowClient
 
 
 def print_outcome(outcome: RunResult) -> None:
@@ -56,6 +57,24 @@ def print_links(lines: Iterable[str]) -> None:
     """Where to look at what was stored; see :mod:`clear_mlflow.store.ui_urls`."""
     for line in lines:
         click.echo(printable(line))
+
+
+def print_places(client: MlflowClient, run_ids: Sequence[str]) -> None:
+    """Where to look at one run; of several, at the experiment of the last one."""
+    from clear_mlflow.store.client import mlflow_errors
+    from clear_mlflow.store.ui_urls import experiment_links, run_links
+
+    if not run_ids:
+        return
+    with mlflow_errors(f"look at run {run_ids[-1]}"):
+        run = client.get_run(run_ids[-1])
+        if len(run_ids) == 1:
+            lines = run_links(client, run)
+        else:
+            lines = experiment_links(client, run.info.experiment_id)
+    with suppress(OSError):
+        click.echo()
+        print_links(lines)
 
 
 def print_scores(scores: Scores, out: Console) -> None:

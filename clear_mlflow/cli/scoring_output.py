@@ -36,6 +36,7 @@ class Summary:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.problems: list[ScoringResult] = []
+        self.last_runs: list[str] = []  # that hold scores: the last two
         self._first: list[_Ranked] = []
         self._only: ScoringResult | None = None  # with its scores, while it is the only one
         self._values = 0
@@ -48,6 +49,8 @@ class Summary:
     def add(self, verdict: ScoringResult) -> None:
         """Count a run."""
         self.counts[verdict.action] += 1
+        if verdict.action in ("scored", "unchanged"):
+            self.last_runs = [*self.last_runs[-1:], verdict.run_id]
         self._only = verdict if self.counts.total() == 1 else None
         light = verdict.without_scores()
         summary = {} if verdict.scores is None else verdict.scores.summary

@@ -28,6 +28,7 @@ def sync(folder: Path | None) -> None:
     nothing.
     """
     from clear_mlflow.cli.interrupt import stoppable
+    from clear_mlflow.cli.output import print_links
     from clear_mlflow.core.text import one_line
     from clear_mlflow.runs.sync import find_spools, sync_each
     from clear_mlflow.store.client import set_up_mlflow
@@ -37,11 +38,12 @@ def sync(folder: Path | None) -> None:
     if not folders:
         click.echo("nothing waits for a store")
         return
-    failed = 0
+    failed, links = 0, ()
     with stoppable() as received:
         try:
             for synced in sync_each(folders):
                 failed += not synced.done
+                links = synced.links or links
                 which = f"run {synced.run_id}" if synced.run_id else str(synced.folder)
                 line = one_line(f"{which}: {synced.sent} sent; {synced.detail}")
                 with suppress(OSError):
@@ -50,4 +52,6 @@ def sync(folder: Path | None) -> None:
             with suppress(OSError):
                 click.echo("error: stopped; what is left waits for the next sync", err=True)
             sys.exit(128 + received[0])
+    with suppress(OSError):
+        print_links(links)  # of the last one
     sys.exit(2 if failed else 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -116,6 +117,9 @@ class LoopRun:
         result = result_of_block(failure, self.run_id)
         closed = close(self._client, self.run_id, result, ours=not self._joined)
         self._scores = closed.scores
+        with suppress(OSError):  # whoever reads this may have gone
+            for line in closed.links:
+                print(printable(line), file=sys.stderr, flush=True)
         if closed.problem is not None and error is None:
             raise closed.problem
         if closed.problem is not None:  # the caller's own error must not lose its place

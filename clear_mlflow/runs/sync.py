@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -34,6 +35,7 @@ from clear_mlflow.scoring.scores import Scores, read_scores, write_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import is_abandoned, is_from_here
+from clear_mlflow.store.ui_urls import run_links
 
 _CREDENTIALS = (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN)
 _DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
@@ -61,6 +63,7 @@ class Synced:
     detail: str
     done: bool
     scores: Scores | None = None
+    links: tuple[str, ...] = ()  # lines that tell where to look at the run
 
 
 def find_spools(folder: Path | None) -> list[Path]:
@@ -131,7 +134,10 @@ def _sync_one(folder: Path, named: str | None) -> Synced:
             spool.close(remove=done)
     except ClearError as error:
         return Synced(folder, run_id, sent, str(error), done=False)
-    return Synced(folder, run_id, sent, told, done, scores)
+    links: tuple[str, ...] = ()
+    with suppress(ClearError), mlflow_errors(f"look at run {run_id}"):  # it is stored and closed
+        links = tuple(run_links(client, run))
+    return Synced(folder, run_id, sent, told, done, scores, links)
 
 
 def _close(client: MlflowClient, run: Run, end: End | None) -> tuple[Scores | None, str]:

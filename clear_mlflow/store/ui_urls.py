@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from urllib.parse import quote, urlsplit
-from urllib.request import url2pathname
+from urllib.request import url2pathname, urlopen
 
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run, ViewType
+from mlflow.environment_variables import MLFLOW_TRACKING_URI
 from mlflow.exceptions import MlflowException
 
+from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.credentials import masked
-from clear_mlflow.core.errors import RecordError, TrackingError
+from clear_mlflow.core.durable import write_durably
+from clear_mlflow.core.errors import DataError, RecordError, TrackingError
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
+from clear_mlflow.core.untrusted import MAX_ROW_BYTES, MAX_TAG_BYTES, json_object
 from clear_mlflow.store import names
-from clear_mlflow.store.client import is_server, mlflow_errors
+from clear_mlflow.store.client import absolute_store, is_server, mlflow_errors
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS, REPORT_HTML
 
 # MLflow keeps shared views in tags of the experiment, named by a key in the link (mlflow 3.17).
@@ -35,20 +42,92 @@ _COLUMNS = (
     "tags.`strategy`",
 )
 _LOCAL_UI = "http://127.0.0.1:5000"
+_ANSWER_SECONDS = 2.0  # of a server on this machine
 
 
 def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
     """Lines that tell how to see a run, and all runs of its experiment."""
-    uri = masked(client.tracking_uri)
-    base = server_address(client.tracking_uri) if is_server(uri) else _LOCAL_UI
-    experiment = f"{base}/#/experiments/{run.info.experiment_id}"
-    lines = [
-        f"run      {experiment}/runs/{run.info.run_id}?{_runs_view()}",
-        f"compare  {experiment}/runs?{_runs_view()}&compareRunsMode=CHART",
-    ]
-    if not is_server(uri):
-        lines.insert(0, f"start    mlflow ui --backend-store-uri {uri}")
+    return _links(client, run.info.experiment_id, run.info.run_id)
+
+
+def experiment_links(client: MlflowClient, experiment_id: str) -> Sequence[str]:
+    """Lines that tell how to see an experiment."""
+    return _links(client, experiment_id, None)
+
+
+def _links(client: MlflowClient, experiment_id: str, run_id: str | None) -> list[str]:
+    uri = client.tracking_uri
+    known = server_address(uri) if is_server(uri) else local_server(client)
+    experiment = f"{known or _LOCAL_UI}/#/experiments/{experiment_id}"
+    lines = [f"compare  {experiment}/runs?{_runs_view()}&compareRunsMode=CHART"]
+    if run_id is not None:
+        lines.insert(0, f"run      {experiment}/runs/{run_id}?{_runs_view()}")
+    if known is None:
+        lines[:0] = [
+            f"open     {_open_command(uri)} {run_id or experiment_id}",
+            f"start    mlflow ui --backend-store-uri {masked(uri)}",
+        ]
     return lines
+
+
+def _open_command(uri: str) -> str:
+    """What opens a run in whatever folder and shell it is typed."""
+    told = MLFLOW_TRACKING_URI.get() == uri or masked(uri) != uri  # credentials are not shown
+    return (
+        "clear-mlflow open" if told else f"MLFLOW_TRACKING_URI={shlex.quote(uri)} clear-mlflow open"
+    )
+
+
+def local_server(client: MlflowClient) -> str | None:
+    """Address of a server that ``clear-mlflow open`` runs over a store; None where none does.
+
+    One that stopped may have left its port to another: what answers there has to hold the same
+    experiment as the store does.
+    """
+    try:
+        address = _server_file(client.tracking_uri).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError, DataError):
+        return None
+    if not re.fullmatch(r"http://127\.0\.0\.1:[0-9]{1,5}", address):
+        return None
+    known = next(iter(client.search_experiments(max_results=1)), None)
+    if known is None:
+        return None
+    asked = f"{address}/api/2.0/mlflow/experiments/get?experiment_id={quote(known.experiment_id)}"
+    try:
+        with urlopen(asked, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
+            content = answer.read(MAX_ROW_BYTES)
+        found = json_object(content, MAX_ROW_BYTES).get("experiment")
+    except (OSError, HTTPException, RecordError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    there = (found.get("name"), found.get("creation_time"), found.get("artifact_location"))
+    is_same = there == (known.name, known.creation_time, known.artifact_location)
+    return address if is_same else None
+
+
+@contextmanager
+def announced_server(tracking_uri: str, address: str) -> Iterator[None]:
+    """Let other commands find a server over a store, as long as it runs."""
+    try:
+        file = _server_file(tracking_uri)
+        write_durably(file, address.encode())
+    except (OSError, DataError):  # no cache folder: nobody finds it
+        yield
+        return
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if file.read_text(encoding="utf-8") == address:
+                file.unlink()
+
+
+def _server_file(tracking_uri: str) -> Path:
+    """Where the address of a store's server is kept: named by the store, which it does not show."""
+    digest = hashlib.sha256(absolute_store(tracking_uri).encode()).hexdigest()[:32]
+    return default_cache_dir() / "servers" / digest
 
 
 def report_link(run: Run) -> str:

@@ -5,17 +5,27 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 from click.testing import CliRunner
 from stored_runs import stored_run
 
+import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
-from clear_mlflow.store.ui_urls import VIEW_TAG, page_of_target
+from clear_mlflow.store.ui_urls import (
+    VIEW_TAG,
+    announced_server,
+    local_server,
+    page_of_target,
+    run_links,
+)
 
 THEIRS = "mlflow.sharedViewState.0123abcd"
 
@@ -77,6 +87,66 @@ def test_what_is_not_there_is_told(store):
     assert "port is 'many'" in answer.output
 
 
+def test_a_server_of_another_store_is_not_taken_for_this_ones(store, experiment_id):
+    """Its port may have gone to somebody else since: what it holds tells."""
+    known = store.search_experiments(max_results=1)[0]
+    ours = {
+        "name": known.name,
+        "creation_time": known.creation_time,
+        "artifact_location": known.artifact_location,
+    }
+    for answer, is_found in (
+        ({"experiment": ours}, True),
+        ({"experiment": {**ours, "creation_time": 1}}, False),
+        ({"error": "no"}, False),
+        ([], False),
+    ):
+        with answering(json.dumps(answer).encode()) as address:
+            with announced_server(store.tracking_uri, address):
+                assert local_server(store) == (address if is_found else None)
+            assert local_server(store) is None
+    with announced_server(store.tracking_uri, address):  # nobody listens there any more
+        assert local_server(store) is None
+
+
+@contextmanager
+def answering(content):
+    """A server that gives the same answer to whatever it is asked."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_import_and_a_loop_of_ones_own_end_with_the_links(store, tmp_path, capfd):
+    """A run's own where there is one; of several runs, their experiment's."""
+    with clear_mlflow.track(buckets=2) as loop:
+        loop.log_row(1, accuracy=[0.5, 0.25])
+    told = capfd.readouterr().err
+    assert f"clear-mlflow open {loop.run_id}" in told
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text(
+            "0.5,0.25\n0.5,0.5\n" if name == "a.csv" else "0.9,0.2\n0.5,0.75\n"
+        )
+    for files, target in ((["a.csv"], None), (["a.csv", "b.csv"], "test")):
+        paths = [str(tmp_path / name) for name in files]
+        answer = CliRunner().invoke(main, ["import", *paths, "--again"])
+        assert answer.exit_code == 0, answer.output
+        assert "clear-mlflow open " in answer.output
+        assert ("run      http" in answer.output) == (target is None)
+        assert "compare  http" in answer.output
+
+
 def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment_id):
     """The printed address answers; Ctrl-C ends server and command."""
     run = stored_run(store, experiment_id)
@@ -87,6 +157,13 @@ def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment
         address = opened.stdout.readline().strip()
         assert address.endswith("/artifacts/report.html?workflowType=machine_learning")
         base = address.partition("/#")[0]
+        # Another open, and the links of every command, find it.
+        again = subprocess.run([*command[:4], "test", *command[5:]], capture_output=True, text=True)
+        assert again.returncode == 0, again.stderr
+        assert again.stdout.strip().startswith(f"{base}/#/experiments/{experiment_id}/runs?")
+        links = run_links(store, run)
+        assert [link.split()[0] for link in links] == ["run", "compare"]
+        assert all(link.split()[1].startswith(f"{base}/#/") for link in links)
         asked = f"{base}/get-artifact?path=report.html&run_uuid={run.info.run_id}"
         with urllib.request.urlopen(asked) as answer:
             assert b"<h1>" in answer.read()
@@ -94,6 +171,7 @@ def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment
         assert opened.wait(60) == 0
         with pytest.raises(OSError, match="refused"):
             urllib.request.urlopen(base)
+        assert run_links(store, run)[0] == f"open     clear-mlflow open {run.info.run_id}"
     finally:
         if opened.poll() is None:
             opened.kill()
