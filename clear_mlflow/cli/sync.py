@@ -38,7 +38,8 @@ def sync(folder: Path | None) -> None:
     if not folders:
         click.echo("nothing waits for a store")
         return
-    failed, links = 0, ()
+    failed = 0
+    links: tuple[str, ...] = ()
     with stoppable() as received:
         try:
             for synced in sync_each(folders):
