@@ -1,0 +1,120 @@
+"""Seconds and memory of the commands a user types: ``python benchmarks/start.py`` prints a table.
+
+Each is started as a user starts it, in an interpreter of its own, on a store and a cache that are
+there; the first training of the embedded dataset in an empty folder is a line of its own. The time
+to the first bucket is that from Enter to its line on the terminal. Memory is that of the largest of
+a command's processes, not their sum. ``--beside FOLDER`` does the same with the program of another
+checkout, in turn with this one's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parents[1]
+SHORT = ("--features", "pixels", "--epochs", "1")
+
+
+@dataclass
+class Measured:
+    """Of one command, one entry a turn."""
+
+    to_bucket: list[float] = field(default_factory=list)  # seconds; empty where it trains nothing
+    to_end: list[float] = field(default_factory=list)
+    megabytes: float = 0.0
+
+
+def main() -> None:
+    """Measure."""
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--turns", type=int, default=5)
+    options.add_argument("--beside", type=Path, help="another checkout")
+    asked = options.parse_args()
+    checkouts = {"here": HERE}
+    if asked.beside is not None:
+        checkouts = {"beside": asked.beside.resolve(), **checkouts}
+    print(
+        f"{os.cpu_count()} cores, Python {platform.python_version()}, medians of {asked.turns} "
+        f"turns; load average at the start: {os.getloadavg()[0]:.1f}.\n"
+    )
+    found: dict[str, dict[str, Measured]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for turn in range(asked.turns):
+            for name, checkout in checkouts.items():
+                at = Path(folder, f"{name}_{turn}")
+                at.mkdir()
+                one_turn(checkout, at, found.setdefault(name, {}))
+    print("| command | program | to the first bucket, s | to the end, s | largest process, MB |")
+    print("|---|---|---:|---:|---:|")
+    for command in next(iter(found.values())):
+        for name, measured in found.items():
+            of = measured[command]
+            bucket = f"{statistics.median(of.to_bucket):.1f}" if of.to_bucket else ""
+            end = f"{statistics.median(of.to_end):.2f}"
+            print(f"| {command} | {name} | {bucket} | {end} | {of.megabytes:.0f} |")
+    print(f"\nLoad average at the end: {os.getloadavg()[0]:.1f}.")
+
+
+def one_turn(checkout: Path, at: Path, found: dict[str, Measured]) -> None:
+    """All commands once, in an empty folder."""
+
+    def measure(named: str, *arguments: str) -> None:
+        run(checkout, at, arguments, found.setdefault(named, Measured()))
+
+    measure("`--help`", "--help")
+    measure("`train`, for the first time", "train", "--tag", "which=images")
+    measure("`train`, again", "train", "--seed", "1", "--tag", "which=images")
+    measure("`train --features pixels --epochs 1`", "train", *SHORT)
+    grid = {"fixed": {"features": "pixels", "epochs": "1"}}
+    for runs in (1, 9):
+        seeds = {"strategy": ["naive"], "seed": list(range(10 * runs, 11 * runs))}
+        path = at / f"grid_{runs}.yaml"
+        path.write_text(json.dumps({**grid, "grid": seeds}))  # JSON is YAML
+        measure(f"`sweep` of {runs} such", "sweep", "--grid", str(path))
+    measure("`evaluate` of all, nothing to do", "evaluate")
+    measure("`compare` of two", "compare", "--filter", "tags.which = 'images'")
+
+
+def run(checkout: Path, at: Path, arguments: tuple[str, ...], into: Measured) -> None:
+    """One command, to its end."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(checkout),
+        "CLEAR_MLFLOW_CACHE": str(at / "cache"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{at / 'mlflow.db'}",
+    }
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clear_mlflow", *arguments],
+        cwd=at,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        if line.startswith("bucket 1/"):
+            into.to_bucket.append(time.perf_counter() - begin)
+        said.append(line)
+    _, status, usage = os.wait4(process.pid, 0)
+    into.to_end.append(time.perf_counter() - begin)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(arguments)} ended with {process.returncode}:\n{''.join(said)}")
+    into.megabytes = max(into.megabytes, usage.ru_maxrss / 1024)
+
+
+if __name__ == "__main__":
+    main()
