@@ -12,12 +12,13 @@ SQLite flushes what it commits: a database is taken as it is at that moment.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,8 +45,10 @@ class Recorder:
     def __init__(self, folders, database, note):
         self.disks: list[Disk] = []
         self._folders, self._database, self._note = folders, database, note
-        self._flushed: dict[int, bytes] = {}  # inode to content
-        self._named: dict[Path, int] = {}  # path to inode, as far as the names are on the disk
+        self._ids: dict[int, int] = {}  # inode to file: a removed one's inode is given out again
+        self._next = itertools.count()
+        self._flushed: dict[int, bytes] = {}  # file to content
+        self._named: dict[Path, int] = {}  # path to file, as far as the names are on the disk
         self._lock = threading.RLock()
 
     def before(self, what):
@@ -78,9 +81,23 @@ class Recorder:
                         self._named[by_node[node]] = node
                 self._named |= {at: node for at, node in there.items() if at.parent == path}
             else:
-                node = os.fstat(descriptor).st_ino
+                node = self._id(os.fstat(descriptor))
                 self._flushed[node] = path.read_bytes()
                 self._named[path] = node
+
+    @contextmanager
+    def removing(self, path):
+        """What lies there now goes in this block, or has another name, too."""
+        with self._lock:
+            with suppress(FileNotFoundError):
+                if (there := Path(path).lstat()).st_nlink == 1:
+                    self._ids.pop(there.st_ino, None)
+            yield
+
+    def _id(self, status):
+        if status.st_ino not in self._ids:
+            self._ids[status.st_ino] = next(self._next)
+        return self._ids[status.st_ino]
 
     def _files(self):
         found = {}
@@ -89,7 +106,7 @@ class Recorder:
                 for name in names:
                     path = Path(above, name)
                     try:
-                        found[path] = path.stat().st_ino
+                        found[path] = self._id(path.stat())
                     except FileNotFoundError:  # removed by another thread just now
                         continue
         return found
@@ -107,7 +124,10 @@ def recorded(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
         def function(*arguments, **options):
             if any(str(folder) in str(arguments[0]) for folder in folders):
                 recorder.before(f"{name} {arguments[0]}")
-            return real(*arguments, **options)
+            if name == "link":
+                return real(*arguments, **options)
+            with recorder.removing(_removed(arguments, options)):
+                return real(*arguments, **options)
 
         return function
 
@@ -122,6 +142,12 @@ def recorded(monkeypatch, folders, database, note) -> Iterator[list[Disk]]:
             patch.setattr(os, name, noting(name))
         yield recorder.disks
         recorder.before("the end")
+
+
+def _removed(arguments, options):
+    """What a renaming replaces, or a removal removes; that may be named within a folder."""
+    folder = options.get("dir_fd")
+    return arguments[-1] if folder is None else _path_of(folder) / arguments[-1]
 
 
 def _path_of(descriptor):
