@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import importlib
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
@@ -161,6 +162,14 @@ class TrainingRun(TrackedRun):
             self._rows = rows_before(self._resumed)
             # Now that nobody else adds to them.
             self._curve.there = stored_steps(self.client, run)
+
+    def _load_drawing(self) -> None:
+        """What stored models are made by, too, where there will be any."""
+        try:
+            if self.config.log_models != NONE:
+                importlib.import_module("mlflow.pyfunc")
+        finally:
+            super()._load_drawing()
 
     def _written_at(self, row: AccuracyRow) -> str:
         """Of a row whose metrics were stored and that itself was not: the time that they carry."""

@@ -239,3 +239,20 @@ def test_weights_that_do_not_say_what_they_are_of(store, run):
     verdict = score_again(store, run)
     assert verdict.is_problem
     assert "after_001.safetensors is no file of weights" in verdict.detail
+
+
+def test_what_models_are_stored_by_is_loaded_beside_the_first_bucket(store):
+    """Packages that are replaced while it trains keep no model back; without models, nothing is."""
+    script = """
+import sys
+from mlflow import MlflowClient
+from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.runs.training_run import TrainingRun
+
+for kept in ("none", "last"):
+    config = TrainConfig.resolve({"log_models": kept})
+    TrainingRun(MlflowClient(), "a run", config, {})._load_drawing()
+    print("mlflow.pyfunc" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout.split() == ["False", "True"], done.stderr
