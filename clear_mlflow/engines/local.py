@@ -148,8 +148,6 @@ class LocalEngine:
             usable = usable_cores()
             cores = min(psutil.cpu_count(logical=False) or usable, usable)
             environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // self._jobs)))
-            # The others of them want the cores that a waiting thread would keep busy.
-            environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         return environment
 
 

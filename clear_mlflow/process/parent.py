@@ -38,24 +38,20 @@ _GRACE_SECONDS = 10.0
 _MEANWHILE = ("curve", "test")
 # How a user says what OpenMP's threads do while they wait; then it is not ours to choose.
 _WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-# Looked at before torch is loaded, since OpenMP reads its settings once.
-_LOOK_SECONDS = 0.1
+# Rounds of a loop, some microseconds: benchmarks/README.md has what others cost.
+_SPIN_COUNT = "3000"
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment, in which on a busy machine threads sleep while they wait.
+    """This process's environment, in which threads that wait spin for a moment and then sleep.
 
-    By default they spin, which is fastest where each has a core to itself (1.7 times, for a small
-    network on two cores). Where others want these cores, a thread that spins keeps the one that it
-    waits for from running: the same training then took 10 times as long, and up to 100 times.
+    By default they spin for long, which is fastest where each has a core to itself. Where others
+    want these cores, now or in an hour, a thread that spins keeps the one that it waits for from
+    running: the same training took 10 times as long, and up to 100 times.
     """
-    import psutil  # here: who trains nothing may lack it
-
     environment = dict(os.environ)
-    cores = psutil.cpu_count() or 1
-    busy_cores = psutil.cpu_percent(_LOOK_SECONDS) / 100 * cores
-    if busy_cores > 0.5 and not any(name in environment for name in _WAIT_VARIABLES):
-        environment["OMP_WAIT_POLICY"] = "PASSIVE"
+    if not any(name in environment for name in _WAIT_VARIABLES):
+        environment["GOMP_SPINCOUNT"] = _SPIN_COUNT
     return environment
 
 
