@@ -13,14 +13,14 @@ import click
 from clear_mlflow.cli.terminal import console, tables
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import one_line, printable
-from clear_mlflow.runs.lifecycle import RunResult
-from clear_mlflow.scoring.scores import Scores
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from clear_mlflow.comparison import Comparison
+    from clear_mlflow.runs.lifecycle import RunResult
+    from clear_mlflow.scoring.scores import Scores
     from clear_mlflow.store.client import MlflowClient
 
 
