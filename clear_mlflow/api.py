@@ -145,7 +145,7 @@ def train(
         ConfigError: a parameter has a value that it cannot have.
         DataError: the dataset is missing or damaged.
         TrackingError: MLflow cannot keep the run.
-        TrainingError: training cannot go on; the rows so far are stored and scored.
+        TrainingError: training cannot continue; the rows so far are stored and scored.
     """
     asked = _asked(locals())
     config = TrainConfig.resolve(asked)
@@ -205,9 +205,9 @@ def train_ensemble(
     seeds: str | Sequence[int] = "none",
     device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> dict[int, TrainedRun]:
-    """Train runs that differ in their seed alone together, each tracked as a run of its own.
+    """Train runs together that differ only in their seed, each tracked as its own run.
 
-    They stand below one run in MLflow, which holds the means of their metrics: the active run,
+    They are nested below one run in MLflow, which holds the means of their metrics: the active run,
     which is left open, or one that is opened and closed. The parameters are those of
     :func:`train`, and ``seeds=[0, 1, 2]``.
 
@@ -288,7 +288,7 @@ def train_ensemble(
         ConfigError: a parameter has a value that it cannot have, or there are no ``seeds``.
         DataError: the dataset or its features are missing or damaged.
         TrackingError: MLflow cannot keep the runs.
-        TrainingError: training cannot go on; the rows so far are stored and scored.
+        TrainingError: training cannot continue; the rows so far are stored and scored.
     """
     asked = _asked(locals())
     config = TrainConfig.resolve(asked)
@@ -352,7 +352,8 @@ def track(
         test_ids: for each bucket, the name of each test image.
         evaluation_set: in place of both, a :class:`~clear_mlflow.core.predictions.EvaluationSet`.
         run_name: of a run that is opened.
-        metrics: families of metrics to log, as ["clear", "gem"]; docs/metrics.md lists them.
+        metrics: families of metrics to log, for example ["clear", "gem"]; docs/metrics.md lists
+            them.
 
     Returns:
         A context manager; entering it gives itself.

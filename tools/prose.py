@@ -1,14 +1,18 @@
 """The prose of README and docs: proselint's checks, and a list of words of ours.
 
 ``python tools/prose.py`` names each finding, as file, line and column, and ends with exit code 1.
-Code, in blocks and in lines, is left out, and so are the names of tests. proselint is pure Python
-and needs no download; Vale's package on PyPI fetches a program when it runs.
+Code, in blocks and in lines, is left out, and so are the names of tests. The package's docstrings
+and comments are held to the list of words. proselint is pure Python and needs no download; Vale's
+package on PyPI fetches a program when it runs.
 """
 
 from __future__ import annotations
 
+import ast
+import io
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +28,7 @@ PAGES = [
     ROOT / "examples" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
+MODULES = sorted((ROOT / "clear_mlflow").rglob("*.py"))
 
 # A phrase, as a regular expression, and what to write.
 WORDS = {
@@ -64,6 +69,7 @@ CHECKS = {
     "weasel_words": True,
 }
 _CODE = re.compile(r"^( *)```.*?^\1```$|`[^`\n]+`|\]\([^)\n]*\)|^    .*$|<!--.*?-->", re.S | re.M)
+_NAMES = re.compile(r"``[^`]*``|:[a-z]+:`[^`]*`|`[^`]*`|>>> .*|^ +\w+:", re.M)
 _EXAMPLE = re.compile(r", as `")
 
 
@@ -88,6 +94,30 @@ def findings(path: Path) -> Iterator[str]:
         yield f"{where}:{line - 1}:{column} {result.check_result.message}"
 
 
+def findings_in_code(path: Path) -> Iterator[str]:
+    """What is wrong with the docstrings and comments of a module, a line each."""
+    where = path.relative_to(ROOT)
+    for first, text in _texts(path.read_text(encoding="utf-8")):
+        prose = _NAMES.sub(lambda found: re.sub(r"[^\n]", "#", found[0]), text)
+        for pattern, better in WORDS.items():
+            for found in re.finditer(rf"\b(?:{pattern})", prose):
+                line = first + text.count("\n", 0, found.start())
+                yield f"{where}:{line} {found[0]!r}: {better}"
+
+
+def _texts(source: str) -> Iterator[tuple[int, str]]:
+    """Each docstring and comment, with its first line."""
+    for node in ast.walk(ast.parse(source)):
+        if (
+            isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+            and ast.get_docstring(node) is not None
+        ):
+            yield node.body[0].lineno, ast.get_source_segment(source, node.body[0]) or ""
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string
+
+
 def _place(where: Path, text: str, at: int) -> str:
     line = text.count("\n", 0, at) + 1
     return f"{where}:{line}:{at - text.rfind(chr(10), 0, at)}"
@@ -104,6 +134,7 @@ def main() -> int:
     """Print every finding of every page."""
     register()
     found = [line for page in PAGES for line in findings(page)]
+    found += [line for module in MODULES for line in findings_in_code(module)]
     print("\n".join(found), end="\n" if found else "")
     return 1 if found else 0
 

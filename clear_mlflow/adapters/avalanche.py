@@ -39,7 +39,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         self._metric = metric
         self._trained: int | None = None  # experiences so far; None: nothing has happened yet
         self._within = False  # an experience is being trained
-        self._cells: dict[int, float] = {}  # of the evaluation that goes on
+        self._cells: dict[int, float] = {}  # of the evaluation that runs now
         self._row: dict[int, float] = {}  # of evaluations since the last training
         self._sizes: tuple[int, ...] = ()
         self._num_train = 0  # experiences of the stream that is trained on; 0: not known yet

@@ -32,7 +32,7 @@ class MLflowAccuracyMatrix(Adapter, Callback):
         Adapter.__init__(self, options)
         self._metric = metric
         self._buckets = None if buckets is None else tuple(buckets)
-        self.trained = 0  # buckets; to be set where a loop goes on from a checkpoint
+        self.trained = 0  # buckets; set it where a loop continues from a checkpoint
 
     def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
         """One bucket more is trained."""

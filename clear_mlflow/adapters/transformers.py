@@ -33,7 +33,7 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         self._cells: dict[str, float] = {}  # of the row that is being measured
         self._sizes: dict[str, int] = {}  # test images per bucket, where they are known
         self._trains = False
-        self.trained = 0  # buckets; to be set where a loop goes on from a checkpoint
+        self.trained = 0  # buckets; set it where a loop continues from a checkpoint
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """What was measured before this bucket is a row, whether whole or not."""
@@ -56,7 +56,7 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
     ) -> None:
         """A cell is measured; with the last one, a row."""
         found = metrics or {}
-        # The Trainer's own name for what it always tells of a test set.
+        # The Trainer reports the runtime of each test set, always under this name.
         key = next((key for key in self._buckets if f"eval_{key}_runtime" in found), None)
         if key is None or self._trains or not state.is_world_process_zero:
             return

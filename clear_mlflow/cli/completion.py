@@ -1,4 +1,4 @@
-"""What a shell offers for a training parameter; docs/reference.md tells how to switch it on."""
+"""What a shell offers for a training parameter; docs/reference.md says how to switch it on."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Options that several commands take: each is declared here, and read here, once.
 
-A command takes a family of them by one decorator; its parameters have the names that the
-decorator's docstring tells.
+One decorator gives a family of them to a command; the command's parameters have the names that
+the decorator's docstring lists.
 """
 
 from __future__ import annotations

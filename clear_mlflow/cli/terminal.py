@@ -25,9 +25,9 @@ def console() -> Console:
 
 @contextmanager
 def tables() -> Iterator[None]:
-    """Within it tables are printed; one line stands in for them where rich is not installed.
+    """Print tables inside this context; one line replaces them where rich is not installed.
 
-    A tracking server's machine may hold this package beside MLflow alone, and MLflow does not bring
+    A tracking server's machine may have only this package and MLflow, and MLflow does not bring
     rich. Nothing else that a command does needs it.
     """
     try:

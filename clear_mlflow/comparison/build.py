@@ -129,7 +129,7 @@ class Comparison(Arrangement):
     across: AcrossDatasets | None  # None: one dataset, or no two methods on all of them
     cells: Mapping[tuple[int, int], NDArray[np.float64]]  # (T + 1, T) adjusted p of McNemar
     unlike: frozenset[tuple[int, int]]  # pairs whose predictions are of different images
-    # What a single run's test images say of its metrics; of groups without seeds to tell.
+    # What a single run's test images say of its metrics; for groups that have only one result.
     image_intervals: Mapping[int, Mapping[str, Interval]]
     warnings: tuple[str, ...]
 

@@ -176,7 +176,7 @@ def group_runs(
 
 
 def _joins(run: RowlessRun, by: Sequence[str], labels: Sequence[str], setting: Setting) -> bool:
-    """Whether a run without rows is of a group, as far as its labels tell."""
+    """Whether a run without rows is of a group, as far as its labels show."""
     tested = {"dataset": setting.dataset, "protocol": setting.protocol}
     return bool(by) and all(
         [

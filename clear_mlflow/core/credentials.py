@@ -64,7 +64,7 @@ def _without_secrets(scheme: str, rest: str) -> str:
 
 
 def _secrets(address: str) -> set[str]:
-    """Pieces of an address that let somebody in, as written and decoded."""
+    """Parts of an address that give access, as written and decoded."""
     scheme, _, rest = address.partition("://")
     found: set[str] = set()
     if not _is_of_a_file(scheme, rest):

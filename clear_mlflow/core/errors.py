@@ -38,7 +38,7 @@ class TrackingError(ClearError):
 
 
 class TrainingError(ClearError):
-    """Training cannot go on: the model's loss is no longer a number, for example."""
+    """Training cannot continue: the model's loss is no longer a number, for example."""
 
 
 class DivergedError(TrainingError):

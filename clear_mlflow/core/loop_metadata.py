@@ -1,4 +1,4 @@
-"""What a loop of somebody's own says of itself, checked and in one form, before MLflow sees it."""
+"""What a user's own loop says of itself, checked and in one form, before MLflow sees it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def evaluation_set_of(
     """The test images of all buckets, known by their names instead of their files.
 
     Two runs with the same keys, names, labels and classes were tested on the same images, as far
-    as anyone can tell; so names should be those of the data, where it has any, and not positions.
+    as the package can see. So give the data's own names, where it has any, and not positions.
 
     Args:
         buckets: keys, in stream order.

@@ -1,8 +1,8 @@
-"""The stored form of a row: one JSON file each, and the run that a set of them tells of.
+"""The stored form of a row: one JSON file each, and the run that a set of them describes.
 
-Rows are read back from places that anyone may have written to: whatever is wrong with a file ends
-in a RecordError of one line that names it. docs/record-format.md is the same format for writers of
-other programs.
+Anyone may have written to the places that rows are read from: anything wrong with a file raises a
+RecordError of one line that names it. docs/record-format.md describes the same format for authors
+of other programs.
 """
 
 from __future__ import annotations
@@ -321,7 +321,7 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
     dataset = _members("dataset", _field(document, "dataset"), ("name", "digest"))
     known: tuple[str, ...] = (*_KNOWN_FIELDS, "accuracy")
     split = TEST
-    if _minor(schema["version"]) >= 2:  # before, a field of this name was somebody else's
+    if _minor(schema["version"]) >= 2:  # before, a field of this name was another program's
         known, split = (*known, "split"), document.get("split", TEST)
     return RowRecord(
         row=row,

@@ -28,7 +28,7 @@ MAX_CONFIG_BYTES: Final = _MIB
 MAX_MANIFEST_BYTES: Final = _MIB
 MAX_CLASS_LIST_BYTES: Final = _MIB
 MAX_TAG_BYTES: Final = 64 * _KIB
-# A matrix of eight hundred buckets, in full digits; logs tell of every epoch, too.
+# A matrix of eight hundred buckets, in full digits; logs contain every epoch, too.
 MAX_RESULTS_BYTES: Final = 16 * _MIB
 MAX_LOG_BYTES: Final = 64 * _MIB
 # A hundred contexts tested a hundred times take 90 kB.

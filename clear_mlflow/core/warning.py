@@ -1,4 +1,4 @@
-"""What a person should know now, while training goes on."""
+"""What a person should know now, while training continues."""
 
 from __future__ import annotations
 

@@ -159,8 +159,8 @@ def check_place(
 ) -> None:
     """Make sure that images' folder does not contradict the bucket and class they are listed under.
 
-    Images lie at ``labeled_images/<bucket>/<class>/<id>.jpg``. A list that was mixed up would put
-    them into a wrong bucket in silence, were that redundancy not used.
+    Images lie at ``labeled_images/<bucket>/<class>/<id>.jpg``. Without this check, a list that
+    was mixed up would put them into a wrong bucket silently.
 
     Args:
         folder: of the images.
@@ -172,7 +172,7 @@ def check_place(
         named_in: the list.
 
     Raises:
-        DataError: the folder tells another bucket or another class.
+        DataError: the folder names another bucket or another class.
     """
     _, bucket_folder, class_folder, *_ = (*folder.relative_to(base).parts, "", "")
     is_key = _BUCKET_KEY.fullmatch(bucket_folder)

@@ -2,9 +2,9 @@
 
 The last 32 bytes of such a file are its seal: SHA-256 over what the file is of, and over the
 SHA-256 of each 8 MiB before it. A file that was changed since, by a failing disk or by a program,
-or that is of something else, does not have its own seal. Against somebody who makes a seal to go
-with other content stands whose file it is: only the user's own and root's count, where nobody else
-may write.
+or that is of something else, does not have its own seal. Another user could make a seal that fits
+other content. So a file counts only if it belongs to the user or to root, and nobody else may write
+to it.
 
 Unlike BLAKE2, SHA-256 has instructions of its own in most processors: twice the speed.
 """
@@ -127,7 +127,7 @@ class SealedFiles:
 
 
 def refuse_others(status: os.stat_result) -> None:
-    """Refuse a file that somebody else could have written to.
+    """Refuse a file that another user could have written to.
 
     Raises:
         ForeignFileError: it is neither the user's nor root's.

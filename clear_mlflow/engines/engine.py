@@ -28,7 +28,7 @@ class Ended:
 
 
 class Engine(Protocol):
-    """Trains tasks, several at a time. To be entered; at the exit nothing of it goes on."""
+    """Trains tasks, several at a time. It is a context; nothing of it runs after the exit."""
 
     def __enter__(self) -> Engine:
         """Start it; raises ConfigError where it cannot run here."""

@@ -89,7 +89,7 @@ class RayCluster:
             ray.shutdown()
 
     def nodes(self) -> list[Mapping[str, Any]]:
-        """The machines that are up, as Ray tells of them."""
+        """The machines that are up, as Ray reports them."""
         import ray
 
         return [node for node in ray.nodes() if node.get("Alive")]
@@ -194,7 +194,7 @@ def refuse_far_file(tracking_uri: str, nodes: Iterable[Mapping[str, Any]], here:
 
     Args:
         tracking_uri: of the store.
-        nodes: of the cluster, as ``ray.nodes()`` tells of them.
+        nodes: of the cluster, as ``ray.nodes()`` reports them.
         here: id of the node that this process is on.
     """
     if urlsplit(tracking_uri).scheme not in ("sqlite", "file", ""):

@@ -43,7 +43,7 @@ def evaluated_on_ray(
         cluster: entered already.
         evaluation: how; its ``jobs`` are batches at a time.
         client: the store.
-        runs: listed here, by the one who asks; taken as there is room.
+        runs: listed here, in the caller's process; taken as there is room.
 
     Raises:
         ConfigError: the workers cannot reach the store.

@@ -273,7 +273,7 @@ def _labels(stored: StoredMatrix) -> dict[str, str]:
             if not name.startswith(("mlflow.", "clear_mlflow."))
         },
     }
-    # What a run really used goes before what was asked for, which may be "auto".
+    # What a run really used overrides what was asked for, which may be "auto".
     labels |= {
         name.removeprefix("used/"): text
         for name, text in stored.params.items()
@@ -331,7 +331,7 @@ def write_comparison(
         experiment_id: where the run is opened.
         run_id: a run that is there for it already; it is left open.
         params: how the comparison was asked for.
-        grids: files of sweeps that go on from here, by their artifact's name.
+        grids: files of sweeps that continue from here, by their artifact's name.
 
     Returns:
         The run, as it is then.

@@ -33,7 +33,7 @@ _LONGEST_NAME = 150
 
 @dataclass(frozen=True, kw_only=True)
 class ImportMetadata:
-    """What a person says of the runs that are imported; it goes before what a file says."""
+    """What a person says of the runs that are imported; it overrides what a file says."""
 
     dataset: str | None = None
     strategy: str | None = None

@@ -51,7 +51,7 @@ class ScoringResult:
     action: str  # "scored", "unchanged", "skipped" or "failed"
     detail: str  # what was written, or why nothing was
     scores: Scores | None = None
-    is_problem: bool = False  # somebody should look at this run
+    is_problem: bool = False  # you should look at this run
     is_partial: bool = False  # rows are missing, at the end or in between
     undefined: tuple[str, ...] = ()  # a user's own metrics that have no value, and did not fail
 

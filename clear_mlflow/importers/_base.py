@@ -20,7 +20,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 
 NAN: Final = math.nan
-_HEAD = 4096  # bytes that are looked at to tell one format from another
+_HEAD = 4096  # bytes that are looked at to recognise the format
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Source:
 
     @cached_property
     def head(self) -> str:
-        """How the file begins, to tell its format; what is no UTF-8 is replaced."""
+        """The beginning of the file, to recognise its format; what is no UTF-8 is replaced."""
         return self.content[:_HEAD].decode("utf-8", "replace").removeprefix("\ufeff")
 
     @cached_property
@@ -91,15 +91,15 @@ class Source:
 
 @dataclass(frozen=True)
 class Parsed:
-    """One run's accuracies as a file tells them, in the file's own scale.
+    """One run's accuracies as a file contains them, in the file's own scale.
 
     Args:
         rows: (k, T), a row per bucket trained through; NaN = not measured.
         initial: (T,), the untrained model, where the format knows that row.
-        num_instances: (T,), test images per bucket, where the file tells.
-        buckets: (T,), keys, where the file tells.
-        facts: what else the file tells: ``strategy``, ``dataset``, ``model``, ``seed``.
-        label: which of several runs in the file this is; empty where there is but one.
+        num_instances: (T,), test images per bucket, where the file contains them.
+        buckets: (T,), keys, where the file names them.
+        facts: what else the file says: ``strategy``, ``dataset``, ``model``, ``seed``.
+        label: which of several runs in the file this is; empty where there is only one.
         part: the bytes of the file that are this run; None = the whole file.
     """
 
@@ -123,7 +123,7 @@ class Format:
         parse: gives the runs in a file; raises RecordError alone.
         scale: ``fraction`` or ``percent`` where the format itself says so; None = any.
         zeros_are_untested: whether zeros above the diagonal mean that nothing was tested there.
-        has_initial: whether the format itself tells which row is the untrained model's.
+        has_initial: whether the format itself says which row is the untrained model's.
         is_general: a format that many programs write; it is tried after those of one program.
         passes_over: why a file of this program, found in a folder, is no matrix to import. It is
             given the file's name and the names of all files in the folder; None = it is one.
@@ -156,8 +156,8 @@ class Imported:
     """One run, read from a file."""
 
     matrix: AccuracyMatrix
-    facts: Mapping[str, str]  # "strategy", "dataset", "model", "seed" where the file tells
-    label: str  # which of several runs in the file it is; empty where there is but one
+    facts: Mapping[str, str]  # "strategy", "dataset", "model", "seed" where the file names them
+    label: str  # which of several runs in the file it is; empty where there is only one
     digest: str  # of the bytes that it was read from: "sha256:..."
 
 

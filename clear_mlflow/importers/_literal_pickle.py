@@ -1,8 +1,8 @@
 """Lists, dictionaries, texts and numbers out of a pickle's bytes, without unpickling it.
 
-``pickle`` runs what a file tells it to. Here the file's opcodes are only listed, by
-``pickletools.genops``, and the few that build plain values are followed; one that names a class or
-a function, or calls anything, is refused.
+``pickle`` runs any function that a file names. This module only lists the file's opcodes, with
+``pickletools.genops``, and follows the few that build plain values; it refuses an opcode that names
+a class or a function, or calls anything.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def looks_like_pickle(content: bytes) -> bool:
 
 
 def read_literals(content: bytes) -> Any:
-    """The plain value that a pickle tells of.
+    """The plain value that a pickle contains.
 
     Raises:
         RecordError: it is damaged, or holds anything but lists, dictionaries, texts and numbers.

@@ -50,7 +50,7 @@ def _parse(source: Source) -> list[Parsed]:
 
 
 def _tests_of(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The tests that one dictionary tells of, as one dictionary each."""
+    """The tests that one dictionary contains, as one dictionary each."""
     values = {key: value for key, value in document.items() if METRIC.fullmatch(key)}
     if not values:
         raise RecordError(f"holds no key as {SIGN}test_stream/Task000/Exp000")

@@ -95,7 +95,7 @@ def _members(content: bytes) -> dict[str, NDArray[np.generic]]:
 
 
 def _read(content: bytes) -> NDArray[np.generic]:
-    """One array, after its header was found to tell of one that may be read."""
+    """One array, after a check that its header describes one that may be read."""
     file = io.BytesIO(content)
     try:
         version = npy.read_magic(file)

@@ -30,7 +30,7 @@ def leave_outcome(client: MlflowClient, run_id: str, end: End, folder: Path | No
         client: the store that is away.
         run_id: of the run that stays open there.
         end: what ``clear-mlflow sync`` will close it with.
-        folder: the run's spool, where something of it waits in one.
+        folder: the run's journal, where something of it waits in one.
 
     Returns:
         What to do about it, for people; empty where no disk takes it.

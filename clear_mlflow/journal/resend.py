@@ -22,12 +22,12 @@ from clear_mlflow.store.rows import is_same_row, parse_rows, read_row_files
 
 
 def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry]:
-    """Send what waits, in order; what the store has is forgotten, and given.
+    """Send what waits, in order; each entry that the store has taken is removed, and yielded.
 
     Args:
         client: the store.
         run: that the journal is of.
-        spool: the journal, which nobody vouches for.
+        spool: the journal; nothing in it is trusted, since anyone may have written it.
 
     Raises:
         RecordError: a row is damaged, or contradicts the one that is there.
@@ -94,7 +94,7 @@ def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[
     if folder != ROWS_FOLDER or row_index(name) is None:
         return {}
     row = {name: entry.file.read_bytes()}
-    assemble(parse_rows(row))  # a file that was renamed is told
+    assemble(parse_rows(row))  # a file that was renamed is refused
     if name not in there:
         return row
     try:

@@ -1,7 +1,8 @@
 """What was measured, on its way to the store: on local disk first, then sent from one thread.
 
-While the store is well, whoever puts a file waits until the store has it. When it is away, training
-goes on: all that is measured waits on the disk, and is sent in order when the store is back.
+While the store is well, the caller that puts a file waits until the store has it. When the store is
+away, training continues: all that is measured waits on the disk, and is sent in order when the
+store is back.
 """
 
 from __future__ import annotations

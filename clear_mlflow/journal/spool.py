@@ -1,15 +1,15 @@
 """A journal on local disk of what was measured, in order, until the store has taken it.
 
-One folder a run, one numbered folder an entry, in which the file lies under the path that it has
-among the run's artifacts::
+Each run has a folder, and each entry has a numbered folder in it. The file of an entry is under the
+path that it has among the run's artifacts. ``unsent/RUN_ID`` contains, for example:
 
-    unsent/RUN_ID/spool.json                                   which run, of which store
-                 /00000001-file/accuracy_matrix/rows/row_000.json
-                 /00000002-metrics/metrics.json
-                 /end.json                                     how the training ended
+- ``spool.json``: which run, of which store
+- ``00000001-file/accuracy_matrix/rows/row_000.json``
+- ``00000002-metrics/metrics.json``
+- ``end.json``: how the training ended
 
 An entry is there as a whole or not at all, and is on the disk before :meth:`Spool.put` returns. It
-is removed when the store has it. A spool may come from anywhere: nothing in one is trusted.
+is removed when the store has it. A journal may come from anywhere: nothing in one is trusted.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class End:
 
 @dataclass(frozen=True)
 class Origin:
-    """Which run a spool is of, and of which store.
+    """Which run a journal is of, and of which store.
 
     Args:
         run_id: of the run.
@@ -237,7 +237,7 @@ class Spool:
         write_durably(self.folder / END_JSON, json.dumps(told, indent=1).encode())
 
     def end(self) -> End | None:
-        """How the training ended; None where its process did not live to tell.
+        """How the training ended; None where its process did not write it down.
 
         Raises:
             TrackingError: the file is damaged.
@@ -280,24 +280,24 @@ class Spool:
 
 
 def default_root() -> Path:
-    """Where spools lie, unless that cannot be written: in the cache folder, which survives."""
+    """Where journals are, if it can be written: in the cache folder, which survives."""
     return default_cache_dir() / "unsent"
 
 
 def working_root() -> Path:
-    """Where they lie instead, in the working folder."""
+    """Where journals are instead: in the working folder."""
     return Path("unsent_rows").absolute()
 
 
 def places(run_id: str) -> Iterator[Callable[[], Path]]:
-    """Folders for a run's spool, the best first; the last is a fresh temporary one."""
+    """Folders for a run's journal, the best first; the last is a fresh temporary one."""
     yield lambda: default_root() / run_id
     yield lambda: working_root() / run_id
     yield lambda: Path(tempfile.mkdtemp(prefix=f"unsent_rows_{run_id}_"))
 
 
 def left_spools(run_id: str | None = None) -> list[Path]:
-    """Spools that lie where they lie by default, of all runs or of one."""
+    """Journals in the default places, of all runs or of one."""
     found = []
     for root in (default_root, working_root):
         with suppress(OSError, ClearError):
@@ -310,10 +310,10 @@ def left_spools(run_id: str | None = None) -> list[Path]:
 
 
 def read_origin(folder: Path) -> Origin:
-    """Which run a folder is the spool of.
+    """Which run a folder is the journal of, and of which store.
 
     Raises:
-        TrackingError: it is no spool, or one of a newer format.
+        TrackingError: it is no journal, or one of a newer format.
     """
     file = folder / SPOOL_JSON
     told = _described(file)

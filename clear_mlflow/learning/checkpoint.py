@@ -49,7 +49,7 @@ Node = Any  # a JSON value that _Reader understands
 class Snapshot:
     """What :func:`capture` found.
 
-    Its tensors may be the training's own: write them out before it goes on.
+    Its tensors may be the training's own: write them out before it continues.
     """
 
     tensors: Mapping[str, Tensor]
@@ -58,7 +58,7 @@ class Snapshot:
 
 @dataclass(frozen=True, eq=False)
 class SavedTraining:
-    """What a file holds: the row that was measured last, and what training goes on from.
+    """What a file holds: the row that was measured last, and what training resumes from.
 
     Args:
         row: what was measured.
@@ -79,11 +79,11 @@ class SavedTraining:
 
 
 def capture(model: nn.Module, strategy: Strategy, descent: GradientDescent) -> Snapshot:
-    """Take down all that decides how a training goes on.
+    """Capture everything that decides how a training continues.
 
     That is the model, the strategy's attributes, the optimiser where it is kept from bucket to
     bucket, and the process-wide generators of random numbers; and the number of steps so far, at
-    which the curve goes on.
+    which the curve continues.
 
     Raises:
         StateError: the strategy keeps something that cannot be written down.
@@ -111,7 +111,7 @@ def capture(model: nn.Module, strategy: Strategy, descent: GradientDescent) -> S
 def restore(
     snapshot: Snapshot, model: nn.Module, strategy: Strategy, descent: GradientDescent
 ) -> None:
-    """Make a training that was just built go on where another one was captured.
+    """Make a training that was just built continue where another one was captured.
 
     Args:
         snapshot: of a training with the same parameters and data.

@@ -690,7 +690,7 @@ class TrainConfig:
         return parse_interval(self.test_every)
 
     def is_said_by(self, name: str, text: str | None) -> bool:
-        """Whether a text, as it was asked for, tells the value in force: ``auto`` does not."""
+        """Whether a text, as it was asked for, names the value in force; ``auto`` does not."""
         try:
             return (
                 text is not None and _as_text(parse_parameter(name, text)) == self.as_text()[name]
@@ -702,7 +702,7 @@ class TrainConfig:
     def without_role(self) -> frozenset[str]:
         """Names of the parameters that mean nothing, given the others.
 
-        Of a strategy of somebody's own nothing is known: all may mean something to it.
+        Nothing is known of what a strategy of your own uses, so none is named because of it.
         """
         unused: set[str] = set()
         if self.strategy in WITHOUT_BUFFER:
@@ -764,7 +764,7 @@ def parameter_help(name: str) -> str:
     return str(_FIELDS[name].metadata["help"])
 
 
-# Known to the training process alone: what was asked for is what tells two runs apart.
+# Only the training process knows their values, so what was asked for distinguishes two runs.
 _OF_THE_MACHINE = frozenset({"device", "precision"})
 
 
@@ -775,12 +775,13 @@ def parameters_to_log(
     *,
     of_project: bool = False,
 ) -> dict[str, str]:
-    """What a run's parameters are to be beside those that it holds, which stay.
+    """The parameters to log to a run beside those that it holds already, which stay.
 
-    A parameter is the value in force, and what was asked for is ``asked/lr`` where it does not tell
-    that. One that plays no role is there only where it was asked for, as that. Where the run holds
-    a parameter already, the value in force is ``used/lr``: MLflow changes no parameter, and
-    ``mlflow run`` logs each as it was asked for.
+    A parameter's own name (``lr``) has the value in force. What was asked for is ``asked/lr``,
+    where it does not name that value. A parameter that plays no role is logged only where it was
+    asked for, as ``asked/lr``. Where the run already holds ``lr`` and that is not the value in
+    force, this value is ``used/lr``: MLflow changes no parameter, and ``mlflow run`` logs each as
+    it was asked for.
 
     Args:
         config: the parameters in force.

@@ -84,19 +84,19 @@ class GradientDescent:
         self._plain, self._of_full = self._spread()
 
     def restart(self, fresh: nn.Module) -> None:
-        """Go on with other weights, as if nothing had been learned: no optimiser state stays."""
+        """Continue with other weights, as if nothing had been learned: no optimiser state stays."""
         self._model.load_state_dict(fresh.state_dict())
         self._optimizer = None
 
     def optimizer_state(self) -> tuple[tuple[str, ...], dict[str, Any]] | None:
-        """What the next bucket's steps go on from, and the names of the weights that it is of.
+        """The state that the next bucket's steps continue from, and the names of its weights.
 
         None where the next bucket's optimiser starts anew.
         """
         return kept_optimizer_state(self._optimizer, self._model, self._config)
 
     def restore_optimizer(self, names: Sequence[str], state: dict[str, Any]) -> None:
-        """Go on from what :meth:`optimizer_state` gave."""
+        """Continue from what :meth:`optimizer_state` gave."""
         self._optimizer = restored_optimizer(self._model, self._config, names, state)
 
     def run(

@@ -16,8 +16,8 @@ from clear_mlflow.learning.config import AUTO
 # Of a device's free memory, what images or features may take: activations need the rest.
 _SHARE_FOR_SAMPLES = 0.5
 
-# How torch tells that memory ran out where it raises a plain RuntimeError: on a CPU, where the
-# driver and not torch was asked, and from within CUDA's libraries.
+# Texts by which torch reports that memory ran out where it raises a plain RuntimeError: on a CPU,
+# where the driver and not torch was asked, and from within CUDA's libraries.
 _OUT_OF_MEMORY = (
     "DefaultCPUAllocator",
     "CUDA error: out of memory",
@@ -111,7 +111,7 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
 def tf32(allowed: bool) -> Iterator[None]:
     """Let GPUs round what they multiply to TF32's ten bits, or forbid it; afterwards as before.
 
-    Torch allows it in convolutions, unless told, and not in products of matrices.
+    By default, torch allows it in convolutions and not in products of matrices.
 
     Args:
         allowed: in both.
@@ -143,7 +143,7 @@ def storage_device(num_bytes: int, device: torch.device) -> torch.device:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch tells by an error that there was no room for what it was to compute."""
+    """Whether an error of torch means that there was no memory for what it was to compute."""
     known = isinstance(error, torch.OutOfMemoryError)
     return known or any(mark in str(error) for mark in _OUT_OF_MEMORY)
 
@@ -172,7 +172,7 @@ def derive_seed(seed: int, purpose: RngPurpose, *where: int) -> int:
     """A seed for one purpose at one place of the stream, in [0, 2**63).
 
     It follows from its arguments alone: what is drawn for epoch 2 of bucket 3 does not depend on
-    what was drawn before, so neither testing more often nor stopping and going on changes it.
+    what was drawn before, so neither testing more often nor stopping and resuming changes it.
 
     Args:
         seed: the run's seed.

@@ -56,8 +56,8 @@ class Trained:
 
     row: AccuracyRow
     tested: Tested
-    model: nn.Module  # the one that goes on training: read it before the next row is asked for
-    # Takes down what training goes on from; to be called before the next row is asked for.
+    model: nn.Module  # training continues with it: read it before the next row is asked for
+    # Captures what training is resumed from; call it before the next row is asked for.
     snapshot: Callable[[], Snapshot] | None = None
 
 
@@ -78,7 +78,7 @@ def train(
         config: the parameters; ``device`` and ``precision`` are resolved.
         progress: what shows the training.
         group: the processes that do this together; each gets all rows.
-        saved: what to go on from, of a training with the same parameters and data.
+        saved: what to resume from, of a training with the same parameters and data.
 
     Yields:
         Row 0, of the untrained model, then one row per bucket; or those after the row that was

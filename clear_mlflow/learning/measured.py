@@ -1,7 +1,7 @@
 """What a tracked run needs to know of a training: its facts, and its rows as they are measured.
 
 The learning loop in this process and the one in a supervised child process both look like this, so
-whoever keeps the record need not know which it is.
+the code that keeps the record need not know which it is.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class MeasuredRow:
             where they are not kept.
         model: the file of the model's weights, as safetensors; None where it is not kept.
         seed: of the member of an ensemble that it is of; None where one run trains alone.
-        state: the file that a training goes on from, after this row; see :mod:`.learning.state`.
-            None where none is kept.
-        no_state: why no state was kept although it was to be; None where there is no reason.
-        curve: points of its bucket that were handed to nobody before.
+        state: the file that a training resumes from, after this row; see
+            :mod:`~clear_mlflow.learning.checkpoint`. None where none is kept.
+        no_state: why no state was kept although it should have been; None where there is no reason.
+        curve: points of its bucket that were not handed over before.
     """
 
     row: AccuracyRow
@@ -91,7 +91,7 @@ class StreamMetadata:
 
 
 def ignore(measured: object) -> None:
-    """An :data:`OnCurve`, and an :data:`OnTest`, of those who want rows alone."""
+    """An :data:`OnCurve`, and an :data:`OnTest`, for a caller that wants only rows."""
 
 
 class Training(Protocol):
@@ -110,10 +110,10 @@ class Training(Protocol):
     def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured.
 
-        A training that is resumed gives the row that it goes on from once more, as it was.
+        A resumed training first gives the row that it resumes from once more, as it was measured.
 
-        The next bucket begins only when the next row is asked for: what a caller does with a row
-        (store it) is done before training goes on. An ensemble gives a row of each member, in the
+        The next bucket begins only when the next row is asked for: what the caller does with a row
+        (store it) is done before training continues. An ensemble gives a row of each member, in the
         order of ``seeds``, before the next bucket.
 
         Args:

@@ -92,8 +92,8 @@ def _named_head(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
 def trainable(model: nn.Module, freeze: str) -> None:
     """Put a model into training mode, but for what is frozen.
 
-    Frozen layers stay in evaluation mode: batch normalisation would go on to change its running
-    statistics, and dropout to disturb features that no longer learn.
+    Frozen layers stay in evaluation mode: otherwise batch normalisation would keep changing its
+    running statistics, and dropout would keep disturbing features that no longer learn.
     """
     model.train()
     if freeze == "backbone":
@@ -104,8 +104,8 @@ def trainable(model: nn.Module, freeze: str) -> None:
 def linear_head(width: int, *, num_classes: int) -> nn.Linear:
     """The model ``linear``: one layer on stored features, all of it zero before it is trained.
 
-    A convex problem needs no random start, and without one the untrained row is the same for all
-    seeds: every image is taken for the first class.
+    A convex problem needs no random start, and without one the initialisation row is the same for
+    all seeds: every image is predicted to be of the first class.
 
     Args:
         width: numbers per image.

@@ -142,7 +142,7 @@ class StreamTraining:
         left_out: paths of damaged images that the stream no longer holds; the first 100.
         num_left_out: how many they are in all.
         group: the processes that train together; of those but the first, rows have no files.
-        saved: the file of a state to go on from; of several processes, the first one reads it.
+        saved: the file of a state to resume from; of several processes, the first one reads it.
     """
 
     config: TrainConfig
@@ -284,7 +284,7 @@ class StreamTraining:
         return kept is None or row.row in kept
 
     def _saved(self) -> SavedTraining | None:
-        """What to go on from, the same in all processes."""
+        """What to resume from, the same in all processes."""
         if self.group.size == 1:
             return None if self.saved is None else self._checked(read_state(self.saved))
         content = self.group.from_first(None if self.saved is None else self.saved.read_bytes())
@@ -306,7 +306,7 @@ class StreamTraining:
         return saved
 
     def _again(self, saved: SavedTraining) -> MeasuredRow:
-        """The row that training goes on from, and its files, as they were measured."""
+        """The row that training resumes from, and its files, as they were measured."""
         if self.group.rank > 0:
             return MeasuredRow(saved.row)
         model = self._model_file(saved.model, saved.row) if self._keeps_model(saved.row) else None

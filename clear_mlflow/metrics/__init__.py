@@ -50,10 +50,10 @@ _AnyMetric = TypeVar("_AnyMetric", bound=_Named)
 
 
 def gather(metrics: Iterable[_AnyMetric]) -> tuple[_AnyMetric, ...]:
-    """All metrics, once it is sure that MLflow can hold them side by side.
+    """All metrics, after a check that MLflow can hold them side by side.
 
     Raises:
-        ValueError: a name stands twice, or is one that MLflow refuses.
+        ValueError: a name is there twice, or is one that MLflow refuses.
     """
     found: dict[str, _AnyMetric] = {}
     for metric in metrics:

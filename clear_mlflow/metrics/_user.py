@@ -1,7 +1,7 @@
 """A user's own metrics: a function of the matrix or of the predictions, named on the command line.
 
-``--metric mypkg.module:function``, or an entry point of the group ``clear_mlflow.metrics``. What
-such a function does wrong is told with its name, and the other metrics are computed all the same.
+``--metric mypkg.module:function``, or an entry point of the group ``clear_mlflow.metrics``. An
+error of such a function is reported with its name, and the other metrics are still computed.
 """
 
 from __future__ import annotations
@@ -124,10 +124,10 @@ def _imported(told: str, reference: str) -> Any:
     if not attribute or not all(part.isidentifier() for part in parts):
         raise ConfigError(f"metric {shown(reference)} is none; expected package.module:function")
     try:
-        # What an installed package offers is its own, whatever lies in the working folder.
+        # An installed package's metric is not looked for in the working folder first.
         with _working_folder_first() if told == reference else nullcontext():
             return attrgetter(attribute)(import_module(module))
-    # Importing runs somebody's code: whatever it does wrong is one line.
+    # Importing runs a user's code: any error of it becomes one line.
     except (Exception, SystemExit) as error:
         raise ConfigError(
             f"metric {told} cannot be loaded: {_first_line(error)}; expected "

@@ -15,7 +15,7 @@ _SECONDS_BETWEEN_DRAWINGS = 0.5
 
 
 class NotebookProgress(TrainingProgress):
-    """One output that is replaced as training goes on.
+    """One output that is replaced again and again during training.
 
     Args:
         protocol: under which the rows are measured: cells that are no evidence are not shown.

@@ -42,7 +42,7 @@ class TrainedRun(AccuracyMatrix):
         name: of the run.
         metrics: metric name to value; one that is not defined is not there.
         reasons: metric name to why it has no value.
-        links: lines that tell where to look at the run.
+        links: lines that say where to look at the run.
     """
 
     run_id: str

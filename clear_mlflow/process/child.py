@@ -105,7 +105,7 @@ def _cues(stream: RawIOBase) -> queue.SimpleQueue[bytes]:
     """The supervisor's cues, read by a thread that ends this process when the stream ends.
 
     In the middle of a bucket the main thread is deep in arithmetic; without this, training would
-    go on for a supervisor that is no longer there to store its rows.
+    continue for a supervisor that is no longer there to store its rows.
     """
     cues: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 

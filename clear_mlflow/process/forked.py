@@ -88,8 +88,8 @@ def waiting_training_process(environment: Mapping[str, str]) -> TrainingChild | 
     """The process that :func:`fork_training_process` forked, once; None where there is none.
 
     Args:
-        environment: that a new process would be given. Where it sets threads otherwise than they
-            were set when torch was loaded, the forked process is let go.
+        environment: what a new process would be given. Where it sets threads differently than
+            when torch was loaded, the forked process is not used, and ends.
     """
     if not _waiting:
         return None

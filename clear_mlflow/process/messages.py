@@ -26,7 +26,7 @@ NEXT = b"next\n"
 
 
 def resume(state: Path) -> bytes:
-    """The line that asks for the first row, of a training that goes on from a file's state."""
+    """The line that asks for the first row of a training that resumes from a file's state."""
     return json.dumps({"resume": str(state)}).encode() + b"\n"
 
 

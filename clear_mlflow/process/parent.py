@@ -55,7 +55,7 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
-class TrainingDied(Exception):  # noqa: N818  (it tells what happened, not what is wrong)
+class TrainingDied(Exception):  # noqa: N818  (it says what happened, not what is wrong)
     """The training process ended before its last row; ``returncode`` as subprocess gives it."""
 
     def __init__(self, returncode: int) -> None:

@@ -32,7 +32,7 @@ class PeerProcesses:
             return
         with suppress(psutil.Error):
             for process in psutil.Process(os.getppid()).children():
-                # One that has just ended, or is of another user, tells nothing of itself.
+                # A process that has just ended, or is another user's, cannot be read.
                 with suppress(psutil.Error, KeyError, ValueError):
                     rank = int(process.environ()["RANK"])
                     if rank != self._place.rank:

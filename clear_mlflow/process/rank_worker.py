@@ -22,10 +22,11 @@ from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
 
-# How long to outlive a training process that failed. The end of this process has torchrun end rank
-# 0, too; that one has noticed by itself by then, and can tell a failure from an order to stop.
+# How long this process stays after its training process failed. When this process ends, torchrun
+# ends rank 0, too. By then rank 0 has noticed the failure by itself, so it does not take torchrun's
+# signal for an order to stop.
 _LINGER_SECONDS = 5.0
-# The same where rank 0 must meet with the same error: it loads MLflow first, and then tells.
+# The same where rank 0 must meet with the same error: it loads MLflow first, then reports it.
 _LONG_LINGER_SECONDS = 60.0
 
 

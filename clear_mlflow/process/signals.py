@@ -19,8 +19,8 @@ class StoppingSignals:
     the process ignored from the start (``nohup``) stays ignored.
 
     Args:
-        tell: whether to say so on standard error; of several processes that train together, one
-            does.
+        tell: whether to report the first signal on standard error; of several processes that train
+            together, one does.
     """
 
     def __init__(self, *, tell: bool = True) -> None:

@@ -1,8 +1,8 @@
 """The colours of pictures and pages alike: of accuracies, of differences, of groups.
 
 The scale of accuracies is matplotlib's viridis, even in lightness; that of differences is its RdBu,
-blue where A is better. Both can be told apart with any colour vision. They are kept as a few fixed
-points, so that a page can be made without matplotlib.
+blue where A is better. A reader can distinguish the colours of both with any colour vision. They
+are kept as a few fixed points, so that a page can be made without matplotlib.
 """
 
 from __future__ import annotations

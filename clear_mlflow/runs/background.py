@@ -13,8 +13,8 @@ from contextlib import suppress
 from clear_mlflow.core.warning import warn
 
 _HEARTBEAT_SECONDS = 30.0
-# Of one core, while training goes on. A picture takes a tenth of a second of a core, on which one
-# thread of the training would wait, and all the others for that one.
+# The share of one core that jobs take while training runs. A picture takes a core for a tenth of a
+# second: one thread of the training would wait for that core, and all others for that thread.
 _SHARE = 0.05
 _NICENESS = 10  # a tenth of the share that a thread has which trains
 
@@ -22,8 +22,8 @@ _NICENESS = 10  # a tenth of the share that a thread has which trains
 class BackgroundWorker:
     """One thread that does what training need not wait for, in order.
 
-    While training goes on it rests after each job, so that it takes a small share of one core
-    however fast jobs arrive; what is left is done when training is over.
+    While training runs, it rests after each job, so that it takes a small share of one core
+    however fast jobs arrive. What is left is done when training is over.
 
     Args:
         beat: says that the process lives; called again and again.

@@ -1,4 +1,4 @@
-"""The runs of an ensemble: one for each member, below one that stands for all of them."""
+"""The runs of an ensemble: one for each member, below one for the ensemble as a whole."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class TrackedEnsemble:
         """Train, and store the rows of all members before the next bucket starts."""
         facts = training.facts
         self._parent.log_facts(dataclasses.replace(facts, evaluation_set=None))
-        # What is odd about the dataset is told once.
+        # The warnings about the dataset are shown once.
         quiet = dataclasses.replace(facts, warnings=())
         for member in self._members.values():
             member.log_facts(quiet)

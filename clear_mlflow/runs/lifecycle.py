@@ -1,7 +1,7 @@
 """The life of an MLflow run of ours: how it is opened, how it came out, and how it is ended.
 
-Every run goes through here: of a training, an ensemble, somebody's own loop, an import, a
-comparison, a sweep; and one that ``evaluate`` or ``sync`` closes for a process that is gone. No
+Every run goes through here: that of a training, an ensemble, your own loop, an import, a
+comparison or a sweep, and one that ``evaluate`` or ``sync`` closes because its process is gone. No
 other module asks MLflow to start, create or end a run.
 """
 
@@ -61,7 +61,7 @@ class RunResult:
     scores: Scores | None = None  # of the rows that are stored
     error: str | None = None  # one line
     diverged: bool = False  # the loss or the model's output was no longer a number
-    links: tuple[str, ...] = ()  # lines that tell where to look at the run
+    links: tuple[str, ...] = ()  # lines that say where to look at the run
     seed: int | None = None  # of the member of an ensemble that diverged
     members: Mapping[int, Scores] = field(default_factory=dict)  # of an ensemble, by seed
     note: str | None = None  # what else there is to say, in one line
@@ -98,7 +98,7 @@ def open_run(
             run = client.get_run(named)
             refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
             check(run)
-            # MLflow's "upbeat-foal-91" tells nobody anything; a person's own name stays.
+            # MLflow's "upbeat-foal-91" says nothing about the run; a person's own name stays.
             new_name = name if rename or is_generated(run.info.run_name) else None
         opened = retry_on_conflict(
             lambda: mlflow.start_run(
@@ -161,7 +161,7 @@ def close_abandoned(client: MlflowClient, run: Run) -> None:
     with mlflow_errors(f"read run {run_id}"):
         now = client.get_run(run_id)
     if str(now.info.status) != "RUNNING":
-        return  # somebody else has closed it
+        return  # it was closed meanwhile
     for tag in (names.PROCESS_TAG, names.HOLDER_TAG):
         if now.data.tags.get(tag) != run.data.tags.get(tag):
             raise TrackingError(f"run {run_id} is trained into again; it is left as it is")
@@ -206,15 +206,15 @@ def end(
     diverged: bool = False,
     check: Callable[[Run], object] | None = None,
 ) -> Run:
-    """Say why a run ended, and give it its status; nobody needs to know its process any more.
+    """Say why a run ended, set its status, and remove the tag that names its process.
 
     Args:
         client: the store.
         run_id: of the run.
-        status: FINISHED, FAILED or KILLED; None leaves it as it is: somebody else ends the run.
+        status: FINISHED, FAILED or KILLED; None: the status stays as it is.
         error: why it ended early.
         diverged: whether the loss or the output was no longer a number.
-        check: refuses the run as it is now, where this process may end it no more.
+        check: refuses the run, as it is now, if this process may no longer end it.
 
     Returns:
         The run, as it is then.
@@ -252,14 +252,14 @@ def close(
     *,
     ours: bool = True,
 ) -> RunResult:
-    """Score what a run holds and end it, and before it the members that it stands above.
+    """Score what a run holds and end it; the members of an ensemble are scored and ended first.
 
-    Where the store is away, how it ended is kept on local disk for ``clear-mlflow sync``.
+    If the store is away, how the run ended is kept on local disk for ``clear-mlflow sync``.
 
     Args:
         client: the store.
         run_id: of the run.
-        result: how what it is of ended.
+        result: how the work that the run records ended.
         members: of an ensemble, seed to run.
         ours: whether it was opened here; a run of the user's own is left open.
     """

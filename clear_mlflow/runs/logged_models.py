@@ -54,7 +54,7 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
         TrackingError: the store does not take one.
     """
     asked = run.data.params.get("log_models", NONE)
-    # A configuration file may say otherwise than what "mlflow run" logged.
+    # A configuration file may have another value than the one that "mlflow run" logged.
     if run.data.params.get("used/log_models", asked) == NONE or scores.computed is None:
         return 0
     run_id = run.info.run_id
@@ -115,7 +115,7 @@ def _log_model(
         if about is None:
             return False
         with mlflow_errors(f"log {file} of run {run_id} as a model"):
-            # One that a process began and did not end is gone on with.
+            # A model that a process began and did not finish is completed.
             model = known or client.create_logged_model(
                 run.info.experiment_id,
                 name=_name(run, row),

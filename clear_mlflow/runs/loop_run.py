@@ -1,4 +1,4 @@
-"""A loop of somebody's own as a tracked run: it hands its rows over, and the rest is done here."""
+"""Your own training loop as a tracked run: it hands its rows over, and the rest is done here."""
 
 from __future__ import annotations
 

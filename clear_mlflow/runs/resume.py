@@ -1,4 +1,4 @@
-"""Going on with a run that holds rows: what it was, whether it may be gone on with, and by whom."""
+"""Resuming a run that holds rows: what it was, whether it may be resumed, and by which process."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ from clear_mlflow.store.heartbeat import (
 from clear_mlflow.store.rows import parse_rows, read_row_files, stored_rows
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
 
-# Parameters that may be others in a run that is resumed: where it computes. Whether the folder
-# holds the same dataset its digest tells.
+# Parameters that may change when a run is resumed: they say where it computes. The digest shows
+# whether the folder holds the same dataset.
 WHERE = ("device", "data_root", "allocator")
 
 _CLAIM = "resumed/"  # a parameter's name, followed by the number of the claim
@@ -61,7 +61,7 @@ _WAIT = "wait until it has ended, or start a new run"
 
 @dataclass(frozen=True, eq=False)
 class ResumePoint:
-    """What a run holds that is to be gone on with.
+    """What a run that is to be resumed holds.
 
     Args:
         run: as it was when it was read.
@@ -69,7 +69,7 @@ class ResumePoint:
         resolved: the same, as values.
         records: its rows.
         damaged: rows that are measured again, because their files are damaged.
-        states: the rows that states are stored of, whole or not.
+        states: the rows after which a state is stored, whole or not.
         state: the newest whole one; None where nothing was measured yet.
         files: paths of the predictions, models and tests inside buckets that it holds.
     """
@@ -96,20 +96,23 @@ class ResumePoint:
         return next(iter(self.records.values()))
 
     def is_described(self, facts: StreamMetadata) -> bool:
-        """Whether the run holds all that is told of a dataset."""
+        """Whether the run holds the dataset as an MLflow input, and its evaluation set, if any."""
         wanted = {f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"} if facts.evaluation_set else set()
         inputs = self.run.inputs
         return bool(inputs and inputs.dataset_inputs) and wanted <= self.files
 
     def time_of(self, row: AccuracyRow) -> str | None:
-        """When a row was measured that is gone on from, and of which only the state is stored."""
+        """When the row that training resumes from was measured; None for any other row.
+
+        It is used for a row of which the state is stored, but not the row itself.
+        """
         if self.state is None or self.state.manifest.row != row.row:
             return None
         return self.state.manifest.written_at
 
     @property
     def number(self) -> int:
-        """How often the run has been gone on with, this time included."""
+        """How often the run has been resumed, this time included."""
         return _resumes(self.run) + 1
 
     def stored(self, row: AccuracyRow) -> AccuracyRow | None:
@@ -155,12 +158,14 @@ def holds_rows(client: MlflowClient, run_id: str) -> bool:
 def read_resume_point(
     client: MlflowClient, run_id: str, folder: Path, *, assume_dead: bool = False
 ) -> ResumePoint:
-    """Read what there is to go on from; the run is left as it is.
+    """Read what training resumes from; the run is left as it is.
+
+    But what an earlier process on this machine could not store is sent first.
 
     Args:
         client: the store.
         run_id: of the run.
-        folder: where files may be written that are needed until training goes on.
+        folder: for files that are needed until training resumes.
         assume_dead: believe the user that the process which trained into it is dead.
 
     Raises:
@@ -232,11 +237,11 @@ def _whole_rows(
 def parameters_to_resume(
     point: ResumePoint, given: Mapping[str, str]
 ) -> tuple[dict[str, str], TrainConfig]:
-    """The parameters that a run goes on with, as text and resolved.
+    """The parameters that a run is resumed with, as text and resolved.
 
     Args:
         point: the run.
-        given: those that a user names now, as text; ``auto`` says nothing.
+        given: those that the user names now, as text; ``auto`` counts as not named.
 
     Raises:
         ConfigError: one of them differs from the run's.
@@ -379,7 +384,7 @@ def _tell_of_time_ahead(run_id: str, told: str | None) -> None:
 
 
 def _resumes(run: Run) -> int:
-    """How often the run was gone on with, as it says itself; anyone may write tags."""
+    """How often the run was resumed, by its own tag; anyone may write tags."""
     told = run.data.tags.get(names.RESUMES_TAG, "0")
     return int(told) if re.fullmatch("[0-9]{1,9}", told) else 0
 
@@ -491,7 +496,7 @@ def _send_what_waits(client: MlflowClient, run: Run) -> None:
         try:
             for _ in send_waiting(client, run, spool):
                 pass
-            # Whoever goes on may be another process than this one, as in a sweep.
+            # Another process than this one may resume the run, for example in a sweep.
             with mlflow_errors(f"give run {named} back"):
                 give_back(client, run)
             done = True

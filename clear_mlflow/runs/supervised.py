@@ -100,9 +100,9 @@ def resume_supervised(
     *,
     assume_dead: bool = False,
 ) -> RunResult:
-    """Go on with a run that was interrupted, as :func:`train_supervised` would have.
+    """Resume a run that was interrupted, and close its record as :func:`train_supervised` does.
 
-    What is wrong is told before the run is changed.
+    What is wrong with the run, the parameters or the dataset is reported before the run is changed.
 
     Args:
         run_id: of the run.
@@ -186,7 +186,7 @@ def _train(
 
 
 def _with_resume(outcome: RunResult, config: TrainConfig, place: DistributedEnv) -> RunResult:
-    """Say how to go on with a run that was stopped, where there is something to go on from."""
+    """Say how to resume a run that was stopped, if there is something to resume it from."""
     if (
         outcome.exit_code < 128
         or outcome.is_lost

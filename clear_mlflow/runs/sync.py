@@ -46,10 +46,10 @@ _KILLED = End("KILLED", "its process was killed while the tracking store was awa
 
 @dataclass(frozen=True)
 class Synced:
-    """What became of one spool.
+    """What became of one journal.
 
     Args:
-        folder: the spool.
+        folder: the journal.
         run_id: of its run, as far as it could be read.
         sent: entries that the store took.
         detail: what was done, or why not, in one line.
@@ -63,11 +63,11 @@ class Synced:
     detail: str
     done: bool
     scores: Scores | None = None
-    links: tuple[str, ...] = ()  # lines that tell where to look at the run
+    links: tuple[str, ...] = ()  # lines that say where to look at the run
 
 
 def find_spools(folder: Path | None) -> list[Path]:
-    """Spools to send: a folder that is one, those in it, or those in the places by default.
+    """Journals to send: a folder that is one, those in it, or those in the default places.
 
     Raises:
         TrackingError: the folder holds none.
@@ -97,7 +97,7 @@ def sync_each(folders: Sequence[Path]) -> Iterator[Synced]:
     where it is, for the next time.
 
     Args:
-        folders: spools, which may come from anywhere.
+        folders: journals, which may come from anywhere.
     """
     named = MLFLOW_TRACKING_URI.get()
     early = []
@@ -156,7 +156,7 @@ def _close(client: MlflowClient, run: Run, end: End | None) -> tuple[Scores | No
     status = str(run.info.status)
     if end is None or end.status not in STATUSES:
         return scores, f"scored; its status stays {status}"
-    # KILLED is what evaluate makes of a run whose process is gone and told nobody how it ended.
+    # evaluate sets KILLED on a run whose process is gone and did not report how it ended.
     new = end.status if status in ("RUNNING", "KILLED") and status != end.status else None
     closed = lifecycle.end(client, run_id, new, end.error, diverged=end.diverged)
     return scores, f"scored, {closed.info.status}"
@@ -177,10 +177,10 @@ def _members(client: MlflowClient, run: Run) -> dict[int, Scores] | None:
 
 
 def _client_of(origin: Origin, named: str | None) -> MlflowClient:
-    """The store that a spool is sent to: what the environment names, else what the spool does.
+    """The store that a journal is sent to: the environment names it, or else the journal does.
 
-    A run's id is its own in every store: it is nowhere found by accident. What a spool names is
-    asked only where that gives nothing away.
+    A run's id is unique in all stores, so no other run is found by accident. The store that a
+    journal names is asked only where that gives away no credentials.
 
     Raises:
         TrackingError: the environment has to name it.
@@ -193,7 +193,7 @@ def _client_of(origin: Origin, named: str | None) -> MlflowClient:
         raise TrackingError(f"the store of run {origin.run_id} needs credentials; {ask}")
     scheme = urlsplit(uri).scheme.split("+")[0]
     if scheme in ("http", "https"):
-        # Whoever made the spool would be sent them.
+        # They would be sent to the address in the journal, which anyone may have made.
         if any(variable.get() for variable in _CREDENTIALS):
             raise TrackingError(
                 f"there are credentials in the environment, and no word on the store of run "

@@ -1,4 +1,4 @@
-"""The curve of a training on its way to the store: kept until somebody has the time to send it."""
+"""The curve of a training on its way to the store: kept until there is time to send it."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class TrackedRun(ABC):
     def log_row(self, measured: MeasuredRow) -> None:
         """Store a row as an artifact, now; its metrics and its picture follow by themselves.
 
-        What the store does not take within seconds waits on local disk, and training goes on.
+        What the store does not take within seconds waits on local disk, and training continues.
 
         Raises:
             TrackingError: no disk takes it, either; the row is written to standard error.
@@ -168,7 +168,7 @@ class TrackedRun(ABC):
                     self._bucket_series,
                 )
                 metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
-                # Before the state: a run that goes on from it does not come by these steps again.
+                # Before the state: a run that is resumed from it does not repeat these steps.
                 self._curve.add(measured.curve)
                 points = self._curve.keep(metrics)
                 self._send_first(measured, record)
@@ -300,7 +300,7 @@ class TrackedRun(ABC):
     def _beat(self) -> None:
         if self._sender.is_away:
             return
-        with suppress(LostRunError):  # the next row tells
+        with suppress(LostRunError):  # the next row reports it
             for run_id in self._alive:
                 self._sender.hold.check(run_id, now=True)
                 beat(self.client, run_id)

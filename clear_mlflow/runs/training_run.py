@@ -50,7 +50,7 @@ class TrainingRun(TrackedRun):
         asked: parameters as text, as the user gave them.
         kind: what the run is tagged as.
         leader: the run above this one, of an ensemble.
-        resumed: what the run holds that is gone on with; None of a run that begins.
+        resumed: what the run holds, if it is resumed; None for a new run.
     """
 
     def __init__(
@@ -215,10 +215,10 @@ class TrainingRun(TrackedRun):
             self._send_all(points)
 
     def _send_first(self, measured: MeasuredRow, record: RowRecord) -> None:
-        """Store what training goes on from, before its row: then no row is ever trained twice.
+        """Store the state after a row before the row itself, so that no row is ever trained twice.
 
-        A state that the store does not take is let go: the one before it stays, from which the same
-        rows follow. None is kept on local disk, which a large model would fill.
+        A state that the store does not take is dropped: the one before it stays, and the same rows
+        follow from that one. No state is kept on local disk: a large model would fill it.
         """
         if measured.no_state is not None and not self._told_no_state:
             self._told_no_state = True
@@ -242,7 +242,7 @@ class TrainingRun(TrackedRun):
         try:
             self._sender.hold.check(self.run_id)
             store_state(self.client, self.run_id, manifest, state)
-        except LostRunError:  # the row tells, which is sent next
+        except LostRunError:  # the row, which is sent next, reports it
             return
         except (TrackingError, OSError) as error:
             if not self._told_no_state:
@@ -255,7 +255,7 @@ class TrainingRun(TrackedRun):
         self._let_go_of_states(before=manifest.row)
 
     def _let_go_of_states(self, *, before: int | None = None) -> None:
-        """Remove states: of a run that goes on, those that a newer one has taken the place of."""
+        """Remove the states that a newer one replaces or, of a run that has all its rows, all."""
         num_buckets = 0 if self._facts is None else len(self._facts.buckets)
         if before is None and not (self._rows and self._rows[-1].row == num_buckets):
             return
@@ -338,7 +338,7 @@ def _difference(stored: AccuracyRow, again: AccuracyRow) -> str:
 
 
 def run_name(config: TrainConfig) -> str:
-    """What a run is called where nobody named it: "replay digits seed 3" tells more than a bird."""
+    """The name of a run that the user did not name, for example "replay digits seed 3"."""
     seeds = len(config.seeds.split(","))
     which = f"seed {config.seed}" if config.seeds == NONE else f"{seeds} seeds"
     return f"{config.strategy} {config.stream_name} {which}"

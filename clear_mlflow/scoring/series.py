@@ -13,7 +13,8 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import METRICS, Metric, summarize
 from clear_mlflow.store import names
 
-# Buckets whose accuracies are series of their own: more lines than a chart can tell apart.
+# At most this many buckets have an accuracy series of their own. That is already more lines than
+# you can distinguish in one chart.
 MOST_CHARTED = 100
 
 # Name of a metric to its value at each step; a step is the number of buckets trained so far.

@@ -22,7 +22,7 @@ def experiments(store: MlflowClient, token: str | None, workspace: str) -> str:
 
     Args:
         store: where the runs are.
-        token: of MLflow's listing, where it goes on; None: from its beginning.
+        token: where to continue MLflow's listing, as it gave it; None: from the beginning.
         workspace: that the address names, for the links.
 
     Raises:

@@ -51,7 +51,7 @@ def live_run(store: MlflowClient, run: Run, kept: KeptPages, workspace: str) -> 
 
 
 def following(store: MlflowClient, run: Run) -> dict[str, object]:
-    """What a page asks again and again: whether to load itself anew, and whether to go on asking.
+    """What a page asks again and again: whether to load itself anew, and whether to keep asking.
 
     Args:
         store: where the run is.

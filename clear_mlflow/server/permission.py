@@ -1,8 +1,8 @@
-"""What the person who asks may see: MLflow's own API is asked, as that person.
+"""What the user of a request may see: MLflow's own API is asked, as that user.
 
-The request goes on inside this process, with its headers, to an endpoint of MLflow's that says no
-more than that. So whatever guards the server (its accounts, another app that was wrapped) guards
-these pages, without their knowing its rules.
+The request is passed on inside this process, with its headers, to an endpoint of MLflow's that
+returns no more than that. So whatever guards the server (its accounts, another app around it) also
+guards these pages, and the pages need not know its rules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from clear_mlflow.server.mlflow_hooks import (
 
 
 class RefusedError(Exception):
-    """MLflow does not answer the person who asks.
+    """MLflow does not answer the user of this request.
 
     Args:
         status: of MLflow's answer.
@@ -39,14 +39,14 @@ class RefusedError(Exception):
 
 
 def ask(endpoint: str, **query: object) -> dict[str, Any]:
-    """What MLflow's API answers the person whose request this is.
+    """What MLflow's API answers the user of this request.
 
     Args:
-        endpoint: as ``/mlflow/experiments/get``.
+        endpoint: for example ``/mlflow/experiments/get``.
         query: parameters of the endpoint.
 
     Raises:
-        RefusedError: it answers that there is no such thing, or that it is not for this person.
+        RefusedError: it answers that there is no such thing, or that it is not for this user.
     """
     environ = {
         name: value for name, value in request.environ.items() if not name.startswith("werkzeug.")

@@ -36,7 +36,7 @@ def state_of(store: MlflowClient, run: Run) -> list[object]:
 
 
 def has_ended(run: Run) -> bool:
-    """Whether no row of a run will come, unless somebody resumes it."""
+    """Whether no more rows of a run will come, unless a user resumes it."""
     return bool(RunStatus.is_terminated(RunStatus.from_string(run.info.status)))
 
 

@@ -118,7 +118,7 @@ def _grouping(text: str) -> tuple[str, ...]:
 
 
 def _listed(texts: list[str]) -> list[str]:
-    """What stands between commas, each once."""
+    """The texts between commas, each once."""
     parts = [part.strip() for text in texts for part in text.split(",")]
     return list(dict.fromkeys(part for part in parts if part))
 

@@ -121,8 +121,9 @@ def image_clusters(*runs: CorrectMatrix) -> NDArray[np.int64]:
     """(N,): which images show the same thing, numbered from 0 in the order of first images.
 
     Args:
-        runs: tested on the same images; the first that knows clusters tells them. Where none
-            does, as in records from before they were stored, each image is of its own.
+        runs: tested on the same images; the clusters are those of the first run that knows any.
+            Where none does, as in records from before they were stored, each image is a cluster of
+            its own.
     """
     known = [run.cluster for run in runs if run.cluster is not None]
     if not known:

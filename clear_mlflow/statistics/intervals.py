@@ -1,6 +1,6 @@
 """Intervals from counts alone: what the number of test images lets a cell or a metric say.
 
-They tell of the test images: how far another draw of test images would have moved the numbers of
+They are about the test images: how far another draw of test images would have moved the numbers of
 *these* models. They say nothing of another seed: see :mod:`clear_mlflow.statistics.seeds`.
 """
 
@@ -127,9 +127,9 @@ def metric_intervals(
 ) -> dict[str, Interval]:
     """An interval for each metric that is a weighted sum of cells, from counts alone.
 
-    Buckets have different test images, so columns are independent; of the embedded digits, whose
-    buckets show some scans again, they are not, and only stored predictions give right intervals.
-    The cells of one column are accuracies on the *same* images, and counts do not tell how often
+    Buckets have different test images, so columns are independent. The embedded digits are an
+    exception: their buckets show some scans again, so only stored predictions give right intervals.
+    The cells of one column are accuracies on the *same* images, and counts do not show how often
     two rows were right on the same ones. So the worst case counts: for cells of proportions p and
     q, the correlation of two yes-or-no answers is at most ``(min(p, q) - p q) / (s t)`` and at
     least ``(max(0, p + q - 1) - p q) / (s t)``, with ``s = sqrt(p (1 - p))`` and ``t`` alike
@@ -138,9 +138,9 @@ def metric_intervals(
     are (MOVER: Zou & Donner 2008), with these correlations. The interval is therefore wider than
     one from stored predictions, which know the correlations: see
     :func:`clear_mlflow.statistics.bootstrap_intervals`. It covers about as often as its level says
-    or more, but for accuracies so close to 0 or 1 that fewer than five images are expected to be
-    right, or wrong: there Wilson's own covers as little as 0.84 in place of 0.95, of however many
-    images.
+    or more, except for accuracies so close to 0 or 1 that fewer than five images are expected to be
+    right, or wrong: there Wilson's own interval covers as little as 0.84 in place of 0.95, with any
+    number of images.
 
     Args:
         matrix: with its test images per bucket.
@@ -167,7 +167,7 @@ def metric_intervals(
     """
     check_level(level)
     if matrix.num_instances is None:
-        matrix.masked(protocol)  # an unknown protocol is told here, too
+        matrix.masked(protocol)  # an unknown protocol is reported here, too
         return {}
     if forms is None:
         forms = linear_forms(matrix, protocol=protocol, metrics=metrics)

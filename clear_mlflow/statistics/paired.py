@@ -81,10 +81,11 @@ class BootstrapTest:
 def mcnemar_exact(
     hits_a: ArrayLike, hits_b: ArrayLike, cluster: ArrayLike | None = None
 ) -> PairedTest:
-    """Do two models differ on the same images? Only images that one alone got right tell.
+    """Do two models differ on the same images? Only images that exactly one got right matter.
 
-    Of a cluster's images the two models' hits are exchanged together: under the null its difference
-    could as well have the other sign. With one image each that is McNemar's test.
+    The two models' hits on a cluster's images are exchanged together: under the null the cluster's
+    difference could as well have the other sign. With one image per cluster, this is McNemar's
+    test.
 
     Args:
         hits_a: (n,), whether model A got each image right.

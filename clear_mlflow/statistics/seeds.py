@@ -87,8 +87,8 @@ def paired_permutation(
 ) -> SeedTest:
     """Sign-flip test: do two methods differ, where value i of both is of the same seed?
 
-    Under the null each pair could as well stand the other way round. The statistic is the mean
-    difference; up to 14 pairs all 2**n ways are looked at, above that 16,384 drawn ones. With n
+    Under the null each pair could as well be the other way round. The statistic is the mean
+    difference; up to 14 pairs, all 2**n ways are used; with more pairs, 16,384 drawn ones. With n
     pairs p cannot fall below 2 / 2**n: fewer than six pairs can never reach 0.05.
 
     Args:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
 from mlflow.tracking.fluent import _active_run_stack, run_id_to_system_metrics_monitor
 
-# MLflow has no public way to tell; without these lists nothing here imports, and tests say so.
+# MLflow has no public way to recognise a generated name. Without these lists, this module cannot
+# be imported, and tests report that.
 from mlflow.utils.name_utils import _GENERATOR_NOUNS, _GENERATOR_PREDICATES
 
 if TYPE_CHECKING:  # it loads psutil, which a server may lack

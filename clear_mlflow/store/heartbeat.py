@@ -1,13 +1,13 @@
 """Which process trains into a run, whether it still lives, and whether it still holds the run.
 
 A run whose process was killed with SIGKILL, or whose machine went down, stays RUNNING for ever in
-MLflow. The run therefore carries a heartbeat. On the same machine the process itself is asked for;
-from elsewhere the heartbeat's age decides, and then whether it is seen to stand still: no clock
-that is set to another time makes a living process a dead one.
+MLflow. The run therefore carries a heartbeat. On the same machine, the process itself is looked
+for. From elsewhere, the heartbeat's age decides, and then whether the heartbeat is seen not to
+change: a clock that is set to another time never makes a living process count as dead.
 
 A process that was only suspended, or cut off from the store, may wake up after another one has
-taken its run over. Each process that takes a run writes a token of its own into a tag, and looks
-for it before all that it stores: of two, the one whose token is there holds the run.
+taken its run over. Each process that takes a run writes its own token into a tag, and looks for it
+before it stores anything: of two processes, the one whose token is there holds the run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from clear_mlflow.store.client import mlflow_errors
 # Thirty missed heartbeats' worth: far above any outage of a server that training survives.
 SILENCE = timedelta(minutes=15)
 # Clocks that nobody sets drift by seconds a day. A heartbeat from further ahead was made up, or its
-# machine's clock is wrong: it would be young for ever, and nobody could go on with the run.
+# machine's clock is wrong: it would be young for ever, and the run could never be resumed.
 CLOCKS_DIFFER = timedelta(minutes=5)
 # How long a heartbeat of another machine that seems to be old is watched: it beats twice in this.
 WATCH_SECONDS = 70.0
@@ -160,8 +160,8 @@ def trains_now(client: MlflowClient, run: Run) -> bool:
 def is_abandoned(client: MlflowClient, run: Run) -> bool:
     """Whether a run is RUNNING in MLflow while the process that trained it is gone.
 
-    A run without our heartbeat is somebody else's: never called abandoned. A heartbeat of another
-    machine that seems to be old is watched for a minute before anybody acts on that.
+    A run without our heartbeat is not ours, and is never called abandoned. A heartbeat of another
+    machine that seems to be old is watched for a minute before the run is called abandoned.
     """
     if not seems_abandoned(run):
         return False
@@ -198,7 +198,7 @@ def begins_now(told: str | None, seconds: float) -> bool:
     """Whether a process that said so by a heartbeat may be about to train.
 
     Args:
-        told: what :func:`heartbeat` gave it; None: nobody said so.
+        told: what :func:`heartbeat` gave that process; None: no process said so.
         seconds: how long it may take.
     """
     found = _read(told)
@@ -269,7 +269,7 @@ class _Heartbeat:
             return False
         if process.is_zombie:
             return False
-        # A number is given out again: only the start tells that it is the same process.
+        # A number is used again: only the start shows that it is the same process.
         if self.ticks is None:  # of an earlier version, or of another system
             return abs(process.started - self.started) < 1.0
         return process.ticks == self.ticks

@@ -65,9 +65,10 @@ def select(client: MlflowClient, selection: Selection) -> Iterator[Run | Missing
 def search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterator[Run]:
     """All active runs of experiments that MLflow's search finds, newest first.
 
-    Pages are asked for by time of start: MLflow's own count from the newest run, and shift with
-    each change. A page goes on at the start of the last run of the page before. Only where more
-    runs than a page holds were started in one millisecond, MLflow's count is what is left.
+    Pages are asked for by start time, because MLflow's own pages count from the newest run and
+    shift with each change. A page begins at the start time of the last run of the page before.
+    MLflow's own pages are used only where more runs than a page holds were started in one
+    millisecond.
 
     Raises:
         TrackingError: MLflow refuses the filter, or the store does not answer.
@@ -180,7 +181,7 @@ def _experiments(client: MlflowClient, wanted: str | None) -> list[str]:
                 break
     if wanted is None:
         return [e.experiment_id for e in listed]
-    # A name goes before an id: an experiment may be called "3".
+    # A name takes precedence over an id: an experiment may be called "3".
     found = [e.experiment_id for e in listed if e.name == wanted]
     found = found or [e.experiment_id for e in listed if e.experiment_id == wanted]
     if found:

@@ -1,8 +1,8 @@
-"""What a training goes on from, as artifacts of its run: two files after each row.
+"""What a training resumes from, as artifacts of its run: two files after each row.
 
-First the state itself, then a manifest that tells its size and hash. A state whose manifest is not
-there, or says otherwise, was cut off and is none. The state of the row before stays until both
-files of the next one are stored.
+The state itself is stored first, then a manifest that contains its size and hash. A state whose
+manifest is not there, or does not match it, was cut off and does not count. The state of the row
+before stays until both files of the next one are stored.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Manifest:
         size: of the state's file, bytes.
         sha256: of the state's file, hexadecimal.
         config: the parameters in force, as in ``config.json``.
-        data: what tells the dataset; see :func:`.resume.data_of`.
+        data: what identifies the dataset; see :func:`.resume.data_of`.
         package_version: of clear_mlflow.
-        torch_version: of torch; another one may round otherwise.
+        torch_version: of torch; another one may round differently.
     """
 
     row: int

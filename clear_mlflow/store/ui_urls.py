@@ -46,12 +46,12 @@ _ANSWER_SECONDS = 2.0  # of a server on this machine
 
 
 def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
-    """Lines that tell how to see a run, and all runs of its experiment."""
+    """Lines that say how to see a run, and all runs of its experiment."""
     return _links(client, run.info.experiment_id, run.info.run_id)
 
 
 def experiment_links(client: MlflowClient, experiment_id: str) -> Sequence[str]:
-    """Lines that tell how to see an experiment."""
+    """Lines that say how to see an experiment."""
     return _links(client, experiment_id, None)
 
 
@@ -176,9 +176,9 @@ def server_address(uri: str) -> str:
 
 
 def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
-    """Lines that tell how to see a comparison; the page itself, too, if it is on this machine.
+    """Lines that say how to see a comparison, and where its page is if it is on this machine.
 
-    And the commands of the sweeps that go on from it, where it holds their grids.
+    The commands of the sweeps that follow it are there, too, where it holds their grids.
     """
     run_id, lines = run.info.run_id, list(run_links(client, run))
     root = urlsplit(str(run.info.artifact_uri))

@@ -15,7 +15,7 @@ _SEEDS = 5
 
 
 def next_grids(comparison: Comparison) -> dict[str, str]:
-    """The sweeps that go on from a comparison: name of the artifact to its text."""
+    """The sweeps that continue from a comparison: name of the artifact to its text."""
     grids = {names.MORE_SEEDS: more_seeds_grid(comparison), names.CHOSEN: chosen_grid(comparison)}
     return {name: text for name, text in grids.items() if text is not None}
 

@@ -23,7 +23,7 @@ _DEEPEST = 5  # a value, in a list, of a parameter, in an entry, of runs
 _SECTIONS = ("fixed", "grid", "runs")
 # Written out, so that a worker with another working folder finds the same files.
 _PATHS = ("data_root", "weights")
-# What tells runs apart without a word of its own in their name.
+# Every run's name contains these in any case; it names the others where they vary.
 _NAMED = ("strategy", "dataset", "seed", "seeds")
 _SEEDS = ("seed", "seeds")
 
@@ -167,7 +167,7 @@ def _asked(node: Any) -> Iterator[dict[str, str]]:
     grids += [_lists(entry, f"runs, entry {i}") for i, entry in enumerate(listed, start=1)]
     if not grids:
         raise ConfigError(f"asks for no runs; {expected}")
-    # Only an entry of runs may say otherwise than fixed: in a grid it would be a slip.
+    # Only an entry of runs may override fixed: in a grid that would be a mistake.
     if content.get("grid") and (both := sorted(fixed.keys() & grids[0].keys())):
         raise ConfigError(f"{both[0]} is in fixed and in grid; leave it out of one")
     number = sum(math.prod(len(values) for values in grid.values()) for grid in grids)
@@ -224,7 +224,7 @@ def _refuse_twins(runs: Sequence[PlannedRun]) -> None:
 
 
 def _name(config: TrainConfig, varied: Sequence[str]) -> str:
-    """Strategy, dataset and seed, as every run is called, and what else tells it from others."""
+    """Strategy, dataset and seed, as in every run's name, and the other parameters that vary."""
     seeds = config.seeds.split(",")
     which = f"seed {config.seed}" if config.seeds == NONE else f"{len(seeds)} seeds"
     texts = config.as_text()

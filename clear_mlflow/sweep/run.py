@@ -71,7 +71,7 @@ class SweptRun:
     error: str | None = None
     seconds: float | None = None  # from its start in this call to its end
     tries: int = 0  # in this call
-    note: str | None = None  # of its start: whether it goes on, or why it does not
+    note: str | None = None  # of its start: whether it resumes, or why it does not
 
 
 @dataclass(frozen=True)

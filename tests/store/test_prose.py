@@ -33,3 +33,20 @@ def test_a_line_is_found(prose, project, monkeypatch, tmp_path, text, found):
 
 def test_the_pages_pass(prose):
     assert [line for page in prose.PAGES for line in prose.findings(page)] == []
+
+
+def test_docstrings_and_comments_are_held_to_the_words(prose, monkeypatch, tmp_path):
+    """Code, and what names it, is not."""
+    monkeypatch.setattr(prose, "ROOT", tmp_path)
+    module = tmp_path / "module.py"
+    module.write_text(
+        '"""It stands there; `told` is a name."""\n\nTOLD = "goes on"  # who runs it\n'
+    )
+    assert list(prose.findings_in_code(module)) == [
+        "module.py:1 'stands': is, has, exists; 'means' for a sign",
+        "module.py:3 'who runs': you, anyone who can",
+    ]
+
+
+def test_the_package_passes(prose):
+    assert [line for module in prose.MODULES for line in prose.findings_in_code(module)] == []

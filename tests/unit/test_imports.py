@@ -42,6 +42,12 @@ def test_the_pure_core_is_pure():
     assert loaded.isdisjoint(["torch", "torchvision", "mlflow", "matplotlib"])
 
 
+def test_the_command_line_loads_before_mlflow_and_torch():
+    """A stopping signal is heard from its first moment, and --help takes no seconds."""
+    loaded = loaded_after("import clear_mlflow.cli")
+    assert loaded.isdisjoint(["torch", "torchvision", "mlflow", "matplotlib", "scipy", "ray"])
+
+
 def test_drawing_uses_no_pyplot():
     """A picture from a thread must not touch what a user's own session draws with."""
     code = (

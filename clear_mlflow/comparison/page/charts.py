@@ -14,7 +14,8 @@ from clear_mlflow.report.colours import GROUPS
 from clear_mlflow.report.page.line_chart import Line, LinePoint, axis_start, line_chart
 from clear_mlflow.statistics import SeedSummary
 
-# Groups whose curves can be told apart in one chart, and whose dots fit beside their names.
+# The most groups whose curves a reader can distinguish in one chart, and the most whose dots fit
+# beside their names.
 _MOST_CURVES = 8
 _MOST_DOTS = 24
 

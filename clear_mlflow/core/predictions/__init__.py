@@ -34,7 +34,7 @@ KEEP_PREDICTIONS = ("labels", "none", "probs")
 _FORMAT = "clear_mlflow/predictions"
 _VERSION = "1.0"
 _VERSION_WITH_CLUSTERS = "1.1"
-_CONTENT_BYTES = 16  # of each image's SHA-256: enough to tell any two images apart
+_CONTENT_BYTES = 16  # of each image's SHA-256: enough to distinguish any two images
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -220,11 +220,11 @@ class RowPredictions:
             probabilities.setflags(write=False)
 
     def check(self, images: EvaluationSet, row: AccuracyRow | None = None) -> None:
-        """Make sure that these are answers to those images, and say what the stored row says.
+        """Make sure that these are answers to those images and agree with the stored row.
 
         Raises:
-            RecordError: they answer another evaluation set, hold a class that is not there, or
-                count otherwise than the row.
+            RecordError: they answer another evaluation set, contain a class that does not exist,
+                or do not agree with the row.
         """
         if self.evaluation_set != images.digest or len(self.labels) != len(images):
             raise RecordError(

@@ -27,8 +27,8 @@ from clear_mlflow.data.stream import Bucket, BucketStream
 
 _BLOCK_BYTES = 2**20
 _FILES_IN_A_TASK = 32
-_FIRST_FILES = 256  # that tell how long it takes to look at one
-_QUICK_SECONDS = 50e-6  # that this takes on a disk of this machine, several times over
+_FIRST_FILES = 256  # they show how long it takes to look at one
+_QUICK_SECONDS = 50e-6  # several times what this takes on a disk of this machine
 
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")

@@ -1,9 +1,9 @@
-"""Looking a dataset over: what is there, and everything that is wrong with it.
+"""Check a dataset: what is there, and everything that is wrong with it.
 
-The loader stops at the first problem, for a training must not start. This goes on: it walks the
-image folders, which all of CLEAR's layouts have, holds them against the class lists and the
-metadata, decodes every image, and compares contents. What only the loader knows of is in the
-loader's words.
+The loader stops at the first problem, because a training must not start then. This module
+continues: it walks the image folders, which all of CLEAR's layouts have, compares them with the
+class lists and the metadata, decodes every image, and compares contents. A problem that only the
+loader knows is reported in the loader's words.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def check(root: Path, *, on_progress: OnImages = _tell_nobody) -> Findings:
     try:
         stream = read_any(folder, name=_NAME)
         digest = stream.digest
-        # Where folders do not tell the test set, the loader does.
+        # Where folders do not show the test set, the loader names its images.
         for bucket in stream.buckets:
             parts |= dict.fromkeys(bucket.train.paths, "train")
             parts |= dict.fromkeys(bucket.test.paths, "test")

@@ -60,7 +60,7 @@ class RememberedHashes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Keep what is new, however the context is left: hashing goes on where it stopped."""
+        """Keep what is new, however the context is left: hashing continues where it stopped."""
         if self._file is not None and self._new:
             self._in_database(self._file, self._save)
 
@@ -172,7 +172,7 @@ def wrongly_remembered(
 def _state(path: Path) -> _State | None:
     try:
         return _state_of(path.stat())
-    except OSError:  # whoever reads the file next tells why
+    except OSError:  # the next reader of the file reports why
         return None
 
 

@@ -36,7 +36,7 @@ class Problem:
 
 
 class FoundImage(NamedTuple):
-    """An image of a dataset that is looked over."""
+    """An image of a dataset that is checked."""
 
     split: str
     bucket: str

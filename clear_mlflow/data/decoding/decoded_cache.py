@@ -65,7 +65,7 @@ class DecodedCache:
 
     A file is checked when this process first reads it; one that is not as it was written, or that
     other users could have written to, is decoded anew. Where the folder cannot be written, the disk
-    is full, or a file is another user's, that is told once and images are decoded into memory
+    is full, or a file is another user's, the cache warns once and decodes images into memory
     instead: slower at the next start, but the same images.
 
     Args:

@@ -199,7 +199,7 @@ class ExtractedFeatures:
         """One file's features.
 
         Raises:
-            DataError: it is missing or damaged, or somebody else could have changed it.
+            DataError: it is missing or damaged, or another user could have changed it.
         """
         if file not in self._arrays:
             path = self._folder / file

@@ -1,15 +1,15 @@
-"""Fetching CLEAR: archives from the Hugging Face hub in, a dataset that the loader reads out.
+"""Fetch CLEAR: make a dataset that the loader reads from archives of the Hugging Face hub.
 
 The folder that a user names gets ``train_image_only`` and ``test``, the released layout. What is
 unfinished lies in ``.clear-mlflow-download`` beside them: parts of archives, and an archive being
 unpacked. An archive's split is unpacked there whole, gets a finished marker, and only then is
-renamed to its place, in one step. So a reader never meets half a split, and needs to know of no
-marker; the marker tells this command what is done already, and its folders from other people's.
+renamed to its place, in one step. So a reader never sees half a split, and does not need the
+marker. The marker shows this command which splits are done already, and which folders are its own.
 
 Addresses, mirrors (``HF_ENDPOINT``), tokens (``HF_TOKEN``), certificates and proxies are
 ``huggingface_hub``'s, whose session is used. Its ``hf_hub_download`` is not: it throws away what
-it has when it is stopped, so that no second run can go on from there, and it waits as long as a
-server asks it to.
+it has when it is stopped, so that a second run cannot continue from there, and it waits as long
+as a server asks it to.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def download(
     patience: Patience = Patience(),
     on_progress: OnProgress = _tell_nobody,
 ) -> tuple[str, ...]:
-    """Make *root* hold the dataset, going on from wherever an earlier call stopped.
+    """Make *root* hold the dataset; continue where an earlier call stopped.
 
     An archive that lies in *root* under its own name, fetched by hand, is taken instead of the
     network's, and stays there; archives fetched here are removed once they are unpacked.
@@ -364,7 +364,7 @@ def _receive(
                 done += len(block)
                 window_bytes += len(block)
                 if done > MAX_ARCHIVE_BYTES or (total is not None and done > total):
-                    break  # the checksum tells
+                    break  # the checksum will show that it is wrong
                 on_progress(what, done, total)
                 now = time.monotonic()
                 if now - window_start > patience.window:

@@ -1,7 +1,8 @@
 """Layouts of datasets on disk: one module each, with ``EXPECTED``, ``is_below`` and ``listing``.
 
-``EXPECTED`` says in a few words what the layout has; ``is_below(root)`` tells it from the others
-by looking at the folder; ``listing(root)`` gives its images. A new module is found here.
+``EXPECTED`` says in a few words what the layout has; ``is_below(root)`` looks at the folder and
+says whether it has this layout; ``listing(root)`` gives its images. A new module needs no
+registration.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def listing_of_columns(
     named_in: str,
     first_row: int,
 ) -> Listing:
-    """The listing of images that rows of columns tell of.
+    """The listing of the images that rows of columns describe.
 
     Args:
         paths: of the images, row by row, below *root*.

@@ -35,11 +35,12 @@ NONE = "none"
 
 @dataclass(frozen=True)
 class StreamArguments:
-    """What ``dataset_args`` may say of every stream of one's own.
+    """What ``dataset_args`` may say of every stream of your own.
 
     Args:
         name: of the stream, in records and comparisons; auto: that of its folder.
-        licence: of the images, as "CC BY 4.0", for whoever reads the run; none: not known.
+        licence: of the images, for example "CC BY 4.0", for anyone who reads the run; none: not
+            known.
     """
 
     name: str = AUTO
@@ -58,9 +59,9 @@ class StreamArguments:
 
 @dataclass(frozen=True)
 class OrderedArguments(StreamArguments):
-    """As of every stream, and ``order``: all buckets, with colons between.
+    """The arguments of every stream, and ``order``: all buckets, with colons between.
 
-    It is for buckets whose names do not tell it; none: they do.
+    It is for buckets whose names do not show their order; none: the names show it.
     """
 
     order: str = NONE

@@ -38,12 +38,12 @@ class FunctionSource:
     def __init__(self, reference: str) -> None:
         self._reference = reference
         module, _, attribute = reference.partition(":")
-        # As ``python -m`` would: what a user names in the folder at hand is what is meant.
+        # As with ``python -m``, a module in the current folder comes first.
         folder = str(Path.cwd())
         sys.path.insert(0, folder)
         try:
             self._function = getattr(importlib.import_module(module), attribute)
-        except Exception as error:  # whatever somebody's import may raise
+        except Exception as error:  # whatever a user's import may raise
             raise ConfigError(
                 f"dataset {reference} cannot be loaded ({type(error).__name__}: {reason(error)}); "
                 "pass package.module:function, importable from here"

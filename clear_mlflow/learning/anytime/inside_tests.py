@@ -1,4 +1,4 @@
-"""Tests of a model inside a bucket, which leave its training as it would be without."""
+"""Tests of a model inside a bucket, which leave its training as it would be without them."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class InsideTests:
 def _as_it_was(model: nn.Module) -> Iterator[None]:
     """Give each part of a model its mode back, and torch the states of its random numbers.
 
-    A test draws none; a layer of somebody's own may.
+    The test itself draws no random numbers, but a layer of your own may.
     """
     modes = [(part, part.training) for part in model.modules()]
     device = next(model.parameters()).device

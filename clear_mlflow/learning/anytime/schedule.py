@@ -83,9 +83,9 @@ def cost_of_tests(
     num_train: Sequence[int],
     num_test: Sequence[int],
 ) -> str:
-    """What a user is told of tests inside buckets before a training begins.
+    """The message on what tests inside buckets cost, which a user sees before a training begins.
 
-    It is of a strategy that trains on each bucket's own images: one that trains on more takes
+    It is for a strategy that trains on each bucket's own images: one that trains on more takes
     longer, and the tests are a smaller share of that.
 
     Args:

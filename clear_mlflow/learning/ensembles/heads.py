@@ -206,16 +206,16 @@ class HeadDescent(GradientDescent):
         self.curve = self._heads.curve
 
     def restart(self, fresh: nn.Module) -> None:
-        """Go on with other weights, as if nothing had been learned."""
+        """Continue with other weights, as if nothing had been learned."""
         super().restart(fresh)
         self._heads.forget_steps()
 
     def optimizer_state(self) -> tuple[tuple[str, ...], dict[str, Any]] | None:
-        """What the next bucket's steps go on from."""
+        """The state that the next bucket's steps continue from."""
         return self._heads.optimizer_state()
 
     def restore_optimizer(self, names: Sequence[str], state: dict[str, Any]) -> None:
-        """Go on from what :meth:`optimizer_state` gave."""
+        """Continue from what :meth:`optimizer_state` gave."""
         self._heads.restore_optimizer(names, state)
 
     def run(

@@ -126,8 +126,8 @@ def extract(
 ) -> Path:
     """Compute and store the features of all images of a stream, once.
 
-    Every set of images (a bucket's training or test images) is a file that is there whole or not
-    at all: what is interrupted goes on with the set that it was at.
+    Every set of images (a bucket's training or test images) is a file that exists whole or not
+    at all: an interrupted extraction resumes with the set that it was at.
 
     Args:
         stream: the dataset.

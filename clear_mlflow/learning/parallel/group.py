@@ -32,7 +32,8 @@ from clear_mlflow.learning.parallel.batch_norm import SynchronizedBatchNorm
 # dies is noticed at once.
 WAIT = timedelta(minutes=10)
 
-# How gloo tells that it no longer hears another process, where torch raises a plain RuntimeError.
+# Texts by which gloo reports that it has lost another process, where torch raises a plain
+# RuntimeError.
 _PEER_GONE = (
     "gloo/transport",
     "Connection closed by peer",

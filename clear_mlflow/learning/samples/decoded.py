@@ -27,8 +27,8 @@ from clear_mlflow.learning.samples.augment import augmentation
 from clear_mlflow.learning.samples.indices import SampleIndices
 from clear_mlflow.learning.samples.photos import Photos, photos_at, photos_of
 
-# ImageNet's mean and standard deviation, the field's habit. Constants, not measured on the data:
-# statistics of the whole stream would tell the model of buckets that it has not yet seen.
+# ImageNet's mean and standard deviation, as is usual in the field. They are constants, not measured
+# on the data: statistics of the whole stream depend on buckets that the model has not yet seen.
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 

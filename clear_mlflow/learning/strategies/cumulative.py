@@ -8,7 +8,7 @@ from clear_mlflow.learning.strategies._base import Strategy
 
 
 class Cumulative(Strategy):
-    """Go on training the model on all images of all buckets so far; bounded by no memory.
+    """Keep training the model on all images of all buckets so far; bounded by no memory.
 
     The upper bound that other strategies are measured against. Epochs grow with the stream: bucket
     k costs k times as many steps as the first.

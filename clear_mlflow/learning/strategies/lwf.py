@@ -1,4 +1,4 @@
-"""Learning without forgetting: go on answering new images as the model did before them."""
+"""Learning without forgetting: keep answering new images as the model did before them."""
 
 from __future__ import annotations
 

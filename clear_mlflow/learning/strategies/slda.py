@@ -32,9 +32,9 @@ class Slda(Strategy):
     The weight w is n / (n + 1) here: then S is the scatter around the means, whatever the order of
     the images, and a stream of one bucket is a linear discriminant analysis. The paper has
     t / (t + 1), which nearly agrees late in a stream but counts the first image of each class at
-    its distance from 0. The paper starts from means and a covariance of a first batch; here the
-    stream is all there is. ``update=paper`` computes its recursion as it stands, with the images in
-    the order of the dataset.
+    its distance from 0. The paper starts from means and a covariance of a first batch; here
+    nothing comes before the stream. ``update=paper`` computes the recursion as the paper writes it,
+    with the images in the order of the dataset.
 
     The seed and all parameters of the optimiser mean nothing.
 

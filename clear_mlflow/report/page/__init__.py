@@ -43,10 +43,10 @@ def rendered(page: str, *, over: str | None = None, colours: str = "", **content
 
 
 def rendered_part(name: str, **content: object) -> str:
-    """A part of somebody else's page.
+    """A part of another program's page.
 
     Args:
-        name: package and name of its template, as ``clear_mlflow.report.page/fragment``.
+        name: package and name of its template: ``clear_mlflow.report.page/fragment``, for example.
         content: what the template names; any texts, which it escapes.
     """
     return _environment().get_template(f"{name}.html").render(**content).strip()

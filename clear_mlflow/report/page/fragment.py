@@ -1,4 +1,4 @@
-"""A run as a part of somebody else's page, as a notebook's: its matrix, its metrics, its links."""
+"""A run as a part of another page, such as a notebook: its matrix, its metrics, its links."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run_html(
         matrix: its cells that are evidence.
         summary: metric name to value.
         reasons: metric name to why it has none.
-        links: lines that tell where to look at it; an address in them becomes a link.
+        links: lines that say where to look at it; an address in them becomes a link.
     """
     lower = {metric.name for metric in METRICS if not metric.higher_is_better}
     metrics = [

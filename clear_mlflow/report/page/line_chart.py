@@ -83,13 +83,13 @@ def line_chart(
         lowest: where the axis up begins, a quarter from 0 to 0.75; it ends at 1.
         dots: a dot for each point; otherwise only for a line of a single one, in a small chart.
         times: of the buckets, ascending: the axis across is then of time, true to scale, and what
-            was measured before training stands before the first by their mean distance.
+            was measured before training is drawn before the first, at their mean distance.
         places: where 0 to *last* lie on the axis across, from 0 to 1, where not evenly.
         marks: which of them have a line from top to bottom and a name, in place of numbers.
     """
     width, height = size
     dates = _dates(times)
-    # Half of a date stands behind the last place.
+    # Half of the last date is drawn to the right of the last place.
     left, right, top, bottom = 34, width - 10 - 3 * len(dates[-1] if dates else ""), 8, height - 22
 
     if not places:

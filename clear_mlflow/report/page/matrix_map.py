@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from clear_mlflow.core.text import ending, percent, printable
 
 _LONGEST_KEY = 8
-# Rows and columns that a person can tell apart on a page; of more, as many, spread evenly.
+# The most rows and columns that a person can distinguish on a page; of more, so many are shown,
+# spread evenly.
 MOST_SHOWN = 100
 
 
