@@ -193,10 +193,10 @@ def as_of_now(tags: Mapping[str, str]) -> dict[str, str]:
     runs of before show it.
 
     >>> as_of_now({"clear_mlflow.scored": "d", "strategy": "naive"})
-    {'mlflow.clear_mlflow.scored': 'd', 'strategy': 'naive'}
+    {'strategy': 'naive', 'mlflow.clear_mlflow.scored': 'd'}
     """
     now = {key: text for key, text in tags.items() if key not in _SHOWN_BEFORE}
-    return now | {_SHOWN_BEFORE[key]: tags[key] for key in _SHOWN_BEFORE.keys() & tags.keys()}
+    return now | {name: tags[key] for key, name in _SHOWN_BEFORE.items() if key in tags}
 
 
 def as_held(written: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:

@@ -42,8 +42,8 @@ def test_a_pattern_tells_which_file_is_which_row(pattern, paths, rows):
     ("pattern", "paths", "part"),
     [
         ("*.json", ["a_0.json", "a_1.json"], "{row0} if it is the test after"),
-        ("*.json", ["a_1.json", "b_2.json"], "write {row} where"),
-        ("*.json", ["a.json", "b.json"], "write {row} where"),
+        ("*.json", ["a_1.json", "b_2.json"], "write {row} in place of"),
+        ("*.json", ["a.json", "b.json"], "write {row} in place of"),
         ("*_{row}.json", ["a_1.json", "b_1.json"], "are both row 1"),
         ("{row}", ["9999"], "at most 1000"),
         ("../{row}", [], "a path within a run"),
