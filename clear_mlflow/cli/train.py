@@ -130,8 +130,8 @@ def train(
 ) -> None:
     """Train on one bucket after another and test on all buckets after each.
 
-    Every row of the accuracy matrix is stored in MLflow the moment it is measured. However the run
-    ends, the rows are read back from there and scored.
+    Every row of the accuracy matrix is stored in MLflow as soon as it is measured; it waits on
+    local disk while the store is away. However the run ends, the rows are read back and scored.
     """
     if assume_dead == "yes" and resume == NONE:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""An MLflow run while its rows arrive: each is stored the moment it is measured."""
+"""An MLflow run while its rows arrive: each is stored as soon as it is measured."""
 
 from __future__ import annotations
 
