@@ -46,15 +46,15 @@ def stored(store, experiment_id):
 
 def test_it_stores_what_the_program_stores(store, experiment_id, preloaded, log):
     """The same parameters and rows; and what it sets in its environment stays in it."""
-    before = dict(os.environ)
+    environment = {**os.environ, "ONLY_THERE": "1"}
     found = []
     for start in (start_program, preloaded):
-        process = start(options(**QUICK, strategy="naive"), before, str(log))
+        process = start(options(**QUICK, strategy="naive"), environment, str(log))
         assert process.wait(LONG) == 0, log.read_text()
         found.append(stored(store, experiment_id))
     assert found[0] == found[1]
     assert len(found[0][1]) == 11
-    assert dict(os.environ) == before
+    assert "ONLY_THERE" not in os.environ
 
 
 def test_a_refusal_is_its_line_in_the_log_and_its_exit_code(store, preloaded, log):
@@ -127,7 +127,9 @@ def test_threads_set_otherwise_than_at_the_loading_are_those_of_a_new_process(
 def test_a_sweep_forks_its_trainings(store, experiment_id, tmp_path):
     """Typed by a user; nothing is left of it, and nothing is said but by the sweep."""
     grid = tmp_path / "grid.yaml"
-    grid.write_text(yaml.safe_dump({"fixed": QUICK, "grid": {"strategy": ["ncm"], "seed": [0, 1]}}))
+    grid.write_text(
+        yaml.safe_dump({"fixed": QUICK, "grid": {"strategy": ["ncm"], "seed": [0, 1, 2]}})
+    )
     sweep = subprocess.Popen(
         [sys.executable, "-m", "clear_mlflow", "sweep", "--grid", str(grid)],
         stdout=subprocess.DEVNULL,
@@ -142,8 +144,11 @@ def test_a_sweep_forks_its_trainings(store, experiment_id, tmp_path):
     said = sweep.stderr.read()
     sweep.stderr.close()
     assert sweep.returncode == 0, said
-    assert [line[:5] for line in said.splitlines()] == ["[0/2]", "[1/2]", "[1/2]", "[2/2]"]
+    assert [line[:5] for line in said.splitlines()] == [
+        "[0/3]",
+        *("[1/3]", "[1/3]", "[2/3]", "[2/3]", "[3/3]"),
+    ]
     _, gone = psutil.wait_procs(seen, LONG)
     assert not gone
     runs = store.search_runs([experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` != ''")
-    assert [run.info.status for run in runs] == ["FINISHED", "FINISHED"]
+    assert [run.info.status for run in runs] == ["FINISHED"] * 3

@@ -375,7 +375,7 @@ def _serve_and_run(line: socket.socket) -> NoReturn:
     for module in ("clear_mlflow.process.parent", "clear_mlflow.engines.local"):
         sys.modules[module].subprocess = forking  # type: ignore[attr-defined]
     # A sweep would fork from a server of its own, which would load everything once more.
-    sys.modules["clear_mlflow.cli.sweep"]._program = lambda: start_program  # type: ignore[attr-defined]
+    sys.modules["clear_mlflow.cli.sweep"]._program = lambda runs: start_program  # type: ignore[attr-defined]
     os._exit(_main(PROGRAM))
 
 
