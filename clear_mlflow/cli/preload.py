@@ -14,9 +14,9 @@ from contextlib import suppress
 
 from clear_mlflow.process.forked import threads_of
 
-# What ends a sweep is for the sweep to hand on; what is forked may outlive it.
-_STOPPING = (signal.SIGTERM, signal.SIGHUP)
-_BEFORE = {number: signal.signal(number, signal.SIG_IGN) for number in _STOPPING}
+# What ends a sweep is for the sweep to hand on; what is forked may outlive it. Blocked and not
+# ignored: a signal to what was just forked waits until that is ready to be ended by it.
+_BEFORE = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
 
 LOADED_WITH = threads_of(os.environ)
 
@@ -45,6 +45,5 @@ atexit.register(gc.unfreeze)  # torch's libraries complain of what is left at th
 
 
 def give_signals_back() -> None:
-    """In a forked process: what stopping signals did before this was imported."""
-    for number, handler in _BEFORE.items():
-        signal.signal(number, handler)
+    """In a forked process: let stopping signals arrive, those that have been sent included."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, _BEFORE)

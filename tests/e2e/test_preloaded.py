@@ -100,6 +100,13 @@ def test_a_signal_stops_it_as_it_stops_the_program(store, experiment_id, preload
     trainer.wait(LONG)
 
 
+def test_a_signal_right_after_the_start_is_not_lost(store, preloaded, log):
+    """A sweep that is stopped while it starts a run would otherwise wait for its training."""
+    process = preloaded(options(**{**QUICK, "epochs": "3000"}), dict(os.environ), str(log))
+    process.terminate()
+    assert process.wait(60) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+
+
 def test_its_training_ends_with_it(store, experiment_id, preloaded, log):
     """Killed as by a machine that is short of memory."""
     process = preloaded(options(**{**QUICK, "epochs": "3000"}), dict(os.environ), str(log))
