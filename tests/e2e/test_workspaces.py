@@ -75,7 +75,9 @@ def ran(*arguments):
 
 def test_commands_and_pages_stay_in_a_workspace(lab, tmp_path, monkeypatch):
     """track, import, evaluate, compare; links lead there; pages are for whom MLflow lets in."""
-    experiment_id = mlflow.set_experiment("rows").experiment_id
+    # mlflow.set_experiment would stay in force for whatever this process tests next.
+    experiment_id = mlflow.create_experiment("rows")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "rows")
     for seed in range(2):
         with clear_mlflow.track(buckets=2, num_instances=100, dataset="mine", seed=seed) as run:
             for i in range(3):
