@@ -16,10 +16,10 @@ from collections import deque
 
 import torch
 
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.curve import MOST_POINTS, LossCurve, num_points
 from clear_mlflow.learning.ensembles.heads import descent_for
 from clear_mlflow.learning.models import build_model, linear_head
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
 from clear_mlflow.learning.samples.decoded import Samples
 from clear_mlflow.learning.strategies.naive import Naive

@@ -118,7 +118,7 @@ def build(folder: Path, sizes: list[int]) -> None:
     from mlflow.entities import Metric, Param, RunTag
 
     from clear_mlflow.core.record import ROWS_FOLDER, RowRecord
-    from clear_mlflow.learning.config import TrainConfig
+    from clear_mlflow.learning.parameters.config import TrainConfig
     from clear_mlflow.store import names
     from clear_mlflow.store.matrix_tag import matrix_tag
 

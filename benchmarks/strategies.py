@@ -87,7 +87,7 @@ def default_lines(only: list[str] | None) -> Iterator[str]:
 
 def lines_of(grid: Path) -> Iterator[str]:
     """What each line asks for of settings that were chosen: what differs from the recipe."""
-    from clear_mlflow.learning.config import TrainConfig
+    from clear_mlflow.learning.parameters.config import TrainConfig
     from clear_mlflow.sweep import read_grid
 
     for run in read_grid(grid).runs:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import NONE, TrainConfig, parameter_defaults, switches
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults, switches
+from clear_mlflow.learning.parameters.recipes import NONE
 
 if TYPE_CHECKING:
     from clear_mlflow.core.predictions import EvaluationSet

@@ -39,7 +39,7 @@ with atheris.instrument_imports(include=["clear_mlflow"]):
     from clear_mlflow.core.text import one_line
     from clear_mlflow.importers import FORMATS, Source, read_runs
     from clear_mlflow.importers._literal_pickle import read_literals
-    from clear_mlflow.learning.config import read_config_file
+    from clear_mlflow.learning.parameters.logged import read_config_file
     from clear_mlflow.store.states import Manifest
     from clear_mlflow.sweep.grid import read_grid
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from clear_mlflow.learning.config import (
-    RECIPES,
+from clear_mlflow.learning.parameters.config import (
     auto_values,
     parameter_choices,
     parameter_defaults,
     parameter_groups,
     parameter_help,
 )
+from clear_mlflow.learning.parameters.recipes import RECIPES
 
 _FEATURES = "features"
 

@@ -15,7 +15,8 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
-from clear_mlflow.learning.config import AUTO, TrainConfig, switches
+from clear_mlflow.learning.parameters.config import TrainConfig, switches
+from clear_mlflow.learning.parameters.recipes import AUTO
 
 API = Path(__file__).parent.parent / "clear_mlflow" / "api.py"
 FUNCTIONS = ("train", "train_ensemble")

@@ -23,7 +23,7 @@ from clear_mlflow.cli.options import (
 from clear_mlflow.cli.terminal import console, tables
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines.ray_cluster import RayCluster
-from clear_mlflow.learning.config import AUTO, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import DEFAULT_FAMILIES, Metric, family_names, of_families
 from clear_mlflow.metrics._user import load_own_metrics
 

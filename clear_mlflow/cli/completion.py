@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable
 import click
 from click.shell_completion import CompletionItem
 
-from clear_mlflow.learning.config import AUTO, LINEAR, NONE, parameter_choices, parameter_defaults
+from clear_mlflow.learning.parameters.config import parameter_choices, parameter_defaults
+from clear_mlflow.learning.parameters.recipes import AUTO, LINEAR, NONE
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.metrics import FAMILIES
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 from clear_mlflow.cli.help import Command
 from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import AUTO, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.progress import can_show_bars
 
 _DRAWINGS_PER_SECOND = 10

@@ -7,7 +7,8 @@ import click
 from clear_mlflow.cli.help import Command
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import PROTOCOLS
-from clear_mlflow.learning.config import AUTO, NONE, feature_name
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.parameters.values import feature_name
 
 
 @click.command(

@@ -27,7 +27,7 @@ from clear_mlflow.cli.options import (
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.importers import Reading, RowPattern
-from clear_mlflow.learning.config import AUTO, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import family_names, of_families
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics._user import load_own_metrics

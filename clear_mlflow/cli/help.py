@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from clear_mlflow.learning.config import AUTO, NONE, auto_values
+from clear_mlflow.learning.parameters.config import auto_values
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 
 _OTHER = "Other options"
 

@@ -24,7 +24,7 @@ from clear_mlflow.core.text import one_line, shown
 from clear_mlflow.core.untrusted import MAX_IMPORTED_FILES
 from clear_mlflow.data.files import is_folder
 from clear_mlflow.importers import FORMATS, Reading, load, passed_over, read_runs, recognise
-from clear_mlflow.learning.config import AUTO, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import click
 from clear_mlflow.cli.help import Option
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines.ray_cluster import LOCAL
-from clear_mlflow.learning.config import AUTO, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 
 _MOST_JOBS = 256
 

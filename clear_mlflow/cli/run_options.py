@@ -15,7 +15,7 @@ import click
 
 from clear_mlflow.cli.help import Option
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import NONE
+from clear_mlflow.learning.parameters.recipes import NONE
 
 RUN = "Run"
 # Options of the terminal alone, by the names of their parameters.

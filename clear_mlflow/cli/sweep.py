@@ -30,7 +30,7 @@ from clear_mlflow.core.text import one_line
 from clear_mlflow.engines import Engine, LocalEngine
 from clear_mlflow.engines.local import Process, start_program
 from clear_mlflow.engines.ray_cluster import RayEngine
-from clear_mlflow.learning.config import AUTO, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.sweep import Grid, read_grid
 

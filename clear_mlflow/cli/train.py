@@ -15,15 +15,15 @@ from clear_mlflow.cli.help import STOPPED, Command, Option, auto_text
 from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
 from clear_mlflow.core.distributed import DistributedEnv, place_of_environment
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import (
-    NONE,
+from clear_mlflow.learning.parameters.config import (
     TrainConfig,
     parameter_choices,
     parameter_defaults,
     parameter_groups,
     parameter_help,
-    read_config_file,
 )
+from clear_mlflow.learning.parameters.logged import read_config_file
+from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.rank_worker import run_rank
 from clear_mlflow.process.signals import StoppingSignals
@@ -32,7 +32,7 @@ from clear_mlflow.process.signals import StoppingSignals
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """One option for each field of TrainConfig, all texts, as MLflow hands them over; and a file.
 
-    Source of the defaults: :func:`~clear_mlflow.learning.config.parameter_defaults`.
+    Source of the defaults: :func:`~clear_mlflow.learning.parameters.config.parameter_defaults`.
     """
     groups = parameter_groups()
     command = click.option(

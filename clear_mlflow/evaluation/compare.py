@@ -47,8 +47,8 @@ from clear_mlflow.core.errors import ConfigError, FailedMetricError, TrackingErr
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.evaluation.read_correctness import read_correctness
-from clear_mlflow.learning.config import (
-    TrainConfig,
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.logged import (
     is_of_a_training,
     logged_parameters,
     stored_parameters,

@@ -15,7 +15,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_WEIGHTS_BYTES, json_texts, read_bytes
-from clear_mlflow.learning.config import TrainConfig, is_own_function, stored_parameters
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.logged import dataset_runs_code, stored_parameters
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import create_run
@@ -126,7 +127,7 @@ def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, st
             "of somebody's own; what a store names is never imported: test its models with the "
             "program that trained them"
         )
-    if is_own_function(stored.get("dataset", "digits")):
+    if dataset_runs_code(stored):
         raise RecordError(
             f"run {run.info.run_id} was trained on {shown(stored['dataset'])}, a function of "
             "somebody's own; what a store names is never imported: test its models with the "

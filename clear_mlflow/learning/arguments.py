@@ -9,7 +9,8 @@ from typing import Any, TypeVar, get_type_hints
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.sources import source_of, stream_name
-from clear_mlflow.learning.config import Argument, parse_parameter
+from clear_mlflow.learning.parameters.config import parse_parameter
+from clear_mlflow.learning.parameters.values import Argument
 
 T = TypeVar("T")
 

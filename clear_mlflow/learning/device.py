@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from clear_mlflow.core.errors import ConfigError, TrainingError
-from clear_mlflow.learning.config import AUTO
+from clear_mlflow.learning.parameters.recipes import AUTO
 
 # Of a device's free memory, what images or features may take: activations need the rest.
 _SHARE_FOR_SAMPLES = 0.5

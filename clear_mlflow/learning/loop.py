@@ -14,7 +14,6 @@ from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
 from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import (
     RngPurpose,
     autocast,
@@ -24,6 +23,7 @@ from clear_mlflow.learning.device import (
 from clear_mlflow.learning.ensembles.heads import descent_for
 from clear_mlflow.learning.models import build_model, linear_head
 from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import (
     HeldOutImages,

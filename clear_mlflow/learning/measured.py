@@ -12,7 +12,7 @@ from typing import Protocol
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 
 
 @dataclass(frozen=True)

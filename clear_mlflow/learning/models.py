@@ -15,7 +15,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
 from clear_mlflow.data.features.torch_files import load_torch_file
-from clear_mlflow.learning.config import NONE
+from clear_mlflow.learning.parameters.recipes import NONE
 
 SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: linear_head
 

@@ -9,8 +9,9 @@ from clear_mlflow.data import load_stream
 from clear_mlflow.data.checking.damaged import sound_stream
 from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache
 from clear_mlflow.data.features.stored import load_features
-from clear_mlflow.learning.config import AUTO, NONE, TrainConfig
 from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.augment import augmentation
 from clear_mlflow.learning.session import StreamTraining

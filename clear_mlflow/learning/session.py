@@ -27,7 +27,6 @@ from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.learning.anytime.schedule import MOST_TESTS, num_tests_in_buckets
 from clear_mlflow.learning.arguments import dataset_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, read_state, to_bytes
-from clear_mlflow.learning.config import FULL, NONE, TrainConfig
 from clear_mlflow.learning.device import (
     resolve_device,
     resolve_precision,
@@ -46,6 +45,8 @@ from clear_mlflow.learning.measured import (
 )
 from clear_mlflow.learning.models import check_model
 from clear_mlflow.learning.parallel.group import ALONE, Group, check_devices
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.recipes import FULL, NONE
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
 from clear_mlflow.learning.registry import strategy_names
 from clear_mlflow.learning.samples.decoded import DecodedStream

@@ -21,7 +21,7 @@ from typing import Any
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process import messages
 
 # How long after its supervisor this process may last.

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import psutil
 
 from clear_mlflow.core.distributed import usable_cores
-from clear_mlflow.learning.config import AUTO, TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.recipes import AUTO
 
 
 def processes_to_start(asked: str, config: TrainConfig) -> int:

@@ -19,7 +19,6 @@ from typing import Any
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import PeerLostError
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.measured import (
     MeasuredRow,
     OnCurve,
@@ -27,6 +26,7 @@ from clear_mlflow.learning.measured import (
     StreamMetadata,
     ignore,
 )
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process import messages
 from clear_mlflow.process.forked import TrainingChild, waiting_training_process
 

@@ -18,7 +18,7 @@ from clear_mlflow.core.errors import (
     PeerLostError,
 )
 from clear_mlflow.core.text import one_line
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
 

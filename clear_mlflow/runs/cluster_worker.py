@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Mapping
 
-from clear_mlflow.learning.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.runs.supervised import train_supervised

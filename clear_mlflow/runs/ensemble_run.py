@@ -12,8 +12,9 @@ from types import TracebackType
 from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from clear_mlflow.learning.config import NONE, TrainConfig
 from clear_mlflow.learning.measured import CurvePoint, Training
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.runs.lifecycle import create_run
 from clear_mlflow.runs.training_run import TrainingRun, run_name
 from clear_mlflow.store import names

@@ -24,8 +24,8 @@ from mlflow.types import ColSpec, DataType, Schema, TensorSpec
 from PIL import Image
 
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
-from clear_mlflow.learning.config import NONE
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
+from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.scoring.computed import Computed
 from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.scoring.series import bucket_metric_names, points_of

@@ -25,14 +25,10 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.journal.spool import HeldError, Spool, left_spools, read_origin
-from clear_mlflow.learning.config import (
-    AUTO,
-    TrainConfig,
-    is_own_function,
-    parameter_defaults,
-    stored_parameters,
-)
 from clear_mlflow.learning.measured import StreamMetadata
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.logged import dataset_runs_code, stored_parameters
+from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.lifecycle import open_again, refuse_second
 from clear_mlflow.store import names
@@ -254,7 +250,7 @@ def parameters_to_resume(
             "somebody's own; what a store names is not imported unless you name it, too: pass "
             f"strategy={config.strategy} if you know it"
         )
-    if is_own_function(config.dataset) and told.get("dataset") != config.dataset:
+    if dataset_runs_code(config.as_text()) and told.get("dataset") != config.dataset:
         raise ConfigError(
             f"run {point.run.info.run_id} was trained on dataset {config.dataset}, a function of "
             "somebody's own; what a store names is not imported unless you name it, too: pass "

@@ -16,7 +16,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT, MLFLOW_RUN_NOTE
 
 from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv
 from clear_mlflow.core.errors import ClearError
-from clear_mlflow.learning.config import NONE, TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.peers import PeerProcesses
 from clear_mlflow.process.signals import StoppingSignals
@@ -62,7 +63,8 @@ def train_supervised(
 
     Args:
         process: the child, started with these parameters; it is ended here.
-        asked: parameters as text; see :class:`~clear_mlflow.learning.config.TrainConfig`.
+        asked: parameters as text, as
+            :class:`~clear_mlflow.learning.parameters.config.TrainConfig` names them.
         signals: entered already, so that none is missed while this starts.
         place: among the processes that train together; the record is kept by the first.
         name: of the run; made of its parameters when not given.

@@ -25,8 +25,10 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import note, warn
 from clear_mlflow.journal.stored_points import stored_steps
 from clear_mlflow.learning.anytime.schedule import cost_of_tests
-from clear_mlflow.learning.config import NONE, TrainConfig, parameters_to_log
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.logged import parameters_to_log
+from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.metrics import family_names
 from clear_mlflow.runs.lifecycle import open_run
 from clear_mlflow.runs.resume import ResumePoint, data_of, rows_before

@@ -7,7 +7,7 @@ import yaml
 from clear_mlflow.comparison import Comparison
 from clear_mlflow.comparison.build import methods
 from clear_mlflow.core.matrix import validated_split
-from clear_mlflow.learning.config import AUTO
+from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.store import names
 from clear_mlflow.sweep.more_seeds import more_seeds_grid, parameters_of
 

@@ -17,7 +17,8 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_RUNS, decoded, read_bytes
 from clear_mlflow.learning.anytime.schedule import OFF
-from clear_mlflow.learning.config import NONE, TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.recipes import NONE
 
 _DEEPEST = 5  # a value, in a list, of a parameter, in an entry, of runs
 _SECTIONS = ("fixed", "grid", "runs")

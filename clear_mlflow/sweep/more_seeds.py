@@ -9,13 +9,9 @@ import yaml
 
 from clear_mlflow.comparison import Comparison, Group
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import (
-    AUTO,
-    TrainConfig,
-    is_of_a_training,
-    logged_parameters,
-    parameter_defaults,
-)
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.logged import is_of_a_training, logged_parameters
+from clear_mlflow.learning.parameters.recipes import AUTO
 
 _SEEDS = ("seed", "seeds")
 

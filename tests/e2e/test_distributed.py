@@ -21,7 +21,7 @@ from clear_mlflow import summarize
 from clear_mlflow.cli import main
 from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv, place_of_environment
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import strategy_names

@@ -27,8 +27,8 @@ from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordE
 from clear_mlflow.core.predictions import predictions_file_name
 from clear_mlflow.core.record import RowRecord, row_index
 from clear_mlflow.journal.spool import Spool, default_root
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.measured import StreamMetadata
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import series
 from clear_mlflow.runs.resume import (
     check_data,

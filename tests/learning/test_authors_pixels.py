@@ -20,8 +20,8 @@ from torchvision.transforms import CenterCrop, Resize, ToTensor
 
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.loop import measure, train
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
 from clear_mlflow.learning.samples.photos import Photos

@@ -17,7 +17,7 @@ from clear_mlflow.data import load_stream
 from clear_mlflow.data.decoding import decode as images
 from clear_mlflow.data.features.extracted import Extraction, write_sidecar
 from clear_mlflow.data.features.stored import load_features, refuse_taken_name
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 
 
 @pytest.fixture

@@ -22,7 +22,6 @@ from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.data.stream import image_sets
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.inference import extract as extraction
 from clear_mlflow.learning.inference.extract import (
     Backbone,
@@ -31,6 +30,7 @@ from clear_mlflow.learning.inference.extract import (
     features_of,
     load_backbone,
 )
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import LineProgress
 from clear_mlflow.learning.session import check

@@ -8,7 +8,7 @@ import textwrap
 import pytest
 
 from clear_mlflow.core.errors import PeerLostError
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 
 # What torchrun sets for the first of two.

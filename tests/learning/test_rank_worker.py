@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from clear_mlflow.core.distributed import DistributedEnv
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process import rank_worker
 from clear_mlflow.process.rank_worker import run_rank
 from clear_mlflow.process.signals import StoppingSignals

@@ -14,7 +14,7 @@ from strategy_runs import feature_stream, image_stream, on_features, random_head
 from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies import Strategy

@@ -7,7 +7,7 @@ import shutil
 import pytest
 from released_layout import read_json, write_json, write_released
 
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from clear_mlflow.cli import main
 from clear_mlflow.cli.run_options import apply_run_options
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import parameter_defaults, parameter_groups
+from clear_mlflow.learning.parameters.config import parameter_defaults, parameter_groups
 from clear_mlflow.runs.lifecycle import create_run, open_run
 
 

@@ -17,7 +17,8 @@ from comparisons import NUM_TEST, counts, log_predictions, log_run
 
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.cli import main
-from clear_mlflow.learning.config import TrainConfig, parameter_defaults, parameters_to_log
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.logged import parameters_to_log
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 from clear_mlflow.sweep import fingerprint, read_grid

@@ -17,8 +17,8 @@ import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, DivergedError, TrainingError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.evaluation.rescore import Evaluation
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.measured import MeasuredRow, ignore
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check

@@ -12,7 +12,7 @@ from released_layout import write_released
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import RowRecord
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.samples.indices import SampleIndices

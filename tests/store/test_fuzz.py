@@ -54,8 +54,9 @@ from clear_mlflow.importers import FORMATS, Source, read_runs
 from clear_mlflow.importers._literal_pickle import read_literals
 from clear_mlflow.journal.spool import End, Spool, read_origin
 from clear_mlflow.learning.checkpoint import read_state
-from clear_mlflow.learning.config import TrainConfig, parameter_defaults, read_config_file
 from clear_mlflow.learning.models import build_model
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.logged import read_config_file
 from clear_mlflow.scoring.plan import _read_versions
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names

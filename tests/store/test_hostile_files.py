@@ -17,7 +17,8 @@ from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.evaluation.reevaluate_models import retest
 from clear_mlflow.learning.checkpoint import _random_states, _set_random_states
-from clear_mlflow.learning.config import TrainConfig, read_config_file
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.logged import read_config_file
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.runs.resume import ResumePoint, parameters_to_resume
 from clear_mlflow.scoring.computed import prediction_tables

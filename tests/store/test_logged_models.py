@@ -21,8 +21,8 @@ from clear_mlflow.api import train_ensemble
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.evaluation.rescore import Evaluation
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
@@ -246,7 +246,7 @@ def test_what_models_are_stored_by_is_loaded_beside_the_first_bucket(store):
     script = """
 import sys
 from mlflow import MlflowClient
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.runs.training_run import TrainingRun
 
 for kept in ("none", "last"):

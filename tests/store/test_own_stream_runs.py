@@ -13,7 +13,7 @@ import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
 from clear_mlflow.evaluation.reevaluate_models import retest
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.runs.resume import ResumePoint, parameters_to_resume
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names

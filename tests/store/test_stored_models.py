@@ -14,7 +14,7 @@ from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.evaluation.reevaluate_models import retest
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import progress_for
 from clear_mlflow.learning.session import StreamTraining, check

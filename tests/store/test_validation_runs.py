@@ -17,7 +17,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.record import RowRecord, assemble
 from clear_mlflow.evaluation.reevaluate_models import retest
-from clear_mlflow.learning.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.matrix_tag import read_matrix_tag

@@ -10,8 +10,8 @@ import torch
 
 from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.loop import train
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.session import StreamTraining, check

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 
 CPU = torch.device("cpu")
 

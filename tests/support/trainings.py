@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, StreamMetadata, ignore
+from clear_mlflow.learning.parameters.config import TrainConfig
 
 NUM_TEST = 100
 

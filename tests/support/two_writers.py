@@ -44,8 +44,8 @@ from PIL import Image
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.record import RowRecord
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, ignore
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import series
 from clear_mlflow.runs import lifecycle, tracked_run
 from clear_mlflow.runs import resume as going_on

@@ -10,7 +10,7 @@ import pytest
 import clear_mlflow
 from clear_mlflow import api
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 
 FUNCTIONS = (clear_mlflow.train, clear_mlflow.train_ensemble)
 # What an editor offers and a program may rely on; a name that goes breaks somebody's.

@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.sources import DATASETS
-from clear_mlflow.learning.config import (
-    EMBEDDED_RECIPES,
-    TrainConfig,
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.logged import (
     is_of_a_training,
     logged_parameters,
-    parameter_defaults,
     parameters_to_log,
     read_config_file,
     stored_parameters,
 )
+from clear_mlflow.learning.parameters.recipes import EMBEDDED_RECIPES
 
 ASKED = [
     {},

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.embedded import EMBEDDED, digits_writers
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.learning.config import EMBEDDED_RECIPES
+from clear_mlflow.learning.parameters.recipes import EMBEDDED_RECIPES
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.sources import DATASETS, SOURCES
 from clear_mlflow.learning.arguments import dataset_arguments
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 
 
 def load(root, *, protocol="iid", split="auto", **arguments):

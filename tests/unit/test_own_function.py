@@ -13,7 +13,7 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.sources import needs_folder, stream_name
 from clear_mlflow.learning.arguments import dataset_arguments
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 
 MODULE = """
 from pathlib import Path

@@ -19,7 +19,7 @@ from clear_mlflow.core.matrix import measured_split, validated_split
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.splits import check_protocol, seeded_split, validation_split
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_set
-from clear_mlflow.learning.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig
 
 PHOTOS = Photos(train=26)
 CLASSES = len(PHOTOS.classes)

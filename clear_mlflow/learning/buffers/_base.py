@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import buffer_names
-from clear_mlflow.learning.config import NONE
+from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.samples.indices import SampleIndices, joined, whole_bucket
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.curve import LossCurve
 from clear_mlflow.learning.descent import (
     GradientDescent,
@@ -29,6 +28,7 @@ from clear_mlflow.learning.descent import (
 )
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Samples, batch_bounds
 from clear_mlflow.learning.strategies._base import Strategy

@@ -12,9 +12,10 @@ from torch import nn
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.learning.config import NONE, TrainConfig
 from clear_mlflow.learning.ensembles.heads import HeadsDescent, Stack
 from clear_mlflow.learning.loop import Tested, Trained, fresh_model, train
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.progress import MemberProgress, TrainingProgress
 from clear_mlflow.learning.samples.decoded import HeldOutImages, batch_bounds
 from clear_mlflow.learning.samples.feature_stream import TrainingStream

@@ -11,7 +11,6 @@ from safetensors.torch import load_file
 from torch import nn
 
 from clear_mlflow.core.errors import DataError, RecordError
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import tf32, translate_oom
 from clear_mlflow.learning.loop import fresh_model, measure_row
 from clear_mlflow.learning.measured import (
@@ -21,6 +20,7 @@ from clear_mlflow.learning.measured import (
     StreamMetadata,
     ignore,
 )
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.session import StreamTraining
 
 _LESS_MEMORY = "end what else runs on it, or set CUDA_VISIBLE_DEVICES= to test on the CPU"

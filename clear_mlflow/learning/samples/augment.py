@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clear_mlflow.data.decoding.decode import Resize
-from clear_mlflow.learning.config import NONE, RANDOM_CROP, RANDOM_CROP_FLIP, SQUARE
+from clear_mlflow.learning.parameters.recipes import NONE, RANDOM_CROP, RANDOM_CROP_FLIP, SQUARE
 
 # Below this side, a square is neither cropped nor mirrored: images are drawings of a few strokes.
 _SMALLEST_PHOTO = 64

@@ -20,9 +20,9 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.decoding.decode import DecodedImages, decode
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import BucketStream, ImageSet
-from clear_mlflow.learning.config import NONE
 from clear_mlflow.learning.device import RngPurpose, generator, storage_device
 from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.samples.augment import augmentation
 from clear_mlflow.learning.samples.indices import SampleIndices
 from clear_mlflow.learning.samples.photos import Photos, photos_at, photos_of

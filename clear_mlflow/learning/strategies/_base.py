@@ -16,9 +16,9 @@ from torch.nn.functional import cross_entropy
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers._base import Buffer, BufferArguments, load_buffer
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.registry import ENTRY_POINTS, strategy_names
 from clear_mlflow.learning.samples.decoded import Batch, Samples
 from clear_mlflow.learning.samples.feature_stream import TrainingStream

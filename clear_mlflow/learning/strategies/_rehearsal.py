@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.learning.buffers._base import BufferArguments
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batches
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._base import Strategy, new_buffer

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.learning.buffers._base import BufferArguments
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import autocast
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_not_negative

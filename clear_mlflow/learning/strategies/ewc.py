@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.device import RngPurpose, generator
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import batch_bounds, batches
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_not_negative

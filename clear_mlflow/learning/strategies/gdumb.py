@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from clear_mlflow.learning.buffers._base import BufferArguments
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_not_negative

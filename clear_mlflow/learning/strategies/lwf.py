@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import autocast
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, batches, looks_alike
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_above_zero, check_not_negative

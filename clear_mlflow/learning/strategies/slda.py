@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.config import TrainConfig
 from clear_mlflow.learning.descent import GradientDescent
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._statistics import ClassMeans, rows_of, set_head

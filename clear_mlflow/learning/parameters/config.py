@@ -8,291 +8,51 @@ checked by its field; ``auto`` takes the value that the dataset's recipe names.
 from __future__ import annotations
 
 import json
-import math
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
-from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import PROTOCOLS, VALIDATION
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.data.embedded import EMBEDDED
-from clear_mlflow.data.sources import (
-    CLEAR,
-    DATASETS,
-    SOURCES,
-    needs_folder,
-    stream_name,
-)
-from clear_mlflow.data.sources import is_own_function as is_own_function
+from clear_mlflow.data.sources import CLEAR, SOURCES, needs_folder, stream_name
 from clear_mlflow.learning.anytime.schedule import OFF, Interval, parse_interval
-from clear_mlflow.learning.registry import (
-    WITHOUT_BUFFER,
-    WITHOUT_STEPS,
-    known_strategies,
-    strategy_names,
+from clear_mlflow.learning.parameters.recipes import (
+    AUTO,
+    FEATURES_RECIPE,
+    LINEAR,
+    NONE,
+    RANDOM_CROP,
+    RANDOM_CROP_FLIP,
+    RECIPES,
+    SQUARE,
+    STREAM_RECIPE,
 )
-from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
+from clear_mlflow.learning.parameters.values import (
+    Argument,
+    argument_text,
+    feature_name,
+    number,
+    one_of,
+    parse_arguments,
+    parse_batch_size,
+    parse_dataset,
+    parse_families,
+    parse_memory,
+    parse_path,
+    parse_seeds,
+    parse_split,
+    parse_strategy,
+    parse_test_every,
+    parse_weights,
+    whole,
+)
+from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS, known_strategies
+from clear_mlflow.metrics import DEFAULT_FAMILIES
 
-AUTO = "auto"
-NONE = "none"
-FULL: Literal["full"] = "full"
-LINEAR = "linear"  # the only model on stored features, and a model on nothing else
-
-RANDOM_CROP = "random_crop"
-RANDOM_CROP_FLIP = "random_crop_flip"
-SQUARE = "square"
-
-# The recipe of the CLEAR authors' own examples: ResNet-18 from scratch at 224 pixels, cropped at
-# random and not mirrored.
-# Source: Avalanche's examples/clear.py, the challenge's starter kit, Renate's CLEAR benchmark.
-_CLEAR_RECIPE: Mapping[str, str] = {
-    "model": "resnet18",
-    "image_size": "224",
-    "augment": RANDOM_CROP,
-    "epochs": "100",
-    "batch_size": "256",
-    "lr": "0.01",
-    "weight_decay": "0.00001",
-    "lr_step": "30",
-    "memory": "3300",
-    "precision": AUTO,
-    "device": AUTO,
-}
-
-# Chosen so that a run of the embedded dataset ends well within a minute on two cores, and a naive
-# learner shows what CLEAR shows: in-domain > next-domain > forward transfer, and forgetting.
-_DIGITS_RECIPE: Mapping[str, str] = {
-    "model": "small_cnn",
-    "image_size": "32",
-    "augment": NONE,  # a digit's mirror image is no digit
-    "epochs": "6",
-    "batch_size": "32",
-    "lr": "0.02",
-    "weight_decay": "0.00001",
-    "lr_step": "30",
-    "memory": "300",
-    # So few numbers that making them half as wide costs more time than it saves.
-    "precision": "off",
-    "device": AUTO,
-}
-
-# The scans as they are are 8 pixels wide; a bucket has a third of the images that digits' have, and
-# so three times the epochs.
-_WRITERS_RECIPE: Mapping[str, str] = {**_DIGITS_RECIPE, "image_size": "16", "epochs": "18"}
-
-# On stored features, whatever the dataset: a linear head by the protocol of CLEAR's paper, which
-# gives batch, lr and momentum; 100 epochs are those of the image recipe. The lr is lowered after
-# 60, and no weight decays, as in the CLEAR authors' own example. A head costs minutes, not hours.
-# Source: Lin et al., arXiv:2201.06289; Avalanche's examples/clear_linear.py.
-_FEATURES_RECIPE: Mapping[str, str] = {
-    "model": LINEAR,
-    "augment": NONE,
-    "epochs": "100",
-    "batch_size": "512",
-    "lr": "1",
-    "weight_decay": "0",
-    "lr_step": "60",
-    "precision": "off",  # a layer eleven numbers wide waits for memory, not for arithmetic
-}
-
-_DEFAULT_METRICS = ",".join(DEFAULT_FAMILIES)
-_ADDED_LATER = frozenset({"augment", "metrics", "dataset_args", "test_every"})  # to what runs store
-
-EMBEDDED_RECIPES: Mapping[str, Mapping[str, str]] = {
-    "digits": _DIGITS_RECIPE,
-    "digits-writers": _WRITERS_RECIPE,
-}
-# Of any other stream of photographs nothing is known but that it is one: CLEAR's recipe, with a
-# memory that follows from how many images it has.
-_STREAM_RECIPE: Mapping[str, str] = {**_CLEAR_RECIPE, "memory": "0.1"}
-
-RECIPES: Mapping[str, Mapping[str, str]] = {
-    **EMBEDDED_RECIPES,
-    **dict.fromkeys(CLEAR, _CLEAR_RECIPE),
-    "own streams": _STREAM_RECIPE,
-}
-
-
-@dataclass(frozen=True)
-class _OneOf:
-    known: tuple[str, ...]
-
-    def __call__(self, text: str) -> str:
-        if text not in self.known:
-            raise ValueError(f"expected one of {', '.join(self.known)}")
-        return text
-
-
-def _one_of(*known: str) -> Callable[[str], str]:
-    return _OneOf(known)
-
-
-_LARGEST_WHOLE = 2**63 - 1  # what torch's seeds, MLflow's store and JSON's readers all hold
-
-
-def _whole(*, least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if not least <= value <= _LARGEST_WHOLE:
-            raise ValueError(f"expected a whole number of at least {least}, below 2**63")
-        return value
-
-    return parse
-
-
-def _number(
-    *, above: float | None = None, least: float | None = None, below: float | None = None
-) -> Callable[[str], float]:
-    bound = f"above {above}" if above is not None else f"of at least {least}"
-    if below is not None:
-        bound += f" and below {below}"
-
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if (
-            not math.isfinite(value)
-            or (above is not None and value <= above)
-            or (least is not None and value < least)
-            or (below is not None and value >= below)
-        ):
-            raise ValueError(f"expected a finite number {bound}")
-        return value
-
-    return parse
-
-
-def _batch_size(text: str) -> int | Literal["full"]:
-    if text == FULL:
-        return FULL
-    try:
-        return _whole(least=1)(text)
-    except ValueError as error:
-        raise ValueError(f"{error}, or full: all images of an epoch in one step") from None
-
-
-def _memory(text: str) -> int | float:
-    try:
-        return _number(above=0, below=1)(text) if "." in text else _whole(least=0)(text)
-    except ValueError:
-        raise ValueError(
-            "expected a whole number of images, or a fraction of the stream's training images, "
-            "for example 0.1"
-        ) from None
-
-
-def _dataset(text: str) -> str:
-    if text in DATASETS or is_own_function(text):
-        return text
-    raise ValueError(
-        f"expected one of {', '.join(DATASETS)}, or a function of your own: package.module:function"
-    )
-
-
-def _strategy(text: str) -> str:
-    # Ours are looked at first: other packages' entry points are a file of each installed package.
-    if text in strategy_names() or re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", text):
-        return text
-    known = known_strategies()
-    if text in known:
-        return text
-    raise ValueError(
-        f"expected one of {', '.join(known)}, or a class of your own: package.module:Class"
-    )
-
-
-def _seeds(text: str) -> str:
-    if text == NONE:
-        return text
-    seeds = [_whole(least=0)(part.strip()) for part in text.split(",")]
-    if len(set(seeds)) < len(seeds):
-        raise ValueError("expected distinct seeds, for example 0,1,2")
-    return ",".join(str(seed) for seed in seeds)
-
-
-def _families(text: str) -> str:
-    return ",".join(family_names(text))
-
-
-def _test_every(text: str) -> str:
-    interval = parse_interval(text)
-    return OFF if interval is None else str(interval)
-
-
-def _split(text: str) -> str:
-    if text in (AUTO, VALIDATION):
-        return text
-    of = f"{VALIDATION}:" if text.startswith(f"{VALIDATION}:") else ""
-    try:
-        return of + str(_whole(least=0)(text.removeprefix(of)))
-    except ValueError as error:
-        raise ValueError(f"{error}, or {AUTO}, {VALIDATION} or {VALIDATION}:N") from None
-
-
-def _text(text: str) -> str:
-    return text
-
-
-def _weights(text: str) -> str:
-    return text if text in (NONE, "DEFAULT") else _path(text)
-
-
-def feature_name(text: str) -> str:
-    """A name of stored features, which is the name of a folder and of nothing above it.
-
-    Raises:
-        ValueError: it is no such name.
-    """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", text):
-        raise ValueError(
-            "expected a name of up to 64 letters, digits, and _ . - , for example resnet50"
-        )
-    return text
-
-
-def _path(text: str) -> str:
-    if text == AUTO:
-        return text
-    if "\0" in text or not text.isprintable():
-        raise ValueError("expected a path of printable characters")
-    try:
-        return str(Path(text).expanduser().absolute())
-    except RuntimeError:
-        raise ValueError("expected a path; its ~ names no home folder") from None
-
-
-Argument: TypeAlias = bool | int | float | str
-
-
-def argument_text(value: Argument) -> str:
-    """One of a strategy's or a dataset's own arguments, as a user writes it.
-
-    >>> argument_text(True), argument_text(0.5)
-    ('yes', '0.5')
-    """
-    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
-
-
-def _arguments(text: str) -> dict[str, Argument]:
-    """Name to the text of its value; which there are, the strategy or the dataset knows."""
-    found: dict[str, Argument] = {}
-    for part in [] if text == NONE else text.split(","):
-        name, _, value = (piece.strip() for piece in part.partition("="))
-        if name in found:
-            raise ValueError(f"{name} is given twice; pass it once")
-        found[name] = value
-    return found
-
+DEFAULT_METRICS = ",".join(DEFAULT_FAMILIES)
 
 DATA, METHOD, MODEL = "Data", "Method", "Model"
 OPTIMISATION, HARDWARE, RECORD = "Optimisation of each bucket", "Hardware", "Record"
@@ -340,7 +100,7 @@ class TrainConfig:
 
     dataset: str = _parameter(
         DATA,
-        _dataset,
+        parse_dataset,
         default="digits",
         about="digits or digits-writers (embedded; nothing to download), clear10, clear100, or a "
         "stream of your own (docs/own-streams.md).",
@@ -350,7 +110,7 @@ class TrainConfig:
     )
     data_root: str = _parameter(
         DATA,
-        _path,
+        parse_path,
         python="str | Path",
         help="Folder of the dataset, in any of CLEAR's layouts, or of your own stream; auto for an "
         "embedded one.",
@@ -358,7 +118,7 @@ class TrainConfig:
     # As texts; when the dataset has checked them, all of them, as values of their types.
     dataset_args: Mapping[str, Argument] = _parameter(
         DATA,
-        _arguments,
+        parse_arguments,
         default=NONE,
         python="str | Mapping[str, object]",
         about='How your own stream is read: {"name": value}, or name=value,name=value; '
@@ -368,13 +128,13 @@ class TrainConfig:
     )
     protocol: str = _parameter(
         DATA,
-        _one_of(*PROTOCOLS),
+        one_of(*PROTOCOLS),
         default="iid",
         help="iid: held-out test images; streaming: a bucket's test set is its training data.",
     )
     split: str = _parameter(
         DATA,
-        _split,
+        parse_split,
         python="int | str",
         help="What protocol iid tests on. A number N: 30 % of each bucket's training images, drawn "
         "with seed N. auto: the released test set; in the released layout its lack is an error, in "
@@ -389,14 +149,14 @@ class TrainConfig:
     )
     damaged: str = _parameter(
         DATA,
-        _one_of("stop", "leave_out"),
+        one_of("stop", "leave_out"),
         default="stop",
         help="What to do about an image that cannot be decoded: stop, or leave_out, which lists it "
         "in the record.",
     )
     strategy: str = _parameter(
         METHOD,
-        _strategy,
+        parse_strategy,
         default="naive",
         about="How to learn from the stream, for example replay (docs/strategies.md), or a class "
         "of your own: package.module:Class.",
@@ -406,7 +166,7 @@ class TrainConfig:
     # As texts; when the strategy has checked them, all of them, as values of their types.
     strategy_args: Mapping[str, Argument] = _parameter(
         METHOD,
-        _arguments,
+        parse_arguments,
         default=NONE,
         python="str | Mapping[str, object]",
         about='The strategy\'s own numbers: {"name": value}, or name=value,name=value; '
@@ -415,19 +175,19 @@ class TrainConfig:
     )
     memory: int | float = _parameter(
         METHOD,
-        _memory,
+        parse_memory,
         help="What a strategy with a buffer may keep: images, or below 1 a fraction of the "
         "stream's training images; other strategies ignore it.",
     )
     model: str = _parameter(
         MODEL,
-        _text,
+        str,
         help="small_cnn; any torchvision classification model by its name, for example resnet18; "
         "or linear, which is for features.",
     )
     weights: str = _parameter(
         MODEL,
-        _weights,
+        parse_weights,
         default=NONE,
         python="str | Path",
         help="What the model starts from: none, DEFAULT (torchvision's best pretrained weights), "
@@ -435,112 +195,112 @@ class TrainConfig:
     )
     freeze: str = _parameter(
         MODEL,
-        _one_of(NONE, "backbone"),
+        one_of(NONE, "backbone"),
         default=NONE,
         help="backbone: train the head alone and leave all other weights as they are.",
     )
     image_size: int = _parameter(
-        MODEL, _whole(least=8), help="Side of the model's square input, pixels."
+        MODEL, whole(least=8), help="Side of the model's square input, pixels."
     )
     augment: str = _parameter(
         MODEL,
-        _one_of(AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, SQUARE, NONE),
+        one_of(AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, SQUARE, NONE),
         help="How images are cropped: random_crop, as the CLEAR authors do; random_crop_flip, "
         "mirrored too; square, the centre alone, cropped and mirrored; none: the centre.",
     )
     epochs: int = _parameter(
-        OPTIMISATION, _whole(least=1), help="Passes over each bucket's training data."
+        OPTIMISATION, whole(least=1), help="Passes over each bucket's training data."
     )
     batch_size: int | Literal["full"] = _parameter(
-        OPTIMISATION, _batch_size, help="Images in one optimiser step; full: all of an epoch."
+        OPTIMISATION, parse_batch_size, help="Images in one optimiser step; full: all of an epoch."
     )
     optimizer: str = _parameter(
-        OPTIMISATION, _one_of("sgd", "adam", "adamw"), default="sgd", help="sgd, adam or adamw."
+        OPTIMISATION, one_of("sgd", "adam", "adamw"), default="sgd", help="sgd, adam or adamw."
     )
     optimizer_state: str = _parameter(
         OPTIMISATION,
-        _one_of("reset", "keep"),
+        one_of("reset", "keep"),
         default="reset",
         help="The optimiser's state (momentum, for example) at a new bucket: reset or keep.",
     )
     lr: float = _parameter(
-        OPTIMISATION, _number(above=0), help="The learning rate at the start of a bucket."
+        OPTIMISATION, number(above=0), help="The learning rate at the start of a bucket."
     )
     momentum: float = _parameter(
         OPTIMISATION,
-        _number(least=0, below=1),
+        number(least=0, below=1),
         default="0.9",
         help="SGD's momentum; the other optimisers ignore it.",
     )
     weight_decay: float = _parameter(
-        OPTIMISATION, _number(least=0), help="The optimiser's weight decay."
+        OPTIMISATION, number(least=0), help="The optimiser's weight decay."
     )
     schedule: str = _parameter(
         OPTIMISATION,
-        _one_of("step", "cosine", "constant"),
+        one_of("step", "cosine", "constant"),
         default="step",
         help="How the learning rate falls within a bucket: step, cosine (to 0) or constant.",
     )
     lr_step: int = _parameter(
         OPTIMISATION,
-        _whole(least=1),
+        whole(least=1),
         help="Under schedule step, epochs after which the learning rate is multiplied by lr_gamma.",
     )
     lr_gamma: float = _parameter(
         OPTIMISATION,
-        _number(above=0),
+        number(above=0),
         default="0.1",
         help="Factor on the learning rate every lr_step epochs.",
     )
     warmup_epochs: int = _parameter(
         OPTIMISATION,
-        _whole(least=0),
+        whole(least=0),
         default="0",
         help="First epochs of each bucket over which the learning rate rises to lr.",
     )
     label_smoothing: float = _parameter(
         OPTIMISATION,
-        _number(least=0, below=1),
+        number(least=0, below=1),
         default="0",
         help="Share of the target spread over all classes.",
     )
     clip_norm: float = _parameter(
         OPTIMISATION,
-        _number(least=0),
+        number(least=0),
         default="0",
         help="Largest norm of a step's gradient; 0: not clipped.",
     )
     precision: str = _parameter(
         HARDWARE,
-        _one_of(AUTO, "off", "tf32", "bf16"),
+        one_of(AUTO, "off", "tf32", "bf16"),
         help="Arithmetic of passes: off (float32), tf32 or bf16. auto: bf16 where the device has "
         "instructions for it, else off; off on the embedded datasets and on features.",
     )
     channels_last: str = _parameter(
         HARDWARE,
-        _one_of("on", "off"),
+        one_of("on", "off"),
         default="on",
         help="Memory layout in which convolutions are fastest.",
     )
     allocator: str = _parameter(
         HARDWARE,
-        _one_of("on", "off"),
+        one_of("on", "off"),
         default="on",
         help="Let the training process keep freed memory for reuse; changes no result.",
     )
     compile: str = _parameter(
-        HARDWARE, _one_of("off", "on"), default="off", help="Compile the model with torch.compile."
+        HARDWARE, one_of("off", "on"), default="off", help="Compile the model with torch.compile."
     )
     predictions: str = _parameter(
         RECORD,
-        _one_of(*KEEP_PREDICTIONS),
+        one_of(*KEEP_PREDICTIONS),
         default="labels",
         help="What to store of the model's answer for each test image: the predicted class "
         "(labels), the probabilities too (probs), or nothing (none).",
     )
     test_every: str = _parameter(
         RECORD,
-        _test_every,
+        parse_test_every,
         default=OFF,
         python="int | str",
         help="Test inside each bucket, too: every so many epochs, as 1, or steps, as 200steps; "
@@ -548,8 +308,8 @@ class TrainConfig:
     )
     metrics: str = _parameter(
         RECORD,
-        _families,
-        default=_DEFAULT_METRICS,
+        parse_families,
+        default=DEFAULT_METRICS,
         python="str | Sequence[str]",
         about='Families of metrics to log, for example ["clear", "gem"]; docs/metrics.md lists '
         "them.",
@@ -558,21 +318,21 @@ class TrainConfig:
     )
     log_models: str = _parameter(
         RECORD,
-        _one_of(NONE, "last", "all"),
+        one_of(NONE, "last", "all"),
         default=NONE,
         help="Which buckets' models to store as artifacts: none, last or all.",
     )
     resumable: str = _parameter(
         RECORD,
-        _one_of("on", "off"),
+        one_of("on", "off"),
         default="on",
         help="Store after each bucket the state that a resume starts from (docs/resume.md); it is "
         "removed when the last row is stored.",
     )
-    seed: int = _parameter(METHOD, _whole(least=0), default="0", help="Seed of all that is random.")
+    seed: int = _parameter(METHOD, whole(least=0), default="0", help="Seed of all that is random.")
     seeds: str = _parameter(
         METHOD,
-        _seeds,
+        parse_seeds,
         default=NONE,
         python="str | Sequence[int]",
         about="Seeds of an ensemble, for example [0, 1, 2]; train_ensemble alone takes them.",
@@ -580,7 +340,7 @@ class TrainConfig:
         "of its own under one parent. One process trains an ensemble; several refuse it.",
     )
     device: str = _parameter(
-        HARDWARE, _one_of(AUTO, "cpu", "cuda"), help="cpu, cuda, or auto: cuda where there is one."
+        HARDWARE, one_of(AUTO, "cpu", "cuda"), help="cpu, cuda, or auto: cuda where there is one."
     )
 
     @classmethod
@@ -601,9 +361,9 @@ class TrainConfig:
             )
         texts = {**parameter_defaults(), **asked}
         dataset = parse_parameter("dataset", texts["dataset"])
-        recipe = RECIPES.get(dataset, _STREAM_RECIPE)
+        recipe = RECIPES.get(dataset, STREAM_RECIPE)
         if texts["features"] != NONE:
-            recipe = {**recipe, **_FEATURES_RECIPE}
+            recipe = {**recipe, **FEATURES_RECIPE}
         values = {
             name: parse_parameter(name, recipe.get(name, text) if text == AUTO else text)
             for name, text in texts.items()
@@ -754,135 +514,14 @@ def auto_values(name: str) -> dict[str, str]:
     '0.02'
     """
     found = {dataset: recipe[name] for dataset, recipe in RECIPES.items() if name in recipe}
-    if name in _FEATURES_RECIPE:
-        found["features"] = _FEATURES_RECIPE[name]
+    if name in FEATURES_RECIPE:
+        found["features"] = FEATURES_RECIPE[name]
     return {where: text for where, text in found.items() if text != AUTO}
 
 
 def parameter_help(name: str) -> str:
     """One line that says what a parameter is."""
     return str(_FIELDS[name].metadata["help"])
-
-
-# Only the training process knows their values, so what was asked for distinguishes two runs.
-_OF_THE_MACHINE = frozenset({"device", "precision"})
-
-
-def parameters_to_log(
-    config: TrainConfig,
-    asked: Mapping[str, str],
-    there: Mapping[str, str],
-    *,
-    of_project: bool = False,
-) -> dict[str, str]:
-    """The parameters to log to a run beside those that it holds already, which stay.
-
-    A parameter's own name (``lr``) has the value in force. What was asked for is ``asked/lr``,
-    where it does not name that value. A parameter that plays no role is logged only where it was
-    asked for, as ``asked/lr``. Where the run already holds ``lr`` and that is not the value in
-    force, this value is ``used/lr``: MLflow changes no parameter, and ``mlflow run`` logs each as
-    it was asked for.
-
-    Args:
-        config: the parameters in force.
-        asked: parameters as text, as the user gave them.
-        there: all that the run holds.
-        of_project: ``mlflow run`` opened it; then every parameter that may be ``auto`` is given
-            as used, so that such runs have the same columns.
-    """
-    defaults, found = parameter_defaults(), {}
-    for name, text in config.as_text().items():
-        told = asked.get(name, defaults[name])
-        plays_a_role = name not in config.without_role
-        if name in there:
-            is_told = config.is_said_by(name, there[name])
-            if of_project and defaults[name] == AUTO:
-                is_told = False
-            if plays_a_role and not is_told:
-                found[f"used/{name}"] = text
-        elif plays_a_role:
-            found[name] = text
-            if not config.is_said_by(name, told):
-                found[f"asked/{name}"] = told
-        elif told != defaults[name]:
-            found[f"asked/{name}"] = told
-    # Before this was recorded, off was TF32 on most GPUs.
-    found["used/arithmetic"] = config.arithmetic
-    # One name per argument: a column of its own to sort and compare runs by.
-    for name, value in config.strategy_args.items():
-        found[f"strategy/{name}"] = argument_text(value)
-    for name, value in config.dataset_args.items():
-        found[f"dataset/{name}"] = argument_text(value)
-    # MLflow's page lists them in this order: what was asked for comes last.
-    ordered = sorted(found.items(), key=lambda item: item[0].startswith("asked/"))
-    return {name: text for name, text in ordered if name not in there}
-
-
-def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
-    """What a run logged of what it was trained with; where ``auto`` was asked for, what that was.
-
-    Runs of before logged what was asked for under a parameter's own name, always.
-
-    Args:
-        logged: all parameters of the run.
-    """
-    found = {}
-    for name, default in parameter_defaults().items():
-        used, asked = f"used/{name}", f"asked/{name}"
-        order = (
-            (used, name, asked)
-            if default == AUTO and name not in _OF_THE_MACHINE
-            else (asked, name)
-        )
-        for key in order:
-            if key in logged:
-                found[name] = logged[key]
-                break
-    return found
-
-
-def is_of_a_training(logged: Mapping[str, str]) -> bool:
-    """Whether parameters were logged by a training of this program."""
-    return not logged.keys().isdisjoint({"used/arithmetic", "used/epochs"})
-
-
-def stored_parameters(stored: Mapping[str, str]) -> dict[str, str]:
-    """Parameters that a run stored, with those that the version which trained it did not have.
-
-    Before there was ``augment``, photographs were ``square``; embedded digits were as they are now.
-    Before there was ``metrics``, every run logged what is now the default; before there was
-    ``dataset_args``, there was nothing for them to say; and before there was ``test_every``, models
-    were tested after each bucket alone.
-
-    Args:
-        stored: parameter name to text.
-    """
-    stored = {"metrics": _DEFAULT_METRICS, "dataset_args": NONE, "test_every": OFF, **stored}
-    if "augment" in stored:
-        return stored
-    as_they_are = stored.get("features", NONE) != NONE or (
-        stored.get("dataset", "digits") == "digits"
-        and stored.get("image_size", AUTO) in (AUTO, _DIGITS_RECIPE["image_size"])
-    )
-    return {**stored, "augment": NONE if as_they_are else SQUARE}
-
-
-def read_config_file(path: Path) -> dict[str, str]:
-    """Read the parameters in a ``config.json`` that an earlier run logged.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not a JSON object of texts.
-    """
-    try:
-        content = json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
-    except (OSError, RecordError) as error:
-        raise ConfigError(
-            f"cannot read the configuration {path}: {error}; expected a JSON object of texts, as "
-            "config.json of a run is"
-        ) from error
-    # A run's own names all parameters that there were; what a user wrote may leave out any.
-    is_of_a_run = content.keys() >= parameter_defaults().keys() - _ADDED_LATER
-    return stored_parameters(content) if is_of_a_run else content
 
 
 def _as_text(value: Any) -> str:

@@ -1,0 +1,84 @@
+"""Recipes: what ``auto`` means for each parameter, by dataset, with where the numbers are from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from clear_mlflow.data.sources import CLEAR
+
+AUTO = "auto"
+NONE = "none"
+FULL: Literal["full"] = "full"
+LINEAR = "linear"  # the only model on stored features, and a model on nothing else
+
+RANDOM_CROP = "random_crop"
+RANDOM_CROP_FLIP = "random_crop_flip"
+SQUARE = "square"
+
+# The recipe of the CLEAR authors' own examples: ResNet-18 from scratch at 224 pixels, cropped at
+# random and not mirrored.
+# Source: Avalanche's examples/clear.py, the challenge's starter kit, Renate's CLEAR benchmark.
+_CLEAR_RECIPE: Mapping[str, str] = {
+    "model": "resnet18",
+    "image_size": "224",
+    "augment": RANDOM_CROP,
+    "epochs": "100",
+    "batch_size": "256",
+    "lr": "0.01",
+    "weight_decay": "0.00001",
+    "lr_step": "30",
+    "memory": "3300",
+    "precision": AUTO,
+    "device": AUTO,
+}
+
+# Chosen so that a run of the embedded dataset ends well within a minute on two cores, and a naive
+# learner shows what CLEAR shows: in-domain > next-domain > forward transfer, and forgetting.
+_DIGITS_RECIPE: Mapping[str, str] = {
+    "model": "small_cnn",
+    "image_size": "32",
+    "augment": NONE,  # a digit's mirror image is no digit
+    "epochs": "6",
+    "batch_size": "32",
+    "lr": "0.02",
+    "weight_decay": "0.00001",
+    "lr_step": "30",
+    "memory": "300",
+    # So few numbers that making them half as wide costs more time than it saves.
+    "precision": "off",
+    "device": AUTO,
+}
+
+# The scans as they are are 8 pixels wide; a bucket has a third of the images that digits' have, and
+# so three times the epochs.
+_WRITERS_RECIPE: Mapping[str, str] = {**_DIGITS_RECIPE, "image_size": "16", "epochs": "18"}
+
+# On stored features, whatever the dataset: a linear head by the protocol of CLEAR's paper, which
+# gives batch, lr and momentum; 100 epochs are those of the image recipe. The lr is lowered after
+# 60, and no weight decays, as in the CLEAR authors' own example. A head costs minutes, not hours.
+# Source: Lin et al., arXiv:2201.06289; Avalanche's examples/clear_linear.py.
+FEATURES_RECIPE: Mapping[str, str] = {
+    "model": LINEAR,
+    "augment": NONE,
+    "epochs": "100",
+    "batch_size": "512",
+    "lr": "1",
+    "weight_decay": "0",
+    "lr_step": "60",
+    "precision": "off",  # a layer eleven numbers wide waits for memory, not for arithmetic
+}
+
+EMBEDDED_RECIPES: Mapping[str, Mapping[str, str]] = {
+    "digits": _DIGITS_RECIPE,
+    "digits-writers": _WRITERS_RECIPE,
+}
+# Of any other stream of photographs nothing is known but that it is one: CLEAR's recipe, with a
+# memory that follows from how many images it has.
+STREAM_RECIPE: Mapping[str, str] = {**_CLEAR_RECIPE, "memory": "0.1"}
+
+RECIPES: Mapping[str, Mapping[str, str]] = {
+    **EMBEDDED_RECIPES,
+    **dict.fromkeys(CLEAR, _CLEAR_RECIPE),
+    "own streams": STREAM_RECIPE,
+}
