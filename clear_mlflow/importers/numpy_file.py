@@ -38,10 +38,26 @@ def read_row(content: bytes) -> list[float]:
     return _rows(array[np.newaxis])[0]
 
 
+def is_archive(source: Source) -> bool:
+    """Whether a file begins as a .npz file does, and is called so."""
+    return source.content[:4] == b"PK\x03\x04" and source.name.lower().endswith(".npz")
+
+
+def read_member(source: Source, name: str) -> list[list[float]]:
+    """One matrix of a .npz file; its other arrays are not looked at.
+
+    Raises:
+        RecordError: there is none of this name, or it is no matrix of numbers.
+    """
+    source.bounded(MAX_RESULTS_BYTES)
+    found = _members(source.content, only=name)
+    if name not in found:
+        raise RecordError(f"has no array {name}")
+    return _rows(found[name])
+
+
 def _recognises(source: Source) -> bool:
-    return is_array(source.content) or (
-        source.content[:4] == b"PK\x03\x04" and source.name.lower().endswith(".npz")
-    )
+    return is_array(source.content) or is_archive(source)
 
 
 def _parse(source: Source) -> list[Parsed]:
@@ -72,8 +88,13 @@ def _parse(source: Source) -> list[Parsed]:
     ]
 
 
-def _members(content: bytes) -> dict[str, NDArray[np.generic]]:
-    """The arrays of a .npz file, none of them larger than it says and than a matrix can be."""
+def _members(content: bytes, only: str | None = None) -> dict[str, NDArray[np.generic]]:
+    """The arrays of a .npz file, none of them larger than it says and than a matrix can be.
+
+    Args:
+        content: the file.
+        only: the one that is read; None = all of them.
+    """
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
@@ -81,7 +102,8 @@ def _members(content: bytes) -> dict[str, NDArray[np.generic]]:
                 raise RecordError(
                     f"unpacks to more than {MAX_RESULTS_BYTES} bytes or {MAX_ARRAYS} arrays"
                 )
-            return {m.filename.removesuffix(".npy"): _read(archive.read(m)) for m in members}
+            wanted = [m for m in members if only is None or m.filename == f"{only}.npy"]
+            return {m.filename.removesuffix(".npy"): _read(archive.read(m)) for m in wanted}
     except (
         zipfile.BadZipFile,
         zlib.error,

@@ -322,6 +322,10 @@ SAMPLES: list[tuple[str, bytes]] = [
     ("r.json", files.renate_results(ROWS, ROWS[0]).encode()),
     ("logs.pyd", files.mammoth_line(ROWS).encode()),
     ("acc.pkl", files.pickled(files.van_de_ven(ROWS))),
+    ("ocl.json", files.capymoa_json(ROWS).encode()),
+    ("ocl.npz", files.npz(**files.capymoa(ROWS))),
+    ("wild.log", files.wild_time_stream(ROWS, 1).encode()),
+    ("fix.log", files.wild_time_fix({2016: 0.5, 2017: 0.25}).encode()),
 ]
 
 

@@ -4,6 +4,7 @@ Each function is written after the program's own writer, which its docstring nam
 code is here.
 """
 
+import argparse
 import io
 import json
 import math
@@ -126,6 +127,114 @@ def van_de_ven(rows) -> dict:
         found["x_iteration"].append(2000 * (i + 1))
         found["x_context"].append(i + 1)
     return found
+
+
+def capymoa(rows, steps=2) -> dict[str, Any]:
+    """CapyMOA 0.15.1, ocl/evaluation/_evaluator.py: what ``build`` gives, in its order.
+
+    Those that are no numbers, ``ttt`` and ``ttt_windowed_task_index``, are left out.
+    """
+    matrix = np.array(rows, np.float32)
+    tasks = len(matrix)
+    inside = np.repeat(matrix, steps, axis=0)
+    seen = np.array([row[: i + 1].mean() for i, row in enumerate(matrix)])
+    return {
+        "anytime_accuracy_all": inside.mean(axis=1),
+        "anytime_accuracy_all_avg": float(inside.mean()),
+        "anytime_accuracy_seen": np.repeat(seen, steps),
+        "anytime_accuracy_seen_avg": float(seen.mean()),
+        "anytime_task_index": np.linspace(0, tasks, steps * tasks + 1)[1:],
+        "accuracy_all": matrix.mean(axis=1),
+        "accuracy_all_avg": np.mean(matrix.mean(axis=1)).astype(float),
+        "accuracy_seen": seen,
+        "accuracy_seen_avg": np.mean(seen).astype(float),
+        "accuracy_final": float(matrix[-1].mean()),
+        "task_index": np.arange(tasks) + 1,
+        "forward_transfer": 0.5,
+        "backward_transfer": -0.5,
+        "accuracy_matrix": matrix,
+        "class_cm": np.full((tasks, 2, 2), 10, np.int32),
+        "anytime_accuracy_matrix": inside,
+        "n_classes": 2,
+        "n_tasks": tasks,
+        "n_continual_evaluations": steps,
+        "boundaries": np.arange(tasks + 1) * 100,
+    }
+
+
+def capymoa_json(rows) -> str:
+    """The same as JSON, as docs/import.md says to write it."""
+    return json.dumps({name: np.asarray(value).tolist() for name, value in capymoa(rows).items()})
+
+
+def wild_time_arguments(**said) -> str:
+    """main.py of huaxiuyao/Wild-Time, 1875f1e: ``print(args)``, its first line; some of them."""
+    arguments = {
+        "dataset": "huffpost",
+        "regression": False,
+        "prediction_type": None,
+        "method": "ft",
+        "random_seed": 2,
+        "offline": False,
+        "difficulty": False,
+        "split_time": 2015,
+        "eval_next_timesteps": 3,
+        "eval_metric": "acc",
+        "lisa": False,
+        "mixup": False,
+        "data_dir": "./Data",
+    }
+    return str(argparse.Namespace(**arguments | said)) + "\n"
+
+
+def wild_time_stream(rows, ahead=3, **said) -> str:
+    """methods/base_trainer.py, 1875f1e: ``evaluate_online``."""
+    lines = [wild_time_arguments(eval_next_timesteps=ahead, **said).rstrip()]
+    for i, row in enumerate(rows[: len(rows[0]) - ahead]):
+        accs = [float(cell) for cell in row[i + 1 : i + 1 + ahead]]
+        lines.append(
+            f"current task is {i}, eval next {ahead} timesteps, avg acc is {np.mean(accs)}, "
+            f"worst acc is {np.min(accs)}, best acc is {np.max(accs)}"
+        )
+        lines.append(f"current task is, all accs  {accs}")
+    return "\n".join([*lines, "run time: 0.005786895751953125"]) + "\n"
+
+
+def wild_time_stream_1_1(rows, ahead=3, metric="accuracy", arguments="") -> str:
+    """PyPI's wildtime 1.1.3, methods/base_trainer.py: ``run_eval_stream``, without arguments."""
+    text = arguments + "=" * 90 + "\nRunning Eval-Stream...\n\n"
+    text += f"\n{'=' * 35} Results (Eval-Stream) {'=' * 35}\nMetric: {metric}\n\n"
+    for i, row in enumerate(rows[: len(rows[0]) - ahead]):
+        cells = [float(cell) for cell in row[i + 1 : i + 1 + ahead]]
+        text += (
+            f"Timestamp = {i}\t Average {metric}: {np.mean(cells)}\t Worst {metric}: "
+            f"{np.min(cells)}\t Best {metric}: {np.max(cells)}"
+            f"\t Performance over all timestamps: {cells}\n\n"
+        )
+    return text + "Runtime: 0.00\n\n"
+
+
+def wild_time_fix(cells: dict[int, float], **said) -> str:
+    """methods/base_trainer.py, 1875f1e: ``evaluate_offline``, of the times after the split."""
+    lines = [wild_time_arguments(offline=True, **said).rstrip(), "ID accuracy: 0.332"]
+    lines += [f"time is {time}, accuracy is {cell}" for time, cell in cells.items()]
+    accs = list(cells.values())
+    lines += [f"OOD avg accuracy: {np.mean(accs)}", f"OOD worst accuracy: {np.min(accs)}"]
+    return "\n".join([*lines, f"all OOD accuracies {accs}", "run time: 0.0002"]) + "\n"
+
+
+def wild_time_fix_1_1(cells: dict[int, float], metric="accuracy", **said) -> str:
+    """PyPI's wildtime 1.1.3, methods/base_trainer.py: ``evaluate_offline_all_timestamps``."""
+    text = wild_time_arguments(eval_next_timestamps=3, **said) + "=" * 90
+    text += f"\nRunning Eval-Fix...\n\n\n{'=' * 35} Results (Eval-Fix) {'=' * 35}\n"
+    for time, cell in cells.items():
+        text += f"OOD timestamp = {time}: \t {metric} is {cell}\n"
+    found = list(cells.values())
+    return text + (
+        f"\nAverage Metric Across All Timestamps: \t{np.mean(found)}"
+        f"\nWorst Metric Across All Timestamps: \t{np.min(found)}"
+        f"\nMetrics Across All Timestamps: \t{found}\n\nRuntime: 0.00\n\n"
+    )
 
 
 def pickled(value, protocol: int = pickle.DEFAULT_PROTOCOL) -> bytes:

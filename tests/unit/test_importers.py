@@ -3,6 +3,7 @@
 import json
 import math
 import pickle
+import re
 
 import numpy as np
 import pytest
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.importers import FORMATS, Reading, Source, load, passed_over, read_runs, recognise
+from clear_mlflow.metrics import capymoa, wild_time
 from clear_mlflow.report.exports import matrix_csv, matrix_json
 
 NAN = math.nan
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
 PAST_ONLY = [[0.75, NAN, NAN], [0.625, 0.875, NAN], [0.5, 0.5625, 0.9375]]
+NEXT_ONLY = [[NAN, 0.5, NAN], [NAN, NAN, 0.375]]
+ZEROS = [[0.75, 0.0, 0.0], [0.625, 0.875, 0.0], [0.5, 0.5625, 0.9375]]
 INITIAL = [0.125, 0.0, 0.25]
 # Twelve experiences: Exp010 stands before Exp002 in no list, and behind it in every list of texts.
 TWELVE = [[round(0.3 + 0.05 * i + 0.001 * j, 4) for j in range(12)] for i in range(12)]
@@ -193,6 +197,25 @@ SAMPLES = {
         None,
         {},
     ),
+    "capymoa": ("capymoa", "ocl.npz", files.npz(**files.capymoa(SQUARE)), SQUARE, None, {}),
+    "capymoa json": ("capymoa", "ocl.json", files.capymoa_json(SQUARE), SQUARE, None, {}),
+    "capymoa zeros": ("capymoa", "ocl.json", files.capymoa_json(ZEROS), ZEROS, None, {}),
+    "wild time": (
+        "wild-time",
+        "log.txt",
+        files.wild_time_stream(SQUARE, 1, dataset="mimic"),
+        NEXT_ONLY,
+        None,
+        {},
+    ),
+    "wild time 1.1": (
+        "wild-time",
+        "log.txt",
+        files.wild_time_stream_1_1(SQUARE, 1),
+        NEXT_ONLY,
+        None,
+        {},
+    ),
 }
 
 
@@ -337,6 +360,62 @@ def test_avalanches_test_stream_goes_before_others():
         read("log.txt", other + files.avalanche_text(SQUARE).replace("test_", "train_"))
 
 
+def test_capymoas_own_scores_are_those_of_what_is_read():
+    """Right answers of 40, and the scores that CapyMOA 0.15.1 (``_OCLEvaluator``) made of them."""
+    right = [[39, 11, 13, 11], [36, 36, 11, 12], [30, 30, 37, 17], [29, 33, 34, 39]]
+    matrix = read("ocl.json", files.capymoa_json(np.array(right) / 40))
+    theirs = {
+        "accuracy_all_avg": 0.6531249955296516,
+        "accuracy_seen_avg": 0.8817708343267441,
+        "accuracy_final": 0.84375,
+        "forward_transfer": 0.3125,
+        "backward_transfer": -0.14166666567325592,
+    }
+    for metric in capymoa.METRICS:  # theirs are of 32 bits
+        assert metric.function(matrix) == pytest.approx(
+            theirs[metric.name.removeprefix("capymoa/")], abs=1e-6
+        )
+
+
+def test_wild_times_own_averages_are_those_of_what_is_read():
+    """Eval-Stream's mean and worst, of the lines that the program printed of each model."""
+    text = files.wild_time_stream([row[:7] for row in TWELVE[:7]])
+    (run,) = read_runs(source("wild.log", text))
+    assert run.matrix.buckets == tuple(map(str, range(2012, 2019)))
+    assert run.facts == {"dataset": "huffpost", "strategy": "ft", "seed": "2"}
+    for what, metric in [("avg", wild_time.stream_average), ("worst", wild_time.stream_worst)]:
+        printed = [float(cell) for cell in re.findall(rf"{what} acc is ([0-9.]+)", text)]
+        assert len(printed) == 4
+        assert metric(run.matrix) == pytest.approx(np.mean(printed), abs=1e-12)
+
+
+def test_wild_times_split_is_the_row_of_what_was_trained():
+    """Continual learners stop before the split's bucket; others train on it, or on all buckets."""
+    cells = {2016: 0.75, 2017: 0.0, 2018: 0.5}
+    for method, difficulty, trained in [("ewc", False, 3), ("erm", False, 4), ("erm", True, 7)]:
+        text = files.wild_time_fix(cells, method=method, difficulty=difficulty)
+        matrix = read("wild.log", text)
+        assert matrix.values.shape == (trained, 7)
+        assert np.isnan(matrix.values[:-1]).all()
+        np.testing.assert_array_equal(matrix.values[-1], [NAN] * 4 + [0.75, 0.0, 0.5])
+    every = {year: 0.125 * (year - 2011) for year in range(2012, 2019)}
+    matrix = read("wild.log", files.wild_time_fix_1_1(every, method="si"))
+    np.testing.assert_array_equal(matrix.values[2], list(every.values()))
+
+
+def test_wild_times_runs_of_one_file_are_runs():
+    """Scripts write several trainings into one file; each has its own digest."""
+    one, other = files.wild_time_stream(SQUARE, 1, dataset="mimic", lisa=True), SQUARE[::-1]
+    text = one + files.wild_time_stream(other, 1, dataset="mimic", method="irm")
+    for content in (text, files.wild_time_stream_1_1(SQUARE, 1) * 2):
+        runs = read_runs(source("wild.log", content))
+        assert [run.label for run in runs] == ["run 1", "run 2"]
+    first, second = read_runs(source("wild.log", text))
+    assert [run.facts["strategy"] for run in (first, second)] == ["ft+lisa", "irm"]
+    assert first.digest != second.digest
+    same(first.matrix, NEXT_ONLY)
+
+
 def test_counts_and_keys_are_kept_or_said():
     """They come from the file where it tells them, else from a person; one count serves all."""
     told = {"matrix": SQUARE, "num_instances": [5, 6, 7], "buckets": ["a", "b", "c"]}
@@ -404,6 +483,34 @@ def test_counts_and_keys_are_kept_or_said():
         ),
         ("d.json", json.dumps(files.van_de_ven(SQUARE) | {"x_context": [1, 2]}), {}, "each of 2"),
         ("a.npz", files.npz(a=SQUARE, b=SQUARE), {}, "expected one matrix"),
+        (
+            "ocl.json",
+            files.capymoa_json(SQUARE),
+            {"future": "not-tested"},
+            "above the diagonal other than 0",
+        ),
+        ("ocl.npz", files.npz(**files.capymoa(SQUARE[:2])), {}, "a row and a column for each"),
+        ("w.log", files.wild_time_stream(SQUARE, 1, dataset="drug"), {}, "'PCC', which is no acc"),
+        ("w.log", files.wild_time_stream(SQUARE, 1, eval_metric="f1"), {}, "'f1', which is no"),
+        ("w.log", files.wild_time_stream(SQUARE, 1, regression=True), {}, "an error of regression"),
+        (
+            "w.log",
+            files.wild_time_stream(SQUARE, 1, dataset="mimic", prediction_type="mortality"),
+            {},
+            "'ROC-AUC'",
+        ),
+        ("w.log", files.wild_time_stream_1_1(SQUARE, 1, "PCC"), {}, "run 1 holds 'PCC'"),
+        ("w.log", files.wild_time_fix({2016: 0.5}, dataset="mimic"), {}, "before the split is"),
+        ("w.log", files.wild_time_fix({2016: 0.5}, split_time=1970), {}, "split at '1970'"),
+        ("w.log", files.wild_time_fix({2026: 0.5}), {}, "tests time 2026; expected 2012 to 2018"),
+        ("w.log", files.wild_time_fix({2016: 0.5}, split_time=2012), {}, "nothing was trained"),
+        ("w.log", files.wild_time_arguments(), {}, "holds no accuracy that Eval-Fix"),
+        (
+            "w.log",
+            files.wild_time_stream(SQUARE, 1, dataset="mimic").split("\n", 1)[1],
+            {},
+            "of no format that is read",
+        ),
         ("a.npy", files.npy(np.array([SQUARE], dtype=object)), {}, "expected numbers"),
         ("a.npy", files.npy(np.array(SQUARE))[:-8], {}, "is cut off"),
         ("a.json", "[[0.5", {}, "is no JSON"),
