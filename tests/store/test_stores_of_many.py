@@ -119,7 +119,7 @@ def test_who_is_never_called_abandoned(store, experiment_id):
     """A run of somebody else's, one that has ended, and one whose tag is none of ours."""
     others = store.get_run(store.create_run(experiment_id).info.run_id)
     damaged = beating(store, experiment_id, pid="first")
-    ended = beating(store, experiment_id, started=0)
+    ended = beating(store, experiment_id, ticks=1)
     store.set_terminated(ended.info.run_id)
     for run in (others, damaged, store.get_run(ended.info.run_id)):
         assert not is_abandoned(store, run)

@@ -104,6 +104,9 @@ def read_list(words: Sequence[str] = ()) -> list[Mutation]:
 def main(words: Sequence[str]) -> int:
     """Make each mistake, and say what became of it."""
     mutations = read_list(words)
+    if not mutations:  # pytest without a name would run every test there is
+        print(f"no mistake is of, or has a reason with, {' or '.join(words)}", file=sys.stderr)
+        return 2
     for name in PRELOADED:
         importlib.import_module(name)
     killed, unexpected = 0, 0
