@@ -26,8 +26,9 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.statistics import (
     CorrectMatrix,
+    ImageBootstrap,
     Interval,
-    bootstrap_intervals,
+    KnownForms,
     holm,
     mcnemar_cells,
     metric_intervals,
@@ -248,6 +249,12 @@ def compare(
                 correct[a, b] = one, other
             else:
                 unlike.add((a, b))
+    bootstraps = [
+        ImageBootstrap(
+            metrics=arrangement.definitions, protocol=setting.protocol, level=arrangement.level
+        )
+        for setting in arrangement.settings
+    ]
     verdicts: list[Verdict] = []
     exploratory: list[PairTest] = []
     across = None
@@ -258,7 +265,7 @@ def compare(
             groups,
             arrangement.plan,
             metrics=compared,
-            protocols=[setting.protocol for setting in arrangement.settings],
+            bootstraps=bootstraps,
             correct=correct,
             level=arrangement.level,
             margin=arrangement.margin,
@@ -271,7 +278,7 @@ def compare(
         across=across,
         cells={pair: _cell_tests(groups[pair[0]], *sides) for pair, sides in correct.items()},
         unlike=frozenset(unlike),
-        image_intervals=_image_intervals(arrangement, hits) if over_images else {},
+        image_intervals=_image_intervals(arrangement, hits, bootstraps) if over_images else {},
         warnings=tuple(_warnings(arrangement, verdicts, unlike)),
     )
 
@@ -296,22 +303,28 @@ def _only_correctness(group: Group, hits: Mapping[str, CorrectMatrix]) -> Correc
 
 
 def _image_intervals(
-    arrangement: Arrangement, hits: Mapping[str, CorrectMatrix]
+    arrangement: Arrangement,
+    hits: Mapping[str, CorrectMatrix],
+    bootstraps: Sequence[ImageBootstrap],
 ) -> dict[int, Mapping[str, Interval]]:
     """Of groups with one result: its predictions say more than its counts do."""
     found: dict[int, Mapping[str, Interval]] = {}
+    metrics = arrangement.definitions
+    forms = [KnownForms(metrics, protocol=s.protocol) for s in arrangement.settings]
     for position, group in enumerate(arrangement.groups):
         if not group.is_alone:
             continue
         run = group.counted[0]
-        protocol, level = run.record.protocol, arrangement.level
         if run.run_id in hits:
-            found[position] = bootstrap_intervals(
-                hits[run.run_id], metrics=arrangement.definitions, protocol=protocol, level=level
-            )
+            found[position] = bootstraps[group.setting].intervals(hits[run.run_id])
         else:
+            matrix = run.record.matrix
             found[position] = metric_intervals(
-                run.record.matrix, metrics=arrangement.definitions, protocol=protocol, level=level
+                matrix,
+                metrics=metrics,
+                protocol=run.record.protocol,
+                level=arrangement.level,
+                forms=forms[group.setting].of(matrix),
             )
     return found
 

@@ -17,6 +17,7 @@ from clear_mlflow.statistics import (
     BootstrapTest,
     CorrectMatrix,
     Equivalence,
+    ImageBootstrap,
     Interval,
     SeedTest,
     TTest,
@@ -24,7 +25,6 @@ from clear_mlflow.statistics import (
     holm,
     holm_factors,
     p_text,
-    paired_bootstrap,
     paired_permutation,
     paired_t,
     probability_of_improvement,
@@ -168,7 +168,7 @@ def judge_pairs(
     plan: Plan,
     *,
     metrics: Sequence[Metric],
-    protocols: Sequence[str],
+    bootstraps: Sequence[ImageBootstrap],
     correct: Mapping[tuple[int, int], tuple[CorrectMatrix, CorrectMatrix]],
     level: float,
     margin: float | None,
@@ -182,7 +182,7 @@ def judge_pairs(
         groups: best first.
         plan: which pairs are tested.
         metrics: the one that verdicts are on, then the others.
-        protocols: of each setting.
+        bootstraps: of each setting.
         correct: what the stored predictions of both got right, of pairs of single runs.
         level: of confidence.
         margin: the largest difference that does not matter; None: equivalence is not asked for.
@@ -195,7 +195,7 @@ def judge_pairs(
         a, b = (groups[position] for position in pair)
         images = {}
         if pair in correct:
-            images = _over_images(*correct[pair], protocols[a.setting], metrics)
+            images = _over_images(*correct[pair], bootstraps[a.setting])
         for name, found in tests.items():
             values = _seed_values(a, b, name)
             test = images.get(name) or (_over_seeds(a, b, values) if values else None)
@@ -318,9 +318,7 @@ def _remarks(group: Group) -> Iterator[str]:
         yield f"all seeds of {cut(group.name)} gave the same matrix"
 
 
-def _over_images(
-    a: CorrectMatrix, b: CorrectMatrix, protocol: str, metrics: Sequence[Metric]
-) -> dict[str, _Test]:
+def _over_images(a: CorrectMatrix, b: CorrectMatrix, bootstrap: ImageBootstrap) -> dict[str, _Test]:
     """The bootstrap's standard error, with the normal distribution: of thousands of images.
 
     The counted p-values of 2,000 resamples end at 0.001, which an adjustment for many pairs takes
@@ -337,7 +335,7 @@ def _over_images(
             "other seeds",
             None,
         )
-        for name, test in paired_bootstrap(a, b, metrics=metrics, protocol=protocol).items()
+        for name, test in bootstrap.test(a, b).items()
         if test.error > 0
     }
 

@@ -17,11 +17,12 @@ from clear_mlflow.statistics.intervals import (
     metric_intervals,
     wilson_interval,
 )
-from clear_mlflow.statistics.linear_forms import LinearForm, linear_forms
+from clear_mlflow.statistics.linear_forms import KnownForms, LinearForm, linear_forms
 from clear_mlflow.statistics.multiple import holm, holm_factors
 from clear_mlflow.statistics.paired import (
     BootstrapTest,
     CellTests,
+    ImageBootstrap,
     PairedTest,
     bootstrap_intervals,
     mcnemar_cells,
@@ -45,7 +46,9 @@ __all__ = [
     "Conclusion",
     "CorrectMatrix",
     "Equivalence",
+    "ImageBootstrap",
     "Interval",
+    "KnownForms",
     "LinearForm",
     "PairedTest",
     "RankTest",

@@ -7,6 +7,7 @@ is checked on random ones. So a user's own metric is recognised as linear, or as
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -82,32 +83,69 @@ def linear_forms(
     >>> "renate/forgetting" in forms
     False
     """
-    cells = all_cells(matrix)
-    where = np.argwhere(~np.isnan(cells))
-    middle = np.where(np.isnan(cells), np.nan, 0.5)
-    probes = [middle]
-    for i, j in where:
-        probe = middle.copy()
-        probe[i, j] = 1.0
-        probes.append(probe)
-    draws = np.random.default_rng(0)
-    checks = [np.where(np.isnan(cells), np.nan, draws.random(cells.shape)) for _ in range(_CHECKS)]
-    evidence = matrix.masked(protocol)
-    masked = [from_cells(probe, matrix).masked(protocol) for probe in [*probes, *checks]]
+    return KnownForms(metrics, protocol=protocol).of(matrix)
 
-    forms = {}
-    for metric in metrics:
-        try:
-            metric.function(evidence)
-            found = np.array([metric.function(probe) for probe in masked], dtype=np.float64)
-        except ClearError:
-            continue
-        weights = np.zeros(cells.shape)
-        slopes = (found[1 : len(probes)] - found[0]) / 0.5
-        weights[tuple(where.T)] = np.where(np.abs(slopes) < _TOLERANCE, 0.0, slopes)
-        form = LinearForm(float(found[0] - 0.5 * weights.sum()), weights)
-        stated = np.array([form(check) for check in checks])
-        # NaN, which a function of a user's may give, agrees with nothing.
-        if bool((np.abs(stated - found[len(probes) :]) < _TOLERANCE).all()):
-            forms[metric.name] = form
-    return forms
+
+class KnownForms:
+    """:func:`linear_forms` of many matrices: those measured at the same cells are probed once.
+
+    Args:
+        metrics: to look at.
+        protocol: cells that are no evidence under it get no weight.
+    """
+
+    def __init__(self, metrics: Iterable[Metric] = METRICS, *, protocol: str = "iid") -> None:
+        self._metrics = tuple(metrics)
+        self._protocol = protocol
+        self._known: dict[object, dict[str, LinearForm]] = {}
+
+    def of(self, matrix: AccuracyMatrix) -> dict[str, LinearForm]:
+        """The metrics that are defined on a matrix and weighted sums of its cells."""
+        cells = all_cells(matrix)
+        counts = matrix.num_instances
+        alike = (
+            cells.shape,
+            np.isnan(cells).tobytes(),
+            None if counts is None else counts.tobytes(),
+            matrix.buckets,
+        )
+        if alike not in self._known:
+            self._known[alike] = self._probe(matrix, cells)
+        known, evidence, found = self._known[alike], matrix.masked(self._protocol), {}
+        for metric in self._metrics:
+            if metric.name in known:
+                # Of two matrices measured at the same cells, a metric may be defined on one.
+                with suppress(ClearError):
+                    metric.function(evidence)
+                    found[metric.name] = known[metric.name]
+        return found
+
+    def _probe(self, matrix: AccuracyMatrix, cells: NDArray[np.float64]) -> dict[str, LinearForm]:
+        where = np.argwhere(~np.isnan(cells))
+        middle = np.where(np.isnan(cells), np.nan, 0.5)
+        probes = [middle]
+        for i, j in where:
+            probe = middle.copy()
+            probe[i, j] = 1.0
+            probes.append(probe)
+        draws = np.random.default_rng(0)
+        checks = [
+            np.where(np.isnan(cells), np.nan, draws.random(cells.shape)) for _ in range(_CHECKS)
+        ]
+        masked = [from_cells(probe, matrix).masked(self._protocol) for probe in [*probes, *checks]]
+
+        forms = {}
+        for metric in self._metrics:
+            try:
+                found = np.array([metric.function(probe) for probe in masked], dtype=np.float64)
+            except ClearError:
+                continue
+            weights = np.zeros(cells.shape)
+            slopes = (found[1 : len(probes)] - found[0]) / 0.5
+            weights[tuple(where.T)] = np.where(np.abs(slopes) < _TOLERANCE, 0.0, slopes)
+            form = LinearForm(float(found[0] - 0.5 * weights.sum()), weights)
+            stated = np.array([form(check) for check in checks])
+            # NaN, which a function of a user's may give, agrees with nothing.
+            if bool((np.abs(stated - found[len(probes) :]) < _TOLERANCE).all()):
+                forms[metric.name] = form
+        return forms

@@ -29,11 +29,12 @@ from clear_mlflow.statistics.correctness import (
     image_clusters,
 )
 from clear_mlflow.statistics.intervals import Interval, check_level
-from clear_mlflow.statistics.linear_forms import LinearForm, all_cells, from_cells, linear_forms
+from clear_mlflow.statistics.linear_forms import KnownForms, all_cells, from_cells
 
-# Image draws held at a time, 8 bytes each, whatever the number of images and resamples; a few
-# megabytes stay in the cache of a core, which is also the quickest.
-_BLOCK = 1 << 18
+# Image draws held at a time, 8 bytes each, whatever the number of images and resamples: they stay
+# in a core's cache, and their products are small enough that BLAS does not hand them to threads,
+# which took four times the CPU time at 10 buckets of 550 images.
+_BLOCK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -186,38 +187,10 @@ def paired_bootstrap(
         Efron & Tibshirani 1993, An introduction to the bootstrap, sections 13.3 and 16.4; Field &
         Welsh 2007, Bootstrapping clustered data, JRSS B 69: the randomized cluster bootstrap.
     """
-    check_level(level)
-    check_same_images(a, b)
-    last = min(a.num_rows, b.num_rows)
-    a, b = a.after(last), b.after(last)
-    cells = _resampled_cells((a, b), resamples, seed)
-    sides = [_Side(run, metrics, protocol) for run in (a, b)]
-    found = {}
-    for metric in metrics:
-        if not all(metric.name in side.values for side in sides):
-            continue
-        of_a, of_b = (
-            side.resampled(metric, drawn) for side, drawn in zip(sides, cells, strict=True)
-        )
-        changes = of_a - of_b
-        changes = changes[~np.isnan(changes)]
-        if not len(changes):
-            continue
-        value_a, value_b = (side.values[metric.name] for side in sides)
-        found[metric.name] = BootstrapTest(
-            metric=metric.name,
-            a=value_a,
-            b=value_b,
-            difference=value_a - value_b,
-            error=float(changes.std()),
-            interval=_percentiles(changes, level),
-            p_value=_two_sided(changes),
-            smallest_p=2 / (len(changes) + 1),
-            n=len(a.bucket),
-            clusters=int(image_clusters(a, b).max()) + 1,
-            resamples=len(changes),
-        )
-    return found
+    kept = ImageBootstrap(
+        metrics=metrics, protocol=protocol, level=level, resamples=resamples, seed=seed
+    )
+    return kept.test(a, b)
 
 
 def bootstrap_intervals(
@@ -242,65 +215,141 @@ def bootstrap_intervals(
     Raises:
         ConfigError: the level, the protocol or the number of resamples is none.
     """
-    check_level(level)
-    (cells,) = _resampled_cells((run,), resamples, seed)
-    side, found = _Side(run, metrics, protocol), {}
-    for metric in metrics:
-        if metric.name in side.values:
-            drawn = side.resampled(metric, cells)
-            drawn = drawn[~np.isnan(drawn)]
-            if len(drawn):
-                found[metric.name] = _percentiles(drawn, level)
-    return found
+    kept = ImageBootstrap(
+        metrics=metrics, protocol=protocol, level=level, resamples=resamples, seed=seed
+    )
+    return kept.intervals(run)
 
 
-class _Side:
-    """One run in a bootstrap: its matrix, and the quick form of each metric that has one."""
+class ImageBootstrap:
+    """:func:`paired_bootstrap` and :func:`bootstrap_intervals` of many runs, each drawn once.
 
-    def __init__(self, run: CorrectMatrix, metrics: Sequence[Metric], protocol: str) -> None:
-        self.matrix = run.matrix()
-        self.protocol = protocol
-        self.forms: dict[str, LinearForm] = linear_forms(
-            self.matrix, protocol=protocol, metrics=metrics
-        )
-        self.values: dict[str, float] = {}
-        for metric in metrics:
-            value = self._value(metric, self.matrix)
-            if value is not None:
-                self.values[metric.name] = value
+    The draws follow from the seed and from the test images alone, so a run gives the same values on
+    them whoever it is compared with. These are kept: 8 bytes a metric and draw, of each run.
 
-    def resampled(self, metric: Metric, cells: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(resamples,): the metric on each of (resamples, k + 1, T) cells; NaN = not defined."""
-        if form := self.forms.get(metric.name):
-            return form(cells)
-        found = [self._value(metric, from_cells(drawn, self.matrix)) for drawn in cells]
-        return np.array([np.nan if value is None else value for value in found])
+    Args:
+        metrics: to look at; any function of the matrix.
+        protocol: ``iid`` or ``streaming``, of all runs.
+        level: of confidence, between 0 and 1.
+        resamples: how many draws of test images.
+        seed: of the draws.
+
+    Raises:
+        ConfigError: the level or the number of resamples is none.
+    """
+
+    def __init__(
+        self,
+        *,
+        metrics: Sequence[Metric] = METRICS,
+        protocol: str = "iid",
+        level: float = 0.95,
+        resamples: int = 2000,
+        seed: int = 0,
+    ) -> None:
+        check_level(level)
+        if resamples < 1:
+            raise ConfigError(f"resamples is {shown(resamples)}; expected a number of at least 1")
+        self._metrics = tuple(metrics)
+        self._protocol = protocol
+        self._level = level
+        self._resamples = resamples
+        self._seed = seed
+        self._forms = KnownForms(metrics, protocol=protocol)
+        # As long as a run is in here, no other one has its number.
+        self._drawn: dict[tuple[int, int, bytes], tuple[CorrectMatrix, _Side]] = {}
+
+    def test(self, a: CorrectMatrix, b: CorrectMatrix) -> dict[str, BootstrapTest]:
+        """What :func:`paired_bootstrap` gives."""
+        check_same_images(a, b)
+        last, cluster = min(a.num_rows, b.num_rows), image_clusters(a, b)
+        of_a, of_b = (self._side(run, last, cluster) for run in (a, b))
+        found = {}
+        for name, value_a in of_a.values.items():
+            if name not in of_b.values:
+                continue
+            value_b = of_b.values[name]
+            changes = of_a.drawn[name] - of_b.drawn[name]
+            changes = changes[~np.isnan(changes)]
+            if not len(changes):
+                continue
+            found[name] = BootstrapTest(
+                metric=name,
+                a=value_a,
+                b=value_b,
+                difference=value_a - value_b,
+                error=float(changes.std()),
+                interval=_percentiles(changes, self._level),
+                p_value=_two_sided(changes),
+                smallest_p=2 / (len(changes) + 1),
+                n=len(a.bucket),
+                clusters=int(cluster.max()) + 1,
+                resamples=len(changes),
+            )
+        return found
+
+    def intervals(self, run: CorrectMatrix) -> dict[str, Interval]:
+        """What :func:`bootstrap_intervals` gives."""
+        side, found = self._side(run, run.num_rows, image_clusters(run)), {}
+        for name, drawn in side.drawn.items():
+            defined = drawn[~np.isnan(drawn)]
+            if len(defined):
+                found[name] = _percentiles(defined, self._level)
+        return found
+
+    def _side(self, run: CorrectMatrix, last: int, cluster: NDArray[np.int64]) -> _Side:
+        """A run, cut off after *last* buckets, on draws of these clusters."""
+        key = id(run), last, cluster.tobytes()
+        if key not in self._drawn:
+            self._drawn[key] = run, self._draw(run.after(last), cluster)
+        return self._drawn[key][1]
+
+    def _draw(self, run: CorrectMatrix, cluster: NDArray[np.int64]) -> _Side:
+        matrix = run.matrix()
+        forms, values, drawn = self._forms.of(matrix), {}, {}
+        cells = _resampled_cells(run, cluster, self._resamples, self._seed)
+        for metric in self._metrics:
+            value = self._value(metric, matrix)
+            if value is None:
+                continue
+            values[metric.name] = value
+            if form := forms.get(metric.name):
+                drawn[metric.name] = form(cells)
+                continue
+            found = [self._value(metric, from_cells(some, matrix)) for some in cells]
+            drawn[metric.name] = np.array([np.nan if v is None else v for v in found])
+        return _Side(values, drawn)
 
     def _value(self, metric: Metric, matrix: AccuracyMatrix) -> float | None:
         try:
-            return float(metric.function(matrix.masked(self.protocol)))
+            return float(metric.function(matrix.masked(self._protocol)))
         except UndefinedMetricError:
             return None
 
 
+@dataclass(frozen=True, eq=False)
+class _Side:
+    """One run in a bootstrap: the metrics that are defined on it."""
+
+    values: dict[str, float]  # as measured
+    drawn: dict[str, NDArray[np.float64]]  # (resamples,), on each draw; NaN = not defined
+
+
 def _resampled_cells(
-    runs: tuple[CorrectMatrix, ...], resamples: int, seed: int
-) -> list[NDArray[np.float64]]:
-    """For each run (resamples, k + 1, T): its cells on the same draws of clusters of images.
+    run: CorrectMatrix, cluster: NDArray[np.int64], resamples: int, seed: int
+) -> NDArray[np.float64]:
+    """(resamples, k + 1, T): the cells of a run on draws of clusters of images.
 
     How often a cluster was drawn is a weight; a bucket's cells on all draws are then one product of
-    two matrices, (draws, clusters) by (clusters, rows of all runs), over the images drawn, in
-    blocks of bounded size. A bucket of which a draw holds no image is NaN there.
+    two matrices, (draws, clusters) by (clusters, rows), over the images drawn, in blocks of bounded
+    size. A bucket of which a draw holds no image is NaN there.
     """
-    if resamples < 1:
-        raise ConfigError(f"resamples is {shown(resamples)}; expected a number of at least 1")
     draws = np.random.default_rng(seed)
-    bucket, cluster = runs[0].bucket, image_clusters(*runs)
+    bucket = run.bucket
     # Whole numbers up to 2**24 are exact in single precision: the sums of weights are.
-    right = np.vstack([run.right for run in runs]).T.astype(np.float32)
-    shapes = [all_cells(run.matrix()).shape for run in runs]
-    found = [np.full((resamples, *shape), np.nan) for shape in shapes]
-    for together in _sharing_clusters(bucket, cluster, len(runs[0].buckets)):
+    right = run.right.T.astype(np.float32)
+    found = np.full((resamples, *all_cells(run.matrix()).shape), np.nan)
+    for together in _sharing_clusters(bucket, cluster, len(run.buckets)):
         drawn_from = np.unique(cluster[np.isin(bucket, together)])
         n, hits, images = len(drawn_from), {}, {}
         for j in together:
@@ -323,11 +372,7 @@ def _resampled_cells(
                 shares = np.divide(
                     correct, total, out=np.full_like(correct, np.nan), where=total > 0
                 )
-                first = 0
-                for run, cells in zip(runs, found, strict=True):
-                    these = shares[:, first : first + len(run.rows)]
-                    cells[start : start + count, list(run.rows), j] = these
-                    first += len(run.rows)
+                found[start : start + count, list(run.rows), j] = shares
     return found
 
 

@@ -10,7 +10,7 @@ from scipy.stats import binom, binomtest
 
 from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
-from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric
 from clear_mlflow.statistics import (
     difference_intervals,
     explain_intervals,
@@ -18,7 +18,7 @@ from clear_mlflow.statistics import (
     metric_intervals,
     wilson_interval,
 )
-from clear_mlflow.statistics.linear_forms import all_cells
+from clear_mlflow.statistics.linear_forms import KnownForms, all_cells
 
 NAMES = {metric.name for metric in METRICS}
 IN_DOMAIN = "clear/in_domain_accuracy"
@@ -109,6 +109,47 @@ def test_a_users_own_metric_is_recognised() -> None:
     low, high = metric_intervals(matrix, metrics=own)["own/error"]
     of_cell = wilson_interval(40, 50)
     assert (1 - high, 1 - low) == pytest.approx((float(of_cell[0]), float(of_cell[1])))
+
+
+@pytest.mark.parametrize("protocol", ["iid", "streaming"])
+def test_forms_of_many_matrices_are_those_of_each(protocol: str) -> None:
+    """Other gaps, counts or keys are probed again; a metric is there where it is defined."""
+
+    def sometimes(matrix: AccuracyMatrix) -> float:
+        if matrix.values[1, 0] == 0:
+            raise UndefinedMetricError("not here")
+        return float(matrix.values[1, 0])
+
+    def of_keys(matrix: AccuracyMatrix) -> float:
+        return float(matrix.values[1, 0]) * len(set(matrix.buckets) & {"1", "a", "b"})
+
+    own = [
+        *ALL_METRICS,
+        Metric(name="own/sometimes", function=sometimes),
+        Metric(name="own/of_keys", function=of_keys),
+    ]
+    rows = np.random.default_rng(3).random((3, 3))
+    gap = np.where([[0, 0, 1], [0, 0, 0], [0, 0, 0]], np.nan, rows)
+    matrices = [
+        AccuracyMatrix(rows),
+        AccuracyMatrix(np.where([[0] * 3, [1, 0, 0], [0] * 3], 0.0, rows)),
+        AccuracyMatrix(rows, initial=rows[0]),
+        AccuracyMatrix(rows[:2]),
+        AccuracyMatrix(gap),
+        AccuracyMatrix(rows, num_instances=[10, 20, 30]),
+        AccuracyMatrix(rows, num_instances=[30, 20, 10]),
+        AccuracyMatrix(rows, buckets=["a", "b", "c"]),
+    ]
+    known = KnownForms(own, protocol=protocol)
+    in_both = ["own/sometimes" in known.of(matrix) for matrix in matrices[:2]]
+    assert in_both == [protocol == "iid", False]
+    for matrix in matrices:
+        found = known.of(matrix)
+        alone = linear_forms(matrix, protocol=protocol, metrics=own)
+        assert found.keys() == alone.keys()
+        for name, form in found.items():
+            assert form.constant == alone[name].constant
+            assert np.array_equal(form.weights, alone[name].weights)
 
 
 @settings(max_examples=25, deadline=None)

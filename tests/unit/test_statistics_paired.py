@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric
 from clear_mlflow.statistics import (
     CorrectMatrix,
+    ImageBootstrap,
     bootstrap_intervals,
     mcnemar_cells,
     mcnemar_exact,
@@ -150,6 +152,19 @@ def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None
         assert test.a == pytest.approx(values_a[metric.name])
         assert test.difference == pytest.approx(values_a[metric.name] - values_b[metric.name])
         assert (test.resamples, test.n, test.smallest_p) == (60, 18, 2 / 61)
+
+
+def test_runs_that_are_drawn_once_give_what_each_pair_gives_alone() -> None:
+    """To the bit: of runs that stopped early, with and without clusters, whoever came before."""
+    a, b, c = (random_hits(seed, share=0.6 + seed / 50) for seed in range(3))
+    cluster = np.repeat(np.arange(9), 2)
+    runs = [a, b, c.after(2), replace(a, cluster=cluster), replace(b, cluster=cluster)]
+    asked = {"metrics": ALL_METRICS, "resamples": 40, "seed": 9, "level": 0.8}
+    together = ImageBootstrap(**asked)
+    for run in runs:
+        assert together.intervals(run) == bootstrap_intervals(run, **asked)
+    for one, other in itertools.permutations(runs, 2):
+        assert together.test(one, other) == paired_bootstrap(one, other, **asked)
 
 
 def test_the_bootstrap_comes_close_to_all_resamples_there_are() -> None:
