@@ -45,7 +45,7 @@ def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry
             there |= _checked_row(entry, run_id, there)
             if number == 0:
                 with mlflow_errors(f"take run {run_id}"):
-                    take_hold(client, run_id)
+                    take_hold(client, run)
             if entry.artifact is None:
                 # Points of metrics follow from rows, and scoring logs those that lack. Another
                 # process may have stored the same rows since, at other times: these would double

@@ -169,8 +169,8 @@ class Sender:
         """Send what is kept after all that was sent before.
 
         Args:
-            what: an entry; or something to do with the store once, whatever comes of it, which
-                raises nothing and whose content is not on the disk.
+            what: an entry; or something to do with the store, whose content is not on the disk. It
+                is done again for as long as it raises a TrackingError.
         """
         if what is not None:
             with self._changed:

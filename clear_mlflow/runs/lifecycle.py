@@ -38,11 +38,11 @@ from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, 
 from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import (
     LostRunError,
-    heartbeat,
     holding,
     lives_here,
     refuse_if_lost,
     sign_of_life,
+    told_by,
     trains_now,
 )
 from clear_mlflow.store.ui_urls import run_links
@@ -94,8 +94,8 @@ def open_run(
     monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
     with mlflow_errors("open a run"):
         new_name: str | None = name
-        if named:
-            run = client.get_run(named)
+        run = client.get_run(named) if named else None
+        if run is not None:
             refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
             check(run)
             # MLflow's "upbeat-foal-91" says nothing about the run; a person's own name stays.
@@ -103,20 +103,20 @@ def open_run(
         opened = retry_on_conflict(
             lambda: mlflow.start_run(
                 run_name=new_name,
-                tags=holding(),
+                tags=holding(run),
                 log_system_metrics=monitor.get() if monitor.is_set() else system_metrics,
             )
         )
     return str(opened.info.run_id)
 
 
-def open_again(run_id: str, tags: Mapping[str, str]) -> None:
+def open_again(run: Run, tags: Mapping[str, str]) -> None:
     """Make a run that has ended, or whose process is gone, MLflow's active one."""
     monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
-    with mlflow_errors(f"open run {run_id} again"):
+    with mlflow_errors(f"open run {run.info.run_id} again"):
         mlflow.start_run(
-            run_id=run_id,
-            tags={**holding(), **tags},
+            run_id=run.info.run_id,
+            tags={**holding(run), **tags},
             log_system_metrics=monitor.get() if monitor.is_set() else True,
         )
 
@@ -136,15 +136,16 @@ def join(client: MlflowClient, run_id: str) -> None:
         TrackingError: it is being trained into.
     """
     with mlflow_errors(f"join run {run_id}"):
-        if trains_now(client, client.get_run(run_id)):
+        run = client.get_run(run_id)
+        if trains_now(client, run):
             raise TrackingError(f"run {run_id} is being trained into already; end that first")
-        take(client, run_id)
+        take(client, run)
 
 
-def take(client: MlflowClient, run_id: str) -> None:
+def take(client: MlflowClient, run: Run) -> None:
     """Hold a run from now on; whoever held it stores nothing more in it."""
-    tags = [RunTag(key, text) for key, text in holding().items()]
-    client.log_batch(run_id, tags=tags)
+    tags = [RunTag(key, text) for key, text in holding(run).items()]
+    client.log_batch(run.info.run_id, tags=tags)
 
 
 def close_abandoned(client: MlflowClient, run: Run) -> None:
@@ -163,7 +164,7 @@ def close_abandoned(client: MlflowClient, run: Run) -> None:
     if str(now.info.status) != "RUNNING":
         return  # it was closed meanwhile
     for tag in (names.PROCESS_TAG, names.HOLDER_TAG):
-        if now.data.tags.get(tag) != run.data.tags.get(tag):
+        if told_by(now, tag) != told_by(run, tag):
             raise TrackingError(f"run {run_id} is trained into again; it is left as it is")
     end(client, run_id, "KILLED", "the process that trained it is gone")
 
@@ -190,11 +191,6 @@ def refuse_second(
         raise TrackingError(
             f"another process trains into run {run.info.run_id} now{more}; {advice}"
         )
-
-
-def beat(client: MlflowClient, run_id: str) -> None:
-    """Say that the process of a run lives; to be said again and again."""
-    client.set_tag(run_id, names.PROCESS_TAG, heartbeat())
 
 
 def end(
@@ -235,9 +231,9 @@ def end(
         elif status is not None:
             client.set_terminated(run_id, status)
         run = client.get_run(run_id)
-        if names.PROCESS_TAG in run.data.tags:
+        for tag in names.as_held({names.PROCESS_TAG: ""}, run.data.tags).keys() & run.data.tags:
             try:
-                client.delete_tag(run_id, names.PROCESS_TAG)
+                client.delete_tag(run_id, tag)
             except MlflowException as gone:  # another evaluate has closed it, too
                 if gone.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise

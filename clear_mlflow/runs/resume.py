@@ -41,6 +41,7 @@ from clear_mlflow.store.heartbeat import (
     may_still_store,
     take_hold,
     time_ahead,
+    told_by,
 )
 from clear_mlflow.store.rows import parse_rows, read_row_files, stored_rows
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
@@ -352,7 +353,7 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
             if error.error_code == "INVALID_PARAMETER_VALUE":
                 raise _taken(run_id) from error
             raise
-        take_hold(client, run_id)
+        take_hold(client, run)
         if may_still_store(run):
             time.sleep(FRESH_SECONDS)
         now = client.get_run(run_id)
@@ -363,7 +364,7 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
         raise TrackingError(
             f"run {run_id} was resumed by another process just now; resume it again"
         )
-    open_again(run_id, {names.RESUMES_TAG: str(len(claims) + 1)})
+    open_again(now, {names.RESUMES_TAG: str(len(claims) + 1)})
 
 
 def _taken(run_id: str) -> TrackingError:
@@ -424,7 +425,7 @@ def _run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
         )
     refuse_second(client, run, _WAIT, assume_dead=assume_dead)
     if str(run.info.status) == "RUNNING":
-        _tell_of_time_ahead(run_id, run.data.tags.get(names.PROCESS_TAG))
+        _tell_of_time_ahead(run_id, told_by(run, names.PROCESS_TAG))
     _check_version(run_id, run.data.tags.get(names.VERSION_TAG, "unknown"))
     check_artifact_root(client.tracking_uri, f"run {run_id}", str(run.info.artifact_uri))
     return run

@@ -241,5 +241,5 @@ def _close_complete(client: MlflowClient, point: ResumePoint) -> RunResult:
         with suppress(ClearError):
             return RunResult(0, "FINISHED", run_id, score(client, run_id), note=told)
     with mlflow_errors(f"take over run {run_id}"):
-        take(client, run_id)
+        take(client, point.run)
     return dataclasses.replace(close(client, run_id, result_of_block(None, run_id)), note=told)

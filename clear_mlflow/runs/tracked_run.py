@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from types import TracebackType
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Run
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Run
 from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
@@ -34,17 +34,17 @@ from clear_mlflow.report.canvas import load_drawing
 from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.runs.background import BackgroundWorker
-from clear_mlflow.runs.lifecycle import beat
 from clear_mlflow.runs.tracked_curve import TrackedCurve
 from clear_mlflow.scoring.apply import to_metrics
 from clear_mlflow.scoring.series import Point, milliseconds, values_at
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.conflicts import retry_on_conflict
-from clear_mlflow.store.heartbeat import LostRunError
+from clear_mlflow.store.heartbeat import LostRunError, beat
 
 _STOPPED_SECONDS = 10.0
 _JOIN_SECONDS = 1.0
+_ROWS_OF_ALL_METRICS = 2  # of the matrix, until each summary metric has a value
 _LOADING_SECONDS = 10.0  # on a machine with much else to do; loading takes one or two
 
 
@@ -90,6 +90,7 @@ class TrackedRun(ABC):
         self._bucket_series = names.BUCKET_SERIES
         self._about: RunMetadata | None = None
         self._rows: list[AccuracyRow] = []
+        self._held_back: list[Metric] = []  # accuracies of the first rows, on each bucket
         self._patience = 0.0
         self._leader = leader
         self._alive = [run_id]  # runs that the heartbeat is of
@@ -170,7 +171,7 @@ class TrackedRun(ABC):
                 metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
                 # Before the state: a run that is resumed from it does not repeat these steps.
                 self._curve.add(measured.curve)
-                points = self._curve.keep(metrics)
+                points = self._curve.keep(self._in_order(metrics, row.row))
                 self._send_first(measured, record)
             finally:  # whatever happens, what is kept is handed over
                 self._sender.send(entry)
@@ -178,6 +179,8 @@ class TrackedRun(ABC):
             self._wait_delivered()
         finally:
             self._send_all(points)
+        if row.row == 0:
+            self._sender.send(self._tell_of_rows)
         if self._leader is None:
             self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
             if row.row > 0:  # beside the first bucket there is time for it
@@ -279,6 +282,26 @@ class TrackedRun(ABC):
         if self._sender.lost is not None:
             raise self._sender.lost
 
+    def _in_order(self, metrics: Sequence[Metric], row: int) -> list[Metric]:
+        """A row's points as they are sent: behind all summary metrics the accuracies on buckets.
+
+        MLflow's page of a run lists metrics in the order in which their first points came.
+        """
+        sent = []
+        for metric in metrics:
+            of_bucket = metric.key.startswith(self._bucket_series)
+            (self._held_back if of_bucket else sent).append(metric)
+        if row >= _ROWS_OF_ALL_METRICS:
+            sent += self._held_back
+            self._held_back = []
+        return sent
+
+    def _tell_of_rows(self) -> None:
+        """Say in the run that it holds a row, as points of later rows do."""
+        self._sender.hold.check(self.run_id)
+        with mlflow_errors(f"tag run {self.run_id}"):
+            self.client.set_tag(self.run_id, names.ROWS_TAG, "partial")
+
     def _load_drawing(self) -> None:
         """Load what pictures and pages need, before anyone upgrades packages under the run."""
         try:
@@ -302,8 +325,7 @@ class TrackedRun(ABC):
             return
         with suppress(LostRunError):  # the next row reports it
             for run_id in self._alive:
-                self._sender.hold.check(run_id, now=True)
-                beat(self.client, run_id)
+                beat(self.client, self._sender.hold.check(run_id, now=True))
 
 
 def now() -> str:

@@ -70,18 +70,18 @@ def charted_buckets(num_buckets: int) -> list[int]:
 def all_series(
     evidence: AccuracyMatrix, of_metrics: Series, begin: str = names.BUCKET_SERIES
 ) -> dict[str, dict[int, float]]:
-    """Test accuracies (one series a charted bucket) and summary metrics, over the steps.
+    """Summary metrics and test accuracies (one series a charted bucket), over the steps.
 
     Args:
         evidence: a run's matrix as ``masked`` gives it.
         of_metrics: what :func:`clear_mlflow.metrics.series` gives of the same run.
         begin: see :func:`bucket_metric_names`.
     """
-    found: dict[str, dict[int, float]] = {}
+    # First the metrics: MLflow's page of a run lists names in the order in which they came.
+    found = {name: dict(steps) for name, steps in of_metrics.items() if steps}
     for step in range(evidence.num_rows + 1):
         for name, value in _accuracies_at(evidence, step, begin).items():
             found.setdefault(name, {})[step] = value
-    found.update({name: dict(steps) for name, steps in of_metrics.items() if steps})
     return found
 
 
@@ -100,7 +100,7 @@ def values_at(
         begin: see :func:`bucket_metric_names`.
     """
     of_metrics = summarize(evidence.after(step), "iid", metrics) if step else {}
-    return _accuracies_at(evidence, step, begin) | of_metrics
+    return of_metrics | _accuracies_at(evidence, step, begin)
 
 
 def _accuracies_at(evidence: AccuracyMatrix, step: int, begin: str) -> dict[str, float]:

@@ -21,13 +21,13 @@ def state_of(store: MlflowClient, run: Run) -> list[object]:
     Metrics are not in it: what is shown follows from rows. Of a run whose rows are not all in its
     tag, the names and sizes of the row files are asked for.
     """
-    info, tags = run.info, run.data.tags
+    info, tags = run.info, names.as_of_now(run.data.tags)
     state: list[object] = [
         *(info.run_id, info.run_name, info.status, info.end_time),
         run.data.params,
         {name: text for name, text in tags.items() if name not in _SIGNS_OF_LIFE},
     ]
-    if names.MATRIX_TAG not in names.as_of_now(tags) or not has_ended(run):
+    if names.MATRIX_TAG not in tags or not has_ended(run):
         try:
             state.append(row_sizes(store, run))
         except ClearError as error:

@@ -66,15 +66,26 @@ def heartbeat() -> str:
     )
 
 
-def holding() -> dict[str, str]:
-    """The tags by which this process takes a run; whoever held it until then has lost it."""
+def holding(run: Run | None = None) -> dict[str, str]:
+    """The tags by which this process takes a run; whoever held it until then has lost it.
+
+    Args:
+        run: that is taken; None: a new one.
+    """
     now = heartbeat()
-    return {names.PROCESS_TAG: now, names.HOLDER_TAG: now}
+    written = {names.PROCESS_TAG: now, names.HOLDER_TAG: now}
+    # Where a run of before shows them: a process of an earlier version looks for them there.
+    return names.as_held(written, run.data.tags if run else {})
 
 
-def take_hold(client: MlflowClient, run_id: str) -> None:
+def take_hold(client: MlflowClient, run: Run) -> None:
     """Take a run without saying that this process trains into it."""
-    client.set_tag(run_id, names.HOLDER_TAG, heartbeat())
+    _set(client, run, names.HOLDER_TAG, heartbeat())
+
+
+def beat(client: MlflowClient, run: Run) -> None:
+    """Say that the process of a run lives; to be said again and again."""
+    _set(client, run, names.PROCESS_TAG, heartbeat())
 
 
 def give_back(client: MlflowClient, run: Run) -> None:
@@ -84,14 +95,24 @@ def give_back(client: MlflowClient, run: Run) -> None:
         client: the store.
         run: as it was before.
     """
-    run_id, before = run.info.run_id, run.data.tags.get(names.HOLDER_TAG)
-    holder = _read(client.get_run(run_id).data.tags.get(names.HOLDER_TAG))
+    before = told_by(run, names.HOLDER_TAG)
+    holder = _read(told_by(client.get_run(run.info.run_id), names.HOLDER_TAG))
     if holder is None or holder.token != _token():
         return
     if before is None:
-        client.delete_tag(run_id, names.HOLDER_TAG)
+        client.delete_tag(run.info.run_id, names.HOLDER_TAG)
     else:
-        client.set_tag(run_id, names.HOLDER_TAG, before)
+        _set(client, run, names.HOLDER_TAG, before)
+
+
+def told_by(run: Run, tag: str) -> str | None:
+    """What a run says in the tag of its process or of its holder, now or under its name before."""
+    return names.as_of_now(run.data.tags).get(tag)
+
+
+def _set(client: MlflowClient, run: Run, tag: str, text: str) -> None:
+    for key, value in names.as_held({tag: text}, run.data.tags).items():
+        client.set_tag(run.info.run_id, key, value)
 
 
 class Hold:
@@ -143,7 +164,7 @@ def refuse_if_lost(run: Run) -> None:
     Raises:
         LostRunError: it does not.
     """
-    holder = _read(run.data.tags.get(names.HOLDER_TAG))
+    holder = _read(told_by(run, names.HOLDER_TAG))
     if holder is None or holder.token != _token():
         by = "nobody that says so" if holder is None else holder.who
         raise LostRunError(
@@ -154,7 +175,8 @@ def refuse_if_lost(run: Run) -> None:
 
 def trains_now(client: MlflowClient, run: Run) -> bool:
     """Whether a process of ours trains into the run, and has not been found dead."""
-    return _is_running(run) and names.PROCESS_TAG in run.data.tags and not is_abandoned(client, run)
+    says_so = told_by(run, names.PROCESS_TAG) is not None
+    return _is_running(run) and says_so and not is_abandoned(client, run)
 
 
 def is_abandoned(client: MlflowClient, run: Run) -> bool:
@@ -223,7 +245,7 @@ def is_from_here(run: Run) -> bool:
 
 def may_still_store(run: Run) -> bool:
     """Whether the process that held a run may be about to store something that it looked for."""
-    holder = _read(run.data.tags.get(names.HOLDER_TAG))
+    holder = _read(told_by(run, names.HOLDER_TAG))
     return holder is not None and not (holder.is_here and not holder.lives)
 
 
@@ -281,8 +303,8 @@ def _trainer(run: Run) -> _Heartbeat | None:
     The last heartbeat, unless another process has taken the run since: a late beat of the one that
     has lost it is no sign of life of the one that holds it.
     """
-    found = _read(run.data.tags.get(names.PROCESS_TAG))
-    holder = _read(run.data.tags.get(names.HOLDER_TAG))
+    found = _read(told_by(run, names.PROCESS_TAG))
+    holder = _read(told_by(run, names.HOLDER_TAG))
     if found is None or holder is None or holder.token == found.token:
         return found
     return holder
@@ -306,7 +328,7 @@ _watched: dict[str, tuple[str | None, float]] = {}  # run to its heartbeat, and 
 
 def _stands_still(client: MlflowClient, run: Run) -> bool:
     """Whether the heartbeat of another machine is not seen to change for as long as two take."""
-    run_id, told = run.info.run_id, run.data.tags.get(names.PROCESS_TAG)
+    run_id, told = run.info.run_id, told_by(run, names.PROCESS_TAG)
     if _watched.get(run_id, (None, 0.0))[0] != told:
         # All that are open are watched from now on, so that many take no longer than one.
         with mlflow_errors(f"watch run {run_id}"):
@@ -314,9 +336,9 @@ def _stands_still(client: MlflowClient, run: Run) -> bool:
                 [run.info.experiment_id], "attributes.status = 'RUNNING'", max_results=1000
             )
         for other in (*beside, run):
-            beat = other.data.tags.get(names.PROCESS_TAG)
-            if _watched.get(other.info.run_id, (None, 0.0))[0] != beat:
-                _watched[other.info.run_id] = beat, time.monotonic()
+            said = told_by(other, names.PROCESS_TAG)
+            if _watched.get(other.info.run_id, (None, 0.0))[0] != said:
+                _watched[other.info.run_id] = said, time.monotonic()
     until = _watched[run_id][1] + WATCH_SECONDS
     if time.monotonic() < until:
         warn(
@@ -326,7 +348,7 @@ def _stands_still(client: MlflowClient, run: Run) -> bool:
     while True:
         with mlflow_errors(f"watch run {run_id}"):
             now = client.get_run(run_id)
-        if now.data.tags.get(names.PROCESS_TAG) != told:
+        if told_by(now, names.PROCESS_TAG) != told:
             return False
         left = until - time.monotonic()
         if left <= 0:

@@ -48,7 +48,7 @@ PREDICTIONS_SCORED_TAG = "mlflow.clear_mlflow.predictions_scored"
 # How often the run tests inside its buckets, as test_every says it; none without such tests.
 ANYTIME_TAG = "clear_mlflow.anytime"
 # Fingerprint of what was computed from these tests.
-ANYTIME_SCORED_TAG = "clear_mlflow.anytime_scored"
+ANYTIME_SCORED_TAG = "mlflow.clear_mlflow.anytime_scored"
 # Number of processes that trained together, where it was more than one.
 PROCESSES_TAG = "clear_mlflow.processes"
 # On a run of kind "resume": the id of the run that was resumed.
@@ -56,9 +56,9 @@ RESUMED_TAG = "clear_mlflow.resumed_run"
 # How many times the run was resumed.
 RESUMES_TAG = "clear_mlflow.resumed"
 # Host, process and last heartbeat of the training, as JSON; removed when the run is closed.
-PROCESS_TAG = "clear_mlflow.process"
+PROCESS_TAG = "mlflow.clear_mlflow.process"
 # The process that holds the run, as JSON: only that one stores something in it.
-HOLDER_TAG = "clear_mlflow.holder"
+HOLDER_TAG = "mlflow.clear_mlflow.holder"
 # Version of clear_mlflow that wrote the run.
 VERSION_TAG = "clear_mlflow.version"
 # On a logged model: the number of buckets that it was trained on.
@@ -103,7 +103,13 @@ _SHOWN_BEFORE = {
     tag.removeprefix("mlflow."): tag
     for tag in (
         *(SCORED_TAG, REPORT_TAG, MATRIX_TAG, VERSIONS_TAG, REPLACED_TAG, NOTE_TAG),
-        *(PREDICTIONS_SCORED_TAG, SWEEP_COMPARISON_TAG),
+        *(
+            PREDICTIONS_SCORED_TAG,
+            ANYTIME_SCORED_TAG,
+            SWEEP_COMPARISON_TAG,
+            PROCESS_TAG,
+            HOLDER_TAG,
+        ),
     )
 }
 

@@ -33,11 +33,11 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import logged_parameters, stored_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, num_bytes
-from clear_mlflow.runs.lifecycle import beat, create_run, end
+from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.runs.resume import read_resume_point
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store, mlflow_errors
-from clear_mlflow.store.heartbeat import heartbeat, is_abandoned, trains_now
+from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
 from clear_mlflow.store.search import Selection, experiment_for, run_of_project, search, select
 from clear_mlflow.sweep import Grid, PlannedRun, digest_of, fingerprint
 from clear_mlflow.sweep.chosen import next_grids
@@ -354,7 +354,7 @@ class _Work:
         if time.monotonic() - self.beaten > _HEARTBEAT_SECONDS:
             self.beaten = time.monotonic()
             with suppress(ClearError), mlflow_errors("say that the sweep lives"):
-                beat(self.client, self.above)
+                beat(self.client, self.client.get_run(self.above))
 
 
 def find_runs(client: MlflowClient, experiment_id: str, grid: Grid) -> list[SweptRun]:
@@ -496,6 +496,7 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None
         }
         if not before:
             tags[MLFLOW_RUN_NAME] = name or _name(grid)
+        tags = names.as_held(tags, above.data.tags if above else {})
         client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
         client.update_run(run_id, status="RUNNING")
         client.log_text(run_id, grid.text, names.SWEEP_GRID)

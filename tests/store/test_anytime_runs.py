@@ -269,7 +269,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
         bucket: inside_bucket(bucket, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
         for bucket in (2, 3)
     }
-    take(store, run_id)
+    take(store, store.get_run(run_id))
     with TrainingRun(store, run_id, training.config, {}, resumed=point) as run:
         run.log_facts(training.facts)
         for test in (*again[2], *again[3]):

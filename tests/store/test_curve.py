@@ -34,7 +34,7 @@ def cache(tmp_path, monkeypatch):
 def run_id(store, experiment_id):
     """A run that this process holds."""
     found = store.create_run(experiment_id).info.run_id
-    take(store, found)
+    take(store, store.get_run(found))
     return found
 
 

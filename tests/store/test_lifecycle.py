@@ -43,7 +43,7 @@ def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
     """A run that holds rows, and that this process trains into."""
     run_id = stored_run(store, experiment_id, correct).info.run_id
     store.update_run(run_id, status="RUNNING")
-    take(store, run_id)
+    take(store, store.get_run(run_id))
     return run_id
 
 

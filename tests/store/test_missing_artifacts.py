@@ -12,9 +12,12 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.runs.lifecycle import take
 from clear_mlflow.runs.resume import holds_rows, read_resume_point
+from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.store import names
 from clear_mlflow.store.matrices import read_matrices
+from clear_mlflow.store.rows import stored_rows
 from clear_mlflow.store.search import Selection, select
 
 LOST = "was stored with rows that its artifacts lack now"
@@ -86,6 +89,20 @@ def test_a_run_that_was_cut_off_is_refused_too(store, trained, unmount):
     (verdict,) = Evaluation(named=False, dry_run=False).over(store, select(store, Selection()))
     assert LOST in verdict.detail
     assert known(store, run_id) == before
+
+
+def test_a_run_that_was_cut_off_in_its_first_bucket_is_refused_too(store, experiment_id, unmount):
+    """The points of its row before training are not stored yet."""
+    run = store.create_run(experiment_id)
+    take(store, run)
+    training = KnownTraining(FOUR_BUCKETS)
+    with TrainingRun(store, run.info.run_id, training.config, {}) as tracked:
+        tracked.log_facts(training.facts)
+        tracked.log_row(next(iter(training.rows())))
+    assert not histories(store, run.info.run_id)
+    unmount()
+    with pytest.raises(RecordError, match=LOST):
+        stored_rows(store, store.get_run(run.info.run_id))
 
 
 def test_no_training_goes_into_it(store, trained, unmount, tmp_path):

@@ -1,5 +1,7 @@
 """Runs that were stored under the names of before are scored, resumed and refused as they were."""
 
+import json
+
 import pytest
 from click.testing import CliRunner
 from mlflow.entities import Metric
@@ -11,12 +13,13 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import series
 from clear_mlflow.runs.in_process import train_in_process
-from clear_mlflow.runs.lifecycle import take
+from clear_mlflow.runs.lifecycle import end, take
 from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.scoring.plan import Depth
 from clear_mlflow.scoring.scores import Scoring, read_scores, score
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import names
+from clear_mlflow.store.heartbeat import Hold, LostRunError, heartbeat, trains_now
 from clear_mlflow.store.matrices import stored_rows_of
 from clear_mlflow.store.rows import stored_rows
 
@@ -94,7 +97,7 @@ def test_a_training_goes_on_under_the_names_that_its_run_has(store, experiment_i
     """A run that was begun before and is resumed has one series a bucket."""
     run_id = store.create_run(experiment_id).info.run_id
     store.log_metric(run_id, "accuracy/bucket_01", 0.1, step=0)
-    take(store, run_id)
+    take(store, store.get_run(run_id))
     training = KnownTraining(FOUR_BUCKETS)
     with TrainingRun(store, run_id, training.config, {}) as run:
         run.log_facts(training.facts)
@@ -138,3 +141,25 @@ def test_a_run_whose_tags_were_shown_keeps_them(store, experiment_id):
     assert not any(key.startswith("mlflow.clear_mlflow.") for key in tags)
     scored = names.SCORED_TAG.removeprefix("mlflow.")
     assert tags[scored] != new[names.SCORED_TAG]
+
+
+def test_who_holds_a_run_is_seen_by_this_version_and_by_one_before(store, experiment_id):
+    """One of before looks only where pages show it: there it finds who has taken its run."""
+    process, holder = (t.removeprefix("mlflow.") for t in (names.PROCESS_TAG, names.HOLDER_TAG))
+    other = json.dumps({**json.loads(heartbeat()), "host": "another", "token": "another's"})
+    old = store.create_run(experiment_id, tags={process: other, holder: other})
+    assert trains_now(store, old)
+    take(store, old)
+    held = store.get_run(old.info.run_id).data.tags
+    assert json.loads(held[process])["token"] == json.loads(held[holder])["token"] != "another's"
+    assert not {names.PROCESS_TAG, names.HOLDER_TAG} & held.keys()
+    Hold(store).check(old.info.run_id)
+    end(store, old.info.run_id, None)
+    assert process not in store.get_run(old.info.run_id).data.tags
+
+    new = store.create_run(experiment_id)
+    take(store, new)
+    Hold(store).check(new.info.run_id)
+    store.set_tag(new.info.run_id, holder, other)
+    with pytest.raises(LostRunError):
+        Hold(store).check(new.info.run_id)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import mlflow
 import pytest
+from stored_runs import stored_run
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow import AccuracyMatrix, summarize
@@ -12,6 +13,7 @@ from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 
 ASKED = {"seed": "7", "epochs": "auto"}
@@ -115,6 +117,16 @@ def test_tags_params_and_dataset(finished):
     assert entry.dataset.name == "digits"
     assert entry.dataset.digest == ("ab" * 32)[:36]
     assert "| " in tags["mlflow.note.content"]
+
+
+def test_what_a_run_is_judged_by_comes_first(finished, store, experiment_id):
+    """MLflow's page of a run lists metrics in the order in which a database has them."""
+    imported = stored_run(store, experiment_id)  # rows that scoring logs
+    score(store, imported.info.run_id)
+    for run in (finished, store.get_run(imported.info.run_id)):
+        of_buckets = [name.startswith(names.BUCKET_SERIES) for name in run.data.metrics]
+        assert of_buckets == sorted(of_buckets)
+        assert sum(of_buckets) == 4
 
 
 def test_interrupted_training_is_scored_and_partial(store, experiment_id):

@@ -56,7 +56,8 @@ def test_the_tags_of_stored_runs_stay():
     }
     assert hidden == {
         *("SCORED_TAG", "REPORT_TAG", "MATRIX_TAG", "VERSIONS_TAG", "REPLACED_TAG", "NOTE_TAG"),
-        *("PREDICTIONS_SCORED_TAG", "SWEEP_COMPARISON_TAG"),
+        *("PREDICTIONS_SCORED_TAG", "ANYTIME_SCORED_TAG", "SWEEP_COMPARISON_TAG"),
+        *("PROCESS_TAG", "HOLDER_TAG"),
     }
 
 
