@@ -20,9 +20,10 @@ from clear_mlflow.learning.parameters.logged import dataset_runs_code, stored_pa
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import create_run
+from clear_mlflow.runs.logged_models import stored_models, weights_folder
 from clear_mlflow.scoring.scores import Scores, read_scores
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import download
+from clear_mlflow.store.artifacts import download, download_from
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import holding
 from clear_mlflow.store.search import MissingRun
@@ -74,10 +75,12 @@ def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
     if record is None:
         raise RecordError(f"run {run_id} holds no row, so nothing says what its models are of")
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
-        models = [
-            StoredModel(row, download(client, run, f"{names.MODELS_FOLDER}/{name}", scratch))
-            for row, name in _stored_models(client, run)
-        ]
+        stored = _stored_models(client, run)
+        with mlflow_errors(f"read the models of run {run_id}"):
+            models = [
+                StoredModel(row, download_from(client, folder, names.model_file_name(row), scratch))
+                for row, folder in stored
+            ]
         asked = _configuration(client, run, scratch) | {"data_root": data_root}
         config = check(TrainConfig.resolve(asked))
         training = prepare(config, progress_for(sys.stderr))
@@ -90,10 +93,26 @@ def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
 
 
 def _stored_models(client: MlflowClient, run: Run) -> list[tuple[int, str]]:
-    uri = f"{run.info.artifact_uri}/{names.MODELS_FOLDER}"
+    """Rows whose weights are stored, and the folder of each: the run's, else MLflow's model's."""
+    own = f"{run.info.artifact_uri}/{names.MODELS_FOLDER}"
+    found = dict.fromkeys(_rows_with_weights(client, run, own), own)
+    for row, model in stored_models(client, run).items():
+        folder = weights_folder(model)
+        if row not in found and row in _rows_with_weights(client, run, folder):
+            found[row] = folder
+    if not found:
+        raise RecordError(
+            f"run {run.info.run_id} holds no model; train with log_models=last or log_models=all "
+            "to keep them"
+        )
+    return sorted(found.items())
+
+
+def _rows_with_weights(client: MlflowClient, run: Run, folder: str) -> Iterator[int]:
     with mlflow_errors(f"list the models of run {run.info.run_id}"):
-        listed = mlflow.artifacts.list_artifacts(artifact_uri=uri, tracking_uri=client.tracking_uri)
-    found = []
+        listed = mlflow.artifacts.list_artifacts(
+            artifact_uri=folder, tracking_uri=client.tracking_uri
+        )
     for file in listed or []:
         name = file.path.rsplit("/", 1)[-1]
         match = re.fullmatch(r"after_([0-9]{3,9})\.safetensors", name)
@@ -101,13 +120,7 @@ def _stored_models(client: MlflowClient, run: Run) -> list[tuple[int, str]]:
             continue
         if file.file_size is not None and file.file_size > MAX_WEIGHTS_BYTES:
             raise RecordError(f"{name} has {file.file_size} bytes; a model has at most 8 GiB")
-        found.append((int(match[1]), name))
-    if not found:
-        raise RecordError(
-            f"run {run.info.run_id} holds no model; train with log_models=last or log_models=all "
-            "to keep them"
-        )
-    return sorted(found)
+        yield int(match[1])
 
 
 def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, str]:

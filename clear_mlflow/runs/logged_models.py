@@ -11,6 +11,7 @@ import io
 import re
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -21,6 +22,7 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, Metric, Run
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, DataType, Schema, TensorSpec
+from mlflow.utils.file_utils import local_file_uri_to_path
 from PIL import Image
 
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
@@ -30,7 +32,7 @@ from clear_mlflow.scoring.computed import Computed
 from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.scoring.series import bucket_metric_names, points_of
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import download
+from clear_mlflow.store.artifacts import download, is_local
 from clear_mlflow.store.client import mlflow_errors
 
 # What MLflow imports to load a model; it needs no MLflow, and nothing that trains.
@@ -133,6 +135,7 @@ def _log_model(
             folder = Path(scratch, "model")
             _save(folder, weights, about, Model(run_id=run_id, model_id=model.model_id))
             client.log_model_artifacts(model.model_id, str(folder))
+            _share(run, model, file)
             outputs = client.get_run(run_id).outputs if known else None
             linked = [output.model_id for output in outputs.model_outputs] if outputs else []
             if model.model_id not in linked:
@@ -140,6 +143,26 @@ def _log_model(
             client.log_batch(run_id, metrics=_accuracies(computed, row, model))
             client.finalize_logged_model(model.model_id, _READY)
     return True
+
+
+def weights_folder(model: LoggedModel) -> str:
+    """The address of the folder in which a model has its file of weights, named by the row."""
+    return f"{model.artifact_location}/data"
+
+
+def _share(run: Run, model: LoggedModel, file: str) -> None:
+    """Keep weights once on this machine's disks, under the names of the run and of the model."""
+    if not (is_local(str(run.info.artifact_uri)) and is_local(str(model.artifact_location))):
+        return
+    own = f"{run.info.artifact_uri}/{names.MODELS_FOLDER}"
+    of_run, of_model = (
+        Path(local_file_uri_to_path(folder), file) for folder in (own, weights_folder(model))
+    )
+    link = of_model.with_name(f".{file}.link")
+    with suppress(OSError):  # another disk, or a file system without hard links: two copies
+        link.unlink(missing_ok=True)
+        link.hardlink_to(of_run)
+        link.replace(of_model)
 
 
 def _name(run: Run, row: int) -> str:

@@ -46,13 +46,18 @@ def download(client: MlflowClient, run: Run, artifact: str, folder: str) -> Path
         TrackingError: it is not there, or the store does not answer.
     """
     with mlflow_errors(f"read {shown(artifact, 200)} of run {run.info.run_id}"):
-        return Path(
-            mlflow.artifacts.download_artifacts(
-                artifact_uri=f"{run.info.artifact_uri}/{artifact}",
-                dst_path=folder,
-                tracking_uri=client.tracking_uri,
-            )
+        return download_from(client, str(run.info.artifact_uri), artifact, folder)
+
+
+def download_from(client: MlflowClient, address: str, artifact: str, folder: str) -> Path:
+    """Fetch an artifact of a run or of a model from below its address, as MLflow names it."""
+    return Path(
+        mlflow.artifacts.download_artifacts(
+            artifact_uri=f"{address}/{artifact}",
+            dst_path=folder,
+            tracking_uri=client.tracking_uri,
         )
+    )
 
 
 def is_local(artifact_uri: str) -> bool:

@@ -20,6 +20,7 @@ from clear_mlflow.learning.progress import progress_for
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.runs.logged_models import stored_models, weights_folder
 from clear_mlflow.store import names
 
 SMALL = {"dataset": "clear10", "model": "small_cnn", "image_size": "16", "epochs": "2"}
@@ -114,6 +115,25 @@ def test_stored_models_give_their_rows_again(store, experiment_id, released):
 
 def run_metrics(store, run):
     return store.get_run(run.info.run_id).data.metrics
+
+
+def test_weights_are_stored_once_and_read_where_they_are_left(store, experiment_id, released):
+    """The run's files and those of MLflow's models; either may be removed."""
+    run = trained_run(store, experiment_id, released, log_models="all")
+    models = stored_models(store, run)
+    for row, model in models.items():
+        name = names.model_file_name(row)
+        of_run = artifacts(run) / "models" / name
+        of_model = Path(weights_folder(model).removeprefix("file://"), name)
+        assert of_run.samefile(of_model)
+        assert sorted(file.name for file in of_model.parent.iterdir()) == [name]
+    (artifacts(run) / "models" / names.model_file_name(2)).unlink()
+    (artifacts(run) / "models" / names.model_file_name(1)).unlink()
+    store.delete_logged_model(models[3].model_id)
+    scores = retest(store, run, data_root=str(released))
+    (below,) = store.search_runs([experiment_id], f"tags.`{names.RETESTED_TAG}` != ''")
+    assert scores.run_id == below.info.run_id
+    assert [row.row for row in rows_of(below)] == [row.row for row in rows_of(run)]
 
 
 def test_a_test_set_that_came_later_gives_rows_of_its_own(store, experiment_id, released, tmp_path):
