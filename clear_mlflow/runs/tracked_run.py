@@ -287,7 +287,7 @@ class TrackedRun(ABC):
 
         MLflow's page of a run lists metrics in the order in which their first points came.
         """
-        sent = []
+        sent: list[Metric] = []
         for metric in metrics:
             of_bucket = metric.key.startswith(self._bucket_series)
             (self._held_back if of_bucket else sent).append(metric)
