@@ -32,15 +32,15 @@ from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS, REPORT
 # MLflow keeps shared views in tags of the experiment, named by a key in the link (mlflow 3.17).
 _VIEW = "clear_mlflow_leaderboard"
 VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
-RANKED_BY = "metrics.`clear/challenge_score`"
-_COLUMNS = (
-    RANKED_BY,
-    "metrics.`clear/in_domain_accuracy`",
-    "metrics.`clear/next_domain_accuracy`",
-    "metrics.`renate/average_accuracy`",
-    "metrics.`renate/forgetting`",
-    "tags.`strategy`",
+_RANKED_BY = "clear/challenge_score"
+# The columns behind it, which are charts over the buckets, too.
+_RANKED_BESIDE = (
+    "clear/in_domain_accuracy",
+    "clear/next_domain_accuracy",
+    "renate/average_accuracy",
+    "renate/forgetting",
 )
+_CHART_SECTIONS = {"summary": "Accuracy and forgetting", "matrices": "Accuracy matrices"}
 _LOCAL_UI = "http://127.0.0.1:5000"
 _ANSWER_SECONDS = 2.0  # of a server on this machine
 
@@ -196,21 +196,80 @@ def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
     return lines
 
 
-def leaderboard_state() -> str:
-    """The prepared view of an experiment: our runs with rows, six columns, the best first."""
+def prepared_view() -> str:
+    """Our runs with rows, six columns, the best first; charts of the same, and the matrices.
+
+    It has the shape that MLflow's page gives a view that a user shares. Charts without sections,
+    or sections that are not said to be in an order, it replaces by its own, by the alphabet.
+    Metrics that have no chart here get theirs from MLflow, behind these.
+    """
+    ranked = {"type": "BAR", "metricKey": _RANKED_BY}
+    curves = [{"type": "LINE", "metricKey": metric} for metric in _RANKED_BESIDE]
+    matrices = {
+        "type": "IMAGE",
+        "imageKeys": [names.IMAGE_FINAL],
+        "step": 0,
+        "showRunParams": False,  # MLflow writes them over the picture
+    }
     return json.dumps(
         {
             "searchFilter": f"tags.`{names.ROWS_TAG}` != 'none'",
-            "orderByKey": RANKED_BY,
+            "orderByKey": f"metrics.`{_RANKED_BY}`",
             "orderByAsc": False,
             "startTime": "ALL",
             "lifecycleFilter": "Active",
             "datasetsFilter": [],
             "modelVersionFilter": "All Runs",
-            "selectedColumns": list(_COLUMNS),
+            "selectedColumns": [
+                *(f"metrics.`{metric}`" for metric in (_RANKED_BY, *_RANKED_BESIDE)),
+                "tags.`strategy`",
+            ],
+            "isAccordionReordered": True,
+            "compareRunSections": [
+                {
+                    "uuid": f"clear_mlflow-{key}",
+                    "name": title,
+                    "display": True,
+                    "isReordered": True,
+                    "deleted": False,
+                    "isGenerated": False,
+                }
+                for key, title in _CHART_SECTIONS.items()
+            ],
+            "compareRunCharts": [
+                *(
+                    _chart(number, "summary", chart)
+                    for number, chart in enumerate((ranked, *curves), start=1)
+                ),
+                _chart(len(curves) + 2, "matrices", matrices),
+            ],
         },
         sort_keys=True,
     )
+
+
+def _chart(number: int, section: str, shown: dict[str, object]) -> dict[str, object]:
+    common: dict[str, object] = {
+        "uuid": f"clear_mlflow-{number}",
+        "metricSectionId": f"clear_mlflow-{section}",
+        "runsCountToCompare": 10,
+        "deleted": False,
+        "isGenerated": False,
+    }
+    if shown["type"] == "LINE":
+        common |= {
+            "lineSmoothness": 0,
+            "range": {},
+            "scaleType": "linear",
+            "selectedXAxisMetricKey": "",
+            "useGlobalLineSmoothing": True,
+            "useGlobalXaxisKey": True,
+            "xAxisKey": "step",
+            "xAxisScaleType": "linear",
+            "yAxisExpressions": [],
+            "yAxisKey": "metric",
+        }
+    return common | shown
 
 
 def page_of_target(client: MlflowClient, target: str | None) -> str:
@@ -276,7 +335,7 @@ def _comparison_of_sweep(tags: Mapping[str, str]) -> str | None:
 
 
 def _leaderboard(client: MlflowClient, experiment: Experiment) -> str:
-    state = leaderboard_state()
+    state = prepared_view()
     if experiment.tags.get(VIEW_TAG) != state:
         with mlflow_errors(f"keep the leaderboard of experiment {experiment.experiment_id}"):
             client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, state)

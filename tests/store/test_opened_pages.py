@@ -13,10 +13,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 from click.testing import CliRunner
 from stored_runs import stored_run
+from trainings import FOUR_BUCKETS, KnownTraining
 
 import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.ui_urls import (
@@ -74,6 +76,25 @@ def test_the_leaderboard_has_our_runs_alone(store, experiment_id):
     state = json.loads(store.get_experiment(experiment_id).tags[VIEW_TAG])
     found = store.search_runs([experiment_id], state["searchFilter"])
     assert [run.info.run_id for run in found] == [ours.info.run_id]
+
+
+def test_the_leaderboard_brings_charts_of_what_runs_hold(store, experiment_id):
+    """Each in a section of its own view's, of metrics and of a picture that a training logs."""
+    train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
+    (run,) = store.search_runs([experiment_id])
+    page_of_target(store, "test")
+    tag = store.get_experiment(experiment_id).tags[VIEW_TAG]
+    assert len(tag) < 5000  # characters that a database keeps
+    state = json.loads(tag)
+    charts, sections = state["compareRunCharts"], state["compareRunSections"]
+    assert {chart["metricSectionId"] for chart in charts} == {s["uuid"] for s in sections}
+    assert len({chart["uuid"] for chart in charts}) == len(charts)
+    shown = [chart["metricKey"] for chart in charts if chart["type"] != "IMAGE"]
+    assert set(shown) <= run.data.metrics.keys()
+    assert [f"metrics.`{name}`" for name in shown] == state["selectedColumns"][:-1]
+    (key,) = next(chart["imageKeys"] for chart in charts if chart["type"] == "IMAGE")
+    images = [file.path for file in store.list_artifacts(run.info.run_id, "images")]
+    assert any(path.startswith(f"images/{key}+step+0+") for path in images), images
 
 
 def test_what_is_not_there_is_told(store):
