@@ -248,7 +248,7 @@ def prepared_view() -> str:
     )
 
 
-def _chart(number: int, section: str, shown: dict[str, object]) -> dict[str, object]:
+def _chart(number: int, section: str, shown: Mapping[str, object]) -> dict[str, object]:
     common: dict[str, object] = {
         "uuid": f"clear_mlflow-{number}",
         "metricSectionId": f"clear_mlflow-{section}",
@@ -269,7 +269,7 @@ def _chart(number: int, section: str, shown: dict[str, object]) -> dict[str, obj
             "yAxisExpressions": [],
             "yAxisKey": "metric",
         }
-    return common | shown
+    return {**common, **shown}
 
 
 def page_of_target(client: MlflowClient, target: str | None) -> str:
