@@ -320,6 +320,8 @@ def track(
     test_labels: Sequence[Any] | None = None,
     test_ids: Sequence[Sequence[object]] | None = None,
     evaluation_set: EvaluationSet | None = None,
+    score: str = "accuracy",
+    lower_is_better: bool = False,
     run_name: str | None = None,
     metrics: str | Sequence[str] = "clear,renate",
 ) -> LoopRun:
@@ -352,6 +354,9 @@ def track(
             given per row, and ``num_instances`` follows.
         test_ids: for each bucket, the name of each test image.
         evaluation_set: in place of both, a :class:`~clear_mlflow.core.predictions.EvaluationSet`.
+        score: what the rows are of, where that is no accuracy, as "rmse" or "perplexity": rows are
+            then given as ``run.log_row(i, values=[...])``, of any finite numbers.
+        lower_is_better: whether less of this score is better.
         run_name: of a run that is opened.
         metrics: families of metrics to log, for example ["clear", "gem"]; docs/metrics.md lists
             them.

@@ -73,6 +73,7 @@ def _tags() -> Iterator[str]:
         "strategy`, `dataset`, `protocol`, `seed`, `model", "What was trained; to filter by."
     )
     yield _line("split", "`test` or `validation`: the images that the rows were measured on.")
+    yield _line("score", "What the rows hold, where that is no accuracy: `rmse`, for example.")
     yield _line("git_commit", "Commit of the working folder, where it is a git checkout.")
     yield _line(
         "dataset_digest", "Digest of all images; runs of different digests are not compared."

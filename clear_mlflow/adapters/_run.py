@@ -13,6 +13,7 @@ from clear_mlflow.api import track
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.loop_metadata import describe_loop
 from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.score import ACCURACY
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import DEFAULT_FAMILIES
 from clear_mlflow.runs.loop_run import LoopRun
@@ -85,9 +86,12 @@ class AdapterRun:
             self._has_counts = num_instances is not None
             self.expect()
         counts = None
-        if self._has_counts and num_instances is not None:
+        of_accuracy = self._options.get("score", ACCURACY.name) == ACCURACY.name
+        if of_accuracy and self._has_counts and num_instances is not None:
             counts = whole_counts(cells, num_instances)
-        if counts is None:
+        if not of_accuracy:
+            self._run.log_row(row, values=cells)
+        elif counts is None:
             self._run.log_row(row, accuracy=cells)
         else:
             self._run.log_row(row, counts)

@@ -127,7 +127,7 @@ class MatrixMetrics(TorchMetric):
         agree = all(0 not in total[row] and total[row] == total[tested[0]] for row in tested)
         counts = tuple(total[tested[0]]) if agree else None
         return AccuracyMatrix.from_rows(
-            AccuracyRow.from_fractions(
+            AccuracyRow.from_values(
                 row,
                 keys,
                 [

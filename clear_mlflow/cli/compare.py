@@ -57,8 +57,9 @@ from clear_mlflow.metrics._user import load_own_metrics
     group=COMPARISON,
     default=NONE,
     metavar="POINTS",
-    help="The largest difference that does not matter to you, in percentage points. Verdicts then "
-    "also say whether methods are equivalent within it.",
+    help="The largest difference that does not matter to you, in percentage points, or in the "
+    "unit of a score that is no accuracy. Verdicts then also say whether methods are "
+    "equivalent within it.",
 )
 @engine_options
 def compare(
@@ -90,7 +91,7 @@ def compare(
             f"{filter_string!r}; name runs, or choose by experiment and filter"
         )
     by = grouping(group_by)
-    largest = None if margin == NONE else _points(margin)
+    largest = None if margin == NONE else _margin(margin)
     check_engine(engine, address)
     num_jobs = number_of_jobs(jobs)
     named = () if metrics == NONE else family_names(metrics)
@@ -171,14 +172,13 @@ def _own_metrics(metric: str) -> tuple[Metric, ...]:
     return load_own_metrics(named).matrix
 
 
-def _points(text: str) -> float:
-    """A number of percentage points, as a fraction."""
+def _margin(text: str) -> float:
     try:
-        points = float(text)
+        found = float(text)
     except ValueError:
-        points = math.nan
-    if not 0 < points <= 100:
+        found = math.nan
+    if not 0 < found < math.inf:
         raise ConfigError(
             f"margin is {text!r}; expected percentage points above 0, for example 1 or 0.5"
         )
-    return points / 100
+    return found

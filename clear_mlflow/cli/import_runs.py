@@ -20,6 +20,7 @@ from clear_mlflow.cli.output import print_places
 from clear_mlflow.cli.terminal import console, tables
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import one_line, shown
 from clear_mlflow.core.untrusted import MAX_IMPORTED_FILES
 from clear_mlflow.data.files import is_folder
@@ -140,6 +141,21 @@ class Line:
     "refused.",
 )
 @click.option(
+    "--score",
+    cls=Option,
+    group=_READ,
+    default=ACCURACY.name,
+    metavar="NAME",
+    help="What the numbers are, where that is no accuracy: rmse, for example, or macro_f1.",
+)
+@click.option(
+    "--lower-is-better",
+    cls=Option,
+    group=_READ,
+    is_flag=True,
+    help="Less of the score is better.",
+)
+@click.option(
     "--initial",
     cls=Option,
     group=_READ,
@@ -199,6 +215,8 @@ def import_runs(
     protocol: str,
     split: str,
     scale: str,
+    score: str,
+    lower_is_better: bool,
     initial: str,
     future: str,
     num_instances: str,
@@ -215,6 +233,7 @@ def import_runs(
     """
     reading = Reading(
         scale=scale,
+        score=Score(score, higher_is_better=not lower_is_better),
         initial=initial,
         future=future,
         num_instances=_counts(num_instances),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -13,9 +13,11 @@ import click
 
 from clear_mlflow.cli.output import print_scores
 from clear_mlflow.cli.terminal import console, tables
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import NOT_MEASURED, one_line
 from clear_mlflow.evaluation.rescore import ScoringResult
 from clear_mlflow.learning.progress import can_show_bars
+from clear_mlflow.metrics import name_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -25,9 +27,10 @@ _ALL_SHOWN = 50
 _MOST_SHOWN = 1000
 _LONGEST_NAME = 100  # characters of a run's name
 # What several runs are ranked by, and what is shown beside it.
-_RANKING = ("clear/challenge_score", "renate/average_accuracy", "renate/forgetting")
+_CHALLENGE = "clear/challenge_score"
+_RANKING = (_CHALLENGE, "renate/average_accuracy", "renate/forgetting")
 
-_Ranked: TypeAlias = tuple[ScoringResult, Sequence[float | None]]
+_Ranked: TypeAlias = tuple[ScoringResult, Score, Sequence[float | None]]
 
 
 class Summary:
@@ -53,8 +56,11 @@ class Summary:
             self.last_runs = [*self.last_runs[-1:], verdict.run_id]
         self._only = verdict if self.counts.total() == 1 else None
         light = verdict.without_scores()
-        summary = {} if verdict.scores is None else verdict.scores.summary
-        shown = light, [summary.get(name) for name in _RANKING]
+        summary: Mapping[str, float] = {}
+        score = ACCURACY
+        if verdict.scores is not None and verdict.scores.record is not None:
+            summary, score = verdict.scores.summary, verdict.scores.record.matrix.score
+        shown = light, score, [summary.get(name_of(name, score)) for name in _RANKING]
         if verdict.scores is not None:
             self._values += len(verdict.scores.plan.points)
             self._from_tags += verdict.scores.from_tag
@@ -96,11 +102,13 @@ class Summary:
             print_scores(self._only.scores, out)
         shown = self._first if len(self._first) <= _ALL_SHOWN else self._notable
         if shown:
-            out.print(_verdicts(verdict for verdict, _ in shown))
-        ranking = _ranking(self._first if len(self._first) <= _ALL_SHOWN else ())
-        if ranking.row_count > 1:
-            out.print()
-            out.print(ranking)
+            out.print(_verdicts(verdict for verdict, *_ in shown))
+        ranked = self._first if len(self._first) <= _ALL_SHOWN else []
+        for score in dict.fromkeys(score for _, score, _ in ranked):
+            ranking = _ranking([run for run in ranked if run[1] == score], score)
+            if ranking.row_count > 1:
+                out.print()
+                out.print(ranking)
 
     def _counted(self, dry_run: bool, stopped: bool) -> Iterator[str]:
         yield f"\n{self}"
@@ -128,24 +136,29 @@ def _verdicts(runs: Iterable[ScoringResult]) -> Table:
     return table
 
 
-def _ranking(runs: Iterable[_Ranked]) -> Table:
-    """The runs that have a value, the best first."""
+def _ranking(runs: Iterable[_Ranked], score: Score) -> Table:
+    """The runs of one score that have a value, the best first."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table("run", "name", box=None, pad_edge=False)
-    for name in _RANKING:
-        table.add_column(name.replace("/", "/\n"), justify="right")
-    scored = [run for run in runs if any(value is not None for value in run[1])]
-    for verdict, values in sorted(scored, key=_score, reverse=True):
-        numbers = [NOT_MEASURED if value is None else f"{value:.4f}" for value in values]
+    # The challenge was one of accuracies: it ranks no other score.
+    used = [i for i, name in enumerate(_RANKING) if score.is_accuracy or name != _CHALLENGE]
+    for i in used:
+        table.add_column(name_of(_RANKING[i], score).replace("/", "/\n"), justify="right")
+    scored = [run for run in runs if any(value is not None for value in run[2])]
+    sign = 1 if score.higher_is_better else -1
+
+    def rank(run: _Ranked) -> float:
+        value = run[2][used[0]]
+        return -math.inf if value is None else sign * value
+
+    for verdict, _, values in sorted(scored, key=rank, reverse=True):
+        shown = [math.nan if (value := values[i]) is None else value for i in used]
+        numbers = [NOT_MEASURED if math.isnan(value) else score.number(value) for value in shown]
         cells = (verdict.run_id, one_line(verdict.run_name, _LONGEST_NAME), *numbers)
         table.add_row(*map(Text, cells))
     return table
-
-
-def _score(run: _Ranked) -> float:
-    return -math.inf if run[1][0] is None else run[1][0]
 
 
 def shown_while(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,8 +23,9 @@ from clear_mlflow.comparison.verdicts import (
 )
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import TEST, VALIDATION
+from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import shown
-from clear_mlflow.metrics import METRICS, Metric
+from clear_mlflow.metrics import METRICS, Metric, name_of, of_score
 from clear_mlflow.statistics import (
     CorrectMatrix,
     ImageBootstrap,
@@ -101,9 +103,15 @@ class Arrangement:
         return all(setting.split == VALIDATION for setting in self.settings)
 
     @property
+    def score(self) -> Score:
+        """What all runs were scored by."""
+        return self.settings[0].score
+
+    @property
     def headline_metrics(self) -> list[str]:
         """The metric that ranks, and those named most often: for tables of a few columns."""
-        names = dict.fromkeys([self.ranked_by, *_HEADLINE])
+        usual = (name_of(name, self.score) for name in _HEADLINE)
+        names = dict.fromkeys([self.ranked_by, *usual])
         return [name for name in names if name in self.metrics]
 
     def is_higher_better(self, metric: str | None) -> bool:
@@ -112,6 +120,8 @@ class Arrangement:
 
     def wants_predictions(self) -> list[Subject]:
         """Runs of pairs without several seeds: only their test images can show a difference."""
+        if not self.score.is_accuracy:  # predictions are of classes
+            return []
         alone = [
             position
             for pair in self.plan.pairs
@@ -175,13 +185,14 @@ def arrange(
         metrics: that the runs' summaries are of.
 
     Raises:
-        ConfigError: there is no run, no run has a label or the metric, no group is the baseline, or
-            the margin is not above 0.
+        ConfigError: there is no run, runs are of several scores, no run has a label or the metric,
+            no group is the baseline, or the margin is not above 0.
     """
     if not subjects:
         raise ConfigError("no run with rows of an accuracy matrix arrived; nothing to compare")
     if margin is not None and not 0 < margin < np.inf:
         raise ConfigError(f"margin is {shown(margin)}; expected a number above 0")
+    metrics = of_score(metrics, only_score(subjects))
     groups, settings, notes = group_runs(subjects, by, level, rowless)
     defined = {name for group in groups for name in group.metrics}
     compared = tuple(metric.name for metric in metrics if metric.name in defined)
@@ -190,11 +201,12 @@ def arrange(
             f"rank_by is {shown(rank_by)}, which no run defines; "
             f"there are {', '.join(compared) or 'none'}"
         )
+    usual = [name_of(name, settings[0].score) for name in _RANKED_BY]
     ranked_by = rank_by or max(
         compared,
         key=lambda name: (
             sum(name in group.metrics for group in groups),
-            -_RANKED_BY.index(name) if name in _RANKED_BY else -len(_RANKED_BY),
+            -usual.index(name) if name in usual else -len(usual),
         ),
         default=None,
     )
@@ -269,6 +281,7 @@ def compare(
             correct=correct,
             level=arrangement.level,
             margin=arrangement.margin,
+            in_percent=arrangement.score.is_accuracy,
         )
         across = across_datasets(groups, arrangement.settings, compared[0], arrangement.level)
     return Comparison(
@@ -278,9 +291,29 @@ def compare(
         across=across,
         cells={pair: _cell_tests(groups[pair[0]], *sides) for pair, sides in correct.items()},
         unlike=frozenset(unlike),
-        image_intervals=_image_intervals(arrangement, hits, bootstraps) if over_images else {},
+        image_intervals=_image_intervals(arrangement, hits, bootstraps)
+        if over_images and arrangement.score.is_accuracy
+        else {},
         warnings=tuple(_warnings(arrangement, verdicts, unlike)),
     )
+
+
+def only_score(subjects: Sequence[Subject]) -> Score:
+    """What all runs were scored by.
+
+    Raises:
+        ConfigError: there is no run, or they were scored by several.
+    """
+    counts = Counter(subject.record.matrix.score for subject in subjects)
+    if not counts:
+        raise ConfigError("no run with rows of an accuracy matrix arrived; nothing to compare")
+    if len(counts) > 1:
+        told = ", ".join(
+            f"{score.name} ({score.better} is better; {count} run{'' if count == 1 else 's'})"
+            for score, count in counts.items()
+        )
+        raise ConfigError(f"runs of different scores arrived: {told}; compare those of one score")
+    return next(iter(counts))
 
 
 def _is_higher_better(definitions: Sequence[Metric], name: str | None) -> bool:

@@ -35,16 +35,17 @@ class CurveChart:
 
 
 def mean_charts(groups: list[tuple[int, Group]], level: float) -> list[CurveChart]:
-    """Mean accuracy on the buckets trained on so far, and on those still to come."""
+    """Mean score on the buckets trained on so far, and on those still to come."""
+    what = groups[0][1].members[0].record.matrix.score.name if groups else ""
     charts = [
-        ("Mean accuracy on the buckets trained on so far", past_mean),
-        ("Mean accuracy on the buckets still to come", future_mean),
+        (f"Mean {what} on the buckets trained on so far", past_mean),
+        (f"Mean {what} on the buckets still to come", future_mean),
     ]
     return _charts(charts, groups, level)
 
 
 def bucket_charts(groups: list[tuple[int, Group]], level: float) -> list[CurveChart]:
-    """Accuracy on each bucket, from before it was trained on to the end."""
+    """The score on each bucket, from before it was trained on to the end."""
     if not groups:
         return []
     keys = groups[0][1].members[0].record.matrix.buckets

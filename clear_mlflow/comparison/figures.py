@@ -13,11 +13,18 @@ import numpy as np
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.curves import mean_charts
-from clear_mlflow.comparison.page.matrices_section import points_text, scale_of
+from clear_mlflow.comparison.page.matrices_section import (
+    change_text,
+    gain_shade,
+    matrix_scales,
+    scale_of,
+)
 from clear_mlflow.core.text import ending, shortened
 from clear_mlflow.report.canvas import FAINT, INK, PLAIN, blank_figure, drawable, ink_on, png
 from clear_mlflow.report.colours import DIVERGING, GROUPS
 from clear_mlflow.report.heatmap import heatmap_png
+from clear_mlflow.report.page.line_chart import padded
+from clear_mlflow.statistics import SeedSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,11 +46,12 @@ def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
         content = curves_png(comparison, setting)
         if content is not None:
             yield f"curves{end}.png", content
+    scales = matrix_scales(comparison)
     for position, group in enumerate(comparison.groups[:_MOST_MAPS]):
         runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
         yield (
             f"matrix_{position + 1:02d}.png",
-            heatmap_png(group.matrix, f"{shortened(group.name, 60)}{runs}"),
+            heatmap_png(group.matrix, f"{shortened(group.name, 60)}{runs}", scales[group.setting]),
         )
     pairs = [
         (a, b)
@@ -94,13 +102,16 @@ def curves_png(comparison: Comparison, setting: int) -> bytes | None:
     if not charts:
         return None
     figure, panels = _grid(1, len(charts), 5.6, 4.2, left=0.6, top=0.4)
+    score = comparison.score
+    unit = 100 if score.is_accuracy else 1
+    floor, ceiling = (0.0, 1.0) if score.is_accuracy else (-math.inf, math.inf)
     for panel, chart in zip(panels, charts, strict=True):
         for curve in chart.curves:
             colour = GROUPS[curve.group % len(GROUPS)]
             steps = [k for k, _ in curve.points]
             panel.plot(
                 steps,
-                [100 * s.mean for _, s in curve.points],
+                [unit * s.mean for _, s in curve.points],
                 color=colour,
                 linestyle=_STYLES[curve.group // len(GROUPS) % len(_STYLES)],
                 marker="o",
@@ -111,15 +122,26 @@ def curves_png(comparison: Comparison, setting: int) -> bytes | None:
             if len(band) > 1:
                 panel.fill_between(
                     [k for k, _ in band],
-                    [100 * max(0.0, ends.low) for _, ends in band],
-                    [100 * min(1.0, ends.high) for _, ends in band],
+                    [unit * max(floor, ends.low) for _, ends in band],
+                    [unit * min(ceiling, ends.high) for _, ends in band],
                     color=colour,
                     alpha=0.15,
                     linewidth=0,
                 )
-        panel.set_ylim(0, 100)
+        if score.is_accuracy:
+            panel.set_ylim(0, 100)
+        else:
+            # The untrained model may lie far off; what is beyond the axis is cut off.
+            trained = [end for c in chart.curves for k, s in c.points if k > 0 for end in _reach(s)]
+            if trained:
+                panel.set_ylim(*padded(min(trained), max(trained)))
         panel.set_xlabel("buckets trained on", fontsize=9, color=FAINT, **PLAIN)
-        panel.set_ylabel("accuracy, %", fontsize=9, color=FAINT, **PLAIN)
+        panel.set_ylabel(
+            "accuracy, %" if score.is_accuracy else drawable(score.label),
+            fontsize=9,
+            color=FAINT,
+            **PLAIN,
+        )
         _finish(panel, chart.title, grid="y")
     legend = panels[0].legend(loc="lower right", fontsize=8, frameon=False)
     for text in legend.get_texts():
@@ -128,17 +150,18 @@ def curves_png(comparison: Comparison, setting: int) -> bytes | None:
 
 
 def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
-    """A - B in percentage points, cell by cell; cells that differ by McNemar's test are framed."""
+    """A - B, cell by cell; cells that differ by McNemar's test are framed."""
     from matplotlib.patches import Rectangle
 
     one, other = comparison.groups[a], comparison.groups[b]
     change = one.grid - other.grid
     size = change.shape[1]
-    scale = scale_of(change)
+    score = comparison.score
+    scale = scale_of(change, score)
     side = min(max(0.5 * size, 2.8), 7.5)
     height = side * (size + 1) / size + 1.1 + _BELOW
     figure, (panel,) = _grid(1, 1, side + 0.8 + _EDGE, height, left=0.8, top=1.1)
-    colours = DIVERGING.at(0.5 + 100 * np.nan_to_num(change) / (2 * scale))
+    colours = DIVERGING.at(gain_shade(np.nan_to_num(change), scale, score))
     colours[np.isnan(change)] = (0.94, 0.94, 0.94, 1.0)
     panel.imshow(colours, interpolation="nearest", aspect="equal")
     p_values = comparison.cells.get((a, b))
@@ -148,7 +171,7 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
             panel.text(
                 j,
                 i,
-                points_text(float(change[i, j])),
+                change_text(float(change[i, j]), score),
                 ha="center",
                 va="center",
                 fontsize=7.5,
@@ -165,8 +188,9 @@ def difference_png(comparison: Comparison, a: int, b: int) -> bytes:
     panel.set_yticks(range(size + 1), ["initial", *keys])
     panel.xaxis.tick_top()
     _finish(panel, "", grid="")
+    what = "percentage points" if score.is_accuracy else f"{score.name}, blue: A is better"
     panel.set_title(
-        f"A − B, percentage points, ±{scale}\nA: {_text(one.name, 40)}\nB: {_text(other.name, 40)}",
+        f"A − B, {what}, ±{scale:g}\nA: {_text(one.name, 40)}\nB: {_text(other.name, 40)}",
         fontsize=9,
         loc="left",
         **PLAIN,
@@ -211,6 +235,10 @@ def _finish(panel: Axes, title: str, *, grid: str) -> None:
     if grid:
         panel.grid(axis="x" if grid == "x" else "y", color=_LINE, linewidth=0.7)
         panel.set_axisbelow(True)
+
+
+def _reach(summary: SeedSummary) -> tuple[float, ...]:
+    return (summary.mean, *(summary.interval or ()))
 
 
 def _text(text: str, limit: int) -> str:

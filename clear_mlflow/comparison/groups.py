@@ -101,9 +101,8 @@ class Group:
     def matrix(self) -> AccuracyMatrix:
         """The mean matrix, for what draws a matrix."""
         first = self.members[0].record.matrix
-        return AccuracyMatrix(
-            self.grid[1:].clip(0, 1), self.grid[0].clip(0, 1), None, first.buckets
-        )
+        grid = self.grid.clip(0, 1) if first.score.is_accuracy else self.grid
+        return AccuracyMatrix(grid[1:], grid[0], None, first.buckets, first.score)
 
 
 def group_runs(

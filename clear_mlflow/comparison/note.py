@@ -50,11 +50,11 @@ def _leaders(comparison: Comparison) -> list[str]:
     ranked = comparison.ranked_by
     if ranked is None:
         return []
-    leaders = []
+    leaders, number = [], comparison.score.number
     for group in comparison.groups[:4]:
         if found := group.metrics.get(ranked):
-            spread = "" if found.std is None else f" ± {found.std:.4f}"
-            leaders.append(f"{escaped(group.name, 40)} **{found.mean:.4f}**{spread}")
+            spread = "" if found.std is None else f" ± {number(found.std)}"
+            leaders.append(f"{escaped(group.name, 40)} **{number(found.mean)}**{spread}")
     more = ", …" if len(comparison.groups) > 4 else ""
     return [f"`{ranked}`: {', '.join(leaders)}{more}", ""]
 
@@ -70,7 +70,7 @@ def _filled(lines: list[str], more: Sequence[str], limit: int, rest: str) -> lis
 
 
 def _table(comparison: Comparison) -> list[str]:
-    metrics = comparison.headline_metrics
+    metrics, number = comparison.headline_metrics, comparison.score.number
     lines = [
         f"| group | {PAD}seeds{PAD} | {' | '.join(f'{PAD}`{m}`{PAD}' for m in metrics)} | runs |",
         f"|:--|--:|{'--:|' * len(metrics)}:--|",
@@ -79,8 +79,8 @@ def _table(comparison: Comparison) -> list[str]:
         cells = []
         for metric in metrics:
             found = group.metrics.get(metric)
-            spread = "" if found is None or found.std is None else f" ± {found.std:.4f}"
-            cells.append(NOT_MEASURED if found is None else f"{found.mean:.4f}{spread}")
+            spread = "" if found is None or found.std is None else f" ± {number(found.std)}"
+            cells.append(NOT_MEASURED if found is None else f"{number(found.mean)}{spread}")
         cells = [escaped(group.name, 60), seeds_text(group), *cells, _links(group)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -9,8 +9,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.matrix import AccuracyMatrix, whole_grid
 from clear_mlflow.core.record import Record
+from clear_mlflow.core.score import Score
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -43,11 +44,7 @@ class Subject:
     @cached_property
     def grid(self) -> NDArray[np.float64]:
         """(T + 1, T): the initialisation row, then a row per bucket; NaN = not measured."""
-        matrix = self.evidence
-        cells = np.full((matrix.num_buckets + 1, matrix.num_buckets), np.nan)
-        if matrix.initial is not None:
-            cells[0] = matrix.initial
-        cells[1 : matrix.num_rows + 1] = matrix.values
+        cells = whole_grid(self.evidence)
         cells.setflags(write=False)
         return cells
 
@@ -58,7 +55,13 @@ class Subject:
         counts = None if matrix.num_instances is None else tuple(matrix.num_instances.tolist())
         record = self.record
         return Setting(
-            dataset.name, dataset.digest, record.protocol, record.split, matrix.buckets, counts
+            dataset.name,
+            dataset.digest,
+            record.protocol,
+            record.split,
+            matrix.buckets,
+            counts,
+            matrix.score,
         )
 
     @property
@@ -94,6 +97,7 @@ class Setting:
     split: str  # what was measured on: "test" or "validation"
     buckets: tuple[str, ...]
     num_instances: tuple[int, ...] | None
+    score: Score
 
     def differences(self, other: Setting) -> Iterator[str]:
         """What differs, a few words each."""

@@ -14,6 +14,7 @@ from clear_mlflow.comparison.across import AcrossDatasets
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import seeds_text
 from clear_mlflow.comparison.verdicts import tests_about
+from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import NOT_MEASURED, printable, shortened
 
 _MOST_ROWS = 50
@@ -28,7 +29,7 @@ def comparison_text(comparison: Comparison) -> Iterator[RenderableType]:
         yield Text(f"… {len(comparison.groups) - _MOST_ROWS} more groups", style="dim")
     if comparison.across is not None:
         yield Text()
-        yield _across(comparison.across)
+        yield _across(comparison.across, comparison.score)
         for sentence in comparison.across.sentences:
             yield Text.assemble(("- ", "dim"), sentence)
     for verdict in comparison.verdicts:
@@ -62,19 +63,25 @@ def _leaderboard(comparison: Comparison) -> Table:
             found = group.metrics.get(metric)
             text = NOT_MEASURED
             if found is not None:
-                spread = "" if found.std is None else f" ±{found.std:.3f}"
-                text = f"{found.mean:.3f}{spread}"
+                spread = "" if found.std is None else f" ±{_number(found.std, comparison.score)}"
+                text = f"{_number(found.mean, comparison.score)}{spread}"
             cells.append(text)
         table.add_row(Text(shortened(group.name, 60)), seeds_text(group), *cells)
     return table
 
 
-def _across(across: AcrossDatasets) -> Table:
+def _number(value: float, score: Score) -> str:
+    return f"{value:.3f}" if score.is_accuracy else score.cell(value)
+
+
+def _across(across: AcrossDatasets, score: Score) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("method", overflow="fold")
     for heading in ("average\nrank", "interquartile\nmean", *map(printable, across.datasets)):
         table.add_column(heading, justify="right")
     for method in across.methods:
         means = [method.mean, *(one.mean for one in method.on_each)]
-        table.add_row(Text(method.name), f"{method.rank:.2f}", *(f"{mean:.3f}" for mean in means))
+        table.add_row(
+            Text(method.name), f"{method.rank:.2f}", *(_number(mean, score) for mean in means)
+        )
     return table

@@ -33,7 +33,7 @@ from clear_mlflow.statistics import (
     verdict,
     welch_t,
 )
-from clear_mlflow.statistics.conclusion import DIFFERENT, EQUIVALENT, TOO_FEW
+from clear_mlflow.statistics.conclusion import DIFFERENT, EQUIVALENT, TOO_FEW, amount_text
 from clear_mlflow.statistics.power import FEWEST, MOST
 
 # Groups of a setting that are all tested against each other: 15 sentences. Of more groups, each is
@@ -172,6 +172,7 @@ def judge_pairs(
     correct: Mapping[tuple[int, int], tuple[CorrectMatrix, CorrectMatrix]],
     level: float,
     margin: float | None,
+    in_percent: bool = True,
 ) -> tuple[list[Verdict], list[PairTest]]:
     """Verdicts on the first metric, and tests of all the others.
 
@@ -186,9 +187,10 @@ def judge_pairs(
         correct: what the stored predictions of both got right, of pairs of single runs.
         level: of confidence.
         margin: the largest difference that does not matter; None: equivalence is not asked for.
+        in_percent: metrics are fractions: sentences give differences in percentage points.
     """
     metric, *others = (one.name for one in metrics)
-    judge = _Judge(groups, metric, metrics[0].higher_is_better, level, margin)
+    judge = _Judge(groups, metric, metrics[0].higher_is_better, level, margin, in_percent)
     tests: dict[str, dict[tuple[int, int], _Test]] = {one.name: {} for one in metrics}
     untested: dict[tuple[int, int], _SeedValues] = {}
     for pair in plan.pairs:
@@ -380,6 +382,7 @@ class _Judge:
     higher_is_better: bool
     level: float
     margin: float | None
+    in_percent: bool
 
     def tested(
         self, tests: Mapping[tuple[int, int], _Test], possible: int
@@ -403,7 +406,7 @@ class _Judge:
         a, b = (self.groups[position] for position in pair)
         one, other, t = cut(a.name), cut(b.name), values.t
         fewest = min(len(values.a), len(values.b))
-        size = _points(abs(values.difference))
+        size = amount_text(abs(values.difference), in_percent=self.in_percent)
         remarks = "".join(f"; {remark}" for group in (a, b) for remark in _remarks(group))
         more, beside = None, []
         if fewest < FEWEST:
@@ -467,6 +470,7 @@ class _Judge:
             comparisons=family,
             equivalence=equivalence,
             higher_is_better=self.higher_is_better,
+            in_percent=self.in_percent,
             of_models=test.unit == "images",
             level=self.level,
         )
@@ -566,7 +570,3 @@ class _Judge:
     def _leader(self, pair: tuple[int, int], difference: float) -> str:
         a_leads = (difference > 0) == self.higher_is_better
         return cut(self.groups[pair[0 if a_leads else 1]].name)
-
-
-def _points(value: float) -> str:
-    return f"{100 * value:.1f} percentage points"

@@ -16,6 +16,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.record import DatasetIdentity
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CLASSES
 
@@ -30,7 +31,7 @@ class LoopMetadata:
 
     Args:
         buckets: keys of all buckets, in stream order.
-        num_instances: test images per bucket; None where only accuracies will be known.
+        num_instances: test images per bucket; None where they are not known.
         dataset: which data the rows are measured on.
         protocol: ``iid`` or ``streaming``.
         split: what rows are measured on, ``test`` or ``validation``.
@@ -40,6 +41,7 @@ class LoopMetadata:
         tags: further tags.
         class_names: the index is the label; empty where not known.
         evaluation_set: the test images; None where no predictions are kept.
+        score: what the rows are of.
     """
 
     buckets: tuple[str, ...]
@@ -53,6 +55,7 @@ class LoopMetadata:
     tags: Mapping[str, str] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
     evaluation_set: EvaluationSet | None = None
+    score: Score = ACCURACY
 
 
 def describe_loop(
@@ -72,6 +75,8 @@ def describe_loop(
     test_labels: Sequence[Any] | None = None,
     test_ids: Sequence[Sequence[object]] | None = None,
     evaluation_set: EvaluationSet | None = None,
+    score: str = ACCURACY.name,
+    lower_is_better: bool = False,
 ) -> LoopMetadata:
     """Check what :func:`clear_mlflow.track` was given.
 
@@ -80,6 +85,12 @@ def describe_loop(
         RecordError: a key, a count or a name is not one that the record holds.
     """
     keys = _keys(buckets)
+    measured = Score(score, higher_is_better=not _yes_or_no("lower_is_better", lower_is_better))
+    if not measured.is_accuracy and (test_labels is not None or evaluation_set is not None):
+        raise ConfigError(
+            f"score is {score!r}, and test labels arrived, of which accuracies are counted; leave "
+            "them out, or leave score out"
+        )
     if protocol not in PROTOCOLS:
         raise ConfigError(f"protocol is {shown(protocol)}; expected one of {', '.join(PROTOCOLS)}")
     if split not in SPLITS:
@@ -109,12 +120,14 @@ def describe_loop(
             raise ConfigError("class_names are not those of the evaluation set; leave them out")
         counts, names = evaluation_set.num_instances, evaluation_set.class_names
     # A row as any of this loop would be: what cannot be stored is refused before any training.
-    AccuracyRow.from_fractions(0, keys, (0.0,) * len(keys), counts)
+    AccuracyRow.from_values(0, keys, (0.0,) * len(keys), counts, measured)
     digest = dataset_digest or (evaluation_set.digest if evaluation_set else UNKNOWN)
     grouped = {"strategy": strategy, "model": model, "dataset": dataset, "protocol": protocol}
     grouped["split"] = split
     if seed is not None:
         grouped["seed"] = str(seed)
+    if not measured.is_accuracy:
+        grouped["score"] = measured.name
     return LoopMetadata(
         buckets=keys,
         num_instances=counts,
@@ -127,6 +140,7 @@ def describe_loop(
         tags=_texts("tags", tags),
         class_names=names,
         evaluation_set=evaluation_set,
+        score=measured,
     )
 
 
@@ -199,6 +213,7 @@ def measured_row(
     accuracy: object = None,
     labels: object = None,
     probabilities: object = None,
+    values: object = None,
 ) -> tuple[AccuracyRow, RowPredictions | None]:
     """A row as it arrived from a loop, checked against what is known of that loop.
 
@@ -210,20 +225,38 @@ def measured_row(
         labels: predicted class of each image of the evaluation set, in its order: one array, or
             one for each bucket.
         probabilities: (N, classes) of the same images, softmaxed: likewise.
+        values: of a loop of another score than accuracy, that score: as accuracy is given.
 
     Raises:
         ConfigError: too much or too little arrived, or it has a value that it cannot have.
         RecordError: the numbers do not fit the loop.
     """
-    row = _whole("row", row)
+    row, score = _whole("row", row), facts.score
+    if not score.is_accuracy:
+        given = {"correct": correct, "accuracy": accuracy, "labels": labels}
+        given["probabilities"] = probabilities
+        wrong = [name for name, value in given.items() if value is not None]
+        if wrong or values is None:
+            arrived = wrong[0] if wrong else "no numbers"
+            raise ConfigError(
+                f"row {row} arrived with {arrived}, but the score is {score.name}; pass "
+                f"values=[...], the {score.name} on each bucket"
+            )
+        cells = _values(facts.buckets, values, score.name)
+        return AccuracyRow.from_values(row, facts.buckets, cells, facts.num_instances, score), None
+    if values is not None:
+        raise ConfigError(
+            f"row {row} arrived with values, but the score is accuracy; pass accuracy=[...], or "
+            "score=... to track"
+        )
     answers = None
     if labels is not None or probabilities is not None:
         answers = _answers(facts, row, labels, probabilities)
     if correct is not None and accuracy is not None:
         raise ConfigError(f"row {row} has correct and accuracy; pass one of them")
     if accuracy is not None:
-        found = AccuracyRow.from_fractions(
-            row, facts.buckets, _fractions(facts.buckets, accuracy), facts.num_instances
+        found = AccuracyRow.from_values(
+            row, facts.buckets, _values(facts.buckets, accuracy, "accuracy"), facts.num_instances
         )
     elif correct is not None:
         if facts.num_instances is None:
@@ -335,12 +368,12 @@ def _counts(keys: tuple[str, ...], values: object, name: str = "num_instances") 
     return tuple(_whole(name, value) for value in _per_bucket(name, keys, values))
 
 
-def _fractions(keys: tuple[str, ...], values: object) -> tuple[float, ...]:
+def _values(keys: tuple[str, ...], values: object, what: str) -> tuple[float, ...]:
     cells = _plain(values)
     if isinstance(cells, Mapping):
-        _refuse_strangers("accuracy", keys, cells)
+        _refuse_strangers(what, keys, cells)
         cells = [cells.get(key) for key in keys]
-    plain = map(_plain, _per_bucket("accuracy", keys, cells))
+    plain = map(_plain, _per_bucket(what, keys, cells))
     return tuple(math.nan if value is None else value for value in plain)
 
 
@@ -383,6 +416,12 @@ def _plain(value: Any) -> Any:
     """Python's own numbers and lists out of an array's or a tensor's."""
     listed = getattr(value, "tolist", None)
     return listed() if callable(listed) else value
+
+
+def _yes_or_no(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} is {shown(value)}; expected True or False")
+    return value
 
 
 def _whole(name: str, value: object) -> int:

@@ -1,5 +1,7 @@
 """The accuracy matrix: what a run measured, and what it did not.
 
+Where a run measured another score than accuracy, its matrix is of that: see :mod:`.score`.
+
 Row *i* is measured after training through bucket *i*, on the test sets of all buckets. "Not
 measured" is NaN, and never 0: a run that stopped early, or was not tested somewhere, has a smaller
 matrix and not a worse one.
@@ -7,7 +9,6 @@ matrix and not a worse one.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.score import ACCURACY, MAX_SCORE, Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_COUNT, MAX_KEY_CHARACTERS
 
@@ -48,23 +50,26 @@ def validated_split(split: str) -> str:
 class AccuracyRow:
     """One test of all buckets, after training through ``row`` of them.
 
-    A row holds counts. One that was imported from a program that kept no counts holds fractions in
-    their place: ``correct`` is then None, and a bucket that was not tested is NaN.
+    A row holds counts. One that was imported from a program that kept no counts, or that is of
+    another score than accuracy, holds values in their place: ``correct`` is then None, and a bucket
+    that was not tested is NaN.
 
     Args:
         row: buckets trained so far; 0 is the initialisation, before any training.
         buckets: keys of all buckets, in stream order.
-        correct: test images classified correctly, per bucket; None where only fractions are known.
+        correct: test images classified correctly, per bucket; None where only values are known.
         num_instances: test images, per bucket; at least 1 each. None where they are not known.
-        fractions: accuracies from 0 to 1, per bucket, NaN = not measured; only without ``correct``.
+        values: the score, per bucket: accuracies as fractions, others as they are; NaN = not
+            measured; only without ``correct``.
+        score: what was measured.
 
     Raises:
         RecordError: the numbers do not fit each other.
 
     >>> row = AccuracyRow(row=1, buckets=("1", "2"), correct=(9, 6), num_instances=(10, 10))
-    >>> row.accuracy, row.trained_through
+    >>> row.cells, row.trained_through
     ((0.9, 0.6), '1')
-    >>> AccuracyRow.from_fractions(1, ("1", "2"), (0.9, float("nan"))).accuracy
+    >>> AccuracyRow.from_values(1, ("1", "2"), (0.9, float("nan"))).cells
     (0.9, nan)
     """
 
@@ -72,7 +77,8 @@ class AccuracyRow:
     buckets: tuple[str, ...]
     correct: tuple[int, ...] | None
     num_instances: tuple[int, ...] | None
-    fractions: tuple[float, ...] | None = None
+    values: tuple[float, ...] | None = None
+    score: Score = ACCURACY
 
     def __post_init__(self) -> None:
         if not _is_whole(self.row) or self.row < 0:
@@ -82,11 +88,16 @@ class AccuracyRow:
             )
         buckets = _checked_buckets(self.buckets)
         object.__setattr__(self, "buckets", buckets)
-        if self.fractions is not None and self.correct is not None:
-            raise RecordError("correct and fractions arrived both; accuracy follows from correct")
+        if self.correct is not None and not self.score.is_accuracy:
+            raise RecordError(
+                f"correct arrived for a score of {self.score.name}; images classified correctly "
+                "are of accuracy, pass values"
+            )
+        if self.values is not None and self.correct is not None:
+            raise RecordError("correct and values arrived both; accuracy follows from correct")
         for name in ("correct", "num_instances"):
             counts = getattr(self, name)
-            if counts is None and self.fractions is not None:
+            if counts is None and self.values is not None:
                 continue
             if not isinstance(counts, (tuple, list)) or not all(_is_whole(n) for n in counts):
                 raise RecordError(f"{name} is {shown(counts)}; expected one integer per bucket")
@@ -106,8 +117,8 @@ class AccuracyRow:
                     f"num_instances of bucket {key!r} is {shown(total)}; expected 1 to 2**53"
                 )
         if self.correct is None or self.num_instances is None:
-            cells = _checked_row_fractions(self.fractions, buckets)
-            object.__setattr__(self, "fractions", cells)
+            cells = _checked_row_values(self.values, buckets, self.score)
+            object.__setattr__(self, "values", cells)
             return
         for key, correct, total in zip(buckets, self.correct, self.num_instances, strict=True):
             if not 0 <= correct <= total:
@@ -117,26 +128,27 @@ class AccuracyRow:
                 )
 
     @classmethod
-    def from_fractions(
+    def from_values(
         cls,
         row: int,
         buckets: Sequence[str],
-        fractions: Sequence[float],
+        values: Sequence[float],
         num_instances: Sequence[int] | None = None,
+        score: Score = ACCURACY,
     ) -> AccuracyRow:
-        """A row of accuracies whose counts are not known; NaN = not measured.
+        """A row of accuracies whose counts are not known, or of another score; NaN = not measured.
 
         Raises:
             RecordError: the numbers do not fit each other.
         """
         counts = None if num_instances is None else tuple(num_instances)
-        return cls(row, tuple(buckets), None, counts, tuple(fractions))
+        return cls(row, tuple(buckets), None, counts, tuple(values), score)
 
     @cached_property
-    def accuracy(self) -> tuple[float, ...]:
-        """Fraction of test images classified correctly, per bucket; NaN = not measured."""
+    def cells(self) -> tuple[float, ...]:
+        """The score on each bucket, an accuracy as a fraction; NaN = not measured."""
         if self.correct is None or self.num_instances is None:
-            return self.fractions or ()
+            return self.values or ()
         return tuple(c / n for c, n in zip(self.correct, self.num_instances, strict=True))
 
     @property
@@ -154,13 +166,15 @@ class AccuracyMatrix:
     ``initial`` without a measured cell becomes None.
 
     Args:
-        values: (k, T) with k <= T, fractions; NaN = not measured. Copied, and read-only.
-        initial: (T,), accuracies of the untrained model; None = not measured.
+        values: (k, T) with k <= T, fractions, or another score; NaN = not measured. Copied, and
+            read-only.
+        initial: (T,), likewise, of the untrained model; None = not measured.
         num_instances: (T,), test images per bucket; None = not known.
         buckets: keys of the T buckets in stream order; "1" to "T" when not given.
+        score: what the cells are.
 
     Raises:
-        RecordError: a value is infinite or outside [0, 1], or the shapes do not fit.
+        RecordError: a value is infinite, or an accuracy outside [0, 1], or the shapes do not fit.
 
     >>> matrix = AccuracyMatrix([[0.9, 0.6], [float("nan"), float("nan")]])
     >>> matrix
@@ -173,6 +187,7 @@ class AccuracyMatrix:
     initial: NDArray[np.float64] | None  # (T,), fractions; the untrained model; read-only
     num_instances: NDArray[np.int64] | None  # (T,), test images per bucket; read-only
     buckets: tuple[str, ...]  # (T,), keys in stream order
+    score: Score  # what the cells are
 
     def __init__(
         self,
@@ -180,8 +195,9 @@ class AccuracyMatrix:
         initial: ArrayLike | None = None,
         num_instances: ArrayLike | None = None,
         buckets: Sequence[str] | None = None,
+        score: Score = ACCURACY,
     ) -> None:
-        cells = _fractions("values", values)
+        cells = _checked_cells("values", values, score)
         if cells.ndim != 2 or cells.shape[1] == 0 or cells.shape[0] > cells.shape[1]:
             raise RecordError(
                 f"an accuracy matrix of shape {cells.shape} arrived; expected (k, T): a row per "
@@ -191,7 +207,7 @@ class AccuracyMatrix:
         measured = np.flatnonzero(~np.isnan(cells).all(axis=1))
         cells = cells[: measured[-1] + 1 if measured.size else 0]
 
-        first = None if initial is None else _fractions("initial", initial)
+        first = None if initial is None else _checked_cells("initial", initial, score)
         if first is not None and first.shape != (width,):
             raise RecordError(
                 f"initial has shape {first.shape}; expected ({width},), one value per bucket"
@@ -205,7 +221,7 @@ class AccuracyMatrix:
         if len(keys) != width:
             raise RecordError(f"{len(keys)} bucket keys arrived for {width} columns")
         counts = None if num_instances is None else _counts(num_instances, width)
-        self._set(cells, first, counts, keys)
+        self._set(cells, first, counts, keys, score)
 
     @classmethod
     def from_rows(cls, rows: Iterable[AccuracyRow]) -> AccuracyMatrix:
@@ -213,7 +229,7 @@ class AccuracyMatrix:
 
         Raises:
             RecordError: there is no row, two rows have the same number, or they disagree about
-                the buckets or their test images.
+                the buckets, their test images or the score.
         """
         found: dict[int, AccuracyRow] = {}
         for row in rows:
@@ -224,7 +240,7 @@ class AccuracyMatrix:
             raise RecordError("no row arrived; an accuracy matrix needs at least one")
         first = found[min(found)]
         for row in found.values():
-            for name in ("buckets", "num_instances"):
+            for name in ("buckets", "num_instances", "score"):
                 ours, others = getattr(row, name), getattr(first, name)
                 # Rows of one run mostly share the tuple itself, which comparing would walk through.
                 if ours is not others and ours != others:
@@ -236,12 +252,13 @@ class AccuracyMatrix:
         values = np.full((max(found), len(first.buckets)), np.nan)
         for number, row in found.items():
             if number > 0:
-                values[number - 1] = row.accuracy
+                values[number - 1] = row.cells
         return cls(
             values,
-            initial=found[0].accuracy if 0 in found else None,
+            initial=found[0].cells if 0 in found else None,
             num_instances=first.num_instances,
             buckets=first.buckets,
+            score=first.score,
         )
 
     @property
@@ -291,10 +308,22 @@ class AccuracyMatrix:
         trained_on = np.tri(*self.values.shape, dtype=np.bool_)
         return self._keeping(np.where(trained_on, np.nan, self.values))
 
+    @property
+    def oriented(self) -> AccuracyMatrix:
+        """The same cells such that more is better: negated where lower is better."""
+        if self.score.higher_is_better:
+            return self
+        negated = object.__new__(AccuracyMatrix)
+        initial = None if self.initial is None else -self.initial
+        score = Score(self.score.name)
+        negated._set(-self.values, initial, self.num_instances, self.buckets, score)
+        return negated
+
     def equals(self, other: AccuracyMatrix) -> bool:
         """Whether both hold the same cells, counts and keys; NaN equals NaN."""
         return (
             self.buckets == other.buckets
+            and self.score == other.score
             and np.array_equal(self.values, other.values, equal_nan=True)
             and _same(self.initial, other.initial)
             and _same(self.num_instances, other.num_instances)
@@ -303,12 +332,14 @@ class AccuracyMatrix:
     def __repr__(self) -> str:
         known = [name for name in ("initial", "num_instances") if getattr(self, name) is not None]
         trained = f"{self.num_rows} of {self.num_buckets} buckets trained"
+        if not self.score.is_accuracy:
+            known.append(f"{self.score.name}, {self.score.better} is better")
         return f"AccuracyMatrix({', '.join([trained, *known])})"
 
     def _keeping(self, values: NDArray[np.float64]) -> AccuracyMatrix:
         """The same run with other cells; unlike construction, this drops no row."""
         derived = object.__new__(AccuracyMatrix)
-        derived._set(values, self.initial, self.num_instances, self.buckets)
+        derived._set(values, self.initial, self.num_instances, self.buckets, self.score)
         return derived
 
     def _set(
@@ -317,6 +348,7 @@ class AccuracyMatrix:
         initial: NDArray[np.float64] | None,
         num_instances: NDArray[np.int64] | None,
         buckets: tuple[str, ...],
+        score: Score,
     ) -> None:
         for array in (values, initial, num_instances):
             if array is not None:
@@ -325,6 +357,16 @@ class AccuracyMatrix:
         object.__setattr__(self, "initial", initial)
         object.__setattr__(self, "num_instances", num_instances)
         object.__setattr__(self, "buckets", buckets)
+        object.__setattr__(self, "score", score)
+
+
+def whole_grid(matrix: AccuracyMatrix) -> NDArray[np.float64]:
+    """(T + 1, T): the initialisation row, then a row per bucket; NaN = not measured."""
+    grid = np.full((matrix.num_buckets + 1, matrix.num_buckets), np.nan)
+    if matrix.initial is not None:
+        grid[0] = matrix.initial
+    grid[1 : matrix.num_rows + 1] = matrix.values
+    return grid
 
 
 def named_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.float64]]]:
@@ -339,25 +381,24 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _checked_row_fractions(fractions: object, buckets: tuple[str, ...]) -> tuple[float, ...]:
-    if not isinstance(fractions, (tuple, list)) or len(fractions) != len(buckets):
+def _checked_row_values(
+    values: object, buckets: tuple[str, ...], score: Score
+) -> tuple[float, ...]:
+    if not isinstance(values, (tuple, list)) or len(values) != len(buckets):
+        kind = "fraction" if score.is_accuracy else "number"
         raise RecordError(
-            f"accuracy is {shown(fractions)}; expected one fraction for each of the "
+            f"{score.name} is {shown(values)}; expected one {kind} for each of the "
             f"{len(buckets)} buckets"
         )
-    cells = []
-    for key, value in zip(buckets, fractions, strict=True):
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not number or not (0 <= value <= 1 or value != value):
-            raise RecordError(
-                f"accuracy of bucket {key!r} is {shown(value)}; expected a fraction from 0 to 1 "
-                "(not percent), or nothing where it was not measured"
-            )
-        # One NaN for all: tuples compare by identity first, so that equal rows are equal.
-        cells.append(math.nan if math.isnan(value) else float(value) + 0.0)
-    if all(math.isnan(value) for value in cells):
-        raise RecordError("accuracy holds no measured bucket; leave out a row that was not tested")
-    return tuple(cells)
+    cells = tuple(
+        score.check(value, f"{score.name} of bucket {key!r}")
+        for key, value in zip(buckets, values, strict=True)
+    )
+    if all(value != value for value in cells):
+        raise RecordError(
+            f"{score.name} holds no measured bucket; leave out a row that was not tested"
+        )
+    return cells
 
 
 def _checked_buckets(keys: object) -> tuple[str, ...]:
@@ -383,19 +424,24 @@ def _checked_buckets(keys: object) -> tuple[str, ...]:
     return tuple(keys)
 
 
-def _fractions(name: str, values: ArrayLike) -> NDArray[np.float64]:
+def _checked_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.float64]:
+    what = "an accuracy matrix" if score.is_accuracy else f"a matrix of {score.name}"
+    expected = "fractions" if score.is_accuracy else "finite numbers"
     try:
         cells = np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError) as error:
         raise RecordError(
-            f"{name} of an accuracy matrix is no rectangle of numbers; expected fractions, "
-            "NaN where nothing was measured"
+            f"{name} of {what} is no rectangle of numbers; expected {expected}, NaN where nothing "
+            "was measured"
         ) from error
-    wrong = cells[~(np.isnan(cells) | ((cells >= 0) & (cells <= 1)))]
+    inside = (cells >= 0) & (cells <= 1) if score.is_accuracy else np.abs(cells) <= MAX_SCORE
+    wrong = cells[~(np.isnan(cells) | inside)]
     if wrong.size:
+        if score.is_accuracy:
+            expected += " from 0 to 1 (not percent)"
         raise RecordError(
-            f"{name} of an accuracy matrix holds {float(wrong[0])}; expected fractions from "
-            "0 to 1 (not percent), NaN where nothing was measured"
+            f"{name} of {what} holds {float(wrong[0])}; expected {expected}, NaN where nothing was "
+            "measured"
         )
     return cells
 

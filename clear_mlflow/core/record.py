@@ -19,6 +19,7 @@ from typing import Any
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import JSON, MAX_ROW_BYTES, MAX_TEXT_CHARACTERS, json_object
 
@@ -29,6 +30,8 @@ SCHEMA_VERSION = "1.0"
 ACCURACIES_VERSION = "1.1"
 # Rows that are measured on validation images.
 SPLIT_VERSION = "1.2"
+# Rows of another score than accuracy.
+SCORE_VERSION = "1.3"
 
 # Of rows whose buckets have dates: one for each, as 2004-05-17, ascending. A reader may leave it.
 TIMES = "bucket_times"
@@ -79,7 +82,8 @@ class RowRecord:
         written_at: ISO 8601 in UTC, as 2026-01-31T12:00:00.123Z.
         extra: fields that a newer or another program wrote; kept and written back.
         schema_version: of the format, "major.minor"; kept from the file that was read. A row
-            without counts is at least of version 1.1, one on validation images of version 1.2.
+            without counts is at least of version 1.1, one on validation images of version 1.2,
+            one of another score than accuracy of version 1.3.
         split: which images it was measured on, ``test`` or ``validation``.
 
     Raises:
@@ -116,10 +120,9 @@ class RowRecord:
             raise RecordError(f"split is {shown(self.split)}; expected {' or '.join(SPLITS)}")
         if self.split != TEST and _minor(self.schema_version) < 2:
             object.__setattr__(self, "schema_version", SPLIT_VERSION)
-        known = {*_KNOWN_FIELDS, "accuracy"}
-        if _minor(self.schema_version) >= 2:
-            known.add("split")
-        taken = sorted(known & set(self.extra))
+        if not self.row.score.is_accuracy and _minor(self.schema_version) < 3:
+            object.__setattr__(self, "schema_version", SCORE_VERSION)
+        taken = sorted(set(_fields_of(self.schema_version)) & set(self.extra))
         if taken:
             raise RecordError(f"extra holds {taken[0]!r}, which is a field of the format itself")
 
@@ -269,6 +272,7 @@ def _comparisons(one: RowRecord, other: RowRecord) -> Iterator[tuple[str, object
     yield "dataset digest", one.dataset.digest, other.dataset.digest
     yield "protocol", one.protocol, other.protocol
     yield "split", one.split, other.split
+    yield "score", _score_text(one.row.score), _score_text(other.row.score)
     yield "seed", one.seed, other.seed
     yield "number of buckets", len(one.row.buckets), len(other.row.buckets)
     for j, (key, there) in enumerate(zip(one.row.buckets, other.row.buckets, strict=True)):
@@ -284,10 +288,19 @@ def _comparisons(one: RowRecord, other: RowRecord) -> Iterator[tuple[str, object
 def _measured(row: AccuracyRow) -> dict[str, JSON]:
     """The fields of a file that hold what was measured."""
     found: dict[str, JSON] = {}
-    if row.correct is None:
-        found["accuracy"] = [None if math.isnan(value) else value for value in row.accuracy]
-    else:
+    if row.correct is not None:
         found["correct"] = list(row.correct)
+    else:
+        cells: list[JSON] = [None if math.isnan(value) else value for value in row.cells]
+        if row.score.is_accuracy:
+            found["accuracy"] = cells
+        else:
+            # Not as "accuracy", which a reader of before would take them for.
+            found["score"] = {
+                "name": row.score.name,
+                "lower_is_better": not row.score.higher_is_better,
+            }
+            found["values"] = cells
     if row.num_instances is not None:
         found["num_instances"] = list(row.num_instances)
     return found
@@ -301,7 +314,8 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
     _check_version(schema["version"])
 
     buckets = _list(document, "buckets")
-    if "correct" in document or _minor(schema["version"]) < 1:
+    score = _score(document, schema["version"])
+    if score.is_accuracy and ("correct" in document or _minor(schema["version"]) < 1):
         row = AccuracyRow(
             row=_field(document, "row"),
             buckets=buckets,
@@ -309,7 +323,7 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
             num_instances=_list(document, "num_instances"),
         )
     else:
-        row = _row_of_accuracies(document, buckets)
+        row = _row_of_values(document, buckets, score)
     trained_through = _field(document, "trained_through")
     if trained_through != row.trained_through:
         raise RecordError(
@@ -319,10 +333,7 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
     if "accuracy" in document and row.correct is not None:
         _check_accuracy(_list(document, "accuracy"), row)
     dataset = _members("dataset", _field(document, "dataset"), ("name", "digest"))
-    known: tuple[str, ...] = (*_KNOWN_FIELDS, "accuracy")
-    split = TEST
-    if _minor(schema["version"]) >= 2:  # before, a field of this name was another program's
-        known, split = (*known, "split"), document.get("split", TEST)
+    known = _fields_of(schema["version"])
     return RowRecord(
         row=row,
         protocol=_field(document, "protocol"),
@@ -332,20 +343,49 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
         written_at=_field(document, "written_at"),
         extra={k: v for k, v in document.items() if k not in known},
         schema_version=schema["version"],
-        split=split,
+        split=document.get("split", TEST) if "split" in known else TEST,
     )
 
 
-def _row_of_accuracies(document: dict[str, Any], buckets: tuple[Any, ...]) -> AccuracyRow:
-    """A row without counts, as version 1.1 has it; null = not measured."""
+def _fields_of(version: str) -> tuple[str, ...]:
+    """The fields of a version; before it, a field of such a name was another program's."""
+    known: tuple[str, ...] = (*_KNOWN_FIELDS, "accuracy")
+    if _minor(version) >= 2:
+        known = (*known, "split")
+    if _minor(version) >= 3:
+        known = (*known, "score", "values")
+    return known
+
+
+def _score(document: dict[str, Any], version: str) -> Score:
+    """What the row is of: accuracy, where nothing else is said."""
+    if _minor(version) < 3 or "score" not in document:
+        return ACCURACY
+    found = _members("score", document["score"], ("name", "lower_is_better"))
+    lower = found["lower_is_better"]
+    if not isinstance(lower, bool):
+        raise RecordError(f"score.lower_is_better is {shown(lower)}; expected true or false")
+    return Score(found["name"], higher_is_better=not lower)
+
+
+def _score_text(score: Score) -> str:
+    return f"{score.name}, {score.better} is better"
+
+
+def _row_of_values(document: dict[str, Any], buckets: tuple[Any, ...], score: Score) -> AccuracyRow:
+    """A row without counts; null = not measured."""
+    if not score.is_accuracy and (other := {"correct", "accuracy"} & set(document)):
+        raise RecordError(f"has {min(other)} beside the score {score.name}; expected values alone")
     return AccuracyRow(
         row=_field(document, "row"),
         buckets=buckets,
         correct=None,
         num_instances=_list(document, "num_instances") if "num_instances" in document else None,
-        fractions=tuple(
-            math.nan if value is None else value for value in _list(document, "accuracy")
+        values=tuple(
+            math.nan if value is None else value
+            for value in _list(document, "accuracy" if score.is_accuracy else "values")
         ),
+        score=score,
     )
 
 
@@ -373,17 +413,17 @@ def _members(name: str, value: object, expected: tuple[str, ...]) -> dict[str, A
 
 def _check_accuracy(stated: tuple[Any, ...], row: AccuracyRow) -> None:
     """Accuracy is derived; where another program wrote it too, it has to be the same."""
-    agrees = len(stated) == len(row.accuracy) and all(
+    agrees = len(stated) == len(row.cells) and all(
         isinstance(value, (int, float))
         and not isinstance(value, bool)
         and 0 <= value <= 1
         and abs(value - derived) <= 1e-6
-        for value, derived in zip(stated, row.accuracy, strict=True)
+        for value, derived in zip(stated, row.cells, strict=True)
     )
     if not agrees:
         raise RecordError(
             f"accuracy is {shown(list(stated))}, but correct / num_instances is "
-            f"{shown(list(row.accuracy))}; leave accuracy out, or mend it"
+            f"{shown(list(row.cells))}; leave accuracy out, or mend it"
         )
 
 

@@ -34,6 +34,7 @@ from clear_mlflow.comparison import (
     arrange,
     compare,
 )
+from clear_mlflow.comparison.build import only_score
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.groups import cut
 from clear_mlflow.comparison.leaderboard import (
@@ -44,6 +45,7 @@ from clear_mlflow.comparison.leaderboard import (
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, TrackingError
+from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.evaluation.read_correctness import read_correctness
@@ -104,7 +106,8 @@ def read_comparison(
         group_by: names of parameters or tags that runs of one group share.
         rank_by: the metric that ranks, and that verdicts are on; None: a usual one.
         baseline: the group that all others are tested against; None: the leader, or all pairs.
-        margin: the largest difference that does not matter; None: equivalence is not asked for.
+        margin: the largest difference that does not matter, in percentage points of accuracies,
+            else in the score's own unit; None: equivalence is not asked for.
         metrics: to compare by.
         named: the runs were asked for one by one, so one without rows is named; found by a
             search, it is only passed over.
@@ -145,6 +148,13 @@ def read_comparison(
     if group_by and len({subject.labels.get("augment") for subject in subjects}) > 1:
         # Seeds that were shown other pixels are not the seeds of one method.
         group_by = tuple(dict.fromkeys((*group_by, "augment")))
+    subjects, others = _of_one_score(subjects, named=named)
+    if margin is not None and only_score(subjects).is_accuracy:
+        if margin > 100:
+            raise ConfigError(
+                f"margin is {margin:g}; expected percentage points above 0, for example 1 or 0.5"
+            )
+        margin /= 100
     arrangement = arrange(
         subjects,
         group_by,
@@ -168,11 +178,37 @@ def read_comparison(
     return (
         replace(
             comparison,
-            warnings=(*passed_over, *refused, *_failures(subjects, metrics), *comparison.warnings),
+            warnings=(
+                *passed_over,
+                *others,
+                *refused,
+                *_failures(subjects, metrics),
+                *comparison.warnings,
+            ),
         ),
         left_out,
         experiment_id,
     )
+
+
+def _of_one_score(subjects: list[Subject], *, named: bool) -> tuple[list[Subject], list[str]]:
+    """The runs of the most common score where a search found them, and a sentence on the others.
+
+    Runs that were named are all kept: :func:`arrange` refuses them where they are of several.
+    """
+    by_score: dict[Score, list[Subject]] = {}
+    for subject in subjects:
+        by_score.setdefault(subject.record.matrix.score, []).append(subject)
+    if named or len(by_score) < 2:
+        return subjects, []
+    kept = max(by_score, key=lambda score: len(by_score[score]))
+    told = [
+        f"{len(runs)} run{'s are' if len(runs) > 1 else ' is'} left out, of another score: "
+        f"{score.name} ({score.better} is better), and what is compared is {kept.name}."
+        for score, runs in by_score.items()
+        if score != kept
+    ]
+    return by_score[kept], told
 
 
 def _failures(subjects: Sequence[Subject], metrics: Sequence[Metric]) -> Iterator[str]:
@@ -457,6 +493,8 @@ def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:
     content = {
         "group_by": list(comparison.group_by),
         "ranked_by": comparison.ranked_by,
+        "score": comparison.score.name,
+        "lower_is_better": not comparison.score.higher_is_better,
         "level": comparison.level,
         "groups": [
             {

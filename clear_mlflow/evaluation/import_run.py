@@ -18,7 +18,7 @@ from clear_mlflow.core.text import shortened
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import Imported, as_rows
-from clear_mlflow.metrics import DEFAULT_FAMILIES
+from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, of_score
 from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.runs.tracked_run import now
 from clear_mlflow.scoring.families import families_tag
@@ -86,10 +86,12 @@ class Importer:
         Raises:
             TrackingError: the store does not take it; a run that was opened is closed as FAILED.
             RecordError: it cannot be a record, as where a key is no printable text.
+            ConfigError: its score is called as a metric is.
         """
         if (there := self._there.get(imported.digest)) is not None:
             matrix = imported.matrix
             return ImportedRun(*there, False, matrix.num_rows, matrix.num_buckets, 0)
+        of_score(ALL_METRICS, imported.matrix.score)  # before a run is opened: is its name free
         facts = self._facts_of(imported)
         # Each row says where it is from.
         origin: JSON = {"format": kind, "digest": imported.digest}
@@ -137,13 +139,14 @@ class Importer:
 
     def _facts_of(self, imported: Imported) -> dict[str, str]:
         """Tags and parameters by which runs are grouped; what is not known is not there."""
-        said, found_in = self.facts, imported.facts
+        said, found_in, score = self.facts, imported.facts, imported.matrix.score
         seed = str(said.seed) if said.seed is not None else found_in.get("seed")
         found = {
             "strategy": said.strategy or found_in.get("strategy"),
             "dataset": said.dataset or found_in.get("dataset"),
             "model": found_in.get("model"),
             "seed": seed if seed_of(seed) is not None else None,
+            "score": None if score.is_accuracy else score.name,
             "protocol": said.protocol,
             "split": said.split,
         }

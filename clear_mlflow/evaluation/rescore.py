@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -15,7 +15,7 @@ from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import Record
-from clear_mlflow.metrics import ALL_METRICS, Metric, anytime
+from clear_mlflow.metrics import ALL_METRICS, Metric, anytime, of_score
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.runs.lifecycle import close_abandoned
 from clear_mlflow.runs.logged_models import log_models
@@ -35,7 +35,6 @@ _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
 
 _BUILT_IN = frozenset(
     [
-        *(metric.name for metric in ALL_METRICS),
         *(metric.name for metric in predicted.METRICS),
         *(metric.name for metric in anytime.METRICS),
     ]
@@ -151,7 +150,7 @@ class Evaluation:
             if self.named or ours:
                 return _failed(run_id, name, why)
             return ScoringResult(run_id, name, "skipped", why, scores)
-        notes = list(_describe(scores, self.accept_new, self._versions, self.dry_run))
+        notes = list(_describe(scores, self.accept_new, self.dry_run))
         if abandoned:
             closed = "would be closed" if self.dry_run else "run closed"
             notes.append(f"its process is gone: {closed} as KILLED")
@@ -172,17 +171,9 @@ class Evaluation:
             is_problem=matters,
             is_partial=scores.rows_state != "complete",
             undefined=tuple(
-                name
-                for name in _own_without_value(scores, self._versions)
-                if name not in scores.failed
+                name for name in _own_without_value(scores) if name not in scores.failed
             ),
         )
-
-    @property
-    def _versions(self) -> dict[str, int]:
-        of_rows = {metric.name: metric.version for metric in (*ALL_METRICS, *self.metrics)}
-        of_rows |= {metric.name: metric.version for metric in anytime.METRICS}
-        return of_rows | {metric.name: metric.version for metric in self.prediction_metrics}
 
     def _scored(self, client: MlflowClient, run: Run, ours: bool) -> Scores:
         if self.prepare is not None and not self.dry_run:
@@ -241,13 +232,11 @@ def _suitable_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
     return _JOBS_LOCAL if isinstance(first, MissingRun) or are_rows_local(first) else _JOBS_REMOTE
 
 
-def _describe(
-    scores: Scores, accept_new: bool, versions: Mapping[str, int], dry_run: bool
-) -> Iterator[str]:
-    if scores.record is None:
+def _describe(scores: Scores, accept_new: bool, dry_run: bool) -> Iterator[str]:
+    if scores.computed is None:
         yield "no rows"
         return
-    matrix = scores.record.matrix
+    matrix, versions = scores.computed.record.matrix, scores.computed.versions
     yield f"{matrix.num_rows} of {matrix.num_buckets} rows"
     if gaps := _gaps(scores):
         yield f"missing {', '.join(f'row {row}' for row in gaps)}"
@@ -258,7 +247,7 @@ def _describe(
     if scores.problem is not None:
         yield scores.problem
     # A user's own metric was asked for: where it has no value, they want to know why.
-    for name in _own_without_value(scores, versions):
+    for name in _own_without_value(scores):
         yield f"{name} left out: {scores.reasons[name]}"
     for name, version in scores.plan.outdated.items():
         if accept_new:
@@ -270,8 +259,11 @@ def _describe(
             )
 
 
-def _own_without_value(scores: Scores, versions: Mapping[str, int]) -> list[str]:
-    own = versions.keys() - _BUILT_IN - scores.plan.outdated.keys()
+def _own_without_value(scores: Scores) -> list[str]:
+    if scores.computed is None:
+        return []
+    built_in = {m.name for m in of_score(ALL_METRICS, scores.computed.record.matrix.score)}
+    own = scores.computed.versions.keys() - built_in - _BUILT_IN - scores.plan.outdated.keys()
     return [name for name in scores.reasons if name in own]
 
 

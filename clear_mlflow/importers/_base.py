@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_BUCKETS
 
@@ -91,7 +92,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Parsed:
-    """One run's accuracies as a file contains them, in the file's own scale.
+    """One run's matrix as a file contains it, accuracies in the file's own scale.
 
     Args:
         rows: (k, T), a row per bucket trained through; NaN = not measured.
@@ -101,6 +102,7 @@ class Parsed:
         facts: what else the file says: ``strategy``, ``dataset``, ``model``, ``seed``.
         label: which of several runs in the file this is; empty where there is only one.
         part: the bytes of the file that are this run; None = the whole file.
+        score: what the cells are, where the file says so.
     """
 
     rows: Sequence[Sequence[float]]
@@ -110,6 +112,7 @@ class Parsed:
     facts: Mapping[str, str] = field(default_factory=dict)
     label: str = ""
     part: bytes | None = None
+    score: Score = ACCURACY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +152,7 @@ class Reading:
     future: str = "auto"  # "tested" or "not-tested": what zeros above the diagonal mean
     num_instances: tuple[int, ...] | None = None  # one for each bucket, or one for all
     buckets: tuple[str, ...] | None = None
+    score: Score = ACCURACY  # what the cells are, where a file does not say it
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,7 @@ class Imported:
 
 
 def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Imported:
-    """A run as it is kept: fractions, NaN where nothing was measured.
+    """A run as it is kept: fractions, or another score; NaN where nothing was measured.
 
     Raises:
         RecordError: the numbers are no accuracy matrix, or what they mean is not known.
@@ -177,7 +181,9 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
             )
         initial, rows = (rows[0], rows[1:]) if rows else (None, rows)
     cells = _rectangle(rows, initial)
-    cells = _fractions(cells, kind, reading)
+    score = _score(kind, parsed, reading)
+    if score.is_accuracy:
+        cells = _fractions(cells, kind, reading)
     values, first = (cells[1:], cells[0]) if initial is not None else (cells, None)
     if values.shape[0] > values.shape[1]:
         raise RecordError(
@@ -189,10 +195,10 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
     if counts is not None and len(counts) == 1:
         counts = tuple(counts) * values.shape[1]
     matrix = AccuracyMatrix(
-        _future(values, kind, reading), first, counts, reading.buckets or parsed.buckets
+        _future(values, kind, reading), first, counts, reading.buckets or parsed.buckets, score
     )
     if matrix.num_rows == 0 and matrix.initial is None:
-        raise RecordError("holds no accuracy that was measured")
+        raise RecordError(f"holds no {score.name} that was measured")
     part = source.content if parsed.part is None else parsed.part
     digest = f"sha256:{hashlib.sha256(part).hexdigest()}"
     return Imported(matrix, dict(parsed.facts), parsed.label, digest)
@@ -208,7 +214,7 @@ def as_rows(matrix: AccuracyMatrix) -> tuple[AccuracyRow, ...]:
     if matrix.initial is not None:
         numbered.insert(0, (0, matrix.initial))
     return tuple(
-        AccuracyRow.from_fractions(row, matrix.buckets, cells.tolist(), counts)
+        AccuracyRow.from_values(row, matrix.buckets, cells.tolist(), counts, matrix.score)
         for row, cells in numbered
         if not np.isnan(cells).all()
     )
@@ -292,6 +298,30 @@ def _rectangle(
     for i, row in enumerate(found):
         cells[i, : len(row)] = row
     return cells
+
+
+def _score(kind: Format, parsed: Parsed, reading: Reading) -> Score:
+    """What the cells are: as the file says, else as a person does.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    said, found = reading.score, parsed.score
+    if said.is_accuracy or said == found:
+        score = found
+    elif not kind.is_general or not found.is_accuracy:
+        holds = "accuracies" if found.is_accuracy else f"{found.name}, {found.better} is better"
+        raise ConfigError(
+            f"score is {said.name!r}, but {kind.title} holds {holds}; leave score out"
+        )
+    else:
+        score = said
+    if not score.is_accuracy and reading.scale != "auto":
+        raise ConfigError(
+            f"scale is {reading.scale!r}, which is of accuracies, but the score is {score.name}; "
+            "leave scale out"
+        )
+    return score
 
 
 def _fractions(cells: NDArray[np.float64], kind: Format, reading: Reading) -> NDArray[np.float64]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.importers._base import Format, Parsed, Source, numbers
 
+MATRIX_SCHEMA = "clear_mlflow/accuracy_matrix"  # of report.exports, which is not imported here
 _MATRIX_NAMES = ("matrix", "values", "accuracy", "accuracies")
 _FACTS = ("strategy", "dataset", "model", "seed")
 
@@ -40,8 +42,22 @@ def _parse(source: Source) -> list[Parsed]:
                 and not isinstance(document.get(fact), bool)
                 and (isinstance(document[fact], str) or abs(document[fact]) < 2**64)
             },
+            score=_score(document),
         )
     ]
+
+
+def _score(document: dict[str, Any]) -> Score:
+    """What our own matrix.json says that it is of; in any other file a score may be anything."""
+    schema, score = document.get("schema"), document.get("score")
+    if not isinstance(schema, dict) or schema.get("name") != MATRIX_SCHEMA or score is None:
+        return ACCURACY
+    if not isinstance(score, dict) or set(score) != {"name", "lower_is_better"}:
+        raise RecordError(f"score is {shown(score)}; expected its name and lower_is_better")
+    lower = score["lower_is_better"]
+    if not isinstance(lower, bool):
+        raise RecordError(f"score.lower_is_better is {shown(lower)}; expected true or false")
+    return Score(score["name"], higher_is_better=not lower)
 
 
 def _rows(value: Any) -> list[list[float]]:

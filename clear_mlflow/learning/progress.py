@@ -295,8 +295,8 @@ def accuracies(row: AccuracyRow) -> list[str]:
     ['on itself 90.0 %', 'on past buckets 50.0 %']
     """
     if row.row == 0:
-        return [_percent("untrained", row.accuracy)]
-    *past, itself = row.accuracy[: row.row]
+        return [_percent("untrained", row.cells)]
+    *past, itself = row.cells[: row.row]
     shown = [_percent("on itself", [itself])]
     return [*shown, _percent("on past buckets", past)] if past else shown
 

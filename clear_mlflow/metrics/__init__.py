@@ -20,13 +20,18 @@ import numpy as np
 
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import shown
-from clear_mlflow.metrics._base import Metric
+from clear_mlflow.metrics._base import ACCURACY_ALONE, ANY, CHANGE, LEVEL, Metric, name_of
 
 __all__ = [
+    "ACCURACY_ALONE",
     "ALL_METRICS",
+    "ANY",
+    "CHANGE",
     "DEFAULT_FAMILIES",
     "FAMILIES",
+    "LEVEL",
     "METRICS",
     "Course",
     "Metric",
@@ -34,7 +39,9 @@ __all__ = [
     "explain",
     "family_names",
     "gather",
+    "name_of",
     "of_families",
+    "of_score",
     "series",
     "summarize",
     "undefined",
@@ -100,6 +107,28 @@ def of_families(names: Iterable[str]) -> tuple[Metric, ...]:
     return tuple(metric for name in names for metric in FAMILIES[name])
 
 
+def of_score(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]:
+    """The same metrics of matrices of some score; where that is accuracy, they stay as they are.
+
+    Raises:
+        ConfigError: the score's name would make one metric's name that of another.
+
+    >>> [m.name for m in of_score(FAMILIES["gem"], Score("rmse", higher_is_better=False))]
+    ['gem/average_rmse', 'gem/backward_transfer', 'gem/forward_transfer']
+    """
+    found = tuple(metric.of(score) for metric in metrics)
+    if not score.is_accuracy:
+        seen: set[str] = set()
+        for metric in found:
+            if metric.name in seen:
+                raise ConfigError(
+                    f"score is {shown(score.name)}, which would make two metrics {metric.name!r}; "
+                    "give the score another name"
+                )
+            seen.add(metric.name)
+    return found
+
+
 # What is computed where no family is chosen.
 METRICS: tuple[Metric, ...] = of_families(DEFAULT_FAMILIES)
 
@@ -134,6 +163,7 @@ def summarize(
 
     Returns:
         Metric name to value. A metric that is not defined is not there; :func:`explain` says why.
+        Of another score than accuracy, names and values are those of :meth:`Metric.of`.
 
     Raises:
         ConfigError: the protocol is unknown.
@@ -141,7 +171,7 @@ def summarize(
     >>> summarize(AccuracyMatrix([[0.9, 0.6]]))["clear/next_domain_accuracy"]
     0.6
     """
-    return _evaluated(matrix.masked(protocol), metrics)[0]
+    return _evaluated(matrix.masked(protocol), of_score(metrics, matrix.score))[0]
 
 
 def explain(
@@ -172,7 +202,7 @@ def undefined(
     matrix: AccuracyMatrix, protocol: str = "iid", metrics: Sequence[Metric] = METRICS
 ) -> dict[str, UndefinedMetricError]:
     """As :func:`explain`, as errors: a FailedMetricError is a mistake of the metric itself."""
-    evidence = matrix.masked(protocol)
+    evidence, metrics = matrix.masked(protocol), of_score(metrics, matrix.score)
     return _by_protocol(_evaluated(evidence, metrics)[1], evidence, protocol, metrics)
 
 
@@ -213,6 +243,7 @@ def course(evidence: AccuracyMatrix, protocol: str, metrics: Sequence[Metric] = 
         protocol: ``iid`` or ``streaming``.
         metrics: to compute; those of CLEAR and Renate when not given.
     """
+    metrics = of_score(metrics, evidence.score)
     found: dict[str, dict[int, float]] = {}
     for k in range(1, evidence.num_rows):
         for name, value in _evaluated(evidence.after(k), metrics)[0].items():
@@ -257,7 +288,11 @@ def _by_protocol(
     if protocol == "iid" or not lacking:
         return errors
     ideal = AccuracyMatrix(
-        np.ones(evidence.values.shape), evidence.initial, evidence.num_instances, evidence.buckets
+        np.ones(evidence.values.shape),
+        evidence.initial,
+        evidence.num_instances,
+        evidence.buckets,
+        evidence.score,
     )
     defined = _evaluated(ideal, lacking)[0].keys()
     ruled_out = defined - _evaluated(ideal.masked(protocol), lacking)[0].keys()

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.score import Score
+
+# What a metric is of a matrix of another score than accuracy. Its formula is then evaluated such
+# that more is better, on -R where lower is better, and its value is:
+LEVEL = "level"  # one of the score itself, as a mean of cells: given in the score's own sign
+CHANGE = "change"  # a difference, positive where the formula's is: a gain stays a gain
+# It has no value there: its definition needs the share of images that were classified correctly.
+ACCURACY_ALONE = "accuracy"
+# It is given any matrix as it is, and makes of its score what it likes.
+ANY = "any"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,12 +33,96 @@ class Metric:
         function: raises UndefinedMetricError where the metric has no value.
         higher_is_better: which of two values a researcher wants.
         version: raised when the definition changes, so that stored values are known as old.
+        takes: what it is of a matrix of another score than accuracy: :data:`LEVEL`,
+            :data:`CHANGE`, :data:`ACCURACY_ALONE` or :data:`ANY`.
     """
 
     name: str
     function: Callable[[AccuracyMatrix], float]
     higher_is_better: bool = True
     version: int = 1
+    takes: str = ACCURACY_ALONE
+
+    def of(self, score: Score) -> Metric:
+        """The same metric of a matrix of some score, under the name that it then has.
+
+        >>> Metric(name="a/average_accuracy", function=len, takes=LEVEL).of(Score("rmse", False))
+        ... # doctest: +ELLIPSIS
+        Metric(name='a/average_rmse', ... higher_is_better=False, version=1, takes='any')
+        """
+        if score.is_accuracy or self.takes == ANY:
+            return self
+        name, higher = self.name, self.higher_is_better
+        if self.takes != ACCURACY_ALONE:
+            name = name_of(name, score)
+        if self.takes == LEVEL:
+            # CLEAR's "transfer" is an accuracy; an error of that name would be read as a gain.
+            name, higher = name.replace("transfer", score.name), score.higher_is_better
+        return replace(
+            self,
+            name=name,
+            function=_OfScore(self.function, score, self.takes, self.higher_is_better),
+            higher_is_better=higher,
+            takes=ANY,
+        )
+
+    @property
+    def meaning(self) -> str:
+        """What it says, in one line: the first of its function's documentation."""
+        return _meaning(self.function)
+
+
+def name_of(name: str, score: Score) -> str:
+    """The name that a metric of accuracies has where it is of another score.
+
+    >>> name_of("clear/in_domain_accuracy", Score("rmse", higher_is_better=False))
+    'clear/in_domain_rmse'
+    """
+    family, slash, own = name.partition("/")
+    return f"{family}{slash}{_worded(own, score)}"
+
+
+def _worded(text: str, score: Score) -> str:
+    """What is said of accuracies, said of another score."""
+    words = {} if score.higher_is_better else {"lowest": "highest", "drop": "rise"}
+    for word, other in words.items():
+        text = text.replace(word, other)
+    return text.replace("accuracy", score.name)
+
+
+def _meaning(function: Callable[..., Any]) -> str:
+    if isinstance(function, partial):
+        return _meaning(function.func)
+    if isinstance(function, _OfScore):
+        return function.meaning
+    return (function.__doc__ or "").strip().partition("\n")[0]
+
+
+@dataclass(frozen=True)
+class _OfScore:
+    """A metric's function on matrices of another score than accuracy."""
+
+    function: Callable[[AccuracyMatrix], float]
+    score: Score
+    takes: str
+    is_gain: bool  # whether a change is good where it is positive
+
+    def __call__(self, matrix: AccuracyMatrix) -> float:
+        if self.takes == ACCURACY_ALONE:
+            raise UndefinedMetricError(f"needs an accuracy (the score is {self.score.name})")
+        value = self.function(matrix.oriented)
+        return 0.0 - value if self.takes == LEVEL and not self.score.higher_is_better else value
+
+    @property
+    def meaning(self) -> str:
+        text = _meaning(self.function)
+        if self.takes == ACCURACY_ALONE:
+            return text
+        text = _worded(text, self.score)
+        if self.takes == CHANGE and not self.score.higher_is_better:
+            went = "fallen" if self.is_gain else "risen"
+            text = f"{text.removesuffix('.')}; above 0 where {self.score.name} has {went}."
+        return text
 
 
 def need_trained(matrix: AccuracyMatrix, least: int, what: str) -> None:

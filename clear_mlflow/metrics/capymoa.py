@@ -14,6 +14,8 @@ import numpy as np
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import clear, icarl
 from clear_mlflow.metrics._base import (
+    CHANGE,
+    LEVEL,
     Metric,
     cells_where,
     change_on_past,
@@ -96,9 +98,11 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
 
 # Those of another family that are named here are the same quantity in `OCLMetrics`.
 METRICS = (
-    Metric(name="capymoa/accuracy_all_avg", function=accuracy_all_avg),
-    Metric(name="capymoa/accuracy_seen_avg", function=icarl.average_incremental_accuracy),
-    Metric(name="capymoa/accuracy_final", function=accuracy_final),
-    Metric(name="capymoa/forward_transfer", function=clear.forward_transfer),
-    Metric(name="capymoa/backward_transfer", function=backward_transfer),
+    Metric(name="capymoa/accuracy_all_avg", function=accuracy_all_avg, takes=LEVEL),
+    Metric(
+        name="capymoa/accuracy_seen_avg", function=icarl.average_incremental_accuracy, takes=LEVEL
+    ),
+    Metric(name="capymoa/accuracy_final", function=accuracy_final, takes=LEVEL),
+    Metric(name="capymoa/forward_transfer", function=clear.forward_transfer, takes=LEVEL),
+    Metric(name="capymoa/backward_transfer", function=backward_transfer, takes=CHANGE),
 )

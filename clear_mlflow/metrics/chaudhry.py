@@ -13,7 +13,7 @@ from __future__ import annotations
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import renate
-from clear_mlflow.metrics._base import Metric, measured, need_trained
+from clear_mlflow.metrics._base import CHANGE, LEVEL, Metric, measured, need_trained
 
 
 def intransigence(matrix: AccuracyMatrix, joint: AccuracyMatrix | None = None) -> float:
@@ -56,7 +56,11 @@ def intransigence(matrix: AccuracyMatrix, joint: AccuracyMatrix | None = None) -
 
 # A_k, F_k (their `compute_fgt` is the same) and I_k.
 METRICS = (
-    Metric(name="chaudhry/average_accuracy", function=renate.average_accuracy),
-    Metric(name="chaudhry/forgetting", function=renate.forgetting, higher_is_better=False),
-    Metric(name="chaudhry/intransigence", function=intransigence, higher_is_better=False),
+    Metric(name="chaudhry/average_accuracy", function=renate.average_accuracy, takes=LEVEL),
+    Metric(
+        name="chaudhry/forgetting", function=renate.forgetting, higher_is_better=False, takes=CHANGE
+    ),
+    Metric(
+        name="chaudhry/intransigence", function=intransigence, higher_is_better=False, takes=CHANGE
+    ),
 )

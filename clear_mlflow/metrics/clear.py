@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import Metric, cells_where, need_future, need_trained
+from clear_mlflow.metrics._base import LEVEL, Metric, cells_where, need_future, need_trained
 
 
 def in_domain_accuracy(matrix: AccuracyMatrix) -> float:
@@ -165,10 +165,11 @@ def _steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
 
 
 METRICS = (
-    Metric(name="clear/in_domain_accuracy", function=in_domain_accuracy),
-    Metric(name="clear/next_domain_accuracy", function=next_domain_accuracy),
-    Metric(name="clear/backward_transfer", function=backward_transfer),
-    Metric(name="clear/forward_transfer", function=forward_transfer),
-    Metric(name="clear/accuracy", function=accuracy),
+    Metric(name="clear/in_domain_accuracy", function=in_domain_accuracy, takes=LEVEL),
+    Metric(name="clear/next_domain_accuracy", function=next_domain_accuracy, takes=LEVEL),
+    Metric(name="clear/backward_transfer", function=backward_transfer, takes=LEVEL),
+    Metric(name="clear/forward_transfer", function=forward_transfer, takes=LEVEL),
+    Metric(name="clear/accuracy", function=accuracy, takes=LEVEL),
+    # The challenge was one of accuracies.
     Metric(name="clear/challenge_score", function=challenge_score),
 )

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import clear
-from clear_mlflow.metrics._base import Metric, change_on_past
+from clear_mlflow.metrics._base import CHANGE, LEVEL, Metric, change_on_past
 
 
 def remembering(matrix: AccuracyMatrix) -> float:
@@ -65,8 +65,12 @@ def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
 
 # A and FWT are the same regions of the matrix as CLEAR's; Continuum's `accuracy_A` is A, too.
 METRICS = (
-    Metric(name="diaz_rodriguez/accuracy", function=clear.accuracy),
+    Metric(name="diaz_rodriguez/accuracy", function=clear.accuracy, takes=LEVEL),
     Metric(name="diaz_rodriguez/remembering", function=remembering),
-    Metric(name="diaz_rodriguez/positive_backward_transfer", function=positive_backward_transfer),
-    Metric(name="diaz_rodriguez/forward_transfer", function=clear.forward_transfer),
+    Metric(
+        name="diaz_rodriguez/positive_backward_transfer",
+        function=positive_backward_transfer,
+        takes=CHANGE,
+    ),
+    Metric(name="diaz_rodriguez/forward_transfer", function=clear.forward_transfer, takes=LEVEL),
 )

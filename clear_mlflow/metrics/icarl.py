@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import Metric, cells_where, need_trained
+from clear_mlflow.metrics._base import LEVEL, Metric, cells_where, need_trained
 
 
 def average_incremental_accuracy(matrix: AccuracyMatrix) -> float:
@@ -43,5 +43,9 @@ def average_incremental_accuracy(matrix: AccuracyMatrix) -> float:
 
 
 METRICS = (
-    Metric(name="icarl/average_incremental_accuracy", function=average_incremental_accuracy),
+    Metric(
+        name="icarl/average_incremental_accuracy",
+        function=average_incremental_accuracy,
+        takes=LEVEL,
+    ),
 )

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import Metric, cells_where, measured, need_trained
+from clear_mlflow.metrics._base import CHANGE, LEVEL, Metric, cells_where, measured, need_trained
 
 
 def average_accuracy(matrix: AccuracyMatrix) -> float:
@@ -170,9 +170,9 @@ def _past(matrix: AccuracyMatrix) -> NDArray[np.float64]:
 
 
 METRICS = (
-    Metric(name="renate/average_accuracy", function=average_accuracy),
+    Metric(name="renate/average_accuracy", function=average_accuracy, takes=LEVEL),
     Metric(name="renate/micro_average_accuracy", function=micro_average_accuracy),
-    Metric(name="renate/forgetting", function=forgetting, higher_is_better=False),
-    Metric(name="renate/backward_transfer", function=backward_transfer),
-    Metric(name="renate/forward_transfer", function=forward_transfer),
+    Metric(name="renate/forgetting", function=forgetting, higher_is_better=False, takes=CHANGE),
+    Metric(name="renate/backward_transfer", function=backward_transfer, takes=CHANGE),
+    Metric(name="renate/forward_transfer", function=forward_transfer, takes=CHANGE),
 )

@@ -10,11 +10,11 @@ al., TiC-LM: A Web-Scale Benchmark for Time-Continual LLM Pretraining, ACL 2025,
 from __future__ import annotations
 
 from clear_mlflow.metrics import clear
-from clear_mlflow.metrics._base import Metric
+from clear_mlflow.metrics._base import LEVEL, Metric
 
 # The same regions, under the names of these papers.
 METRICS = (
-    Metric(name="tic/in_domain", function=clear.in_domain_accuracy),
-    Metric(name="tic/backward_transfer", function=clear.backward_transfer),
-    Metric(name="tic/forward_transfer", function=clear.forward_transfer),
+    Metric(name="tic/in_domain", function=clear.in_domain_accuracy, takes=LEVEL),
+    Metric(name="tic/backward_transfer", function=clear.backward_transfer, takes=LEVEL),
+    Metric(name="tic/forward_transfer", function=clear.forward_transfer, takes=LEVEL),
 )

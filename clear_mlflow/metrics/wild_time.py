@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import Metric, cells_where, measured, need_future, need_trained
+from clear_mlflow.metrics._base import (
+    LEVEL,
+    Metric,
+    cells_where,
+    measured,
+    need_future,
+    need_trained,
+)
 
 AHEAD = 3  # buckets that Eval-Stream looks ahead
 
@@ -184,9 +191,9 @@ def _next_buckets(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
 
 
 METRICS = (
-    Metric(name="wild_time/fix_id_accuracy", function=fix_id_accuracy),
-    Metric(name="wild_time/fix_ood_average", function=fix_ood_average),
-    Metric(name="wild_time/fix_ood_worst", function=fix_ood_worst),
-    Metric(name="wild_time/stream_average", function=stream_average),
-    Metric(name="wild_time/stream_worst", function=stream_worst),
+    Metric(name="wild_time/fix_id_accuracy", function=fix_id_accuracy, takes=LEVEL),
+    Metric(name="wild_time/fix_ood_average", function=fix_ood_average, takes=LEVEL),
+    Metric(name="wild_time/fix_ood_worst", function=fix_ood_worst, takes=LEVEL),
+    Metric(name="wild_time/stream_average", function=stream_average, takes=LEVEL),
+    Metric(name="wild_time/stream_worst", function=stream_worst, takes=LEVEL),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import Metric, cells_where, measured, need_trained
+from clear_mlflow.metrics._base import LEVEL, Metric, cells_where, measured, need_trained
 
 
 def final_accuracy(matrix: AccuracyMatrix) -> float:
@@ -62,6 +62,6 @@ def lowest_accuracy(matrix: AccuracyMatrix) -> float:
 
 
 METRICS = (
-    Metric(name="worst_bucket/final_accuracy", function=final_accuracy),
-    Metric(name="worst_bucket/lowest_accuracy", function=lowest_accuracy),
+    Metric(name="worst_bucket/final_accuracy", function=final_accuracy, takes=LEVEL),
+    Metric(name="worst_bucket/lowest_accuracy", function=lowest_accuracy, takes=LEVEL),
 )

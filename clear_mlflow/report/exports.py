@@ -14,7 +14,7 @@ SCHEMA = {"name": "clear_mlflow/accuracy_matrix", "version": "1.0"}
 
 
 def matrix_json(matrix: AccuracyMatrix) -> str:
-    """The matrix as JSON: fractions in full precision, null where nothing was measured.
+    """The matrix as JSON: fractions, or another score, in full precision; null = not measured.
 
     >>> print(matrix_json(AccuracyMatrix([[0.9, float("nan")]])), end="")
     {
@@ -29,6 +29,10 @@ def matrix_json(matrix: AccuracyMatrix) -> str:
     """
     counts = None if matrix.num_instances is None else matrix.num_instances.tolist()
     initial = None if matrix.initial is None else _cells(matrix.initial.tolist())
+    score = ""
+    if not matrix.score.is_accuracy:
+        told = {"name": matrix.score.name, "lower_is_better": not matrix.score.higher_is_better}
+        score = f'  "score": {json.dumps(told)},\n'
     rows = ",\n".join(f"    {json.dumps(_cells(row))}" for row in matrix.values.tolist())
     # A row of the matrix a line, so that two files can be compared by eye.
     return (
@@ -36,6 +40,7 @@ def matrix_json(matrix: AccuracyMatrix) -> str:
         f'  "schema": {json.dumps(SCHEMA)},\n'
         f'  "buckets": {json.dumps(list(matrix.buckets))},\n'
         f'  "num_instances": {json.dumps(counts)},\n'
+        f"{score}"
         f'  "initial": {json.dumps(initial)},\n'
         f'  "values": [{chr(10) + rows + chr(10) + "  " if rows else ""}]\n'
         "}\n"

@@ -1,7 +1,7 @@
 """The accuracy matrix as a picture.
 
 Pictures of different runs are made to lie side by side: the same number of buckets gives the same
-size and the same place for every cell, and the colours always run from 0 to 100 %.
+size and the same place for every cell, and the colours of accuracies always run from 0 to 100 %.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.matrix import AccuracyMatrix, whole_grid
 from clear_mlflow.core.text import ending, shortened
 from clear_mlflow.report.canvas import (
     FAINT,
@@ -25,6 +25,7 @@ from clear_mlflow.report.canvas import (
     png,
     write,
 )
+from clear_mlflow.report.cell_scale import CellScale, scale_over
 from clear_mlflow.report.colours import SCALE
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ _CHARACTER = 0.085  # about the width of one in a bucket key
 _TICKS = {0.0: "0", 0.25: "25", 0.5: "50", 0.75: "75", 1.0: "100 %"}
 
 
-def heatmap_figure(matrix: AccuracyMatrix, title: str) -> Figure:
+def heatmap_figure(matrix: AccuracyMatrix, title: str, scale: CellScale | None = None) -> Figure:
     """Draw the matrix: trained through from top to bottom, tested on from left to right.
 
     The initialisation row is drawn apart on top, the diagonal is outlined, and cells that were not
@@ -50,7 +51,9 @@ def heatmap_figure(matrix: AccuracyMatrix, title: str) -> Figure:
     Args:
         matrix: (k, T); rows beyond k are drawn as not measured.
         title: any text; one line of it is shown.
+        scale: of its colours; the matrix's own when not given.
     """
+    scale = scale or scale_over(matrix.score, [whole_grid(matrix)])
     size = matrix.num_buckets
     side = min(max(_CELL * size, _SMALLEST), _WIDEST)
     cell = side / size
@@ -62,12 +65,14 @@ def heatmap_figure(matrix: AccuracyMatrix, title: str) -> Figure:
     values = np.full((size, size), np.nan)
     values[: matrix.num_rows] = matrix.values
     initial = np.full((1, size), np.nan) if matrix.initial is None else matrix.initial[np.newaxis]
-    _draw_cells(sheet, initial, _TOP, cell, initial_height)
-    _draw_cells(sheet, values, body, cell, cell)
-    _outline_diagonal(sheet, np.diag(values), body, cell)
+    _draw_cells(sheet, scale, initial, _TOP, cell, initial_height)
+    _draw_cells(sheet, scale, values, body, cell, cell)
+    _outline_diagonal(sheet, scale.shade(np.diag(values)), body, cell)
     _draw_keys(sheet, matrix.buckets, body, cell)
-    draw_scale(sheet, _LEFT + side + 0.2, body, side, _TICKS)
+    draw_scale(sheet, _LEFT + side + 0.2, body, side, _ticks(scale))
 
+    if not matrix.score.is_accuracy:
+        write(sheet, (width - 0.1, 0.62), matrix.score.label, 8, colour=FAINT, ha="right")
     across, down = (_LEFT + side / 2, 0.62), (0.17, body + side / 2)
     write(sheet, across, "tested on bucket", 9.5, colour=FAINT)
     write(sheet, down, "trained through bucket", 9.5, colour=FAINT, rotation=90)
@@ -77,9 +82,9 @@ def heatmap_figure(matrix: AccuracyMatrix, title: str) -> Figure:
     return figure
 
 
-def heatmap_png(matrix: AccuracyMatrix, title: str) -> bytes:
+def heatmap_png(matrix: AccuracyMatrix, title: str, scale: CellScale | None = None) -> bytes:
     """The picture as a PNG file; the same matrix and title give the same bytes."""
-    return png(heatmap_figure(matrix, title))
+    return png(heatmap_figure(matrix, title, scale))
 
 
 def heatmap_array(matrix: AccuracyMatrix, title: str) -> NDArray[np.uint8]:
@@ -90,15 +95,28 @@ def heatmap_array(matrix: AccuracyMatrix, title: str) -> NDArray[np.uint8]:
     return colours
 
 
+def _ticks(scale: CellScale) -> dict[float, str]:
+    if scale.score.is_accuracy:
+        return _TICKS
+    # A column of one value has one colour, in the middle.
+    shares = (0.0, 0.5, 1.0) if scale.best != scale.worst else (0.5,)
+    return {share: scale.text_at(share) for share in shares}
+
+
 def _draw_cells(
-    sheet: Axes, values: NDArray[np.float64], top: float, cell: float, cell_height: float
+    sheet: Axes,
+    scale: CellScale,
+    values: NDArray[np.float64],
+    top: float,
+    cell: float,
+    cell_height: float,
 ) -> None:
-    colours = draw_grid(sheet, values, (_LEFT, top), (cell, cell_height))
+    colours = draw_grid(sheet, scale.shade(values), (_LEFT, top), (cell, cell_height))
     if cell < _READABLE:
         return
     for i, j in np.argwhere(~np.isnan(values)):
         middle = (_LEFT + (j + 0.5) * cell, top + (i + 0.5) * cell_height)
-        number = f"{100 * values[i, j]:.1f}"
+        number = scale.score.cell(values[i, j])
         write(sheet, middle, number, min(8.5, 17.5 * cell), colour=ink_on(colours[i, j]))
 
 

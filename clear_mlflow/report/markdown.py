@@ -7,8 +7,9 @@ from collections.abc import Mapping, Set
 
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
+from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import NOT_MEASURED, percent, shortened
-from clear_mlflow.metrics import ALL_METRICS, anytime
+from clear_mlflow.metrics import ALL_METRICS, anytime, name_of, of_score
 from clear_mlflow.metrics import from_predictions as predicted
 
 # MLflow cuts a longer description off, silently, and with it the end of a table. Counted in bytes,
@@ -64,8 +65,15 @@ def description(
         known["rows not stored"] = ", ".join(map(str, record.missing))
     # MLflow's page folds a description after some four lines: what matters most comes first.
     link = [] if report is None else [f"[**Report**, with every class]({report})", ""]
-    head = [f"### {escaped(heading, 100)}", "", *link, *_headline(summary), _facts(known), ""]
-    tail = ["", *_metrics(summary, reasons, lower_is_better)]
+    head = [
+        f"### {escaped(heading, 100)}",
+        "",
+        *link,
+        *_headline(summary, matrix.score),
+        _facts(known),
+        "",
+    ]
+    tail = ["", *_metrics(summary, reasons, lower_is_better, matrix.score)]
     for decimals in (1, 0):
         text = "\n".join([*head, *_matrix(matrix, decimals), *tail]) + "\n"
         if num_bytes(text) <= MAX_NOTE_BYTES:
@@ -79,12 +87,15 @@ def description(
     return "\n".join(lines) + "\n"
 
 
-def _headline(summary: Mapping[str, float]) -> list[str]:
+def _headline(summary: Mapping[str, float], score: Score) -> list[str]:
+    named = {name_of(name, score): words for name, words in _HEADLINE.items()}
     values = [
-        f"{words} **{percent(summary[name])} %**"
-        for name, words in _HEADLINE.items()
+        f"{words} **{score.cell(summary[name])}{score.unit}**"
+        for name, words in named.items()
         if name in summary
     ]
+    if values and not score.is_accuracy:
+        values[0] = f"{escaped(score.label, 80)}: {values[0]}"
     return [", ".join(values), ""] if values else []
 
 
@@ -100,7 +111,7 @@ def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
     rows = [head]
     for i, name, values in named_rows(matrix):
         label = "initial" if i < 0 else f"after {_plain(name)}"
-        rows.append([label, *(percent(value, decimals) for value in values)])
+        rows.append([label, *(_cell(value, decimals, matrix.score) for value in values)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(
@@ -108,8 +119,13 @@ def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
         ).rstrip()
         for label, *cells in rows
     ]
-    told = "Accuracy in %; row: trained through, column: tested on."
+    label = matrix.score.caption if matrix.score.is_accuracy else escaped(matrix.score.label, 80)
+    told = f"{label}; row: trained through, column: tested on."
     return [told, "", "```", *lines, "```"]
+
+
+def _cell(value: float, decimals: int, score: Score) -> str:
+    return percent(value, decimals) if score.is_accuracy else score.cell(value)
 
 
 def _plain(key: str) -> str:
@@ -118,17 +134,20 @@ def _plain(key: str) -> str:
 
 
 def _metrics(
-    summary: Mapping[str, float], reasons: Mapping[str, str], lower_is_better: Set[str]
+    summary: Mapping[str, float],
+    reasons: Mapping[str, str],
+    lower_is_better: Set[str],
+    score: Score,
 ) -> list[str]:
     lines = [f"| metric | {PAD}value{PAD} | |", "|:--|--:|:--|"]
-    known = {m.name: m.higher_is_better for m in ALL_METRICS}
+    known = {m.name: m.higher_is_better for m in of_score(ALL_METRICS, score)}
     known |= {m.name: m.higher_is_better for m in predicted.METRICS}
     known |= {m.name: m.higher_is_better for m in anytime.METRICS}
     for name in dict.fromkeys([*known, *summary, *reasons]):
         shown = f"`{name}`" if name in known else escaped(name, 60)
         if name in summary:
             better = "" if known.get(name, name not in lower_is_better) else "lower is better"
-            lines.append(f"| {shown} | {summary[name]:.4f} | {better} |")
+            lines.append(f"| {shown} | {score.number(summary[name])} | {better} |")
         elif name in reasons:
             reason = escaped(reasons[name], 100)
             lines.append(f"| {shown} | {NOT_MEASURED} | {reason} |")

@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
-from clear_mlflow.core.text import NOT_MEASURED, ending, percent, printable
-from clear_mlflow.metrics import ALL_METRICS, anytime
+from clear_mlflow.core.score import ACCURACY, Score
+from clear_mlflow.core.text import NOT_MEASURED, ending, printable, shortened
+from clear_mlflow.metrics import ALL_METRICS, anytime, of_score
 from clear_mlflow.metrics import from_predictions as predicted
 
 _WIDTH = 80  # what a terminal has at least, and what is assumed where there is none
@@ -20,33 +21,37 @@ _CELL = 5  # columns of "100.0"
 
 
 def matrix_table(matrix: AccuracyMatrix) -> Table:
-    """The matrix in percent: a row per bucket trained through, a column per bucket tested on.
+    """The matrix, accuracies in %: a row per bucket trained through, a column per bucket tested on.
 
     It fits into 80 columns: of more than eleven buckets the middle columns are left out, behind an
     ellipsis. The diagonal is bold; a cell that was not measured is a dash.
     """
-    fitting = (_WIDTH - _LABEL) // (_CELL + 1)
+    score = matrix.score
+    widest = max((len(score.cell(v)) for _, _, row in named_rows(matrix) for v in row), default=0)
+    cell_width = max(_CELL, widest)
+    fitting = (_WIDTH - _LABEL) // (cell_width + 1)
     columns = list(range(matrix.num_buckets))
     elided = len(columns) > fitting
     if elided:
         half = (fitting - 1) // 2
         columns = columns[:half] + columns[-half:]
-    key_width = max(_CELL, (_WIDTH - _LABEL) // (len(columns) + elided) - 1)
+    key_width = max(cell_width, (_WIDTH - _LABEL) // (len(columns) + elided) - 1)
 
     # The box's own column divider is the one space between columns.
     table = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    table.add_column("% tested on →", no_wrap=True)
+    what = "% tested on →" if score.is_accuracy else f"{shortened(score.name, _LABEL - 5)} on →"
+    table.add_column(what, no_wrap=True)
     for position, j in enumerate(columns):
         if elided and position == len(columns) // 2:
             table.add_column("…", no_wrap=True)
         key = _fitted(matrix.buckets[j], key_width)
-        table.add_column(key, justify="right", no_wrap=True, min_width=_CELL)
+        table.add_column(key, justify="right", no_wrap=True, min_width=cell_width)
 
     for i, name, values in named_rows(matrix):
         label = Text("initial", style="dim")
         if i >= 0:
             label = Text.assemble("after ", _fitted(name, _LABEL - 7))
-        cells = [Text(percent(values[j]), style="bold" if i == j else "") for j in columns]
+        cells = [Text(score.cell(values[j]), style="bold" if i == j else "") for j in columns]
         if elided:
             cells.insert(len(columns) // 2, Text("…", style="dim"))
         table.add_row(label, *cells)
@@ -58,6 +63,7 @@ def metrics_table(
     reasons: Mapping[str, str],
     *,
     lower_is_better: Set[str] = frozenset(),
+    score: Score = ACCURACY,
 ) -> Table:
     """Every metric with its value, or with the reason why it has none.
 
@@ -65,8 +71,9 @@ def metrics_table(
         summary: metric name to value, as from ``summarize``.
         reasons: metric name to reason, as from ``explain``.
         lower_is_better: names of a user's own metrics of which less is better.
+        score: that the metrics are of.
     """
-    known = {m.name: m.higher_is_better for m in ALL_METRICS}
+    known = {m.name: m.higher_is_better for m in of_score(ALL_METRICS, score)}
     known |= {m.name: m.higher_is_better for m in predicted.METRICS}
     known |= {m.name: m.higher_is_better for m in anytime.METRICS}
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
@@ -77,7 +84,7 @@ def metrics_table(
         shown = Text(printable(name))
         if name in summary:
             better = "" if known.get(name, name not in lower_is_better) else "lower is better"
-            table.add_row(shown, f"{summary[name]:.4f}", Text(better, style="dim"))
+            table.add_row(shown, score.number(summary[name]), Text(better, style="dim"))
         elif name in reasons:
             table.add_row(shown, NOT_MEASURED, Text(printable(reasons[name]), style="dim"))
     return table

@@ -24,7 +24,15 @@ from clear_mlflow.core.text import printable, shortened, shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.measured import MeasuredRow
-from clear_mlflow.metrics import DEFAULT_FAMILIES, explain, family_names, of_families, summarize
+from clear_mlflow.metrics import (
+    ALL_METRICS,
+    DEFAULT_FAMILIES,
+    explain,
+    family_names,
+    of_families,
+    of_score,
+    summarize,
+)
 from clear_mlflow.runs.lifecycle import close, end, join, open_run, result_of_block
 from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun
 from clear_mlflow.scoring.families import families_tag
@@ -50,7 +58,7 @@ class LoopRun:
         metrics: families of metrics to log, or their names with commas between.
 
     Raises:
-        ConfigError: there is no such family.
+        ConfigError: there is no such family, or the score is called as a metric is.
     """
 
     def __init__(
@@ -61,6 +69,7 @@ class LoopRun:
     ) -> None:
         self._facts = facts
         self._families = family_names(metrics if isinstance(metrics, str) else ",".join(metrics))
+        of_score(ALL_METRICS, facts.score)  # refuses a name that cannot be part of theirs
         self._run_name = run_name
         self._client: MlflowClient | None = None
         self._run: _TrackedLoopRun | None = None
@@ -131,6 +140,7 @@ class LoopRun:
         correct: object = None,
         *,
         accuracy: object = None,
+        values: object = None,
         labels: object = None,
         probabilities: object = None,
     ) -> None:
@@ -144,6 +154,8 @@ class LoopRun:
                 integer. Not needed where predictions are given.
             accuracy: in place of *correct*, fractions from 0 to 1; NaN, None or an absent key =
                 not measured.
+            values: in a loop of another score (``track(score="rmse", ...)``), that score on each
+                bucket, likewise: any finite numbers.
             labels: predicted class of each test image, in the order of the evaluation set: one
                 array, or one for each bucket.
             probabilities: (images, classes), after the softmax, likewise.
@@ -158,7 +170,9 @@ class LoopRun:
                 f"row {shown(row)} arrived outside of the block; log rows inside of 'with "
                 "clear_mlflow.track(...) as run:'"
             )
-        found, answers = measured_row(self._facts, row, correct, accuracy, labels, probabilities)
+        found, answers = measured_row(
+            self._facts, row, correct, accuracy, labels, probabilities, values
+        )
         has_probabilities = answers is not None and answers.probabilities is not None
         self._run.log_once(
             MeasuredRow(found, None if answers is None else answers.to_bytes()),
@@ -315,6 +329,7 @@ def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, Ac
         told: Mapping[str, tuple[object, object]] = {
             "buckets": (row.buckets, loop.buckets),
             "num_instances": (row.num_instances, loop.num_instances),
+            "score": (row.score, loop.score),
             "protocol": (record.protocol, loop.protocol),
             "split": (record.split, loop.split),
             "dataset": (record.dataset.name, loop.dataset.name),
@@ -369,7 +384,7 @@ def _run_name(facts: LoopMetadata) -> str:
 
 
 def _numbers(row: AccuracyRow) -> object:
-    return row.accuracy if row.correct is None else row.correct
+    return row.cells if row.correct is None else row.correct
 
 
 def _as_json(facts: LoopMetadata) -> str:

@@ -87,7 +87,7 @@ class TrackedRun(ABC):
         self.run_id = run_id
         self.families = tuple(families)
         self._run_name = run_id
-        self._bucket_series = names.BUCKET_SERIES
+        self._logged: frozenset[str] = frozenset()  # metrics that the run held when it was entered
         self._about: RunMetadata | None = None
         self._rows: list[AccuracyRow] = []
         self._held_back: list[Metric] = []  # accuracies of the first rows, on each bucket
@@ -108,7 +108,7 @@ class TrackedRun(ABC):
         with mlflow_errors(f"log the configuration of run {self.run_id}"):
             run = self.client.get_run(self.run_id)
             self._run_name = run.info.run_name or self.run_id
-            self._bucket_series = names.bucket_series(run.data.metrics)
+            self._logged = frozenset(run.data.metrics)
             self._describe(run)
         self._sender.open(self.run_id)
         if self._leader is None:
@@ -166,7 +166,7 @@ class TrackedRun(ABC):
                     matrix.masked(protocol),
                     row.row,
                     of_families(self.families),
-                    self._bucket_series,
+                    names.bucket_series(self._logged, row.score.name),
                 )
                 metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
                 # Before the state: a run that is resumed from it does not repeat these steps.
@@ -289,7 +289,7 @@ class TrackedRun(ABC):
         """
         sent: list[Metric] = []
         for metric in metrics:
-            of_bucket = metric.key.startswith(self._bucket_series)
+            of_bucket = names.is_of_bucket(metric.key)
             (self._held_back if of_bucket else sent).append(metric)
         if row >= _ROWS_OF_ALL_METRICS:
             sent += self._held_back

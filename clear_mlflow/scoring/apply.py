@@ -11,7 +11,7 @@ from mlflow.entities import Metric, RunTag
 
 from clear_mlflow.core.matrix import named_rows
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.text import percent
+from clear_mlflow.core.score import Score
 from clear_mlflow.report.canvas import png_array
 from clear_mlflow.report.exports import matrix_csv, matrix_json
 from clear_mlflow.report.heatmap import heatmap_png
@@ -87,17 +87,24 @@ def _table(record: Record) -> str:
     """The matrix as a table that MLflow's evaluation view compares across runs.
 
     That view groups by the first column and sets the second one of all runs side by side: so these
-    are what was trained through, and its row in one text. The cells follow, in %, a column a
-    bucket.
+    are what was trained through, and its row in one text. The cells follow, accuracies in %, a
+    column a bucket.
     """
+    score = record.matrix.score
     rows = [
         [
             "initial" if i < 0 else f"after {i + 1:02d}",
-            "  ".join(percent(value) for value in values),
-            # One decimal: MLflow's page shows as many digits as there are, and cuts them off.
-            *(None if math.isnan(value) else round(100 * float(value), 1) for value in values),
+            "  ".join(score.cell(value) for value in values),
+            *(_shown(value, score) for value in values),
         ]
         for i, _, values in named_rows(record.evidence)
     ]
     cells = (f"on {key}" for key in record.evidence.buckets)
-    return json.dumps({"columns": ["trained", "accuracy in %", *cells], "data": rows})
+    return json.dumps({"columns": ["trained", score.label, *cells], "data": rows})
+
+
+def _shown(value: float, score: Score) -> float | None:
+    """A cell with few digits: MLflow's page shows as many as there are, and cuts them off."""
+    if math.isnan(value):
+        return None
+    return round(100 * float(value), 1) if score.is_accuracy else float(score.cell(value))

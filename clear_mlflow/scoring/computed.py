@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.errors import FailedMetricError
 from clear_mlflow.core.record import Record, RowRecord
-from clear_mlflow.metrics import DEFAULT_FAMILIES, METRICS, Metric, anytime, course
+from clear_mlflow.metrics import DEFAULT_FAMILIES, METRICS, Metric, anytime, course, of_score
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics.from_predictions import PredictionMetric, Predictions, confusion
 from clear_mlflow.report.confusion import confusion_png
@@ -128,6 +128,7 @@ def compute(
         bucket_series: what the names of its accuracies per bucket begin with.
     """
     answers, tests = answers or PredictionScores(), tests or AnytimeScores()
+    metrics = of_score(metrics, record.matrix.score)
     over_steps = course(record.evidence, record.protocol, metrics)
     own = {metric.name for metric in prediction_metrics} - {m.name for m in predicted.METRICS}
     own |= {metric.name for metric in metrics}

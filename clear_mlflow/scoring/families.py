@@ -49,7 +49,7 @@ def against_joint(metrics: Sequence[Metric], record: Record, joint: Record) -> t
         record: of the run that they are computed of.
         joint: of a run that is trained on all buckets so far at once.
     """
-    found = partial(chaudhry.intransigence, joint=joint.evidence)
+    found = partial(chaudhry.intransigence, joint=joint.evidence.oriented)
     if (difference := _difference(record, joint)) is not None:
         found = partial(_incomparable, f"needs a joint run of the same {difference}")
     return tuple(
@@ -65,6 +65,8 @@ def _difference(record: Record, joint: Record) -> str | None:
         return "buckets"
     if record.dataset.digest != joint.dataset.digest:
         return "data (its digest is another)"
+    if ours.score != theirs.score:
+        return "score"
     if record.split != joint.split:
         return "split"
     return None if record.protocol == joint.protocol else "protocol"

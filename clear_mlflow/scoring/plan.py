@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object, json_value
-from clear_mlflow.metrics import ALL_METRICS
+from clear_mlflow.metrics import ALL_METRICS, of_score
 from clear_mlflow.report.markdown import description
 from clear_mlflow.report.page.run_page import RunReport
 from clear_mlflow.scoring.computed import Computed
@@ -25,7 +25,6 @@ from clear_mlflow.scoring.run_report import Facts, run_report
 from clear_mlflow.scoring.series import Point, points_of
 from clear_mlflow.store import names
 
-_OF_BUCKETS = (names.BUCKET_SERIES, names.BUCKET_SERIES_BEFORE)
 _PICTURES = "pictures"
 _PICTURE = "picture"
 _NO_TAG = "none"
@@ -238,7 +237,7 @@ class _Comparison:
         What a listing of runs brings anyway is then enough, instead of one request per metric.
         """
         # A bucket's series has no definition that changes; of a metric, a scoring has to say it.
-        was_scored = name.startswith(_OF_BUCKETS) or name in self.versions
+        was_scored = names.is_of_bucket(name) or name in self.versions
         return (
             self.same_rows
             and not self.depth.thorough
@@ -286,7 +285,7 @@ def _shown(
     and predictions may have been removed since.
     """
     summary, reasons = defined(computed, both.left_alone)
-    built_in = {metric.name for metric in ALL_METRICS}
+    built_in = {metric.name for metric in of_score(ALL_METRICS, computed.record.matrix.score)}
     reasons = {n: text for n, text in reasons.items() if n in built_in or n not in both.left_alone}
     known = summary.keys() | reasons.keys() | (computed.points.keys() - both.left_alone.keys())
     earlier = both.versions.keys() & stored.values.keys() - known

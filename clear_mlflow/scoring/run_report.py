@@ -42,7 +42,7 @@ def run_report(
     without = ""
     if answers.problem is not None:
         without = f"Its predictions were left out: {answers.problem}."
-    elif not answers.are_kept:
+    elif not answers.are_kept and record.matrix.score.is_accuracy:
         without = "Accuracy per class needs the predictions, and the run kept none."
     notes = [str(text) for text in _listed(profile.get("warnings"))]
     if computed.anytime.problem is not None:

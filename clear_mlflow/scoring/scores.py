@@ -145,7 +145,7 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
             families=families,
             metrics=metrics,
             prediction_metrics=scoring.prediction_metrics,
-            bucket_series=names.bucket_series(run.data.metrics),
+            bucket_series=names.bucket_series(run.data.metrics, record.matrix.score.name),
             answers=read_prediction_scores(
                 client,
                 run,

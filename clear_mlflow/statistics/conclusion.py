@@ -131,9 +131,8 @@ class _Telling:
         return p_value <= self.alpha + 1e-12
 
     def amount(self, value: float) -> str:
-        if not self.in_percent:
-            return f"{value:.4g}"
-        return f"{100 * value:.{1 if value >= 0.001 else 2}f} percentage points"
+        decimals = 1 if value >= 0.001 else 2
+        return amount_text(value, in_percent=self.in_percent, decimals=decimals)
 
     def margin(self, value: float) -> str:
         if not self.in_percent:
@@ -141,16 +140,21 @@ class _Telling:
         return f"{100 * value:g} percentage point{'' if 100 * value == 1 else 's'}"
 
     def details(self, interval: Interval, p_value: float, *, sides: int = 1) -> str:
-        scale, decimals = (100, 1) if self.in_percent else (1, 4)
-        if self.in_percent and interval.high - interval.low < 0.004:
-            decimals = 2
-        low, high = (f"{end * scale:.{decimals}f}" for end in interval)
+        decimals = 2 if interval.high - interval.low < 0.004 else 1
+        low, high = (
+            f"{100 * end:.{decimals}f}" if self.in_percent else f"{end:.4g}" for end in interval
+        )
         level = 100 * (1 - sides * self.alpha)
         what = "p" if sides == 1 else "two one-sided tests: p"
         parts = f"{level:g} % interval {low} to {high}, {what} {p_text(p_value)}"
         if self.comparisons > 1:
             parts += f", adjusted for {self.comparisons} comparisons"
         return f"{parts}; {self.evidence}"
+
+
+def amount_text(value: float, *, in_percent: bool, decimals: int = 1) -> str:
+    """The size of a difference, with its unit where it has one."""
+    return f"{100 * value:.{decimals}f} percentage points" if in_percent else f"{value:.4g}"
 
 
 def p_text(value: float) -> str:

@@ -16,7 +16,7 @@ from scipy.special import ndtri
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import shown
-from clear_mlflow.metrics import METRICS, Metric, explain
+from clear_mlflow.metrics import METRICS, Metric, explain, of_score
 from clear_mlflow.statistics.correctness import CorrectMatrix, image_clusters
 from clear_mlflow.statistics.linear_forms import LinearForm, all_cells, linear_forms
 
@@ -192,13 +192,15 @@ def explain_intervals(
     >>> explain_intervals(matrix)["renate/forgetting"]
     'is no weighted sum of cells: counts alone give no interval, stored predictions do'
     """
-    metrics = tuple(metrics)
+    metrics = of_score(metrics, matrix.score)
     undefined = explain(matrix, protocol, metrics)
     linear = linear_forms(matrix, protocol=protocol, metrics=metrics)
     reasons = {}
     for metric in metrics:
         if metric.name in undefined:
             reasons[metric.name] = undefined[metric.name]
+        elif not matrix.score.is_accuracy:
+            reasons[metric.name] = f"counts of test images say nothing of {matrix.score.name}"
         elif metric.name not in linear:
             reasons[metric.name] = (
                 "is no weighted sum of cells: counts alone give no interval, stored predictions do"

@@ -72,7 +72,8 @@ def linear_forms(
     Returns:
         Metric name to form. A metric that is not defined on the matrix is not there, nor is one
         that is no weighted sum, as Renate's forgetting, which takes a maximum (of one row it is
-        that row: with two rows in all, forgetting is a weighted sum, too).
+        that row: with two rows in all, forgetting is a weighted sum, too). None where the
+        score is no accuracy: its cells are no shares of test images.
 
     Raises:
         ConfigError: the protocol is unknown.
@@ -100,7 +101,9 @@ class KnownForms:
         self._known: dict[object, dict[str, LinearForm]] = {}
 
     def of(self, matrix: AccuracyMatrix) -> dict[str, LinearForm]:
-        """The metrics that are defined on a matrix and weighted sums of its cells."""
+        """The metrics that are defined on a matrix of accuracies and weighted sums of its cells."""
+        if not matrix.score.is_accuracy:
+            return {}
         cells = all_cells(matrix)
         counts = matrix.num_instances
         alike = (

@@ -1,5 +1,6 @@
 """Names of the tags and artifacts that clear_mlflow writes into an MLflow run."""
 
+import re
 from collections.abc import Iterable, Mapping
 
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
@@ -120,10 +121,13 @@ ROOT_FOLDER = ""
 LEADER_METRICS = "leader/"
 
 # Test accuracy on each bucket; the step is the number of buckets trained. In MLflow's charts, which
-# are sorted by name, the prefix puts them behind the summary metrics.
+# are sorted by name, the prefix puts them behind the summary metrics. Of another score, its name is
+# in the place of accuracy: test_rmse/bucket_01.
 BUCKET_SERIES = "test_accuracy/bucket_"
 # The same in older runs, which keep this name.
 BUCKET_SERIES_BEFORE = "accuracy/bucket_"
+# Of any score, as test_rmse/bucket_01.
+_ANY_BUCKET_SERIES = re.compile(r"(test_[A-Za-z][A-Za-z0-9_-]*|accuracy)/bucket_")
 
 # Mean loss of a window of training steps; the step is that of the optimiser.
 CURVE_LOSS = "train/loss"
@@ -221,17 +225,31 @@ def dataset_digest(digest: str) -> str:
     return digest.removeprefix("sha256:")[:36]
 
 
-def bucket_series(metrics: Iterable[str]) -> str:
-    """What the names of a run's accuracies per bucket begin with.
+def bucket_series(metrics: Iterable[str], score: str = "accuracy") -> str:
+    """What the names of a run's numbers per bucket begin with.
 
     Args:
         metrics: names of those that it holds.
+        score: what these numbers are.
 
     >>> bucket_series(["clear/accuracy"]), bucket_series(["accuracy/bucket_01"])
     ('test_accuracy/bucket_', 'accuracy/bucket_')
+    >>> bucket_series([], "rmse")
+    'test_rmse/bucket_'
     """
+    if score != "accuracy":
+        return f"test_{score}/bucket_"
     is_of_before = any(name.startswith(BUCKET_SERIES_BEFORE) for name in metrics)
     return BUCKET_SERIES_BEFORE if is_of_before else BUCKET_SERIES
+
+
+def is_of_bucket(metric: str) -> bool:
+    """Whether a metric is the series of one bucket, of accuracies or of another score.
+
+    >>> is_of_bucket("test_rmse/bucket_01"), is_of_bucket("clear/accuracy")
+    (True, False)
+    """
+    return _ANY_BUCKET_SERIES.match(metric) is not None
 
 
 def model_file_name(row: int) -> str:

@@ -22,14 +22,13 @@ from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import download_file
 from clear_mlflow.store.matrix_tag import tagged_rows
 from clear_mlflow.store.names import (
-    BUCKET_SERIES,
-    BUCKET_SERIES_BEFORE,
     KIND_TAG,
     KIND_TRAIN,
     MATRIX_TAG,
     ROWS_TAG,
     SCORED_TAG,
     as_of_now,
+    is_of_bucket,
 )
 
 
@@ -243,8 +242,7 @@ def _refuse_lost_rows(run: Run, found: Collection[str]) -> None:
         raise lost_rows_error(run, lost[0] if len(lost) == 1 else f"{lost[0]} to {lost[-1]}")
     was_scored = SCORED_TAG in tags or tags.get(ROWS_TAG) in ("complete", "partial")
     is_training = tags.get(KIND_TAG) == KIND_TRAIN
-    of_buckets = (BUCKET_SERIES, BUCKET_SERIES_BEFORE)
-    has_points = is_training and any(name.startswith(of_buckets) for name in run.data.metrics)
+    has_points = is_training and any(map(is_of_bucket, run.data.metrics))
     if not found and (was_scored or has_points):
         raise lost_rows_error(run, "no row file is")
 

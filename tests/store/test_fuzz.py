@@ -184,7 +184,7 @@ def test_rows(seed):
             assert list(record.row.num_instances) == said["num_instances"]
         else:
             told = [math.nan if value is None else value for value in said["accuracy"]]
-            assert np.array_equal(record.row.accuracy, told, equal_nan=True)
+            assert np.array_equal(record.row.cells, told, equal_nan=True)
         again = parse_rows({name: record.to_json().encode()})[name]
         assert again == record
 

@@ -290,7 +290,7 @@ def test_answers_have_to_give_the_accuracies_that_arrive_beside_them():
     facts = describe_loop(buckets=3, test_labels=LABELS)
     answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
     row, _ = measured_row(facts, 1, accuracy=[0.67, None, 0.75], labels=answers)
-    assert row.accuracy[0] == 0.67
+    assert row.cells[0] == 0.67
     with pytest.raises(RecordError, match=r"give an accuracy of 0.5000, but the row says 0.9"):
         measured_row(facts, 1, accuracy=[0.67, 0.9, 0.75], labels=answers)
 

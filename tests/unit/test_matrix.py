@@ -21,25 +21,25 @@ def row(number: int, *correct: int, buckets=None, total: int = 10) -> AccuracyRo
 def test_row_derives_accuracy_and_the_bucket_trained_through():
     """Counts are the record; the fraction and the key follow from them."""
     measured = AccuracyRow(2, ("2004", "2005"), (1, 2), (3, 4))
-    assert measured.accuracy == (1 / 3, 0.5)
+    assert measured.cells == (1 / 3, 0.5)
     assert measured.trained_through == "2005"
     assert row(0, 1, 2).trained_through is None
 
 
 def test_a_row_may_hold_fractions_in_place_of_counts():
     """Other programs kept no counts: such a row equals itself, also where it was not measured."""
-    one = AccuracyRow.from_fractions(1, ["a", "b"], [0.25, float("nan")])
-    other = AccuracyRow.from_fractions(1, ["a", "b"], [0.25, float("nan")])
+    one = AccuracyRow.from_values(1, ["a", "b"], [0.25, float("nan")])
+    other = AccuracyRow.from_values(1, ["a", "b"], [0.25, float("nan")])
     assert one == other
     assert one.correct is None
-    assert one.accuracy[0] == 0.25
-    assert math.isnan(one.accuracy[1])
+    assert one.cells[0] == 0.25
+    assert math.isnan(one.cells[1])
     matrix = AccuracyMatrix.from_rows([one])
     assert matrix.num_instances is None
     np.testing.assert_array_equal(matrix.values, [[0.25, NAN]])
-    counted = AccuracyMatrix.from_rows([AccuracyRow.from_fractions(1, ["a"], [1], [7])])
+    counted = AccuracyMatrix.from_rows([AccuracyRow.from_values(1, ["a"], [1], [7])])
     np.testing.assert_array_equal(counted.num_instances, [7])
-    assert str(AccuracyRow.from_fractions(0, ["a"], [-0.0]).accuracy[0]) == "0.0"
+    assert str(AccuracyRow.from_values(0, ["a"], [-0.0]).cells[0]) == "0.0"
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_row_may_hold_fractions_in_place_of_counts():
         ((0, ("a",), None, (2,)), "correct is None"),
         ((0, ("a",), (10**5000,), (2,)), "too long to write out"),
         ((0, ("a",), (1,), None), "num_instances is None"),
-        ((0, ("a",), (1,), (2,), (0.5,)), "correct and fractions arrived both"),
+        ((0, ("a",), (1,), (2,), (0.5,)), "correct and values arrived both"),
         ((0, ("a",), None, None), "correct is None"),
         ((0, ("a",), None, None, 0.5), "accuracy is 0.5"),
         ((0, ("a", "b"), None, None, (0.5,)), "each of the 2 buckets"),

@@ -116,9 +116,9 @@ def test_a_row_without_counts_is_held_against_its_accuracies() -> None:
     images = evaluation_set()
     answers = row_predictions(images, [0, 1, 0, 3, 0])  # 2 of 3 right, and 2 of 2
     for said in ((0.667, 1.0), (0.6667, float("nan"))):
-        answers.check(images, AccuracyRow.from_fractions(2, images.buckets, said))
+        answers.check(images, AccuracyRow.from_values(2, images.buckets, said))
     with pytest.raises(RecordError, match=r"give an accuracy of 0\.6667, but the row says 0\.3333"):
-        answers.check(images, AccuracyRow.from_fractions(2, images.buckets, (1 / 3, 1.0)))
+        answers.check(images, AccuracyRow.from_values(2, images.buckets, (1 / 3, 1.0)))
 
 
 @pytest.mark.parametrize("bad", [float("nan"), 1.5, -0.25])

@@ -98,7 +98,7 @@ def accuracy_records(draw):
     cells[draw(st.integers(0, len(cells) - 1))] = draw(st.floats(0, 1))
     counts = draw(st.none() | st.tuples(*(st.integers(1, 2**53) for _ in buckets)))
     number = draw(st.integers(0, len(buckets)))
-    row = AccuracyRow.from_fractions(number, buckets, cells, counts)
+    row = AccuracyRow.from_values(number, buckets, cells, counts)
     return replace(draw(records()), row=row)
 
 
@@ -125,7 +125,7 @@ def test_rows_without_counts_are_read_back_to_the_last_digit(written):
 
 
 def accuracy_document(**changes):
-    row = AccuracyRow.from_fractions(2, ("1", "2", "3"), (0.2, 0.25, math.nan))
+    row = AccuracyRow.from_values(2, ("1", "2", "3"), (0.2, 0.25, math.nan))
     fields = {**json.loads(record(2, row=row).to_json()), **changes}
     return {name: value for name, value in fields.items() if value is not ...}
 
@@ -475,7 +475,7 @@ def test_the_documented_example_is_a_row():
     told = [line.split("`")[1] for line in of_rows.splitlines() if line.startswith("| `")]
     assert [name for name in told if "." not in name] == list(json.loads(example))
     without_counts = page.split("```json\n")[2].split("```")[0]
-    assert read(without_counts).row.accuracy[:2] == (0.855, 0.94)
+    assert read(without_counts).row.cells[:2] == (0.855, 0.94)
     fields = [name for name in told if "." not in name]
     fields[fields.index("correct") : fields.index("num_instances") + 1] = ["accuracy"]
     assert fields == list(json.loads(without_counts))

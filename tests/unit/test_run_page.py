@@ -284,7 +284,7 @@ def test_imported_fractions_have_no_counts():
     record = assemble(
         {
             row_file_name(1): RowRecord(
-                row=AccuracyRow.from_fractions(1, ("a", "b"), (0.5, math.nan)),
+                row=AccuracyRow.from_values(1, ("a", "b"), (0.5, math.nan)),
                 protocol="iid",
                 dataset=DatasetIdentity("other", "sha256:" + "cd" * 32),
                 seed=None,

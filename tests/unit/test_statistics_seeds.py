@@ -184,7 +184,7 @@ def test_verdicts_are_plain_sentences() -> None:
     assert turned == told.replace("A is better than B", "B is better than A")
     assert said(higher_is_better=False).startswith("B is better than A at clear/accuracy by 3.1")
     assert "p = 0.01, adjusted for 6 comparisons" in said(comparisons=6)
-    assert "by 0.031 (95 % interval 0.0120 to 0.0500" in said(in_percent=False)
+    assert "by 0.031 (95 % interval 0.012 to 0.05" in said(in_percent=False)
     assert said(p_value=0.2, interval=Interval(-0.01, 0.05)) == (
         "No difference between A and B at clear/accuracy could be shown: A is ahead by 3.1 "
         "percentage points (95 % interval -1.0 to 5.0, p = 0.2; 8 seeds each)."

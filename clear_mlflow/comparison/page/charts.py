@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.curves import Curve, CurveChart, bucket_charts, mean_charts
 from clear_mlflow.comparison.page.wording import interval_text, many, setting_text, short
-from clear_mlflow.core.text import percent
+from clear_mlflow.core.score import Score
 from clear_mlflow.report.colours import GROUPS
-from clear_mlflow.report.page.line_chart import Line, LinePoint, axis_start, line_chart
+from clear_mlflow.report.page.line_chart import (
+    Line,
+    LinePoint,
+    axis_over,
+    line_chart,
+    padded,
+    round_ticks,
+)
 from clear_mlflow.statistics import SeedSummary
 
 # The most groups whose curves a reader can distinguish in one chart, and the most whose dots fit
@@ -48,7 +54,7 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         if not found:
             continue
         ends = [e for _, _, s, interval, _ in found for e in (s.mean, *(interval or ()))]
-        low, high, ticks = _axis(min(ends), max(ends))
+        low, high, ticks = _axis(min(ends), max(ends), comparison.score)
 
         def at(value: float, low: float = low, high: float = high) -> float:
             return round(left + (right - left) * (value - low) / (high - low), 1)
@@ -57,7 +63,8 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         for row, (position, group, summary, interval, images) in enumerate(found):
             name = short(group.name)
             evidence = "test images" if images else many(summary.n, "seed")
-            value = f"{summary.mean:.4f} {interval_text(interval)}".rstrip()
+            score = comparison.score
+            value = f"{score.number(summary.mean)} {interval_text(interval, score)}".rstrip()
             dots.append(
                 {
                     "colour": position % len(GROUPS),
@@ -81,16 +88,14 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         }
 
 
-def _axis(low: float, high: float) -> tuple[float, float, list[tuple[float, str]]]:
+def _axis(low: float, high: float, score: Score) -> tuple[float, float, list[tuple[float, str]]]:
     """Ends a little outside, and three to six round numbers between them."""
-    span = max(high - low, 0.01)
-    low, high = low - 0.06 * span, high + 0.06 * span
-    raw = (high - low) / 4
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw)
-    decimals = max(0, -math.floor(math.log10(step) + 1e-9) + (step / power == 2.5))
-    ticks = [step * k for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
-    return low, high, [(tick, f"{tick:.{decimals}f}") for tick in ticks]
+    if score.is_accuracy:  # a difference of a hundredth of a point fills no panel
+        span = max(high - low, 0.01)
+        low, high = low - 0.06 * span, high + 0.06 * span
+    else:
+        low, high = padded(low, high)
+    return low, high, round_ticks(low, high, 4)
 
 
 def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
@@ -103,10 +108,11 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
             (chart.title, _lines(chart, comparison))
             for chart in bucket_charts(shown, comparison.level)
         ]
-        lowest = axis_start([line for _, lines in buckets for line in lines])
+        score = comparison.score
+        axis = axis_over([line for _, lines in buckets for line in lines], score)
         times = shown[0][1].members[0].record.times
         across = "the dates of the buckets, true to scale" if times else "buckets trained on"
-        about = f"Across: {across}. Up: test accuracy in %; mind where the axis begins."
+        about = f"Across: {across}. {axis.about}"
         if any(len(group.members) > 1 for _, group in shown):
             about += f" Band: {100 * comparison.level:g} % interval of the mean over seeds."
         if len(groups) > len(shown):
@@ -128,7 +134,7 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
                     lines,
                     last,
                     size=(560, 300),
-                    lowest=axis_start(lines),
+                    axis=axis_over(lines, score),
                     dots=True,
                     times=times,
                 )
@@ -136,9 +142,7 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 for lines in [_lines(chart, comparison)]
             ],
             "buckets": [
-                line_chart(
-                    title, lines, last, size=(240, 165), lowest=lowest, dots=False, times=times
-                )
+                line_chart(title, lines, last, size=(240, 165), axis=axis, dots=False, times=times)
                 for title, lines in buckets
             ],
         }
@@ -154,7 +158,7 @@ def _line(curve: Curve, comparison: Comparison) -> Line:
         LinePoint(
             k,
             summary.mean,
-            f"{name}, after {k}: {_with_spread(summary)}",
+            f"{name}, after {k}: {_with_spread(summary, comparison.score)}",
             None if summary.interval is None else (summary.interval.low, summary.interval.high),
         )
         for k, summary in curve.points
@@ -162,6 +166,6 @@ def _line(curve: Curve, comparison: Comparison) -> Line:
     return Line(curve.group % len(GROUPS), points, curve.group // len(GROUPS) % 3)
 
 
-def _with_spread(summary: SeedSummary) -> str:
-    spread = "" if summary.std is None else f" ± {percent(summary.std)}"
-    return f"{percent(summary.mean)} %{spread} ({many(summary.n, 'seed')})"
+def _with_spread(summary: SeedSummary, score: Score) -> str:
+    spread = "" if summary.std is None else f" ± {score.cell(summary.std)}"
+    return f"{score.cell(summary.mean)}{score.unit}{spread} ({many(summary.n, 'seed')})"

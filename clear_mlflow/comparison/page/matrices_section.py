@@ -8,22 +8,25 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group
 from clear_mlflow.comparison.page.wording import group_name, p_value_text, seed_text, short
+from clear_mlflow.core.score import ACCURACY, Score, significant
+from clear_mlflow.report.cell_scale import CellScale, scale_over
 from clear_mlflow.report.page.matrix_map import key_columns, matrix_map, row_label, short_key
 
 # Cells of single runs' matrices: about 40 bytes each, twice.
 _MOST_CELLS = 12_000
 _STEPS = (2, 5, 10, 20, 30, 50, 100)  # ends of the scale of differences, percentage points
-_DIGITS = 6  # of the fractions that the script subtracts; shown with three
+_DIGITS = 6  # of the numbers that the script subtracts; shown with three
 
 
 def matrices(comparison: Comparison) -> dict[str, Any]:
     """The matrices of groups, and of single runs where they fit."""
     subjects = comparison.subjects
+    scales = matrix_scales(comparison)
     cells = sum(subject.grid.size for subject in subjects)
     several = [group for group in comparison.groups if len(group.members) > 1]
     about = "Means over seeds." if several else ""
@@ -38,6 +41,7 @@ def matrices(comparison: Comparison) -> dict[str, Any]:
                 group.members[0].record.matrix.buckets,
                 seeds=group.seeds_per_cell,
                 members=len(group.members),
+                scale=scales[group.setting],
             ),
         }
         for group in _few(comparison)
@@ -50,11 +54,42 @@ def matrices(comparison: Comparison) -> dict[str, Any]:
             {
                 "title": short(subject.name),
                 "detail": seed_text(subject.record.seed),
-                **matrix_map(subject.grid, subject.record.matrix.buckets),
+                **matrix_map(
+                    subject.grid,
+                    subject.record.matrix.buckets,
+                    scale=scales[group.setting],
+                ),
             }
-            for subject in subjects
+            for group in comparison.groups
+            for subject in group.members
         ]
-    return {"matrices_about": about.strip(), "maps": maps, "run_maps": run_maps}
+    ends = scales[0].ends
+    if len(scales) > 1 and not comparison.score.is_accuracy:
+        about += " The matrices of each test set have colours of their own."
+        ends = ("worst", "best")
+    return {
+        "score": comparison.score,
+        "ends": ends,
+        "matrices_about": " ".join(filter(None, [about.strip(), scales[0].about])),
+        "maps": maps,
+        "run_maps": run_maps,
+    }
+
+
+def matrix_scales(comparison: Comparison) -> list[CellScale]:
+    """The colours of the matrices of each setting: those of runs and of groups are the same."""
+    return [
+        scale_over(
+            comparison.score,
+            [
+                subject.grid
+                for group in comparison.groups
+                if group.setting == setting
+                for subject in group.members
+            ],
+        )
+        for setting in range(len(comparison.settings))
+    ]
 
 
 def _few(comparison: Comparison) -> list[Group]:
@@ -110,12 +145,20 @@ def differences(comparison: Comparison) -> dict[str, Any]:
     items = _items(comparison)
     alpha = round(1 - comparison.level, 6)
     data: dict[str, Any] = {
-        "items": [{"setting": item.setting, "cells": _rounded(item.grid)} for item in items],
+        "items": [
+            {"setting": item.setting, "cells": _rounded(item.grid, comparison.score)}
+            for item in items
+        ],
         "keys": [[short_key(key) for key in setting.buckets] for setting in comparison.settings],
-        "marks": {f"{a}-{b}": _rounded(p) for (a, b), p in comparison.cells.items()},
+        "marks": {f"{a}-{b}": _rounded(p, ACCURACY) for (a, b), p in comparison.cells.items()},
         "unlike": [f"{a}-{b}" for a, b in sorted(comparison.unlike)],
         "scales": list(_STEPS),
         "alpha": alpha,
+        "score": {
+            "accuracy": comparison.score.is_accuracy,
+            "higher": comparison.score.higher_is_better,
+            "unit": _unit(comparison.score),
+        },
     }
     first = _first_pair(comparison, items)
     starts = next((i for i, item in enumerate(items) if item.is_run), len(items))
@@ -143,11 +186,13 @@ def _difference(
     """The table that is there without a script; the script draws the same for every other pair."""
     buckets = comparison.settings[items[a].setting].buckets
     change = items[a].grid - items[b].grid
-    scale = scale_of(change)
+    score = comparison.score
+    scale = scale_of(change, score)
     p_values = comparison.cells.get((a, b))
+    low, high = ("B", "A") if score.higher_is_better else ("A", "B")
     about = (
-        f"A − B in percentage points; colours from −{scale} (B is better) to +{scale} (A is "
-        "better)."
+        f"A − B in {_unit(score)}; colours from −{scale:g} ({low} is better) to +{scale:g} ({high} "
+        "is better)."
     )
     rows = []
     for i, row in enumerate(change):
@@ -162,8 +207,8 @@ def _difference(
             mark = " s" if p_value < alpha else ""
             cells.append(
                 {
-                    "style": f"w{50 + math.floor(50 * 100 * value / scale + 0.5)}{mark}",
-                    "text": points_text(float(value)),
+                    "style": f"w{math.floor(100 * gain_shade(value, scale, score) + 0.5)}{mark}",
+                    "text": change_text(float(value), score),
                     "title": "" if math.isnan(p_value) else f"adjusted p = {p_value_text(p_value)}",
                 }
             )
@@ -180,20 +225,40 @@ def _difference(
     }
 
 
-def _rounded(grid: NDArray[np.float64]) -> list[list[float | None]]:
-    return [
-        [None if math.isnan(value) else round(value, _DIGITS) for value in row]
-        for row in grid.tolist()
-    ]
+def _unit(score: Score) -> str:
+    return "percentage points" if score.is_accuracy else score.name
 
 
-def scale_of(change: NDArray[np.float64]) -> int:
-    """Where the colours of a difference of two grids end, in percentage points."""
-    largest = 100 * float(np.nanmax(np.abs(change), initial=0.0))
-    return next((step for step in _STEPS if largest <= step + 1e-9), _STEPS[-1])
+def _rounded(grid: NDArray[np.float64], score: Score) -> list[list[float | None]]:
+    def cell(value: float) -> float | None:
+        if math.isnan(value):
+            return None
+        return round(value, _DIGITS) if score.is_accuracy else float(f"{value:.{_DIGITS + 1}g}")
+
+    return [[cell(value) for value in row] for row in grid.tolist()]
 
 
-def points_text(fraction: float) -> str:
-    """A difference of two fractions in percentage points, with its sign."""
-    text = f"{100 * fraction:+.1f}"
+def scale_of(change: NDArray[np.float64], score: Score) -> float:
+    """Where the colours of a difference of two grids end, in percentage points of accuracies."""
+    largest = float(np.nanmax(np.abs(change), initial=0.0))
+    if score.is_accuracy:
+        return next((step for step in _STEPS if 100 * largest <= step + 1e-9), _STEPS[-1])
+    if largest == 0:
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(largest))
+    return next(power * m for m in (1, 2, 5, 10) if largest <= power * m * (1 + 1e-9))
+
+
+def gain_shade(change: ArrayLike, scale: float, score: Score) -> NDArray[np.float64]:
+    """Where A - B lies between B is better (0) and A is better (1)."""
+    unit = 100 if score.is_accuracy else 1
+    sign = 1 if score.higher_is_better else -1
+    return np.asarray(0.5 + sign * unit * np.asarray(change) / (2 * scale), dtype=np.float64)
+
+
+def change_text(change: float, score: Score) -> str:
+    """A difference of two cells with its sign: of accuracies, in percentage points."""
+    if not score.is_accuracy:
+        return f"{'+' if change > 0 else ''}{significant(change, 3)}"
+    text = f"{100 * change:+.1f}"
     return "0.0" if text in ("+0.0", "-0.0") else text

@@ -43,6 +43,23 @@
     return made;
   };
 
+  // Where the colours of a difference end: the next round number.
+  const scaleOf = (largest) => {
+    if (data.score.accuracy) return data.scales.find((step) => 100 * largest <= step + 1e-9) ?? 100;
+    if (largest === 0) return 1;
+    const power = 10 ** Math.floor(Math.log10(largest));
+    const step = [1, 2, 5, 10].find((m) => largest <= power * m * (1 + 1e-9));
+    return Number((power * step).toPrecision(1));
+  };
+  // As the page's own table: accuracies in percentage points, others in three digits.
+  const numberText = (value) => {
+    if (data.score.accuracy) return value.toFixed(1).replace("-0.0", "0.0");
+    if (value === 0) return "0";
+    const size = Math.abs(value);
+    if (size < 1e-4 || size >= 1e6) return value.toExponential(2);
+    return value.toFixed(Math.max(0, 2 - Math.floor(Math.log10(size))));
+  };
+
   const draw = () => {
     const [x, y] = [data.items[a.value], data.items[b.value]];
     const pair = [a.value, b.value].map(Number).sort((m, n) => m - n).join("-");
@@ -57,7 +74,7 @@
     const cells = x.cells.map((row, i) => row.map((value, j) =>
       value === null || y.cells[i][j] === null ? null : value - y.cells[i][j]));
     const largest = Math.max(0, ...cells.flat().map((value) => Math.abs(value ?? 0)));
-    const scale = data.scales.find((step) => 100 * largest <= step + 1e-9) ?? 100;
+    const scale = scaleOf(largest);
     const marks = data.marks[pair];
     const table = element("table", undefined, "heat big");
     const head = table.createTHead().insertRow();
@@ -75,10 +92,11 @@
           cell.className = "x";
           cell.append(element("i", "not measured"));
         } else {
-          const points = 100 * value;
-          const text = points.toFixed(1).replace("-0.0", "0.0");
+          const points = data.score.accuracy ? 100 * value : value;
+          const text = numberText(points);
           cell.textContent = points > 0 && text !== "0.0" ? `+${text}` : text;
-          cell.className = `w${50 + Math.round((50 * points) / scale)}`;
+          const gain = data.score.higher ? points : -points;
+          cell.className = `w${50 + Math.round((50 * gain) / scale)}`;
           if (marks) {
             const p = marks[i][j];
             if (p !== null && p < data.alpha) cell.classList.add("s");
@@ -89,11 +107,14 @@
       });
     });
     place.append(table);
-    about.textContent = `A − B in percentage points; colours from −${scale} (B is better) to `
-      + `+${scale} (A is better). ` + (marks
+    const [low, high] = data.score.higher ? ["B", "A"] : ["A", "B"];
+    about.textContent = `A − B in ${data.score.unit}; colours from −${scale} (${low} is better) to `
+      + `+${scale} (${high} is better). ` + (marks
       ? "Outlined and bold: McNemar's test on the same test images, p adjusted by Holm over the "
         + `cells of this table, below ${data.alpha}.`
-      : "No cell is tested: that needs the stored predictions of one run on each side.");
+      : data.score.accuracy
+        ? "No cell is tested: that needs the stored predictions of one run on each side."
+        : "No cell is tested.");
   };
   a.addEventListener("change", draw);
   b.addEventListener("change", draw);

@@ -15,6 +15,7 @@ from clear_mlflow.comparison.page.wording import (
     signed,
 )
 from clear_mlflow.comparison.verdicts import Verdict, tests_about
+from clear_mlflow.core.score import Score
 from clear_mlflow.statistics import SeedSummary
 
 _SIGNS = {"different": "✓", "equivalent": "=", "not shown": "–", "too few": "?"}
@@ -37,8 +38,8 @@ def verdicts(comparison: Comparison) -> dict[str, Any]:
                 "a": short(comparison.groups[test.a].name, 40),
                 "b": short(comparison.groups[test.b].name, 40),
                 "metric": test.metric,
-                "difference": signed(test.difference),
-                "interval": interval_text(test.interval),
+                "difference": signed(test.difference, comparison.score),
+                "interval": interval_text(test.interval, comparison.score),
                 "p": p_value_text(test.p_value),
                 "adjusted": p_value_text(test.adjusted),
                 "real": test.adjusted <= 1 - comparison.level,
@@ -70,12 +71,14 @@ def across(comparison: Comparison) -> dict[str, Any] | None:
             {
                 "name": method.name,
                 "rank": f"{method.rank:.2f}",
-                "mean": f"{method.mean:.4f}",
-                "interval": interval_text(method.interval, 3),
+                "mean": comparison.score.number(method.mean),
+                "interval": interval_text(method.interval, comparison.score, 3),
                 "cells": [
                     {
-                        "text": f"{one.mean:.4f}",
-                        "spread": "" if one.std is None else f"± {one.std:.4f}",
+                        "text": comparison.score.number(one.mean),
+                        "spread": ""
+                        if one.std is None
+                        else f"± {comparison.score.number(one.std)}",
                     }
                     for one in method.on_each
                 ],
@@ -116,10 +119,12 @@ def leaderboard(comparison: Comparison) -> dict[str, Any]:
             cells.append(
                 {
                     "value": "" if found is None else repr(found.mean),
-                    "text": "" if found is None else f"{found.mean:.4f}",
+                    "text": "" if found is None else comparison.score.number(found.mean),
                     "best": position in best.get(metric, ()),
-                    "spread": _spread(group, found),
-                    "interval": "" if found is None else interval_text(found.interval, 3),
+                    "spread": _spread(group, found, comparison.score),
+                    "interval": ""
+                    if found is None
+                    else interval_text(found.interval, comparison.score, 3),
                     "sorted": metric == comparison.ranked_by,
                 }
             )
@@ -150,8 +155,8 @@ def _best(comparison: Comparison) -> dict[str, set[int]]:
     return best
 
 
-def _spread(group: Group, found: SeedSummary | None) -> str:
+def _spread(group: Group, found: SeedSummary | None, score: Score) -> str:
     if found is None or found.std is None:
         return ""
     of = "" if found.n == len(group.counted) else f" ({found.n} of {len(group.counted)})"
-    return f"± {found.std:.4f}{of}"
+    return f"± {score.number(found.std)}{of}"

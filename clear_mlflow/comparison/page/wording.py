@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.groups import Group
+from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import one_line
 from clear_mlflow.statistics import Interval
 
@@ -19,8 +20,11 @@ def setting_text(comparison: Comparison, position: int) -> str:
     """A setting's dataset, test set and protocol."""
     setting = comparison.settings[position]
     text = f"{short(setting.dataset)}, {many(len(setting.buckets), 'bucket')}"
+    what = "images" if setting.score.is_accuracy else "instances"
     if setting.num_instances is not None:
-        text += f", {sum(setting.num_instances):,} {setting.split} images"
+        text += f", {sum(setting.num_instances):,} {setting.split} {what}"
+    if not setting.score.is_accuracy:
+        text += f", {setting.score.label}"
     return f"{text}, protocol {setting.protocol}, digest {short(setting.digest, 24)}"
 
 
@@ -38,16 +42,21 @@ def seed_text(seed: int | None) -> str:
     return "no seed" if seed is None else f"seed {seed}"
 
 
-def interval_text(interval: Interval | None, decimals: int = 4) -> str:
+def interval_text(interval: Interval | None, score: Score, decimals: int = 4) -> str:
     """An interval in brackets; nothing for none."""
     if interval is None:
         return ""
-    return f"[{interval.low:.{decimals}f}, {interval.high:.{decimals}f}]"
+    low, high = (
+        f"{end:.{decimals}f}" if score.is_accuracy else score.number(end) for end in interval
+    )
+    return f"[{low}, {high}]"
 
 
-def signed(value: float) -> str:
+def signed(value: float, score: Score) -> str:
     """A difference, with its sign."""
-    return f"{value:+.4f}"
+    if score.is_accuracy:
+        return f"{value:+.4f}"
+    return f"{'+' if value > 0 else ''}{score.number(value)}"
 
 
 def p_value_text(value: float) -> str:

@@ -246,7 +246,7 @@ class RowPredictions:
                 f"but the row says {shown(row.correct)}"
             )
         if row.correct is None:
-            for right, count, said in zip(counted, images.num_instances, row.accuracy, strict=True):
+            for right, count, said in zip(counted, images.num_instances, row.cells, strict=True):
                 # Other programs keep a few digits; an image more or less is beyond them.
                 if not math.isnan(said) and abs(right / count - said) > 0.5 / count:
                     raise RecordError(

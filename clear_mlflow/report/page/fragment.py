@@ -9,7 +9,8 @@ import numpy as np
 
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import NOT_MEASURED, one_line
-from clear_mlflow.metrics import METRICS
+from clear_mlflow.metrics import METRICS, of_score
+from clear_mlflow.report.cell_scale import CellScale, scale_over
 from clear_mlflow.report.colours import SCALE, is_dark
 from clear_mlflow.report.page import rendered_part
 from clear_mlflow.report.page.matrix_map import matrix_map, spread_positions
@@ -33,11 +34,12 @@ def run_html(
         reasons: metric name to why it has none.
         links: lines that say where to look at it; an address in them becomes a link.
     """
-    lower = {metric.name for metric in METRICS if not metric.higher_is_better}
+    score = matrix.score
+    lower = {metric.name for metric in of_score(METRICS, score) if not metric.higher_is_better}
     metrics = [
         {
             "name": one_line(name, 80),
-            "value": f"{summary[name]:.4f}" if name in summary else NOT_MEASURED,
+            "value": score.number(summary[name]) if name in summary else NOT_MEASURED,
             "about": ("lower is better" if name in lower else "")
             if name in summary
             else one_line(reasons[name], 200),
@@ -79,20 +81,22 @@ def progress_html(
 def _coloured(matrix: AccuracyMatrix) -> dict[str, Any]:
     initial = np.full(matrix.num_buckets, np.nan) if matrix.initial is None else matrix.initial
     grid = np.vstack([initial, matrix.values])
+    scale = scale_over(matrix.score, [grid])
     rows, columns = spread_positions(len(grid)), spread_positions(matrix.num_buckets)
-    found = matrix_map(grid, matrix.buckets, rows=rows, columns=columns)
+    found = matrix_map(grid, matrix.buckets, rows=rows, columns=columns, scale=scale)
     drawn = [i for i in rows if i > 0 or matrix.initial is not None]
     for i, row in zip(drawn, found["rows"], strict=True):
         for j, cell in zip(columns, row["cells"], strict=True):
-            cell["style"] = _style(float(grid[i, j]), outlined=i == j + 1)
+            cell["style"] = _style(float(grid[i, j]), scale, outlined=i == j + 1)
             cell["text"] = cell["text"] or NOT_MEASURED
+    found["about"] = f"{matrix.score.caption}; row: trained through, column: tested on."
     return found
 
 
-def _style(value: float, *, outlined: bool) -> str:
+def _style(value: float, scale: CellScale, *, outlined: bool) -> str:
     if np.isnan(value):
         return _UNMEASURED
-    colour = SCALE.at(value)
+    colour = SCALE.at(scale.shade(value))
     code = "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
     ink = "#fff" if is_dark(colour) else "#111"
     edge = f";box-shadow:inset 0 0 0 1.5px {ink}" if outlined else ""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.text import percent
-from clear_mlflow.report.page.line_chart import Line, LinePoint, axis_start, line_chart
+from clear_mlflow.report.page.line_chart import Axis, Line, LinePoint, axis_over, line_chart
 from clear_mlflow.report.page.matrix_map import short_key, spread_positions
 
 _LARGE, _SMALL = (1240, 320), (390, 190)
@@ -42,7 +42,7 @@ def inside_charts(tests: AnytimeMatrix) -> dict[str, Any] | None:
         line = course.line(0, title, at, [float(course.cells[t, j]) for t in at])
         if line.points:
             panels.append((title, line))
-    lowest = 0.5 if axis_start([line for _, line in panels]) >= 0.5 else 0.0  # two round steps
+    axis = Axis(0.5 if axis_over([line for _, line in panels]).low >= 0.5 else 0.0)  # round steps
     names = {0: "the buckets before the one in training", 1: "the bucket in training"}
     shown = sum(len(of_bucket) for of_bucket in tests.tests.values())
     return {
@@ -55,8 +55,8 @@ def inside_charts(tests: AnytimeMatrix) -> dict[str, Any] | None:
             for colour, name in names.items()
             if any(line.colour == colour for line in means)
         ],
-        "mean": course.chart("Mean accuracy on", means, _LARGE, axis_start(means)),
-        "buckets": [course.chart(title, [line], _SMALL, lowest) for title, line in panels],
+        "mean": course.chart("Mean accuracy on", means, _LARGE, axis_over(means)),
+        "buckets": [course.chart(title, [line], _SMALL, axis) for title, line in panels],
     }
 
 
@@ -106,7 +106,7 @@ class _Course:
         return Line(colour, self._thinned(points))
 
     def chart(
-        self, title: str, lines: Sequence[Line], size: tuple[int, int], lowest: float
+        self, title: str, lines: Sequence[Line], size: tuple[int, int], axis: Axis
     ) -> dict[str, Any]:
         """What the macro ``chart`` draws of curves."""
         return line_chart(
@@ -114,7 +114,7 @@ class _Course:
             lines,
             len(self.cells) - 1,
             size=size,
-            lowest=lowest,
+            axis=axis,
             dots=False,
             places=self._places,
             marks=[(t, short_key(self.keys[self.trained[t]])) for t in self._ends],

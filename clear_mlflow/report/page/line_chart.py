@@ -1,4 +1,4 @@
-"""Accuracy over the buckets trained on, as curves in a chart."""
+"""A score over the buckets trained on, as curves in a chart."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import one_line
 
 _LONGEST_TITLE = 80
@@ -21,7 +22,7 @@ class LinePoint:
     """A value after some number of trained buckets."""
 
     k: int  # buckets trained so far
-    value: float  # a fraction
+    value: float  # an accuracy as a fraction
     title: str  # what pointing at it says
     ends: tuple[float, float] | None = None  # of an interval around it
     dot: bool = False  # it has one in a chart without dots, too
@@ -36,29 +37,81 @@ class Line:
     dash: int = 0  # 0 to 2
 
 
+@dataclass(frozen=True)
+class Axis:
+    """The axis up of a chart; what lies beyond its ends is drawn at them."""
+
+    low: float = 0.0
+    high: float = 1.0
+    score: Score = ACCURACY
+
+    def ticks(self, *, large: bool) -> list[tuple[float, str]]:
+        """Values and their texts: of accuracies in percent, from end to end."""
+        if not self.score.is_accuracy:
+            return round_ticks(self.low, self.high, 4 if large else 2)
+        # Steps of a round number, whatever quarter the axis begins at.
+        parts = {0.0: 4, 0.25: 3, 0.5: 5, 0.75: 5}[self.low] if large else 2
+        values = [self.low + (1 - self.low) * i / parts for i in range(parts + 1)]
+        return [(value, f"{100 * value:g}") for value in values]
+
+    @property
+    def about(self) -> str:
+        """A sentence on where it begins and ends."""
+        if self.score.is_accuracy:
+            return f"Up: {self.score.label}; mind where the axis begins."
+        return (
+            f"Up: {self.score.label}; the axis is of what was measured in training, and a point at "
+            "its edge lies beyond it."
+        )
+
+
+def round_ticks(low: float, high: float, steps: int) -> list[tuple[float, str]]:
+    """Round numbers between two ends, about as many as *steps*, and their texts."""
+    raw = (high - low) / steps
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * (1 - 1e-9))
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9) + (math.isclose(step, 2.5 * power)))
+    is_plain = decimals <= 6 and max(abs(low), abs(high)) < 1e6
+    values = [step * k for k in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [(value, f"{value:.{decimals}f}" if is_plain else f"{value:.3g}") for value in values]
+
+
 def past_mean(grid: NDArray[np.float64], k: int) -> float:
-    """Mean accuracy on the k buckets trained on; NaN where a cell of them was not measured.
+    """Mean of the score on the k buckets trained on; NaN where a cell of them was not measured.
 
     Args:
-        grid: (T + 1, T), fractions; row 0 is the initialisation.
+        grid: (T + 1, T); row 0 is the initialisation.
         k: buckets trained so far.
     """
     return float(grid[k, :k].mean()) if k else math.nan
 
 
 def future_mean(grid: NDArray[np.float64], k: int) -> float:
-    """Mean accuracy on the buckets still to come after k; NaN as in :func:`past_mean`."""
+    """Mean of the score on the buckets still to come after k; NaN as in :func:`past_mean`."""
     return float(grid[k, k:].mean()) if k < grid.shape[1] else math.nan
 
 
-def axis_start(lines: Sequence[Line]) -> float:
-    """Where the axis of charts begins: the quarter below all that is drawn in them."""
-    found = [
-        point.value if point.ends is None else min(point.value, point.ends[0])
-        for line in lines
-        for point in line.points
-    ]
-    return max(0.0, min(0.75, math.floor(4 * min(found)) / 4))
+def axis_over(lines: Sequence[Line], score: Score = ACCURACY) -> Axis:
+    """The axis of charts that are drawn alike: of accuracies, from the quarter below them to 1.
+
+    Of another score, it is of all points but those of the untrained model, which may lie far off.
+    """
+    points = [point for line in lines for point in line.points]
+    if score.is_accuracy:
+        lowest = min(min([point.value, *(point.ends or ())]) for point in points)
+        return Axis(max(0.0, min(0.75, math.floor(4 * lowest) / 4)))
+    trained = [point for point in points if point.k > 0] or points
+    ends = [end for point in trained for end in (point.value, *(point.ends or ()))]
+    return Axis(*padded(min(ends), max(ends)), score)
+
+
+def padded(low: float, high: float) -> tuple[float, float]:
+    """Ends a little outside of what lies between them; around one value, some room."""
+    room = 0.06 * (high - low)
+    # Of huge numbers that are all but equal, a share of their difference may be nothing.
+    if low - room == low or high + room == high:
+        room = 0.1 * max(abs(low), abs(high)) or 1.0
+    return low - room, high + room
 
 
 def line_chart(
@@ -67,7 +120,7 @@ def line_chart(
     last: int,
     *,
     size: tuple[int, int],
-    lowest: float,
+    axis: Axis,
     dots: bool,
     times: Sequence[date] = (),
     places: Sequence[float] = (),
@@ -80,7 +133,7 @@ def line_chart(
         lines: with a point at least each.
         last: buckets of the stream, at least 1; the axis across runs from 0 to there.
         size: width and height.
-        lowest: where the axis up begins, a quarter from 0 to 0.75; it ends at 1.
+        axis: the one up.
         dots: a dot for each point; otherwise only for a line of a single one, in a small chart.
         times: of the buckets, ascending: the axis across is then of time, true to scale, and what
             was measured before training is drawn before the first, at their mean distance.
@@ -90,7 +143,9 @@ def line_chart(
     width, height = size
     dates = _dates(times)
     # Half of the last date is drawn to the right of the last place.
-    left, right, top, bottom = 34, width - 10 - 3 * len(dates[-1] if dates else ""), 8, height - 22
+    ticks = axis.ticks(large=dots or width > 600)
+    left = 34 if axis.score.is_accuracy else 12 + 6 * max((len(t) for _, t in ticks), default=0)
+    right, top, bottom = width - 10 - 3 * len(dates[-1] if dates else ""), 8, height - 22
 
     if not places:
         places = _places(times) if times else [k / last for k in range(last + 1)]
@@ -99,7 +154,7 @@ def line_chart(
         return round(left + (right - left) * places[k], 1)
 
     def y(value: float) -> float:
-        share = (min(max(value, lowest), 1.0) - lowest) / (1 - lowest)
+        share = (min(max(value, axis.low), axis.high) - axis.low) / (axis.high - axis.low)
         return round(bottom - (bottom - top) * share, 1)
 
     def drawn(line: Line) -> dict[str, Any]:
@@ -125,8 +180,6 @@ def line_chart(
     named = [text for _, text in marks] or dates
     named_at = [x(k) for k, _ in marks] or [x(k) for k in range(1, last + 1)]
     every = max(1, math.ceil(last / (10 if dots else 5)))
-    # Steps of a round number, whatever quarter the axis begins at.
-    ticks = {0.0: 4, 0.25: 3, 0.5: 5, 0.75: 5}[lowest] if dots or width > 600 else 2
     return {
         "title": one_line(title, _LONGEST_TITLE),
         "width": width,
@@ -138,10 +191,7 @@ def line_chart(
         "across": _ticks(named, named_at)
         if named
         else [{"at": x(k), "text": str(k)} for k in range(0, last + 1, every)],
-        "up": [
-            {"at": y(lowest + (1 - lowest) * i / ticks), "text": _share(lowest, i / ticks)}
-            for i in range(ticks + 1)
-        ],
+        "up": [{"at": y(value), "text": text} for value, text in ticks],
         "curves": [drawn(line) for line in lines],
     }
 
@@ -168,7 +218,3 @@ def _ticks(dates: Sequence[str], places: Sequence[float]) -> list[dict[str, Any]
         if not found or place - found[-1]["at"] >= 8 * len(text):
             found.append({"at": place, "text": text})
     return found
-
-
-def _share(lowest: float, part: float) -> str:
-    return f"{100 * (lowest + (1 - lowest) * part):g}"

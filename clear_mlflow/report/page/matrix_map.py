@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.text import ending, percent, printable
+from clear_mlflow.core.text import ending, printable
+from clear_mlflow.report.cell_scale import CellScale
 
 _LONGEST_KEY = 8
 # The most rows and columns that a person can distinguish on a page; of more, so many are shown,
@@ -32,17 +33,20 @@ def matrix_map(
     columns: Sequence[int] | None = None,
     seeds: NDArray[np.int64] | None = None,
     members: int = 1,
+    scale: CellScale | None = None,
 ) -> dict[str, Any]:
     """Columns and rows as the macro ``heat`` draws them; no row of an initialisation without cells.
 
     Args:
-        grid: (T + 1, T), fractions; row 0 is the initialisation; NaN = not measured.
+        grid: (T + 1, T); row 0 is the initialisation; NaN = not measured.
         buckets: keys of the T buckets.
         rows: of the grid, which are shown; all when not given.
         columns: likewise.
         seeds: (T + 1, T), runs that measured each cell; all members when not given.
         members: runs that the grid is the mean of.
+        scale: of its cells; that of accuracies when not given.
     """
+    scale = scale or CellScale()
     across = range(len(buckets)) if columns is None else columns
     return {
         "columns": key_columns([buckets[j] for j in across]),
@@ -56,6 +60,7 @@ def matrix_map(
                         "d" if i == j + 1 else "",
                         members if seeds is None else int(seeds[i, j]),
                         members,
+                        scale,
                     )
                     for j in across
                 ],
@@ -81,12 +86,16 @@ def short_key(key: str) -> str:
     return ending(key, _LONGEST_KEY)
 
 
-def _cell(value: float, diagonal: str, seeds: int, members: int) -> dict[str, str]:
+def _cell(
+    value: float, diagonal: str, seeds: int, members: int, scale: CellScale
+) -> dict[str, str]:
     if math.isnan(value):
         return {"style": "x", "text": "", "title": ""}
     few = "few" if seeds < members else ""
     return {
-        "style": " ".join(filter(None, [f"v{round(100 * value)}", diagonal, few])),
-        "text": percent(value),
+        "style": " ".join(
+            filter(None, [f"v{round(100 * float(scale.shade(value)))}", diagonal, few])
+        ),
+        "text": scale.score.cell(value),
         "title": f"mean of {seeds} of {members} seeds" if few else "",
     }

@@ -18,6 +18,7 @@
     return made;
   };
   const percent = (share) => (100 * share).toFixed(1);
+  const shown = (value) => (data.accuracy ? `${percent(value)} %` : `${Number(value.toPrecision(4))}`);
 
   // What comes packed: deflated numbers in base64.
   const unpacked = async (text) => {
@@ -141,12 +142,12 @@
       value.textContent = "Not measured.";
     } else if (c === 0) {
       const [mean, number] = data.means[r];
-      value.textContent = `${percent(mean)} % on average over ${number} buckets`
+      value.textContent = `${shown(mean)} on average over ${number} buckets`
         + (images === null || number < buckets.length ? "" : `, ${images} ${data.what}`);
     } else {
       const share = data.cells[r][chosen[0]];
-      value.textContent = `${percent(share)} %` + (images === null ? ""
-        : `: ${Math.round(share * images)} of ${images} ${data.what}`);
+      const counted = data.accuracy ? `: ${Math.round(share * images)} of` : ",";
+      value.textContent = shown(share) + (images === null ? "" : `${counted} ${images} ${data.what}`);
     }
     looked += 1;
     const mine = looked;
@@ -200,7 +201,7 @@
   };
 
   table.setAttribute("role", "grid");
-  table.setAttribute("aria-label", "Accuracy matrix");
+  table.setAttribute("aria-label", document.querySelector("#matrix h2").textContent);
   lines.forEach((row, r) => [...row.cells].forEach((cell, c) => {
     cell.setAttribute("role", c === 0 ? "rowheader" : "gridcell");
     cell.tabIndex = -1;

@@ -15,21 +15,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
-from clear_mlflow.core.matrix import TEST
+from clear_mlflow.core.matrix import TEST, whole_grid
 from clear_mlflow.core.record import Record
-from clear_mlflow.core.text import NOT_MEASURED, one_line, percent
+from clear_mlflow.core.score import Score
+from clear_mlflow.core.text import NOT_MEASURED, one_line
 from clear_mlflow.core.version import __version__
-from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric, anytime
+from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric, anytime, of_score
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.metrics.from_predictions import PredictionMetric, Predictions
+from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.page import load, rendered
 from clear_mlflow.report.page.answers import MOST_CLASSES, packed_answers
 from clear_mlflow.report.page.inside_charts import inside_charts
 from clear_mlflow.report.page.line_chart import (
     Line,
     LinePoint,
-    axis_start,
+    axis_over,
     future_mean,
     line_chart,
     past_mean,
@@ -91,7 +93,8 @@ class RunReport:
         Args:
             rows: a digest of the rows.
         """
-        built_in = {metric.name for metric in ALL_METRICS}
+        score = self.record.matrix.score
+        built_in = {metric.name for metric in of_score(ALL_METRICS, score)}
         content = [
             PAGE_VERSION,
             rows,
@@ -128,7 +131,9 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
     """
     record = report.record
     keys = record.matrix.buckets
-    grid = _grid(record)
+    grid = whole_grid(record.evidence)
+    score = record.matrix.score
+    scale = scale_over(score, [grid])
     rows, columns = spread_positions(len(keys) + 1), spread_positions(len(keys))
     shown = [i for i in rows if i > 0 or not np.isnan(grid[0]).all()]
     answers = None
@@ -139,10 +144,11 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
         "rows": shown,
         "columns": columns,
         "keys": [short_key(key) for key in keys],
-        "cells": [[_number(grid[i, j]) for j in columns] for i in shown],
-        "means": [_mean(grid[i]) for i in shown],
+        "cells": [[_number(grid[i, j], score) for j in columns] for i in shown],
+        "means": [_mean(grid[i], score) for i in shown],
+        "accuracy": score.is_accuracy,
         "images": None if counts is None else counts.tolist(),
-        "what": f"{record.split} images",
+        "what": _measured_on(record),
         "streaming": record.protocol == "streaming",
         "answers": answers,
         "start": _start(grid),
@@ -155,13 +161,17 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
         warnings=_warnings(report),
         footer=f"Run {one_line(report.run_id, 80)}, from its stored rows, by clear_mlflow "
         f"{__version__}.",
-        map=matrix_map(grid, keys, rows=rows, columns=columns),
-        matrix_about=_matrix_about(report, len(rows) < len(keys) + 1),
+        map=matrix_map(grid, keys, rows=rows, columns=columns, scale=scale),
+        score=score,
+        ends=scale.ends,
+        matrix_about=" ".join(
+            filter(None, [_matrix_about(report, len(rows) < len(keys) + 1), scale.about])
+        ),
         without_predictions=report.without_predictions if answers is None else "",
         answers_about=_answers_about(report, answers),
         families=[_tiles(family, report) for family in _FAMILIES],
         others=_others(report),
-        curves=_curves(grid, keys, report.record.times),
+        curves=_curves(grid, keys, report.record.times, score),
         across="the dates of the buckets, true to scale"
         if report.record.times
         else "buckets trained on",
@@ -176,24 +186,21 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
     )
 
 
-def _grid(record: Record) -> NDArray[np.float64]:
-    """(T + 1, T): all cells that are evidence; row 0 is the initialisation."""
-    matrix = record.evidence
-    grid = np.full((matrix.num_buckets + 1, matrix.num_buckets), np.nan)
-    if matrix.initial is not None:
-        grid[0] = matrix.initial
-    grid[1 : matrix.num_rows + 1] = matrix.values
-    return grid
+def _number(value: float, score: Score) -> float | None:
+    if math.isnan(value):
+        return None
+    return round(float(value), _DIGITS) if score.is_accuracy else float(f"{value:.{_DIGITS}g}")
 
 
-def _number(value: float) -> float | None:
-    return None if math.isnan(value) else round(float(value), _DIGITS)
-
-
-def _mean(cells: NDArray[np.float64]) -> list[float]:
+def _mean(cells: NDArray[np.float64], score: Score) -> list[float]:
     """Mean over the buckets that were measured, and how many these are."""
     measured = cells[~np.isnan(cells)]
-    return [round(float(measured.mean()), _DIGITS) if measured.size else 0.0, measured.size]
+    return [(_number(measured.mean(), score) or 0.0) if measured.size else 0.0, measured.size]
+
+
+def _measured_on(record: Record) -> str:
+    """What the run was measured on: only of accuracies it is known to be images."""
+    return f"{record.split} {'images' if record.matrix.score.is_accuracy else 'data'}"
 
 
 def _start(grid: NDArray[np.float64]) -> int | None:
@@ -236,8 +243,9 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def _matrix_about(report: RunReport, is_sampled: bool) -> str:
+    record = report.record
     about = (
-        f"Row: trained through; column: tested on; {report.record.split} accuracy in %. "
+        f"Row: trained through; column: tested on; {record.split} {record.matrix.score.label}. "
         "The diagonal is outlined."
     )
     if is_sampled:
@@ -272,7 +280,8 @@ def _answers_about(report: RunReport, answers: Mapping[str, Any] | None) -> str:
 
 def _tiles(family: str, report: RunReport) -> dict[str, Any]:
     tiles = []
-    for metric in METRICS:
+    score = report.record.matrix.score
+    for metric in of_score(METRICS, score):
         name = metric.name.removeprefix(f"{family}/")
         if name == metric.name:
             continue
@@ -281,17 +290,20 @@ def _tiles(family: str, report: RunReport) -> dict[str, Any]:
             {
                 "name": name.replace("_", " "),
                 "full": metric.name,
-                "value": "" if value is None else f"{value:.4f}",
+                "value": "" if value is None else score.number(value),
                 "reason": one_line(report.reasons.get(metric.name, "not computed"), 200),
-                "meaning": _meaning(metric.function),
+                "meaning": one_line(metric.meaning, 200),
                 "lower": not metric.higher_is_better,
             }
         )
     return {"name": _FAMILIES[family], "tiles": tiles}
 
 
-def _meaning(function: Callable[..., float]) -> str:
+def _meaning(metric: Metric | PredictionMetric | AnytimeMetric) -> str:
     """The first line of what a metric's function says of itself."""
+    if isinstance(metric, Metric):
+        return one_line(metric.meaning, 200)
+    function: Callable[..., float] = metric.function
     while isinstance(function, partial):
         function = function.func
     return one_line((function.__doc__ or "").strip().partition("\n")[0], 200)
@@ -300,10 +312,11 @@ def _meaning(function: Callable[..., float]) -> str:
 def _others(report: RunReport) -> list[dict[str, str]]:
     """Metrics beside the tiles: other families, of predictions, a user's own."""
     known: dict[str, Metric | PredictionMetric | AnytimeMetric]
-    known = {m.name: m for m in ALL_METRICS}
+    score = report.record.matrix.score
+    known = {m.name: m for m in of_score(ALL_METRICS, score)}
     known |= {m.name: m for m in predicted.METRICS}
     known |= {m.name: m for m in anytime.METRICS}
-    in_tiles = {metric.name for metric in METRICS}
+    in_tiles = {metric.name for metric in of_score(METRICS, score)}
     found = []
     for name in dict.fromkeys([*known, *report.summary, *report.reasons]):
         value = report.summary.get(name)
@@ -314,8 +327,8 @@ def _others(report: RunReport) -> list[dict[str, str]]:
         found.append(
             {
                 "name": one_line(name, 80),
-                "value": NOT_MEASURED if value is None else f"{value:.4f}",
-                "meaning": "" if metric is None else _meaning(metric.function),
+                "value": NOT_MEASURED if value is None else score.number(value),
+                "meaning": "" if metric is None else _meaning(metric),
                 "reason": "" if value is not None else one_line(report.reasons[name], 200),
                 "better": "" if higher else "lower is better",
             }
@@ -324,7 +337,7 @@ def _others(report: RunReport) -> list[dict[str, str]]:
 
 
 def _curves(
-    grid: NDArray[np.float64], keys: Sequence[str], times: Sequence[date]
+    grid: NDArray[np.float64], keys: Sequence[str], times: Sequence[date], score: Score
 ) -> dict[str, Any] | None:
     last = len(keys)
 
@@ -333,7 +346,7 @@ def _curves(
         return Line(
             colour,
             [
-                LinePoint(k, found, f"{name}, after {k}: {percent(found)} %")
+                LinePoint(k, found, f"{name}, after {k}: {score.cell(found)}{score.unit}")
                 for k, found in values
                 if not math.isnan(found)
             ],
@@ -354,8 +367,9 @@ def _curves(
         found = line(0, title, lambda k, j=j: float(grid[k, j]))  # type: ignore[misc]
         if found.points:
             of_buckets.append((title, found))
-    lowest = axis_start([found for _, found in of_buckets])
+    axis, of_means = axis_over([found for _, found in of_buckets], score), axis_over(means, score)
     return {
+        "about": of_means.about,
         "legend": [
             {"colour": found.colour, "dash": 0, "name": name}
             for i, name in enumerate(named)
@@ -363,18 +377,16 @@ def _curves(
             if found.colour == i
         ],
         "mean": line_chart(
-            "Mean accuracy on",
+            f"Mean {score.name} on",
             means,
             last,
             size=(720, 300),
-            lowest=axis_start(means),
+            axis=of_means,
             dots=True,
             times=times,
         ),
         "buckets": [
-            line_chart(
-                title, [found], last, size=(240, 165), lowest=lowest, dots=False, times=times
-            )
+            line_chart(title, [found], last, size=(240, 165), axis=axis, dots=False, times=times)
             for title, found in of_buckets
         ],
     }
@@ -387,9 +399,9 @@ def _dataset(report: RunReport) -> dict[str, str]:
         "name": record.dataset.name,
         "digest": record.dataset.digest,
         "protocol": record.protocol,
-        "measured on": f"{record.split} images",
+        "measured on": _measured_on(record),
         "buckets": str(record.matrix.num_buckets),
-        **({} if counts is None else {f"{record.split} images": f"{int(counts.sum()):,}"}),
+        **({} if counts is None else {_measured_on(record): f"{int(counts.sum()):,}"}),
         **report.dataset,
     }
 

@@ -1,0 +1,189 @@
+"""Runs of another score than accuracy in a real store: tracked, imported, scored, compared."""
+
+import json
+from pathlib import Path
+
+import mlflow
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from stored_runs import histories
+
+import clear_mlflow
+from clear_mlflow.adapters._run import AdapterRun
+from clear_mlflow.cli import main
+from clear_mlflow.core.errors import ClearError
+from clear_mlflow.core.record import assemble
+from clear_mlflow.core.score import Score
+from clear_mlflow.server.kept_pages import KeptPages
+from clear_mlflow.server.live_run import live_run
+from clear_mlflow.store import names
+from clear_mlflow.store.rows import read_rows
+
+RMSE = Score("rmse", higher_is_better=False)
+KEYS = ["2024", "2025", "2026"]
+ERRORS = [[9.1, 9.4, 9.0], [2.1, 3.8, 5.2], [2.6, 2.2, 3.9], [2.9, 2.5, 2.0]]
+
+
+def track(**changes):
+    options = {"buckets": KEYS, "score": "rmse", "lower_is_better": True, "strategy": "naive"}
+    return clear_mlflow.track(**{**options, **changes})
+
+
+def track_whole(errors=ERRORS, **changes):
+    with track(**changes) as run:
+        for i, values in enumerate(errors):
+            run.log_row(i, values=values)
+    return run
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(main, [*map(str, arguments)])
+
+
+def text_of(store, run, path):
+    return Path(mlflow.artifacts.download_artifacts(f"{run.info.artifact_uri}/{path}")).read_text()
+
+
+def test_a_loops_errors_are_a_run(store, experiment_id):
+    """Rows, series under the score's name, metrics with their direction, and no accuracy at all."""
+    tracked = track_whole(seed=3)
+    (run,) = store.search_runs([experiment_id])
+    record = assemble(read_rows(store, run))
+    np.testing.assert_array_equal(record.matrix.values, ERRORS[1:])
+    assert record.matrix.score == RMSE
+    assert run.data.params["score"] == run.data.tags["score"] == "rmse"
+    found = histories(store, run.info.run_id)
+    series = {name for name in found if "/bucket_" in name}
+    assert series == {f"test_rmse/bucket_{key}" for key in KEYS}
+    assert {p.step: p.value for p in store.get_metric_history(run.info.run_id, min(series))} == {
+        i: row[0] for i, row in enumerate(ERRORS)
+    }
+    assert run.data.metrics["renate/average_rmse"] == np.mean(ERRORS[3])
+    assert run.data.metrics["renate/backward_transfer"] == pytest.approx(-0.55)
+    assert run.data.metrics["renate/forward_transfer"] == pytest.approx((9.4 - 3.8 + 9 - 3.9) / 2)
+    assert run.data.metrics["renate/forgetting"] == pytest.approx(0.55)
+    assert run.data.metrics == pytest.approx(
+        {**tracked.scores, **{name: run.data.metrics[name] for name in series}}
+    )
+    assert not any("accuracy" in name for name in run.data.metrics)
+    assert tracked.reasons["clear/challenge_score"] == "needs an accuracy (the score is rmse)"
+    note = run.data.tags["mlflow.note.content"]
+    page = text_of(store, run, "report.html").split("</style>")[1].split("<script")[0]
+    assert "2.90" in note
+    assert "2.90" in page
+    assert " %" not in note + page
+    table = json.loads(text_of(store, run, names.MATRIX_TABLE))
+    assert table["columns"][1] == "rmse (lower is better)"
+    assert table["data"][3][2:] == [2.9, 2.5, 2.0]
+    assert "rmse matrix" in live_run(store, run, KeptPages(), "")
+
+
+def test_it_is_scored_again_without_a_change(store, experiment_id):
+    """Also with every point looked at, and with further families."""
+    track_whole()
+    again = invoke("evaluate", "--experiment", "test", "--dry-run")
+    assert again.exit_code == 0, again.output
+    assert "1 unchanged" in again.output
+    more = invoke("evaluate", "--experiment", "test", "--metrics", "tic,worst_bucket")
+    assert more.exit_code == 0, more.output
+    (run,) = store.search_runs([experiment_id], "tags.clear_mlflow.kind = 'train'")
+    assert run.data.metrics["worst_bucket/highest_rmse"] == 2.9
+    assert run.data.metrics["tic/backward_rmse"] == np.mean([2.6, 2.9, 2.5])
+
+
+def test_a_run_goes_on_with_its_own_score_alone(store, experiment_id, monkeypatch):
+    """Rows of another score, or of the other direction, are refused before anything is written."""
+    with track() as run:
+        run.log_row(1, values=ERRORS[1])
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
+    for other in ({"score": "mae"}, {"lower_is_better": False}, {"score": "accuracy"}):
+        loop = {"lower_is_better": other.get("score") != "accuracy", **other}
+        with pytest.raises(ClearError, match="with score") as caught, track(**loop):
+            pass
+        assert str(caught.value).isprintable()
+    with track() as run:
+        run.log_row(2, values=ERRORS[2])
+    assert run.matrix.num_rows == 2
+
+
+def test_a_name_that_metrics_have_is_refused_before_a_run(store, experiment_id):
+    with pytest.raises(ClearError, match="give the score another name"):
+        track(score="challenge_score")
+    assert store.search_runs([experiment_id]) == []
+
+
+def test_an_adapter_hands_over_another_score(store, experiment_id):
+    adapter = AdapterRun({"score": "rmse", "lower_is_better": True}, lambda: None)
+    for i, values in enumerate(ERRORS):
+        adapter.log_row(i, KEYS, values, [10, 10, 10])
+    assert adapter.run.scores["renate/average_rmse"] == np.mean(ERRORS[3])
+
+
+@pytest.fixture
+def errors_file(tmp_path):
+    path = tmp_path / "errors.csv"
+    path.write_text("\n".join(",".join(map(str, row)) for row in ERRORS) + "\n")
+    return path
+
+
+def test_a_file_of_errors_is_imported(store, experiment_id, errors_file):
+    done = invoke(
+        "import", errors_file, "--score", "rmse", "--lower-is-better", "--initial", "first-row"
+    )
+    assert done.exit_code == 0, done.output
+    (run,) = store.search_runs([experiment_id])
+    record = assemble(read_rows(store, run))
+    assert record.matrix.score == RMSE
+    np.testing.assert_array_equal(record.matrix.initial, ERRORS[0])
+    assert run.data.params["score"] == "rmse"
+    assert run.data.metrics["renate/average_rmse"] == np.mean(ERRORS[3])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        ([], "which is no fraction"),
+        (["--lower-is-better"], "of which higher is better"),
+        (["--score", "r m s e"], "expected a name"),
+        (["--score", "rmse", "--scale", "percent"], "which is of accuracies"),
+        (["--score", "challenge_score"], "give the score another name"),
+    ],
+)
+def test_what_cannot_be_imported_so_is_one_line(store, experiment_id, errors_file, arguments, part):
+    done = invoke("import", errors_file, "--initial", "first-row", *arguments)
+    assert done.exit_code == 2
+    (line,) = [line for line in done.output.splitlines() if line.startswith("error:")]
+    assert part in line
+    assert store.search_runs([experiment_id]) == []
+
+
+def test_comparing_and_ranking_go_the_right_way(store, experiment_id):
+    """The lowest error leads, a run of accuracies is left out of a search, and refused by name."""
+    for seed in range(3):
+        shift = 0.01 * seed**2
+        track_whole(seed=seed)
+        better = [[0.5 * value + shift for value in row] for row in ERRORS]
+        track_whole(better, seed=seed, strategy="replay")
+    with clear_mlflow.track(buckets=KEYS, strategy="naive", seed=0) as other:
+        other.log_row(1, accuracy=[0.5, 0.4, 0.3])
+    done = invoke("compare", "--experiment", "test", "--margin", "0.2")
+    assert done.exit_code == 0, done.output
+    told = " ".join(done.output.split())
+    assert "1 run is left out, of another score: accuracy (higher is better)" in told
+    assert "replay is better than naive at renate/average_rmse by" in told
+    assert "percentage" not in told
+    (run,) = store.search_runs([experiment_id], "tags.clear_mlflow.kind = 'compare'")
+    assert run.data.tags["leader"] == "replay"
+    assert run.data.metrics["leader/renate/average_rmse"] < np.mean(ERRORS[3])
+    board = text_of(store, run, "leaderboard.csv").splitlines()
+    assert [line.split(",")[1] for line in board[1:]] == ["replay", "naive"]
+    compared = json.loads(text_of(store, run, "compared_runs.json"))
+    assert (compared["score"], compared["lower_is_better"]) == ("rmse", True)
+    ranked = invoke("evaluate", "--experiment", "test").output
+    lines = [line.split()[1:3] for line in ranked.split("average_rmse")[1].splitlines()[1:7]]
+    assert [name for name, *_ in lines] == ["replay"] * 3 + ["naive"] * 3
+    ids = [r.info.run_id for r in store.search_runs([experiment_id], "params.strategy = 'naive'")]
+    refused = invoke("compare", *ids)
+    assert refused.exit_code == 2
+    assert "runs of different scores arrived: " in refused.output

@@ -1,0 +1,487 @@
+"""Matrices of other scores than accuracy: what is stored, what is computed, which way is better."""
+
+import json
+import math
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clear_mlflow import AccuracyMatrix, metrics
+from clear_mlflow.comparison import arrange, compare
+from clear_mlflow.comparison.leaderboard import leaderboard_rows
+from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.subjects import Subject
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.loop_metadata import describe_loop, measured_row
+from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
+from clear_mlflow.core.score import ACCURACY, Score, significant
+from clear_mlflow.importers import Reading, Source, read_runs
+from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, METRICS, Metric, of_score
+from clear_mlflow.report.cell_scale import scale_over
+from clear_mlflow.report.exports import matrix_json
+from clear_mlflow.report.markdown import description
+from clear_mlflow.report.page.fragment import run_html
+from clear_mlflow.report.page.run_page import RunReport, run_page
+from clear_mlflow.report.terminal_tables import matrix_table
+from clear_mlflow.scoring.families import against_joint
+from clear_mlflow.statistics import explain_intervals, metric_intervals
+
+PUBLISHED = Path(__file__).parents[3] / "shared" / "clear10_challenge_second_place.csv"
+RMSE = Score("rmse", higher_is_better=False)
+MACRO_F1 = Score("macro_f1")
+NAN = math.nan
+# An error that falls on what comes, and rises on what was.
+ERRORS = [[2.0, 4.0, 6.0], [3.0, 2.5, 5.0], [3.5, 3.0, 1.5]]
+UNTRAINED = [8.0, 9.0, 10.0]
+explain, summarize = (
+    partial(function, metrics=ALL_METRICS) for function in (metrics.explain, metrics.summarize)
+)
+
+
+def record(row, values, score=RMSE, *, seed=0, num_instances=None, **changes):
+    keys = tuple(str(j + 1) for j in range(len(values)))
+    found = RowRecord(
+        row=AccuracyRow.from_values(row, keys, values, num_instances, score),
+        protocol="iid",
+        dataset=DatasetIdentity("bikes", "sha256:" + "ab" * 32),
+        seed=seed,
+        package_version="0.1.0",
+        written_at="2026-01-31T12:00:00.123Z",
+    )
+    return replace(found, **changes)
+
+
+def run_of(values=ERRORS, initial=UNTRAINED, score=RMSE, seed=0):
+    rows = [*([] if initial is None else [(0, initial)]), *enumerate(values, start=1)]
+    return assemble({row_file_name(i): record(i, cells, score, seed=seed) for i, cells in rows})
+
+
+def read(text):
+    return RowRecord.from_json(text, source="row.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "higher", "part"),
+    [
+        ("", True, "expected a name"),
+        ("macro f1", True, "expected a name"),
+        ("R^2", True, "expected a name"),
+        ("2nd", True, "expected a name"),
+        ("x" * 41, True, "expected a name"),
+        ("rmse\n", True, "expected a name"),
+        (7, True, "expected a name"),
+        ("rmse", 1, "expected true or false"),
+        ("accuracy", False, "higher is better"),
+        ("Accuracy", True, "expected accuracy"),
+    ],
+)
+def test_a_score_without_a_name_or_a_direction_is_refused(name, higher, part):
+    """Its name becomes part of metrics' names, and an accuracy has one direction."""
+    with pytest.raises(RecordError, match=part) as caught:
+        Score(name, higher)
+    assert str(caught.value).isprintable()
+
+
+@st.composite
+def rows_of_a_score(draw):
+    """Rows of any finite numbers, some buckets not measured, with and without test counts."""
+    finite = st.floats(-1e150, 1e150)
+    cells = draw(st.lists(finite | st.just(NAN), min_size=1, max_size=6))
+    cells[draw(st.integers(0, len(cells) - 1))] = draw(finite)
+    counts = draw(st.none() | st.just([7] * len(cells)))
+    score = Score(draw(st.sampled_from(["rmse", "macro_f1", "PPL-v2"])), draw(st.booleans()))
+    return record(draw(st.integers(0, len(cells))), cells, score, num_instances=counts)
+
+
+@settings(max_examples=60)
+@given(rows_of_a_score())
+def test_rows_of_a_score_are_read_back_to_the_last_digit(written):
+    """As version 1.3; no reader of before takes the numbers for accuracies."""
+    text = written.to_json()
+    assert read(text) == written
+    assert read(text).to_json() == text
+    found = json.loads(text)
+    assert found["schema"]["version"] == "1.3"
+    assert {"correct", "accuracy"}.isdisjoint(found)  # without either, 1.2 refuses a row
+
+
+def test_a_row_of_accuracies_is_stored_as_before():
+    """Who knows no other score reads it."""
+    text = record(1, [0.5, 0.25], ACCURACY).to_json()
+    assert json.loads(text)["schema"]["version"] == "1.1"
+    assert {"score", "values"}.isdisjoint(json.loads(text))
+    assert read(text).row.score == ACCURACY
+
+
+def document(**changes):
+    fields = {**json.loads(record(2, ERRORS[1]).to_json()), **changes}
+    return json.dumps({name: value for name, value in fields.items() if value is not ...})
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"values": ...}, "lacks the field 'values'"),
+        ({"values": [1, 2]}, "one number for each of the 3 buckets"),
+        ({"values": [1, 10**400, 2]}, "rmse of bucket '2' is 1000"),
+        ({"values": [1, 1e200, 2]}, "expected a finite number up to 1e+150"),
+        ({"values": [1, True, 2]}, "rmse of bucket '2' is True"),
+        ({"values": [None, None, None]}, "no measured bucket"),
+        ({"score": "rmse"}, "expected an object of name and lower_is_better"),
+        ({"score": {"name": "rmse"}}, "expected an object of name and lower_is_better"),
+        ({"score": {"name": "rmse", "lower_is_better": "yes"}}, "expected true or false"),
+        ({"score": {"name": "../x", "lower_is_better": True}}, "expected a name"),
+        ({"score": {"name": "accuracy", "lower_is_better": True}}, "higher is better"),
+        ({"accuracy": [0.1, 0.2, 0.3]}, "has accuracy beside the score rmse"),
+        ({"correct": [1, 2, 3], "num_instances": [9, 9, 9]}, "has correct beside the score rmse"),
+    ],
+)
+def test_a_damaged_row_of_a_score_is_refused_in_one_line(changes, part):
+    with pytest.raises(RecordError) as caught:
+        read(document(**changes))
+    assert part in str(caught.value)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 400
+
+
+def test_what_another_program_calls_score_stays_its_own():
+    """Before version 1.3 these are no fields of the format."""
+    other = record(1, [0.5], ACCURACY, extra={"score": 7, "values": "x"}, schema_version="1.2")
+    assert read(other.to_json()) == other
+    assert read(other.to_json()).row.score == ACCURACY
+    with pytest.raises(RecordError, match="'score', which is a field of the format"):
+        record(1, [0.5], extra={"score": 7})
+
+
+@pytest.mark.parametrize("other", [ACCURACY, MACRO_F1, Score("rmse")])
+def test_a_row_of_another_score_is_not_of_the_run(other):
+    """Neither of another name, nor of another direction."""
+    rows = [record(1, [0.5, 0.25]), record(2, [0.5, 0.25], other)]
+    with pytest.raises(RecordError, match="contradict each other: score is 'rmse, lower"):
+        assemble({row_file_name(r.row.row): r for r in rows})
+    with pytest.raises(RecordError, match="contradict each other: score is"):
+        AccuracyMatrix.from_rows(r.row for r in rows)
+
+
+def literal(values, initial):
+    """Errors: what each definition says of them, with the sign that a reader of it expects."""
+    k = len(values)
+    last = k - 1
+    seen = [[values[i][j] for j in range(i + 1)] for i in range(k)]
+    past = [(i, j) for i in range(k) for j in range(i)]
+    return {
+        "clear/in_domain_rmse": np.mean([values[i][i] for i in range(k)]),
+        "clear/next_domain_rmse": np.mean([values[i][i + 1] for i in range(k - 1)]),
+        "clear/backward_rmse": np.mean([values[i][j] for i, j in past]),
+        "clear/forward_rmse": np.mean([values[j][i] for i, j in past]),
+        "clear/rmse": np.mean([cell for row in seen for cell in row]),
+        "renate/average_rmse": np.mean(values[last]),
+        # Forgotten is by how much the error is above the lowest one before.
+        "renate/forgetting": np.mean(
+            [values[last][j] - min(values[i][j] for i in range(last)) for j in range(last)]
+        ),
+        # A positive transfer: the error has become smaller.
+        "renate/backward_transfer": np.mean([values[j][j] - values[last][j] for j in range(last)]),
+        "renate/forward_transfer": np.mean([initial[j] - values[j - 1][j] for j in range(1, k)]),
+        "capymoa/backward_transfer": np.mean([values[j][j] - values[i][j] for i, j in past]),
+        "diaz_rodriguez/positive_backward_transfer": max(
+            0.0, np.mean([values[j][j] - values[i][j] for i, j in past])
+        ),
+        "icarl/average_incremental_rmse": np.mean([np.mean(row) for row in seen]),
+        "tic/backward_rmse": np.mean([values[i][j] for i, j in past]),
+        # The worst bucket is the one of the largest error.
+        "worst_bucket/final_rmse": max(values[last]),
+        "worst_bucket/highest_rmse": max(cell for row in seen for cell in row),
+        "wild_time/fix_ood_worst": max(values[1][2:]),
+        "wild_time/fix_id_rmse": values[1][1],
+    }
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(st.floats(0, 1000), min_size=3, max_size=3), min_size=3, max_size=3),
+    st.lists(st.floats(0, 1000), min_size=3, max_size=3),
+)
+def test_errors_against_loops(values, initial):
+    """Means are those of the errors, transfer above 0 is an improvement, the worst the largest."""
+    found = summarize(AccuracyMatrix(values, initial=initial, score=RMSE))
+    for name, value in literal(values, initial).items():
+        assert found[name] == pytest.approx(value, abs=1e-9), name
+
+
+cells = st.floats(-100, 100, allow_subnormal=False) | st.just(NAN)
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 4).flatmap(
+        lambda k: st.lists(st.lists(cells, min_size=4, max_size=4), min_size=k, max_size=k)
+    ),
+    st.none() | st.lists(cells, min_size=4, max_size=4),
+    st.sampled_from(["iid", "streaming"]),
+)
+def test_a_negated_matrix_says_the_same(values, initial, protocol):
+    """Whether one writes down an error or its negative, nothing changes but the sign of levels."""
+    matrix = AccuracyMatrix(values, initial, [3, 1, 4, 1], score=Score("gain"))
+    flipped = AccuracyMatrix(
+        [[-v for v in row] for row in values],
+        None if initial is None else [-v for v in initial],
+        [3, 1, 4, 1],
+        score=Score("gain", higher_is_better=False),
+    )
+    ours, theirs = summarize(matrix, protocol), summarize(flipped, protocol)
+    pairs = list(
+        zip(of_score(ALL_METRICS, matrix.score), of_score(ALL_METRICS, flipped.score), strict=True)
+    )
+    for declared, (one, other) in zip(ALL_METRICS, pairs, strict=True):
+        assert (one.name in ours) == (other.name in theirs)
+        if declared.takes == LEVEL:
+            assert (one.higher_is_better, other.higher_is_better) == (True, False)
+        else:
+            assert one.higher_is_better == other.higher_is_better == declared.higher_is_better
+        if one.name in ours:
+            sign = -1 if declared.takes == LEVEL else 1
+            assert theirs[other.name] == sign * ours[one.name]
+    assert sorted(explain(matrix, protocol).values()) == sorted(explain(flipped, protocol).values())
+
+
+def test_error_rates_of_a_published_matrix():
+    """1 - accuracy: the same transfers and forgetting, and 1 less each mean."""
+    accuracies = np.loadtxt(PUBLISHED, delimiter=",")
+    of_accuracy = summarize(AccuracyMatrix(accuracies))
+    of_error = summarize(AccuracyMatrix(1 - accuracies, score=Score("error_rate", False)))
+    assert of_error["clear/in_domain_error_rate"] == pytest.approx(1 - 0.9228127, abs=1e-6)
+    assert of_error["renate/average_error_rate"] == pytest.approx(1 - 0.9510467, abs=1e-6)
+    for metric in ALL_METRICS:
+        name = metric.of(Score("error_rate", False)).name
+        if metric.takes == LEVEL:
+            expected = 1 - of_accuracy[metric.name]
+        elif metric.takes == CHANGE and metric.name in of_accuracy:
+            expected = of_accuracy[metric.name]
+        else:
+            assert name not in of_error
+            continue
+        assert of_error[name] == pytest.approx(expected, abs=1e-12), name
+
+
+def test_what_needs_an_accuracy_is_left_out_with_its_reason():
+    """Counts of images, 1 - x, and the challenge's score are of accuracies alone."""
+    matrix = AccuracyMatrix(ERRORS, UNTRAINED, [10, 10, 10], score=RMSE)
+    reasons = explain(matrix)
+    needs = "needs an accuracy (the score is rmse)"
+    assert {name for name, reason in reasons.items() if reason == needs} == {
+        "clear/challenge_score",
+        "diaz_rodriguez/remembering",
+        "renate/micro_average_accuracy",
+    }
+    assert metric_intervals(matrix) == {}
+    told = explain_intervals(matrix)
+    assert told["clear/in_domain_rmse"] == "counts of test images say nothing of rmse"
+
+
+def test_intransigence_of_an_error_is_what_joint_training_spares():
+    """Above 0: the joint run's error is lower."""
+    run, joint = run_of(), run_of([[2.0, 9, 9], [9, 2.0, 9], [9, 9, 1.0]])
+    family = metrics.FAMILIES["chaudhry"]
+    found = metrics.summarize(run.matrix, metrics=against_joint(family, run, joint))
+    assert found["chaudhry/intransigence"] == 0.5
+    other = run_of(score=Score("mae", higher_is_better=False))
+    reasons = metrics.explain(run.matrix, metrics=against_joint(family, run, other))
+    assert reasons["chaudhry/intransigence"] == "needs a joint run of the same score"
+
+
+def test_a_metric_of_ones_own_says_whether_it_takes_any_score():
+    """Undeclared it is of accuracies: nobody's minimum becomes the best value without a word."""
+    matrix = AccuracyMatrix(ERRORS, score=RMSE)
+    own = Metric(name="lab/lowest", function=lambda m: float(m.values.min()))
+    assert metrics.explain(matrix, metrics=[own]) == {
+        "lab/lowest": "needs an accuracy (the score is rmse)"
+    }
+    assert metrics.summarize(matrix, metrics=[replace(own, takes=ANY)]) == {"lab/lowest": 1.5}
+    assert metrics.summarize(matrix, metrics=[replace(own, takes=LEVEL)]) == {"lab/highest": 6.0}
+
+
+def test_a_score_that_is_called_as_a_metric_is_refused():
+    with pytest.raises(ConfigError, match="two metrics 'clear/challenge_score'"):
+        of_score(ALL_METRICS, Score("challenge_score"))
+
+
+def loop(**changes):
+    return describe_loop(**{"buckets": 3, "score": "rmse", "lower_is_better": True, **changes})
+
+
+def test_a_loops_rows_hold_its_score():
+    row, answers = measured_row(loop(num_instances=9), 1, values={"1": 2.5, "3": 1e4})
+    assert (row.score, row.num_instances, answers) == (RMSE, (9, 9, 9), None)
+    assert row.cells[::2] == (2.5, 1e4)
+    assert math.isnan(row.cells[1])
+    assert loop().facts["score"] == "rmse"
+    assert "score" not in describe_loop(buckets=3).facts
+
+
+@pytest.mark.parametrize(
+    ("changes", "given", "part"),
+    [
+        ({}, {}, "no numbers, but the score is rmse; pass values"),
+        ({}, {"accuracy": [0.1, 0.2, 0.3]}, "with accuracy, but the score is rmse"),
+        ({}, {"correct": [1, 2, 3]}, "with correct, but the score is rmse"),
+        ({}, {"values": [1, 2, 3], "labels": [1]}, "with labels, but the score is rmse"),
+        ({}, {"values": [1, 2]}, "rmse has 2 entries for 3 buckets"),
+        ({}, {"values": [1, 2, math.inf]}, "rmse of bucket '3' is inf"),
+        ({"score": "accuracy", "lower_is_better": False}, {"values": [0, 0, 1]}, "pass accuracy="),
+        ({"test_labels": [[0], [0], [0]]}, {}, "test labels arrived"),
+        ({"lower_is_better": "yes"}, {}, "lower_is_better is 'yes'; expected True or False"),
+        ({"score": "accuracy"}, {}, "accuracy', lower is better"),
+        ({"score": None}, {}, "score is None; expected a name"),
+    ],
+)
+def test_a_loop_is_refused_numbers_of_another_kind(changes, given, part):
+    with pytest.raises((ConfigError, RecordError)) as caught:
+        measured_row(loop(**changes), 1, **given)
+    assert part in str(caught.value)
+    assert str(caught.value).isprintable()
+
+
+@given(st.floats(-1e150, 1e150), st.integers(2, 5))
+def test_a_shown_number_is_the_number(value, digits):
+    """To its digits, in few characters where it is no wonder of size."""
+    text = significant(value, digits)
+    assert float(text) == pytest.approx(value, rel=0.6 * 10 ** (1 - digits))
+    assert len(text) <= digits + 7
+
+
+def test_brighter_is_better():
+    """Whatever direction the score has, the brightest cell is the best one of the trained rows."""
+    grid = np.array([UNTRAINED, *ERRORS])
+    lower, higher = scale_over(RMSE, [grid]), scale_over(Score("mean_reward"), [grid])
+    assert lower.ends == ("6.00", "1.50")
+    assert float(lower.shade(1.5)) == float(higher.shade(6.0)) == 1.0
+    assert float(lower.shade(6.0)) == float(higher.shade(1.5)) == 0.0
+    assert float(lower.shade(10.0)) == 0.0  # the untrained model's: beyond the scale
+    assert scale_over(ACCURACY, [grid]).ends == ("0.0 %", "100.0 %")
+    assert float(scale_over(RMSE, [np.full((3, 2), 4.0)]).shade(4.0)) == 0.5
+
+
+def report_of(run):
+    return RunReport(
+        name="a run",
+        run_id="1",
+        record=run,
+        summary=metrics.summarize(run.matrix),
+        reasons=metrics.explain(run.matrix),
+    )
+
+
+def shown_text(page):
+    return page.split("</style>")[-1].split("<script")[0]
+
+
+def test_pages_and_descriptions_show_the_score_and_no_percent():
+    """Cells in three digits, metrics in four, the direction said, and nothing is an accuracy."""
+    run = run_of()
+    summary, reasons = metrics.summarize(run.matrix), metrics.explain(run.matrix)
+    page = run_page(report_of(run))
+    note = description(run, summary, reasons, lower_is_better=frozenset())
+    part = run_html("a run", run.matrix, summary, reasons)
+    for text in (shown_text(page), note, part):
+        assert "rmse" in text
+        assert "2.50" in text
+        assert "lower is better" in text.replace("&#32;", " ")
+        assert " %" not in text
+        assert "ccuracy in" not in text
+    assert "rmse matrix" in page
+    assert ">clear/in_domain_rmse<" in part
+    assert "backward transfer" in page
+    assert "above 0 where rmse has fallen" in page
+    assert json.loads(matrix_json(run.matrix))["score"] == {
+        "name": "rmse",
+        "lower_is_better": True,
+    }
+    assert [str(c.header) for c in matrix_table(run.matrix).columns] == ["rmse on →", "1", "2", "3"]
+    # The direction of a metric is that of its own, not of the score alone.
+    rows = {line.split("|")[1].strip(" `"): line for line in note.splitlines() if "|" in line}
+    assert rows["renate/average_rmse"].endswith("| lower is better |")
+    assert rows["renate/forgetting"].endswith("| lower is better |")
+    assert rows["renate/backward_transfer"].endswith("|  |")
+
+
+def subjects(levels, score=RMSE, seeds=3):
+    found = []
+    for name, factor in levels.items():
+        for seed in range(seeds):
+            values = (np.array(ERRORS) * factor + 0.01 * seed * (seed + factor)).tolist()
+            run = run_of(values, score=score, seed=seed)
+            found.append(
+                Subject(
+                    run_id=f"{name}{seed}{score.name}",
+                    name=f"{name} {seed}",
+                    record=run,
+                    summary=metrics.summarize(run.matrix),
+                    labels={"strategy": name, "dataset": "bikes"},
+                )
+            )
+    return found
+
+
+def test_the_lowest_error_leads_and_is_called_better():
+    comparison = compare(arrange(subjects({"bad": 2.0, "good": 1.0}), ("strategy",)))
+    assert comparison.ranked_by == "renate/average_rmse"
+    assert [row[1] for row in leaderboard_rows(comparison)] == ["good", "bad"]
+    (verdict,) = comparison.verdicts
+    size = "2.677 (95 % interval 2.652 to 2.702, p < 0.0001"
+    assert f"good is better than bad at renate/average_rmse by {size}" in verdict.sentence
+    assert "percentage" not in verdict.sentence
+    page = comparison_page(comparison, title="errors", footer="")
+    assert "A − B in rmse; colours from" in page
+    assert "(A is better) to" in page
+    # A is good, B is bad: every difference is below 0, and has the colour of "A is better".
+    table = page.split('id="difference"')[1].split("</table>")[0]
+    colours = [int(part.split('"')[0].split(" ")[0]) for part in table.split('<td class="w')[1:]]
+    assert len(colours) == 12
+    assert colours[:3] == [50] * 3  # the untrained model is the same
+    assert min(colours[3:]) > 50
+    assert " %" not in shown_text(page).split("<h2>rmse matrices")[1].split("</section>")[0]
+
+
+def test_a_higher_score_leads_where_higher_is_better():
+    found = arrange(subjects({"bad": 1.0, "good": 2.0}, MACRO_F1), ("strategy",))
+    assert found.ranked_by == "renate/average_macro_f1"
+    assert [group.name for group in found.groups] == ["good", "bad"]
+
+
+def test_runs_of_different_scores_are_not_compared():
+    both = [*subjects({"a": 1.0}), *subjects({"b": 1.0}, MACRO_F1)]
+    with pytest.raises(ConfigError, match=r"rmse \(lower is better; 3 runs\), macro_f1") as caught:
+        arrange(both, ("strategy",))
+    assert str(caught.value).isprintable()
+
+
+def test_a_plain_matrix_is_imported_as_what_a_person_says():
+    source = Source("errors.csv", b"2,4,6\n3,2.5,5\n3.5,3,1.5\n")
+    (run,) = read_runs(source, reading=Reading(score=RMSE))
+    np.testing.assert_array_equal(run.matrix.values, ERRORS)
+    assert run.matrix.score == RMSE
+    # Our own file says it itself, and nobody may say another.
+    again = Source("matrix.json", matrix_json(run.matrix).encode())
+    assert read_runs(again)[0].matrix.equals(run.matrix)
+    assert read_runs(again, reading=Reading(score=RMSE))[0].matrix.equals(run.matrix)
+    with pytest.raises(ConfigError, match=r"score is 'macro_f1', but .* holds rmse, lower"):
+        read_runs(again, reading=Reading(score=MACRO_F1))
+    with pytest.raises(ConfigError, match="scale is 'percent', which is of accuracies"):
+        read_runs(source, reading=Reading(score=RMSE, scale="percent"))
+
+
+def test_a_programs_accuracies_are_nothing_else():
+    source = Source("acc_tag.txt", b"0.5 0\n0.25 0.75\n")
+    with pytest.raises(ConfigError, match=r"score is 'rmse', but .* holds accuracies"):
+        read_runs(source, kind="facil", reading=Reading(score=RMSE))
+
+
+def test_default_metrics_keep_their_names_on_accuracies():
+    assert of_score(METRICS, ACCURACY) == METRICS
