@@ -13,20 +13,25 @@ from clear_mlflow.learning.parameters.values import feature_name
 
 @click.command(
     cls=Command,
-    examples=("clear-mlflow data features ~/data/clear10 --backbone resnet50",),
+    examples=(
+        "clear-mlflow data features ~/data/clear10 --backbone resnet50",
+        "clear-mlflow data features ~/data/clear10 --backbone timm:vit_small_patch14_dinov2",
+    ),
 )
 @click.argument("folder", metavar="[DIR]", default=AUTO)
 @click.option(
     "--backbone",
     required=True,
     metavar="NAME",
-    help="A torchvision classification model, for example resnet50; its head is left out.",
+    help="A torchvision classification model, for example resnet50, or timm: and the name of a "
+    "model of timm's; its head is left out.",
 )
 @click.option(
     "--weights",
     default="DEFAULT",
     metavar="PATH|DEFAULT|none",
-    help="A state dict; DEFAULT: torchvision's, downloaded; none: random ones, to try things out.",
+    help="A state dict; DEFAULT: the library's own, downloaded; none: random ones, to try things "
+    "out.",
 )
 @click.option(
     "--dataset",
@@ -51,7 +56,8 @@ from clear_mlflow.learning.parameters.values import feature_name
     "--name",
     default=AUTO,
     metavar="NAME",
-    help="What train's --features calls them; auto: the backbone's name.",
+    help="What train's --features calls them; auto: the backbone's name, timm- before those of "
+    "timm's.",
 )
 @click.option(
     "--protocol",
@@ -81,7 +87,7 @@ def features(
     They are stored in the cache folder, by the images' content: running it again takes no longer
     than reading the images' files, and an interrupted extraction is resumed.
     """
-    name = backbone if name == AUTO else name
+    name = backbone.replace(":", "-") if name == AUTO else name
     try:
         feature_name(name)
     except ValueError as error:

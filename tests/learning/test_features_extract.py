@@ -22,14 +22,9 @@ from clear_mlflow.core.errors import ClearError, ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.data.stream import image_sets
-from clear_mlflow.learning.inference import extract as extraction
-from clear_mlflow.learning.inference.extract import (
-    Backbone,
-    Geometry,
-    extract,
-    features_of,
-    load_backbone,
-)
+from clear_mlflow.learning.inference import torchvision_backbones
+from clear_mlflow.learning.inference.backbone import Backbone, Geometry
+from clear_mlflow.learning.inference.extract import extract, features_of, load_backbone
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import LineProgress
@@ -286,9 +281,10 @@ def test_weights_come_from_a_file(tmp_path, num_classes):
 def test_known_weights_bring_their_own_geometry():
     """A file that torchvision published is known by its hash, however it is called."""
     url = torchvision.models.ResNet50_Weights.IMAGENET1K_V2.url
-    digest = extraction._hash_in(url) + "0" * 56
-    assert extraction._geometry("resnet50", digest) == Geometry(resize=232, crop=224)
-    assert extraction._geometry("resnet50", "0" * 64) == Geometry()
+    digest = torchvision_backbones._hash_in(url) + "0" * 56
+    published = torchvision_backbones._published
+    assert published("resnet50", digest) == (Geometry(resize=232, crop=224), "IMAGENET1K_V2")
+    assert published("resnet50", "0" * 64) == (Geometry(), "")
 
 
 @pytest.mark.parametrize(
@@ -333,7 +329,6 @@ def test_missing_weights_and_backbones_are_told(tmp_path):
     """A file that is not there, a name that torchvision does not have, a network without head."""
     assert "cannot be read" in one_line(load_backbone, "resnet18", str(tmp_path / "no"))
     assert "unknown backbone 'resnet19'" in one_line(load_backbone, "resnet19", "none")
-    assert "no linear head" in one_line(load_backbone, "squeezenet1_0", "none")
 
 
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
@@ -375,13 +370,29 @@ def test_networks_with_a_normalisation_of_their_own_are_as_torchvision_makes_the
 
 
 @pytest.mark.parametrize(
-    ("name", "width"), [("mobilenet_v3_small", 1024), ("densenet121", 1024), ("vit_b_32", 768)]
+    ("name", "width"),
+    [
+        ("mobilenet_v3_small", 1024),
+        ("densenet121", 1024),
+        ("vit_b_32", 768),
+        ("squeezenet1_1", 512),
+    ],
 )
 def test_heads_of_other_families_are_left_out(name, width):
     """What comes out is what the head would have been given."""
     model = load_backbone(name, "none").model
     with torch.inference_mode():
         assert model(torch.zeros(1, 3, 224, 224)).shape == (1, width)
+
+
+def test_positions_are_of_the_images_that_the_weights_were_made_for():
+    """Of torchvision's vision transformers some weights are of 384 or 518 pixels, most of 224."""
+    weights = torchvision.models.ViT_B_16_Weights.IMAGENET1K_SWAG_E2E_V1
+    digest = torchvision_backbones._hash_in(weights.url) + "0" * 56
+    geometry, tag = torchvision_backbones._published("vit_b_16", digest)
+    assert (geometry, tag) == (Geometry(384, 384), "IMAGENET1K_SWAG_E2E_V1")
+    model, _ = torchvision_backbones._without_head("vit_b_16", geometry)
+    assert model.encoder.pos_embedding.shape == (1, 1 + (384 // 16) ** 2, 768)
 
 
 def test_random_weights_are_always_the_same():

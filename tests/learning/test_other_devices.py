@@ -14,7 +14,8 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.checkpoint import capture, read_state, restore
 from clear_mlflow.learning.device import resolve_precision
 from clear_mlflow.learning.ensembles.heads import descent_for
-from clear_mlflow.learning.inference.extract import Geometry, features_of
+from clear_mlflow.learning.inference.backbone import Geometry
+from clear_mlflow.learning.inference.extract import features_of
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples import decoded

@@ -1,4 +1,4 @@
-"""A small hub on 127.0.0.1: the resolve endpoint of a dataset repository, in good and bad moods."""
+"""A small hub on 127.0.0.1: the resolve endpoint of one repository, in good and bad moods."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ class Hub:
     """What the server has and how it answers; a test looks at what it was asked."""
 
     files: dict[str, bytes] = field(default_factory=dict)
+    repository: str = f"datasets/{REPOSITORY}"
     # One mood for each answer that carries a file; the last one stays. Moods: good, truncate (half
     # of what was asked for, then the end), corrupt, stall (half, then silence), trickle, ignore
     # (a range), or a status such as 404; "503 9000" asks to come back after 9,000 seconds.
@@ -74,7 +75,7 @@ class _Handler(BaseHTTPRequestHandler):
         hub = self.served
         asked_range = self.headers.get("Range")
         hub.asked.append((self.command, self.path, asked_range, self.headers.get("Authorization")))
-        prefix = f"/datasets/{REPOSITORY}/resolve/main/"
+        prefix = f"/{hub.repository}/resolve/main/"
         path = urlsplit(self.path).path
         content = hub.files.get(path.removeprefix(prefix)) if path.startswith(prefix) else None
         mood = "404" if content is None else hub.next_mood() if with_body else "good"

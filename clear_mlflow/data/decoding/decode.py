@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,6 +60,24 @@ class Resize:
 
     def __str__(self) -> str:
         return f"{self.side} {'square' if self.square else 'whole'}"
+
+
+@dataclass(frozen=True, eq=False)
+class OwnTransform:
+    """What another library makes of an image: upright, and on white where it is transparent.
+
+    Args:
+        make: from the image, in RGB, to what is kept of it; called by several threads.
+        side: pixels to which it scales the shorter side at most.
+        text: the same in words.
+    """
+
+    make: Callable[[Image.Image], NDArray[np.float32]]
+    side: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,12 +176,16 @@ class DecodedBlock:
     """Some images in a row."""
 
     start: int  # position of the first
-    images: Sequence[NDArray[np.uint8]]  # each (height, width, 3); 0 x 0 where it is damaged
+    # Each (height, width, 3) of bytes, or what an OwnTransform made of it; empty where damaged.
+    images: Sequence[NDArray[Any]]
     damaged: Sequence[Damaged]
 
 
 def decode_blocks(
-    images: ImageSet, resize: Resize, *, on_image: Callable[[int], None] | None = None
+    images: ImageSet,
+    resize: Resize | OwnTransform,
+    *,
+    on_image: Callable[[int], None] | None = None,
 ) -> Iterator[DecodedBlock]:
     """Decode every image once, in several threads.
 
@@ -257,7 +280,7 @@ def _read(path: Path, content: str | None) -> bytes:
     return data
 
 
-def _decoded(data: bytes, resize: Resize) -> NDArray[np.uint8]:
+def _decoded(data: bytes, resize: Resize | OwnTransform) -> NDArray[Any]:
     try:
         with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
@@ -266,17 +289,25 @@ def _decoded(data: bytes, resize: Resize) -> NDArray[np.uint8]:
                 )
             if image.mode == "F":
                 raise _UndecodableError("its pixels are floating-point numbers of unknown range")
-            return (_square if resize.square else _whole)(image, resize.side)
+            if isinstance(resize, Resize):
+                return (_square if resize.square else _whole)(image, resize.side)
+            _scaled(image, resize.side)
+            upright = _upright(image)
     except (_UndecodableError, MemoryError):
         raise
     except UnidentifiedImageError:
         raise _UndecodableError("it is no image of a kind that photos have") from None
     except Exception as error:  # Pillow has no closed set of exceptions for damaged files
         raise _UndecodableError(reason(error)) from error
+    return resize.make(upright)  # out here, where an error of its own is no damage
 
 
-def _whole(image: Image.Image, side: int) -> NDArray[np.uint8]:
-    """What torchvision's image loader and ``Resize(side)`` make of an image, to the byte."""
+def _scaled(image: Image.Image, side: int) -> int:
+    """The longer side of an image whose shorter one is scaled to *side* pixels.
+
+    Raises:
+        _UndecodableError: the image would be too large for the memory.
+    """
     short, long = sorted(image.size)
     long = int(side * long / short)  # rounded down, as torchvision does
     if side * long > _MAX_PIXELS:
@@ -284,6 +315,12 @@ def _whole(image: Image.Image, side: int) -> NDArray[np.uint8]:
             f"it has {image.width} x {image.height} pixels and would have {long} x {side}, and "
             f"{_MAX_PIXELS} are the most"
         )
+    return long
+
+
+def _whole(image: Image.Image, side: int) -> NDArray[np.uint8]:
+    """What torchvision's image loader and ``Resize(side)`` make of an image, to the byte."""
+    long = _scaled(image, side)
     size = (side, long) if image.width <= image.height else (long, side)
     return np.asarray(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
 
@@ -302,6 +339,13 @@ def _square(image: Image.Image, side: int) -> NDArray[np.uint8]:
     )
     turn = _UPRIGHT.get(_orientation(image))
     return np.asarray(small if turn is None else small.transpose(turn))
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """The whole image as people see it."""
+    turn = _UPRIGHT.get(_orientation(image))
+    colour = _rgb(image)
+    return colour.copy() if turn is None else colour.transpose(turn)
 
 
 def _rgb(image: Image.Image) -> Image.Image:

@@ -40,6 +40,8 @@ class Extraction:
     weights: str  # sha256: and the hash of the weights file, or random:SEED
     preprocessing: str
     arithmetic: str = "float32"
+    # As the backbone's library calls its weights; of the hash above, so that it decides nothing.
+    weights_tag: str = ""
 
     def folder(self, stream: BucketStream, *, cache_dir: Path) -> Path:
         """Where the features of a stream's images go."""
@@ -117,6 +119,7 @@ def write_sidecar(
         "name": extraction.name,
         "backbone": extraction.backbone,
         "weights": extraction.weights,
+        "weights_tag": extraction.weights_tag,
         "preprocessing": extraction.preprocessing,
         "arithmetic": extraction.arithmetic,
         "decoder": decoder_version(),

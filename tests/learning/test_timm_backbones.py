@@ -1,0 +1,206 @@
+"""Features of timm's models: its own weights, its own transforms, and their names in the record."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import timm
+import timm.data
+import torch
+from click.testing import CliRunner
+from file_server import Hub, serving
+from huggingface_hub import constants
+from own_streams import write_years
+from PIL import Image
+from released_layout import write_released
+from safetensors.torch import save, save_file
+
+from clear_mlflow.cli import main
+from clear_mlflow.core.errors import ClearError
+from clear_mlflow.data import load_stream
+from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.data.stream import image_sets
+from clear_mlflow.learning.inference.extract import extract, load_backbone
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.prepare import prepare
+from clear_mlflow.learning.progress import LineProgress
+from clear_mlflow.learning.session import check
+
+CPU = torch.device("cpu")
+TINY = "test_vit"  # of timm's own, for tests: 160 pixels, 64 numbers
+
+
+def weights_of(name: str, seed: int = 5) -> dict[str, torch.Tensor]:
+    """A whole model's random weights, head included."""
+    torch.manual_seed(seed)
+    return timm.create_model(name, pretrained=False).state_dict()
+
+
+def one_line(function, *arguments) -> str:
+    with pytest.raises(ClearError) as caught:
+        function(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("name", [TINY, "test_resnet", "test_convnext"])
+def test_features_are_timms_own(tmp_path, name):
+    """Image by image through timm's own model, weights and transform: the same numbers."""
+    path = tmp_path / "weights.safetensors"
+    save_file(weights_of(name), path)
+    root = write_released(
+        tmp_path / "data", buckets=("1", "2"), classes=("bus", "camera"), size=(61, 40), train=2
+    )
+    stream = load_stream("clear10", str(root), cache_dir=tmp_path)
+    backbone = load_backbone(f"timm:{name}", str(path))
+    folder = extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
+
+    theirs = timm.create_model(name, pretrained=False, num_classes=0).eval()
+    theirs.load_state_dict(weights_of(name), strict=False)
+    config = timm.data.resolve_model_data_config(theirs)
+    transform = timm.data.create_transform(**config, is_training=False)
+    for number, images in enumerate(image_sets(stream)):
+        with torch.inference_mode():
+            expected = [
+                theirs(transform(Image.open(path).convert("RGB"))[None])[0].numpy()
+                for path in images.paths
+            ]
+        # Alone or with others in a batch, sums are in another order.
+        found = np.load(folder / f"{number:03d}.npy")
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    said = json.loads((folder / "features.json").read_text())
+    assert said["backbone"] == f"timm:{name}.r160_in1k"
+    assert said["weights"].startswith("sha256:")
+    assert said["preprocessing"].startswith("timm: 160 x 160, crop 0.95 center, bi")
+
+
+def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
+    """As for torchvision's backbones; timm's own loader would leave both as they are stored."""
+    root = tmp_path / "data"
+    write_years(root, side=40, train=2)
+    turned, lying = root / "2004/bus/turned.jpg", root / "2004/bus/lying.png"
+    picture = Image.effect_mandelbrot((60, 40), (-2, -1.5, 1, 1.5), 40).convert("RGBA")
+    picture.putalpha(Image.linear_gradient("L").resize((60, 40)))
+    picture.save(lying)
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    picture.convert("RGB").rotate(180).save(turned, exif=exif, quality=100, subsampling=0)
+
+    stream = load_stream("folder", str(root), cache_dir=tmp_path, split="0")
+    backbone = load_backbone(f"timm:{TINY}", "none")
+    extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
+    found = {}
+    features = load_features(stream, "mine", cache_dir=tmp_path)
+    for bucket, train, test in zip(stream.buckets, features.train, features.test, strict=True):
+        for images, rows in ((bucket.train, train), (bucket.test, test)):
+            found |= {path.name: row for path, row in zip(images.paths, rows, strict=True)}
+    white = Image.new("RGBA", picture.size, "white")
+    for name, upright in [
+        ("lying.png", Image.alpha_composite(white, picture).convert("RGB")),
+        ("turned.jpg", Image.open(turned).convert("RGB").rotate(180)),
+    ]:
+        with torch.inference_mode():
+            made = torch.from_numpy(backbone.geometry.make(upright))[None]
+            np.testing.assert_allclose(
+                found[name], backbone.model(made)[0].numpy(), rtol=1e-4, atol=1e-5
+            )
+
+
+def use_hub(monkeypatch, address: str, cache) -> None:
+    """Another hub than Hugging Face's; the library reads its address when it is imported."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "ENDPOINT", address)
+    template = address + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
+def test_weights_come_from_the_hub_under_their_tag(tmp_path, monkeypatch):
+    """Downloaded once, as huggingface_hub does, and read as safetensors; the tag is recorded."""
+    hub = Hub({"model.safetensors": save(weights_of(TINY))}, "timm/test_vit.r160_in1k")
+    with serving(hub):
+        use_hub(monkeypatch, hub.url, tmp_path / "hub")
+        load_backbone(f"timm:{TINY}", "DEFAULT")
+    backbone = load_backbone(f"timm:{TINY}", "DEFAULT")  # with the hub gone
+    # The library asks for one more address, of its own.
+    asked = [path for method, path, *_ in hub.asked if method == "GET" and "/resolve/" in path]
+    assert asked == ["/timm/test_vit.r160_in1k/resolve/main/model.safetensors"]
+    assert (backbone.name, backbone.weights_tag) == ("timm:test_vit.r160_in1k", "r160_in1k")
+    blocks = weights_of(TINY)["blocks.0.attn.qkv.weight"]
+    assert torch.equal(backbone.model.blocks[0].attn.qkv.weight, blocks)
+    root = write_released(tmp_path / "data", buckets=("1",), classes=("bus",), train=2)
+    stream = load_stream("clear10", str(root), cache_dir=tmp_path)
+    folder = extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
+    assert json.loads((folder / "features.json").read_text())["weights_tag"] == "r160_in1k"
+
+
+def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):
+    """One line with the address and the option to pass the file with."""
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path)  # nothing listens there
+    told = one_line(load_backbone, f"timm:{TINY}", "DEFAULT")
+    assert "the weights of timm:test_vit.r160_in1k cannot be downloaded" in told
+    assert "fetch http://127.0.0.1:9/timm/test_vit.r160_in1k/resolve/main/model.safetensors" in told
+    assert "--weights PATH" in told
+    assert len(told) < 500
+
+
+def test_names_that_timm_has_not_are_told(monkeypatch):
+    """A model, a tag of it, and the package itself."""
+    assert "unknown backbone 'timm:resnet19'" in one_line(load_backbone, "timm:resnet19", "none")
+    for name in ("timm:hf-hub:someone/model", "timm:local-dir:/tmp", "timm:"):
+        assert "unknown backbone" in one_line(load_backbone, name, "none")
+    told = one_line(load_backbone, f"timm:{TINY}.in22k", "none")
+    assert "no weights of that tag; expected one of r160_in1k" in told
+    monkeypatch.setitem(sys.modules, "timm", None)
+    assert "pip install 'clear_mlflow[timm]'" in one_line(load_backbone, f"timm:{TINY}", "none")
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (lambda: weights_of("test_resnet"), "is no state dict of timm:test_vit.r160_in1k: "),
+        (lambda: {"norm.weight": torch.zeros(64)}, "is no state dict of timm:test_vit.r160_in1k: "),
+        (lambda: weights_of(TINY) | {"more": torch.zeros(1)}, "is no state dict of"),
+        (lambda: weights_of(TINY) | {"norm.weight": torch.zeros(3)}, "is no state dict of"),
+        (lambda: {"model": weights_of(TINY)}, "'model' is OrderedDict; expected names and tensors"),
+        (lambda: {"head.weight": torch.zeros(1)}, "holds no weights"),
+        (lambda: [1], "holds a list"),
+        (lambda: weights_of(TINY) | {"norm.weight": torch.zeros(1).expand(64)}, "no plain tensor"),
+        (lambda: timm.create_model(TINY), "is refused"),
+    ],
+)
+def test_foreign_weights_are_told(tmp_path, content, told):
+    """No weight is left at its random number in silence, and nothing is unpickled."""
+    path = tmp_path / "weights.pth"
+    torch.save(content(), path)
+    line = one_line(load_backbone, f"timm:{TINY}", str(path))
+    assert told in line
+    assert str(path) in line
+    assert len(line) < 500
+
+
+def test_damaged_safetensors_are_told(tmp_path):
+    """Cut off, and nothing of the kind."""
+    path = tmp_path / "weights.safetensors"
+    for content in (save(weights_of(TINY))[:-9], b"\xff" * 100, b""):
+        path.write_bytes(content)
+        for name in (f"timm:{TINY}", "resnet18"):
+            assert "cannot be read" in one_line(load_backbone, name, str(path))
+
+
+@pytest.mark.parametrize("strategy", ["naive", "ncm", "slda"])
+def test_heads_are_trained_on_them_whatever_the_stream(tmp_path, monkeypatch, strategy):
+    """From a folder of years by the command to a linear head, NCM and SLDA."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "data"
+    write_years(root, side=40, train=4, test=2)
+    own = ["--dataset", "folder", "--backbone", f"timm:{TINY}", "--weights", "none"]
+    done = CliRunner().invoke(main, ["data", "features", str(root), *own, "--device", "cpu"])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1].startswith("features timm-test_vit of ")
+    asked = {"dataset": "folder", "data_root": str(root), "features": "timm-test_vit"}
+    config = TrainConfig.resolve({**asked, "strategy": strategy, "device": "cpu", "epochs": "auto"})
+    training = prepare(check(config), LineProgress(sys.stderr))
+    assert [measured.row.row for measured in training.rows()] == [0, 1, 2, 3]
