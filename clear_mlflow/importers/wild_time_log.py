@@ -5,7 +5,9 @@ Source: main.py and methods/base_trainer.py of huaxiuyao/Wild-Time, 1875f1e, and
 model on the next K buckets and on no others, so a row has K cells right of the diagonal. Eval-Fix
 is one row, that of the split: its continual learners (``train_online``) stop one bucket before
 the split, all other methods train on the split's bucket, too. Its ID accuracy is of the test images
-of all buckets up to the split at once; it belongs to no bucket, and is not read.
+of all buckets up to the split at once; it belongs to no bucket, and is not read. What is measured
+follows from the dataset, whatever most lines call it: PCC for drug, ROC-AUC for the mortality of
+MIMIC, RMSE for regression.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES, MAX_RUNS
 from clear_mlflow.importers._base import NAN, Format, Parsed, Source, grid, whole
@@ -30,7 +33,10 @@ _TIMES = {
     "yearbook": range(1930, 2014),
 }
 _CONTINUAL = frozenset(["agem", "ewc", "ft", "si"])  # in ``run_offline`` and ``run_eval_fix``
-_ACCURACY = frozenset(["acc", "accuracy"])
+_PCC = Score("pcc")
+_ROC_AUC = Score("roc_auc")
+_MACRO_F1 = Score("macro_f1")
+_RMSE = Score("rmse", higher_is_better=False)
 _LONGEST_LINE = 2**16  # a thousand accuracies take 25 kB
 
 _ARGUMENT = re.compile(
@@ -73,7 +79,7 @@ def _parse(source: Source) -> Iterator[Parsed]:
     logs = _logs(source)
     for position, log in enumerate(logs):
         try:
-            rows, buckets = _run(log)
+            rows, buckets, score = _run(log)
         except RecordError as error:
             raise RecordError(f"run {position + 1} {error}") from error
         yield Parsed(
@@ -82,6 +88,7 @@ def _parse(source: Source) -> Iterator[Parsed]:
             facts=_facts(log.arguments),
             label="" if len(logs) == 1 else f"run {position + 1}",
             part="\n".join(log.lines).encode(),
+            score=score,
         )
 
 
@@ -108,21 +115,24 @@ def _logs(source: Source) -> list[_Log]:
     return logs if first.is_started or len(logs) == 1 else logs[1:]
 
 
-def _run(log: _Log) -> tuple[list[list[float]], list[str] | None]:
-    """The rows of one run, and the keys of its buckets where they are known."""
+def _run(log: _Log) -> tuple[list[list[float]], list[str] | None, Score]:
+    """The rows of one run, the keys of its buckets where they are known, and what was measured."""
     rows: dict[int, list[float]] = {}
     fixed: dict[int, float] = {}
     row: int | None = None
+    scores: set[Score] = set()
     for line in log.lines:
         if match := _STREAM.fullmatch(line):
-            row = _row(match, log.arguments)
+            scores.add(_score(match["metric"], log.arguments))
+            row = whole(match["row"], "a time step")
         elif (match := _ACCURACIES.fullmatch(line)) and row is not None:
             _add(rows, row, match["cells"])
             row = None
         elif match := _STREAM_1_1.fullmatch(line):
-            _add(rows, _row(match, log.arguments), match["cells"])
+            scores.add(_score(match["metric"], log.arguments))
+            _add(rows, whole(match["row"], "a time step"), match["cells"])
         elif match := _FIXED.fullmatch(line) or _FIXED_1_1.fullmatch(line):
-            _check_metric(match["metric"], log.arguments)
+            scores.add(_score(match["metric"], log.arguments))
             time = int(match["time"])
             if time in fixed:
                 raise RecordError(f"holds two accuracies of time {time}")
@@ -130,13 +140,11 @@ def _run(log: _Log) -> tuple[list[list[float]], list[str] | None]:
     if rows and fixed:
         raise RecordError("holds both Eval-Fix and Eval-Stream; expected one of them")
     if not rows and not fixed:
-        raise RecordError("holds no accuracy that Eval-Fix or Eval-Stream prints")
-    return _stream(rows, log.arguments) if rows else _fix(fixed, log.arguments)
-
-
-def _row(match: re.Match[str], arguments: dict[str, str]) -> int:
-    _check_metric(match["metric"], arguments)
-    return whole(match["row"], "a time step")
+        raise RecordError("holds no result that Eval-Fix or Eval-Stream prints")
+    if len(scores) > 1:
+        raise RecordError(f"holds {' and '.join(sorted(s.name for s in scores))}; expected one")
+    found, keys = _stream(rows, log.arguments) if rows else _fix(fixed, log.arguments)
+    return found, keys, scores.pop()
 
 
 def _add(rows: dict[int, list[float]], row: int, cells: str) -> None:
@@ -147,28 +155,34 @@ def _add(rows: dict[int, list[float]], row: int, cells: str) -> None:
     rows[row] = [to_cell(cell.strip()) for cell in cells.split(",")]
 
 
-def _check_metric(printed: str, arguments: dict[str, str]) -> None:
-    """Refuse what is no accuracy; the program calls it one in some of its lines.
+def _score(printed: str, arguments: dict[str, str]) -> Score:
+    """What was measured: as the arguments say, for most lines call it an accuracy.
 
     Raises:
-        RecordError: it is none, or cannot be known.
+        RecordError: it cannot be known.
     """
     if not arguments and printed == "acc":
         raise RecordError(
             "has no line 'Namespace(...)', which main.py prints first: what was measured is not "
             "known without it"
         )
-    dataset = arguments.get("dataset")
-    metric = arguments.get("eval_metric", printed)
-    if dataset == "drug":
-        metric = "PCC"
-    elif dataset == "mimic" and arguments.get("prediction_type") == "mortality":
-        metric = "ROC-AUC"
-    elif arguments.get("regression") == "True":
-        metric = "an error of regression"
-    if metric not in _ACCURACY or printed not in _ACCURACY:
-        held = printed if metric in _ACCURACY else metric
-        raise RecordError(f"holds {shown(held)}, which is no accuracy")
+    dataset, metric = arguments.get("dataset"), arguments.get("eval_metric", "acc")
+    if printed == "PCC" or dataset == "drug":
+        return _PCC
+    if printed == "ROC-AUC" or (
+        dataset == "mimic" and arguments.get("prediction_type") == "mortality"
+    ):
+        return _ROC_AUC
+    if arguments.get("regression") == "True":
+        return _RMSE
+    if dataset == "precipitation" and metric == "f1":
+        return _MACRO_F1
+    if printed not in ("acc", "accuracy") or metric != "acc":
+        raise RecordError(
+            f"prints {shown(printed)} of {shown(dataset)} with eval_metric {shown(metric)}; what "
+            "was measured is not known"
+        )
+    return ACCURACY
 
 
 def _stream(

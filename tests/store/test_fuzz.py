@@ -322,6 +322,8 @@ SAMPLES: list[tuple[str, bytes]] = [
     ("r.json", files.renate_results(ROWS, ROWS[0]).encode()),
     ("logs.pyd", files.mammoth_line(ROWS).encode()),
     ("acc.pkl", files.pickled(files.van_de_ven(ROWS))),
+    ("ppl.jsonl", files.tic_lm(ROWS, ["201305", "201403", "201501"]).encode()),
+    ("tic_wiki.json", files.tic_lm_downstream().encode()),
     ("ocl.json", files.capymoa_json(ROWS).encode()),
     ("ocl.npz", files.npz(**files.capymoa(ROWS))),
     ("wild.log", files.wild_time_stream(ROWS, 1).encode()),
@@ -343,7 +345,8 @@ def test_import_formats(seed):
         runs = read_or_refused(lambda n=name, c=content, k=kind: read_runs(Source(n, c), kind=k))
         for run in runs or ():
             cells = run.matrix.values[~np.isnan(run.matrix.values)]
-            assert bool(((cells >= 0) & (cells <= 1)).all())
+            fractions = bool(((cells >= 0) & (cells <= 1)).all())
+            assert fractions or not run.matrix.score.is_accuracy
             assert run.matrix.num_buckets <= 1000
             assert all(key.isprintable() for key in run.matrix.buckets)
         # The two plain formats, by readers of the standard library.

@@ -237,6 +237,36 @@ def wild_time_fix_1_1(cells: dict[int, float], metric="accuracy", **said) -> str
     )
 
 
+def tic_lm(rows, months, test_set="monthly", place="1b_8x/{month}") -> str:
+    """evaluation/continual_ppl_eval.py of apple/ml-tic-lm, 6cd81c9: a frame's ``to_json`` of lines.
+
+    Written by several processes, so in no order; slashes are escaped, as pandas does.
+    """
+    lines = []
+    for trained, row in zip(months, rows, strict=True):
+        for tested, loss in zip(months, row, strict=True):
+            entry = {
+                "loss": loss,
+                "data_time": 0.0295763966,
+                "sequences": 8192,
+                "tokens": 16777216,
+                "checkpoint_path": f"./models/{place.format(month=trained)}/checkpoints/epoch_1.pt",
+                "val_data": [f"./local_data/ppl_evals/{test_set}/{tested}/gs_1_of_10/00000001.tar"],
+                "model": "open_lm_1b",
+                "creation_time": "2025_05_31-04_43_43",
+            }
+            if not math.isnan(loss):
+                lines.append(json.dumps(entry, separators=(",", ":")).replace("/", "\\/"))
+    return "\n".join(lines[::-1]) + "\n"
+
+
+def tic_lm_downstream() -> str:
+    """evaluation/continual_downstream_eval.py of apple/ml-tic-lm, 6cd81c9."""
+    icl = {"wiki_diff_20150112_20141208": 5.57882833480835, "wiki_unchanged_20150112_20141208": 7.4}
+    name = {"name": "eval_configs/downstream_evals/tic_wiki", "model": "open_lm_1b"}
+    return json.dumps({**name, "eval_metrics": {"icl": icl}}, indent=4)
+
+
 def pickled(value, protocol: int = pickle.DEFAULT_PROTOCOL) -> bytes:
     """utils.py: ``save_object``."""
     return pickle.dumps(value, protocol)

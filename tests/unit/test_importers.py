@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.score import Score
 from clear_mlflow.importers import FORMATS, Reading, Source, load, passed_over, read_runs, recognise
 from clear_mlflow.metrics import capymoa, wild_time
 from clear_mlflow.report.exports import matrix_csv, matrix_json
@@ -21,6 +22,8 @@ NAN = math.nan
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
 PAST_ONLY = [[0.75, NAN, NAN], [0.625, 0.875, NAN], [0.5, 0.5625, 0.9375]]
 NEXT_ONLY = [[NAN, 0.5, NAN], [NAN, NAN, 0.375]]
+MONTHS = ("201305", "201403", "201501")
+LOSSES = [[2.25, 2.5, 2.625], [2.375, 2.25, 2.5], [2.5, 2.375, 2.125]]
 ZEROS = [[0.75, 0.0, 0.0], [0.625, 0.875, 0.0], [0.5, 0.5625, 0.9375]]
 INITIAL = [0.125, 0.0, 0.25]
 # Twelve experiences: Exp010 stands before Exp002 in no list, and behind it in every list of texts.
@@ -200,6 +203,15 @@ SAMPLES = {
     "capymoa": ("capymoa", "ocl.npz", files.npz(**files.capymoa(SQUARE)), SQUARE, None, {}),
     "capymoa json": ("capymoa", "ocl.json", files.capymoa_json(SQUARE), SQUARE, None, {}),
     "capymoa zeros": ("capymoa", "ocl.json", files.capymoa_json(ZEROS), ZEROS, None, {}),
+    "tic-lm": ("tic-lm", "ppl.jsonl", files.tic_lm(LOSSES, MONTHS), LOSSES, None, {}),
+    "tic-lm oracles": (
+        "tic-lm",
+        "ppl.jsonl",
+        files.tic_lm([*LOSSES[:1], [NAN] * 3, *LOSSES[2:]], MONTHS, "tic_x", "1b_cutoff{month}"),
+        [*LOSSES[:1], [NAN] * 3, *LOSSES[2:]],
+        None,
+        {},
+    ),
     "wild time": (
         "wild-time",
         "log.txt",
@@ -403,6 +415,45 @@ def test_wild_times_split_is_the_row_of_what_was_trained():
     np.testing.assert_array_equal(matrix.values[2], list(every.values()))
 
 
+@pytest.mark.parametrize(
+    ("content", "score"),
+    [
+        (files.wild_time_stream(SQUARE, 1, dataset="drug"), Score("pcc")),
+        (files.wild_time_stream_1_1(SQUARE, 1, "PCC"), Score("pcc")),
+        (files.wild_time_stream_1_1(SQUARE, 1, "ROC-AUC"), Score("roc_auc")),
+        (
+            files.wild_time_stream(SQUARE, 1, dataset="mimic", prediction_type="mortality"),
+            Score("roc_auc"),
+        ),
+        (
+            files.wild_time_stream(SQUARE, 1, dataset="precipitation", eval_metric="f1"),
+            Score("macro_f1"),
+        ),
+        (
+            files.wild_time_stream(SQUARE, 1, dataset="precipitation", regression=True),
+            Score("rmse", higher_is_better=False),
+        ),
+        (files.wild_time_stream(SQUARE, 1, dataset="mimic"), Score()),
+        (files.tic_lm(LOSSES, MONTHS), Score("log_perplexity", higher_is_better=False)),
+    ],
+)
+def test_what_is_measured_is_what_the_program_measures(content, score):
+    """Wild-Time calls most of it an accuracy, and measures what the dataset asks for."""
+    assert read("results", content).score == score
+
+
+def test_one_file_of_tic_lm_holds_a_run_for_each_test_set():
+    """Lines of several checkpoints and test sets, as its processes append them."""
+    text = files.tic_lm(LOSSES, MONTHS) + files.tic_lm(LOSSES[::-1], MONTHS, "cc_v4_rw_v2_news")
+    first, second = read_runs(source("ppl.jsonl", text))
+    assert first.facts == {"dataset": "tic_cc", "model": "open_lm_1b"}
+    assert [run.label for run in (first, second)] == ["tic_cc", "tic_cc_news"]
+    assert first.matrix.buckets == second.matrix.buckets == MONTHS
+    same(first.matrix, LOSSES)
+    same(second.matrix, LOSSES[::-1])
+    assert first.digest != second.digest
+
+
 def test_wild_times_runs_of_one_file_are_runs():
     """Scripts write several trainings into one file; each has its own digest."""
     one, other = files.wild_time_stream(SQUARE, 1, dataset="mimic", lisa=True), SQUARE[::-1]
@@ -490,21 +541,44 @@ def test_counts_and_keys_are_kept_or_said():
             "above the diagonal other than 0",
         ),
         ("ocl.npz", files.npz(**files.capymoa(SQUARE[:2])), {}, "a row and a column for each"),
-        ("w.log", files.wild_time_stream(SQUARE, 1, dataset="drug"), {}, "'PCC', which is no acc"),
-        ("w.log", files.wild_time_stream(SQUARE, 1, eval_metric="f1"), {}, "'f1', which is no"),
-        ("w.log", files.wild_time_stream(SQUARE, 1, regression=True), {}, "an error of regression"),
         (
             "w.log",
-            files.wild_time_stream(SQUARE, 1, dataset="mimic", prediction_type="mortality"),
+            files.wild_time_stream(SQUARE, 1, eval_metric="f1"),
             {},
-            "'ROC-AUC'",
+            "prints 'acc' of 'huffpost' with eval_metric 'f1'",
         ),
-        ("w.log", files.wild_time_stream_1_1(SQUARE, 1, "PCC"), {}, "run 1 holds 'PCC'"),
+        (
+            "w.log",
+            files.wild_time_stream_1_1(SQUARE, 1, "accuracy")
+            + files.wild_time_stream_1_1(SQUARE[::-1], 1, "PCC").split("Metric: PCC")[1],
+            {},
+            "two tests after time step 0",
+        ),
+        (
+            "ppl.jsonl",
+            files.tic_lm(LOSSES, MONTHS) * 2,
+            {},
+            "line 10 tests tic_cc of",
+        ),
+        (
+            "ppl.jsonl",
+            files.tic_lm([[2.5]], ["201305"]).replace("1b_8x\\/201305", "1b_8x\\/201306"),
+            {},
+            "tests checkpoints of 201306, but",
+        ),
+        (
+            "ppl.jsonl",
+            files.tic_lm([[2.5]], ["201305"]).replace("1b_8x\\/201305", "1b_8x"),
+            {},
+            "expected a path with /YYYYMM/",
+        ),
+        ("ppl.jsonl", files.tic_lm(LOSSES, MONTHS), {"scale": "percent"}, "which is of accuracies"),
+        ("tic_wiki.json", files.tic_lm_downstream(), {}, "does not say of which month its model"),
         ("w.log", files.wild_time_fix({2016: 0.5}, dataset="mimic"), {}, "before the split is"),
         ("w.log", files.wild_time_fix({2016: 0.5}, split_time=1970), {}, "split at '1970'"),
         ("w.log", files.wild_time_fix({2026: 0.5}), {}, "tests time 2026; expected 2012 to 2018"),
         ("w.log", files.wild_time_fix({2016: 0.5}, split_time=2012), {}, "nothing was trained"),
-        ("w.log", files.wild_time_arguments(), {}, "holds no accuracy that Eval-Fix"),
+        ("w.log", files.wild_time_arguments(), {}, "holds no result that Eval-Fix"),
         (
             "w.log",
             files.wild_time_stream(SQUARE, 1, dataset="mimic").split("\n", 1)[1],
