@@ -118,7 +118,7 @@ def stored_parameters(stored: Mapping[str, str]) -> dict[str, str]:
 
 
 def dataset_runs_code(parameters: Mapping[str, str]) -> bool:
-    """Whether the dataset is a function of somebody's own: loading it runs that code.
+    """Whether the dataset is a function of your own: loading it runs that code.
 
     >>> dataset_runs_code({"dataset": "lab.streams:seasons"}), dataset_runs_code({})
     (True, False)
