@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.curves import mean_charts
+from clear_mlflow.comparison.curves import CurveChart, mean_charts
 from clear_mlflow.comparison.page.matrices_section import (
     change_text,
     gain_shade,
@@ -24,7 +24,6 @@ from clear_mlflow.report.canvas import FAINT, INK, PLAIN, blank_figure, drawable
 from clear_mlflow.report.colours import DIVERGING, GROUPS
 from clear_mlflow.report.heatmap import heatmap_png
 from clear_mlflow.report.page.line_chart import padded
-from clear_mlflow.statistics import SeedSummary
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
 
 _LINE = "#dddddd"
 _EDGE, _BELOW = 0.15, 0.42  # inches right of a panel and below it
+_PANEL, _NAMES = 4.4, 1.5  # width of a metric's panel, and of the groups' names in it
 _STYLES = ("solid", "dashed", "dotted")
 # The leaders: what a person looks at, one picture at a time. The page shows more.
 _MOST_CURVES, _MOST_DOTS, _MOST_MAPS, _MOST_DIFFERENCES = 8, 12, 8, 3
@@ -70,7 +70,7 @@ def metrics_png(comparison: Comparison) -> bytes:
     columns = min(3, len(comparison.metrics))
     rows = math.ceil(len(comparison.metrics) / columns)
     height = 0.85 + 0.24 * len(shown)
-    figure, panels = _grid(rows, columns, 4.4, height, left=1.5, top=0.35)
+    figure, panels = _grid(rows, columns, _PANEL, height, left=_NAMES, top=0.35)
     for panel, metric in zip(panels, comparison.metrics, strict=False):
         for position, group in shown:
             found = group.metrics.get(metric)
@@ -89,7 +89,11 @@ def metrics_png(comparison: Comparison) -> bytes:
         panel.set_yticks([-position for position, _ in shown], names)
         panel.locator_params(axis="x", nbins=5)
         lower = "" if comparison.is_higher_better(metric) else "  (lower is better)"
-        _finish(panel, f"{metric}{lower}", grid="x")
+        title = f"{metric}{lower}"
+        _finish(panel, title if comparison.score.is_accuracy else "", grid="x")
+        if not comparison.score.is_accuracy:  # its name may be long: from above the groups' names
+            begin = 0.1 - _NAMES / (_PANEL - _NAMES - _EDGE)
+            panel.set_title(_text(title, 52), fontsize=10, loc="left", x=begin, **PLAIN)
     for panel in panels[len(comparison.metrics) :]:
         panel.set_axis_off()
     return png(figure)
@@ -106,19 +110,20 @@ def curves_png(comparison: Comparison, setting: int) -> bytes | None:
     unit = 100 if score.is_accuracy else 1
     floor, ceiling = (0.0, 1.0) if score.is_accuracy else (-math.inf, math.inf)
     for panel, chart in zip(panels, charts, strict=True):
+        limits = (0.0, 100.0) if score.is_accuracy else _limits(chart)
         for curve in chart.curves:
             colour = GROUPS[curve.group % len(GROUPS)]
-            steps = [k for k, _ in curve.points]
+            points = [(k, s) for k, s in curve.points if limits[0] <= unit * s.mean <= limits[1]]
             panel.plot(
-                steps,
-                [unit * s.mean for _, s in curve.points],
+                [k for k, _ in points],
+                [unit * s.mean for _, s in points],
                 color=colour,
                 linestyle=_STYLES[curve.group // len(GROUPS) % len(_STYLES)],
                 marker="o",
                 markersize=3.5,
                 label=_text(comparison.groups[curve.group].name, 40),
             )
-            band = [(k, s.interval) for k, s in curve.points if s.interval is not None]
+            band = [(k, s.interval) for k, s in points if s.interval is not None]
             if len(band) > 1:
                 panel.fill_between(
                     [k for k, _ in band],
@@ -128,13 +133,7 @@ def curves_png(comparison: Comparison, setting: int) -> bytes | None:
                     alpha=0.15,
                     linewidth=0,
                 )
-        if score.is_accuracy:
-            panel.set_ylim(0, 100)
-        else:
-            # The untrained model may lie far off; what is beyond the axis is cut off.
-            trained = [end for c in chart.curves for k, s in c.points if k > 0 for end in _reach(s)]
-            if trained:
-                panel.set_ylim(*padded(min(trained), max(trained)))
+        panel.set_ylim(*limits)
         panel.set_xlabel("buckets trained on", fontsize=9, color=FAINT, **PLAIN)
         panel.set_ylabel(
             "accuracy, %" if score.is_accuracy else drawable(score.label),
@@ -237,8 +236,12 @@ def _finish(panel: Axes, title: str, *, grid: str) -> None:
         panel.set_axisbelow(True)
 
 
-def _reach(summary: SeedSummary) -> tuple[float, ...]:
-    return (summary.mean, *(summary.interval or ()))
+def _limits(chart: CurveChart) -> tuple[float, float]:
+    """Of all that was measured in training: an untrained model's values may lie far off."""
+    points = [point for curve in chart.curves for point in curve.points]
+    trained = [summary for k, summary in points if k > 0] or [summary for _, summary in points]
+    ends = [end for summary in trained for end in (summary.mean, *(summary.interval or ()))]
+    return padded(min(ends), max(ends))
 
 
 def _text(text: str, limit: int) -> str:

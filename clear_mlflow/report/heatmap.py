@@ -72,7 +72,7 @@ def heatmap_figure(matrix: AccuracyMatrix, title: str, scale: CellScale | None =
     draw_scale(sheet, _LEFT + side + 0.2, body, side, _ticks(scale))
 
     if not matrix.score.is_accuracy:
-        write(sheet, (width - 0.1, 0.62), matrix.score.label, 8, colour=FAINT, ha="right")
+        write(sheet, (0.15, 0.46), drawable(matrix.score.label), 8, colour=FAINT, ha="left")
     across, down = (_LEFT + side / 2, 0.62), (0.17, body + side / 2)
     write(sheet, across, "tested on bucket", 9.5, colour=FAINT)
     write(sheet, down, "trained through bucket", 9.5, colour=FAINT, rotation=90)

@@ -64,7 +64,7 @@ def description(
     if record.missing:
         known["rows not stored"] = ", ".join(map(str, record.missing))
     # MLflow's page folds a description after some four lines: what matters most comes first.
-    link = [] if report is None else [f"[**Report**, with every class]({report})", ""]
+    link = [] if report is None else [_link(report, matrix.score), ""]
     head = [
         f"### {escaped(heading, 100)}",
         "",
@@ -85,6 +85,10 @@ def description(
     ):  # only where a caller brings facts without end
         lines.pop()
     return "\n".join(lines) + "\n"
+
+
+def _link(report: str, score: Score) -> str:
+    return f"[**Report**{', with every class' if score.is_accuracy else ''}]({report})"
 
 
 def _headline(summary: Mapping[str, float], score: Score) -> list[str]:

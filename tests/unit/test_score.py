@@ -27,6 +27,7 @@ from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.exports import matrix_json
 from clear_mlflow.report.markdown import description
 from clear_mlflow.report.page.fragment import run_html
+from clear_mlflow.report.page.line_chart import padded, round_ticks
 from clear_mlflow.report.page.run_page import RunReport, run_page
 from clear_mlflow.report.terminal_tables import matrix_table
 from clear_mlflow.scoring.families import against_joint
@@ -411,12 +412,37 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
     assert rows["renate/backward_transfer"].endswith("|  |")
 
 
+def test_an_untrained_model_far_off_does_not_flatten_the_charts():
+    """Its values are in the matrix; in a chart they would be all that is seen."""
+    page = run_page(report_of(run_of(initial=[5e4, 6e4, 7e4])))
+    charts = shown_text(page).split("rmse over time")[1]
+    assert "an untrained model&#39;s values are left out" in charts
+    assert "before it was trained on" in charts
+    titles = [part.split("<")[0] for part in charts.split("<title>")[1:]]
+    assert "the buckets still to come, after 1: 5.00" in titles
+    assert not any("after 0" in title for title in titles)
+    near = shown_text(run_page(report_of(run_of(initial=[4.0, 5.0, 6.0]))))
+    assert "the buckets still to come, after 0: 5.00" in near
+
+
+@given(st.floats(-1e150, 1e150), st.floats(-1e150, 1e150), st.integers(2, 5))
+def test_an_axis_has_a_few_round_numbers(one, other, steps):
+    """Of any two ends, however near or far, and also where there is one value alone."""
+    low, high = padded(min(one, other), max(one, other))
+    assert low < min(one, other) <= max(one, other) < high
+    ticks = round_ticks(low, high, steps)
+    assert 1 <= len(ticks) <= 2 * steps + 1
+    assert all(low <= value <= high for value, _ in ticks)
+    assert max(len(text) for _, text in ticks) <= 14
+
+
 def subjects(levels, score=RMSE, seeds=3):
     found = []
     for name, factor in levels.items():
         for seed in range(seeds):
             values = (np.array(ERRORS) * factor + 0.01 * seed * (seed + factor)).tolist()
-            run = run_of(values, score=score, seed=seed)
+            untrained = [1e5 * factor] * 3  # far from all that is measured later
+            run = run_of(values, untrained, score=score, seed=seed)
             found.append(
                 Subject(
                     run_id=f"{name}{seed}{score.name}",
@@ -444,8 +470,8 @@ def test_the_lowest_error_leads_and_is_called_better():
     table = page.split('id="difference"')[1].split("</table>")[0]
     colours = [int(part.split('"')[0].split(" ")[0]) for part in table.split('<td class="w')[1:]]
     assert len(colours) == 12
-    assert colours[:3] == [50] * 3  # the untrained model is the same
-    assert min(colours[3:]) > 50
+    assert colours[:3] == [100] * 3  # the untrained model's do not stretch the scale
+    assert 50 < min(colours[3:]) < 75 < max(colours[3:])
     assert " %" not in shown_text(page).split("<h2>rmse matrices")[1].split("</section>")[0]
 
 

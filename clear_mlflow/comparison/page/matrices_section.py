@@ -239,7 +239,12 @@ def _rounded(grid: NDArray[np.float64], score: Score) -> list[list[float | None]
 
 
 def scale_of(change: NDArray[np.float64], score: Score) -> float:
-    """Where the colours of a difference of two grids end, in percentage points of accuracies."""
+    """Where the colours of a difference of two grids end, in percentage points of accuracies.
+
+    Untrained models may differ by far more than trained ones, in another score: beyond the end.
+    """
+    if not score.is_accuracy and not np.isnan(change[1:]).all():
+        change = change[1:]
     largest = float(np.nanmax(np.abs(change), initial=0.0))
     if score.is_accuracy:
         return next((step for step in _STEPS if 100 * largest <= step + 1e-9), _STEPS[-1])
@@ -253,7 +258,7 @@ def gain_shade(change: ArrayLike, scale: float, score: Score) -> NDArray[np.floa
     """Where A - B lies between B is better (0) and A is better (1)."""
     unit = 100 if score.is_accuracy else 1
     sign = 1 if score.higher_is_better else -1
-    return np.asarray(0.5 + sign * unit * np.asarray(change) / (2 * scale), dtype=np.float64)
+    return np.clip(0.5 + sign * unit * np.asarray(change) / (2 * scale), 0.0, 1.0)
 
 
 def change_text(change: float, score: Score) -> str:

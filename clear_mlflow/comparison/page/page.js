@@ -73,7 +73,10 @@
     const keys = data.keys[x.setting];
     const cells = x.cells.map((row, i) => row.map((value, j) =>
       value === null || y.cells[i][j] === null ? null : value - y.cells[i][j]));
-    const largest = Math.max(0, ...cells.flat().map((value) => Math.abs(value ?? 0)));
+    // Of another score, untrained models may differ by far more than trained ones.
+    const trained = cells.slice(1).flat().filter((value) => value !== null);
+    const counted = data.score.accuracy || !trained.length ? cells.flat() : trained;
+    const largest = Math.max(0, ...counted.map((value) => Math.abs(value ?? 0)));
     const scale = scaleOf(largest);
     const marks = data.marks[pair];
     const table = element("table", undefined, "heat big");
@@ -96,7 +99,7 @@
           const text = numberText(points);
           cell.textContent = points > 0 && text !== "0.0" ? `+${text}` : text;
           const gain = data.score.higher ? points : -points;
-          cell.className = `w${50 + Math.round((50 * gain) / scale)}`;
+          cell.className = `w${Math.min(100, Math.max(0, 50 + Math.round((50 * gain) / scale)))}`;
           if (marks) {
             const p = marks[i][j];
             if (p !== null && p < data.alpha) cell.classList.add("s");

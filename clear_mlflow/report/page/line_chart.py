@@ -39,7 +39,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """The axis up of a chart; what lies beyond its ends is drawn at them."""
+    """The axis up of a chart."""
 
     low: float = 0.0
     high: float = 1.0
@@ -48,11 +48,18 @@ class Axis:
     def ticks(self, *, large: bool) -> list[tuple[float, str]]:
         """Values and their texts: of accuracies in percent, from end to end."""
         if not self.score.is_accuracy:
-            return round_ticks(self.low, self.high, 4 if large else 2)
+            return round_ticks(self.low, self.high, 5 if large else 3)
         # Steps of a round number, whatever quarter the axis begins at.
         parts = {0.0: 4, 0.25: 3, 0.5: 5, 0.75: 5}[self.low] if large else 2
         values = [self.low + (1 - self.low) * i / parts for i in range(parts + 1)]
         return [(value, f"{100 * value:g}") for value in values]
+
+    def shown(self, line: Line) -> Line:
+        """A curve without the points beyond the axis: accuracies are drawn at its ends."""
+        if self.score.is_accuracy:
+            return line
+        inside = [point for point in line.points if self.low <= point.value <= self.high]
+        return Line(line.colour, inside, line.dash)
 
     @property
     def about(self) -> str:
@@ -60,8 +67,8 @@ class Axis:
         if self.score.is_accuracy:
             return f"Up: {self.score.label}; mind where the axis begins."
         return (
-            f"Up: {self.score.label}; the axis is of what was measured in training, and a point at "
-            "its edge lies beyond it."
+            f"Up: {self.score.label}; an untrained model's values are left out where they are "
+            "beyond what was measured in training."
         )
 
 
@@ -192,7 +199,7 @@ def line_chart(
         if named
         else [{"at": x(k), "text": str(k)} for k in range(0, last + 1, every)],
         "up": [{"at": y(value), "text": text} for value, text in ticks],
-        "curves": [drawn(line) for line in lines],
+        "curves": [drawn(line) for line in map(axis.shown, lines) if line.points],
     }
 
 

@@ -178,6 +178,7 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
         inside=None if report.tests is None else inside_charts(report.tests),
         configuration=_facts(report.configuration, report.asked),
         dataset=_facts(_dataset(report)),
+        instances="Images" if score.is_accuracy else "Instances",
         buckets=_buckets(report),
         has_num_train=bool(report.num_train),
         environment=_facts(report.environment),
