@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from clear_mlflow import metrics
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import clear, explain, renate, series, summarize
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccuracyMatrix",
     "AccuracyRow",
+    "Score",
     "__version__",
     "clear",
     "explain",

@@ -15,7 +15,16 @@ from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defau
 FUNCTIONS = (clear_mlflow.train, clear_mlflow.train_ensemble)
 # What an editor offers and a program may rely on; a name that goes breaks somebody's.
 PUBLIC = [
-    *("AccuracyMatrix", "AccuracyRow", "__version__", "clear", "explain", "metrics", "renate"),
+    *(
+        "AccuracyMatrix",
+        "AccuracyRow",
+        "Score",
+        "__version__",
+        "clear",
+        "explain",
+        "metrics",
+        "renate",
+    ),
     *("series", "summarize", "track", "train", "train_ensemble"),
 ]
 
