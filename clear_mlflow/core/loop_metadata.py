@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
@@ -277,6 +278,48 @@ def measured_row(
     if answers is not None and facts.evaluation_set is not None:
         answers.check(facts.evaluation_set, found)
     return found, answers
+
+
+def measured_test(
+    facts: LoopMetadata,
+    bucket: int,
+    correct: object,
+    *,
+    test: int,
+    num_tests: int,
+    step: int,
+    num_steps: int,
+) -> AnytimeRow:
+    """A test inside a bucket as it arrived from a loop, checked against what is known of that loop.
+
+    Args:
+        facts: of the loop.
+        bucket: that is trained on, counted from 1.
+        correct: as of :func:`measured_row`.
+        test: which of those inside this bucket, from 1.
+        num_tests: inside this bucket.
+        step: optimiser steps on this bucket so far.
+        num_steps: that it takes in all.
+
+    Raises:
+        ConfigError: a value is one that it cannot have, or the loop has no counts of images.
+        RecordError: the numbers do not fit the loop.
+    """
+    if not facts.score.is_accuracy or facts.num_instances is None:
+        what = f"the score is {facts.score.name}"
+        if facts.score.is_accuracy:
+            what = "num_instances is not known; pass it to track"
+        raise ConfigError(f"a test inside a bucket holds counts of right test images, but {what}")
+    return AnytimeRow(
+        bucket=_whole("bucket", bucket),
+        test=_whole("test", test),
+        num_tests=_whole("num_tests", num_tests),
+        step=_whole("step", step),
+        num_steps=_whole("num_steps", num_steps),
+        buckets=facts.buckets,
+        correct=_counts(facts.buckets, correct, "correct"),
+        num_instances=facts.num_instances,
+    )
 
 
 def _answers(

@@ -15,9 +15,10 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunTag
 
+from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
-from clear_mlflow.core.loop_metadata import LoopMetadata, measured_row
+from clear_mlflow.core.loop_metadata import LoopMetadata, measured_row, measured_test
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER, EvaluationSet
 from clear_mlflow.core.text import printable, shortened, shown
@@ -35,6 +36,7 @@ from clear_mlflow.metrics import (
 )
 from clear_mlflow.runs.lifecycle import close, end, join, open_run, result_of_block
 from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun
+from clear_mlflow.scoring.anytime_scores import read_tests
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.store import names
@@ -43,6 +45,7 @@ from clear_mlflow.store.rows import read_rows
 
 LOOP_JSON = "own_loop.json"
 _LONGEST_NAME = 150
+_OWN_TESTS = "own"  # how often a loop of a user's tests inside its buckets is its own affair
 
 
 class LoopRun:
@@ -179,6 +182,46 @@ class LoopRun:
             kept="probs" if has_probabilities else "labels",
         )
 
+    def log_test(
+        self, bucket: int, correct: object, *, test: int, num_tests: int, step: int, num_steps: int
+    ) -> None:
+        """Store what a test of all buckets gave while one of them is trained on.
+
+        From such tests follow the metrics of continual evaluation (docs/metrics.md). The test at
+        the end of a bucket is its row, and goes to :meth:`log_row`.
+
+        Args:
+            bucket: that is trained on, counted from 1: row *bucket* follows.
+            correct: test images classified correctly, per bucket: integers, or bucket key to
+                integer.
+            test: which of the tests inside this bucket it is, from 1.
+            num_tests: inside this bucket, the same in all of them.
+            step: optimiser steps on this bucket so far, from 1.
+            num_steps: that the bucket takes in all; more than *step*.
+
+        Raises:
+            ConfigError: the loop has no counts of test images, or a value is one that it cannot
+                have.
+            RecordError: the numbers do not fit the loop, or the test is stored with others.
+            TrackingError: the block has ended.
+        """
+        if self._run is None or self._run.is_over:
+            raise TrackingError(
+                f"a test inside bucket {shown(bucket)} arrived outside of the block; log tests "
+                "inside of 'with clear_mlflow.track(...) as run:'"
+            )
+        self._run.log_test_once(
+            measured_test(
+                self._facts,
+                bucket,
+                correct,
+                test=test,
+                num_tests=num_tests,
+                step=step,
+                num_steps=num_steps,
+            )
+        )
+
     @property
     def run_id(self) -> str:
         """The MLflow run's."""
@@ -235,6 +278,7 @@ class _TrackedLoopRun(TrackedRun):
         super().__init__(client, run_id, families)
         self._loop = facts
         self._keeps: str | None = None
+        self._tests: dict[tuple[int, int], AnytimeRow] = {}  # by bucket and number
         self.known: dict[int, AccuracyRow] = {}  # rows that the run holds
         self.is_over = False
 
@@ -264,6 +308,29 @@ class _TrackedLoopRun(TrackedRun):
             self._keeps = kept
             with mlflow_errors(f"say that run {self.run_id} keeps predictions"):
                 self.client.set_tag(self.run_id, names.PREDICTIONS_TAG, kept)
+
+    def log_test_once(self, test: AnytimeRow) -> None:
+        """Store a test inside a bucket, unless it is stored.
+
+        Args:
+            test: the test.
+
+        Raises:
+            RecordError: it is stored with other numbers.
+        """
+        place = test.bucket, test.test
+        if place in self._tests:
+            if self._tests[place] != test:
+                raise RecordError(
+                    f"test {test.test} inside bucket {test.bucket} is stored already with other "
+                    "numbers; a test is what was measured once: start a new run"
+                )
+            return
+        if not self._tests:
+            with mlflow_errors(f"say that run {self.run_id} is tested inside its buckets"):
+                self.client.set_tag(self.run_id, names.ANYTIME_TAG, _OWN_TESTS)
+        self.log_test(test)
+        self._tests[place] = test
 
     def log_loop(self) -> None:
         """Log the dataset as an MLflow input, and the images that predictions will be of."""
@@ -311,6 +378,8 @@ class _TrackedLoopRun(TrackedRun):
         """Know the rows that are there."""
         self.known = _rows_of(self.client, run, self._loop)
         self._rows.extend(self.known.values())
+        if names.ANYTIME_TAG in run.data.tags:
+            self._tests = {(t.bucket, t.test): t for t in read_tests(self.client, run)}
         if self.known and names.PREDICTIONS_TAG in run.data.tags:
             self._keeps = run.data.tags[names.PREDICTIONS_TAG]
             if self._loop.evaluation_set is not None:

@@ -58,7 +58,7 @@ def read_anytime_scores(
         summary = {m.name: logged[m.name] for m in anytime.METRICS if m.name in logged}
         return AnytimeScores(summary, is_unread=True)
     try:
-        tests = _read_tests(client, run)
+        tests = read_tests(client, run)
         matrix = AnytimeMatrix.of_tests(tests, record.matrix, record.protocol)
     except RecordError as error:
         # The rows are whole without: they are scored, and this is reported beside them.
@@ -85,7 +85,7 @@ def anytime_stamp(record: Record) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
 
-def _read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
+def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
     """All tests inside buckets that a run holds.
 
     Files are called what the format calls them, never what a store says, and live in a temporary

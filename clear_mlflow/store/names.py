@@ -46,7 +46,8 @@ DIVERGED_TAG = "diverged"
 PREDICTIONS_TAG = "clear_mlflow.predictions"
 # Fingerprint of what was computed from the predictions; whether a picture was drawn of it.
 PREDICTIONS_SCORED_TAG = "mlflow.clear_mlflow.predictions_scored"
-# How often the run tests inside its buckets, as test_every says it; none without such tests.
+# How often the run tests inside its buckets, as test_every says it, or "own" in a loop of your own;
+# none without such tests.
 ANYTIME_TAG = "clear_mlflow.anytime"
 # Fingerprint of what was computed from these tests.
 ANYTIME_SCORED_TAG = "mlflow.clear_mlflow.anytime_scored"

@@ -16,7 +16,12 @@ from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.adapters._run import AdapterRun
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
-from clear_mlflow.core.loop_metadata import describe_loop, evaluation_set_of, measured_row
+from clear_mlflow.core.loop_metadata import (
+    describe_loop,
+    evaluation_set_of,
+    measured_row,
+    measured_test,
+)
 from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.scoring.plan import Depth
 from clear_mlflow.scoring.scores import Scoring, read_scores
@@ -416,3 +421,66 @@ def test_several_processes_track_in_the_first_alone(store, experiment_id, monkey
     ):
         pass
     assert not store.search_runs([experiment_id])
+
+
+INSIDE = {
+    1: [[50, 20, 10], [75, 30, 20]],
+    2: [[60, 55, 20], [70, 80, 30]],
+    3: [[80, 60, 50], [40, 70, 90]],
+}
+ROWS_AFTER = {1: [90, 40, 20], 2: [85, 92, 40], 3: [70, 75, 95]}
+
+
+def log_tested(run, buckets=(1, 2, 3)):
+    for bucket in buckets:
+        for number, correct in enumerate(INSIDE[bucket], start=1):
+            run.log_test(bucket, correct, test=number, num_tests=2, step=number, num_steps=3)
+        run.log_row(bucket, ROWS_AFTER[bucket])
+
+
+def test_tests_inside_a_bucket_are_stored_and_scored(store, experiment_id, monkeypatch):
+    """As those of a training: their own artifacts, metrics of them, also where a loop goes on."""
+    with clear_mlflow.track(buckets=3, num_instances=100) as run:
+        log_tested(run, [1, 2])
+        log_tested(run, [1])  # the same numbers again
+        with pytest.raises(RecordError, match="test 2 inside bucket 2 is stored already with"):
+            run.log_test(2, [1, 1, 1], test=2, num_tests=2, step=2, num_steps=3)
+    monkeypatch.setenv("MLFLOW_RUN_ID", run.run_id)
+    with clear_mlflow.track(buckets=3, num_instances=100) as again:
+        with pytest.raises(RecordError, match="test 1 inside bucket 1 is stored already with"):
+            again.log_test(1, [1, 1, 1], test=1, num_tests=2, step=1, num_steps=3)
+        log_tested(again)
+    stored = store.get_run(run.run_id)
+    files = artifacts(store, stored, "anytime_accuracy")
+    assert sorted(files) == [f"bucket_00{b}_test_000{t}.json" for b in (1, 2, 3) for t in (1, 2)]
+    assert artifacts(store, stored, "accuracy_matrix/rows") == [
+        f"row_00{row}.json" for row in (1, 2, 3)
+    ]
+    assert stored.data.tags[names.ANYTIME_TAG] == "own"
+    # Bucket 1 was at 40 at its lowest after its row, bucket 2 at 60.
+    lowest = stored.data.metrics["continual_evaluation/minimum_accuracy"]
+    assert lowest == again.scores["continual_evaluation/minimum_accuracy"] == pytest.approx(0.5)
+    assert stored.data.metrics["continual_evaluation/worst_case_accuracy"] == pytest.approx(
+        0.95 / 3 + 2 / 3 * 0.5
+    )
+
+
+@pytest.mark.parametrize(
+    ("loop", "changes", "part"),
+    [
+        ({}, {}, "num_instances is not known; pass it to track"),
+        ({"score": "rmse", "num_instances": 9}, {}, "but the score is rmse"),
+        ({"num_instances": 9}, {"correct": [1, 2]}, "correct has 2 entries for 3 buckets"),
+        ({"num_instances": 9}, {"correct": [1, 2, 10]}, "expected 0 to its num_instances, 9"),
+        ({"num_instances": 9}, {"step": 3}, "a test at the end of a bucket is a row"),
+        ({"num_instances": 9}, {"test": 3}, "test is 3, of 2"),
+        ({"num_instances": 9}, {"bucket": 4}, "only 3 buckets"),
+        ({"num_instances": 9}, {"num_tests": 1.5}, "num_tests is 1.5; expected integers"),
+    ],
+)
+def test_a_test_inside_a_bucket_that_fits_nothing_is_one_line(loop, changes, part):
+    given = {"bucket": 1, "correct": [1, 2, 3], "test": 1, "num_tests": 2, "step": 1}
+    with pytest.raises((ConfigError, RecordError)) as caught:
+        measured_test(describe_loop(buckets=3, **loop), **{**given, "num_steps": 3, **changes})
+    assert part in str(caught.value)
+    assert str(caught.value).isprintable()

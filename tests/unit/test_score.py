@@ -16,6 +16,8 @@ from clear_mlflow.comparison import arrange, compare
 from clear_mlflow.comparison.leaderboard import leaderboard_rows
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.subjects import Subject
+from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
+from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.loop_metadata import describe_loop, measured_row
 from clear_mlflow.core.matrix import AccuracyRow
@@ -269,6 +271,13 @@ def test_error_rates_of_a_published_matrix():
             assert name not in of_error
             continue
         assert of_error[name] == pytest.approx(expected, abs=1e-12), name
+
+
+def test_counts_inside_buckets_are_not_mixed_with_another_score():
+    test = AnytimeRow(1, 1, 1, 1, 2, ("1", "2", "3"), (1, 2, 3), (9, 9, 9))
+    matrix = AccuracyMatrix(ERRORS, None, [9, 9, 9], score=RMSE)
+    with pytest.raises(RecordError, match="are of accuracy, and the rows of rmse"):
+        AnytimeMatrix.of_tests([test], matrix)
 
 
 def test_what_needs_an_accuracy_is_left_out_with_its_reason():

@@ -36,6 +36,10 @@ class AnytimeMatrix:
     protocol: str = "iid"
 
     def __post_init__(self) -> None:
+        if self.tests and not self.matrix.score.is_accuracy:
+            raise RecordError(
+                f"tests inside buckets are of accuracy, and the rows of {self.matrix.score.name}"
+            )
         for position, tests in self.tests.items():
             for number, test in enumerate(tests):
                 name = anytime_file_name(test.bucket, test.test)
