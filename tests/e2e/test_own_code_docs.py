@@ -14,7 +14,7 @@ def blocks(project, page):
 
 @pytest.mark.parametrize(
     ("page", "shown", "runs"),
-    [("own-loop.md", 2, 2), ("adapters.md", 4, 3), ("models.md", 1, 1), ("pandas.md", 4, 2)],
+    [("own-loop.md", 4, 4), ("adapters.md", 4, 3), ("models.md", 1, 1), ("pandas.md", 4, 2)],
 )
 def test_the_code_of_a_page(store, experiment_id, project, tmp_path, page, shown, runs):
     """One script after another, in a process that has nothing but the package."""
