@@ -21,7 +21,7 @@ from clear_mlflow.learning.device import (
     seed_everything,
 )
 from clear_mlflow.learning.ensembles.heads import descent_for
-from clear_mlflow.learning.models import build_model, linear_head
+from clear_mlflow.learning.models import build_model, linear_head, logits_in_float32
 from clear_mlflow.learning.parallel.group import ALONE, Group
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
@@ -232,7 +232,7 @@ def measure(
     answers, likelihoods = [], []
     not_finite = torch.zeros((), dtype=torch.int64, device=device)
     model.eval()
-    with torch.inference_mode():
+    with torch.inference_mode(), logits_in_float32(model):
         bounds = batch_bounds(stop - start, step) if stop > start else [(0, 0)]
         while bounds:
             begin, end = bounds[0]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import urllib.error
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +89,42 @@ def _named_head(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
         if isinstance(layer, (nn.Linear, nn.Conv2d))
     )
     return found
+
+
+@contextmanager
+def logits_in_float32(model: nn.Module) -> Iterator[None]:
+    """Have the layer that gives the logits computed in float32, also where the others are bfloat16.
+
+    A logit of bfloat16 has eight bits of mantissa: the largest two of an image are often equal
+    then, and a tie goes to the class of the lower number.
+
+    Args:
+        model: where it has no linear layer and no convolution, nothing changes.
+    """
+    heads = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:]
+    entered: list[ExitStack] = []
+
+    def enter(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        entered.append(ExitStack())
+        entered[-1].enter_context(torch.autocast(inputs[0].device.type, enabled=False))
+        return tuple(given.float() for given in inputs)
+
+    def leave(*_: object) -> None:
+        entered.pop().close()
+
+    handles = [
+        handle
+        for head in heads
+        for handle in (
+            head.register_forward_pre_hook(enter),
+            head.register_forward_hook(leave, always_call=True),
+        )
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def trainable(model: nn.Module, freeze: str) -> None:

@@ -19,13 +19,14 @@ from clear_mlflow.learning import loop
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import (
     RngPurpose,
+    autocast,
     resolve_device,
     seed_everything,
     storage_device,
     translate_oom,
 )
 from clear_mlflow.learning.loop import measure, train
-from clear_mlflow.learning.models import build_model
+from clear_mlflow.learning.models import build_model, head_of
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
@@ -469,3 +470,22 @@ def test_a_test_for_which_there_is_no_room_at_all_is_told():
     with pytest.raises(torch.OutOfMemoryError):
         measure(model, held_out_features(5), device=CPU)
     assert model.given == [5, 2, 1]
+
+
+@pytest.mark.parametrize("model", ["small_cnn", "resnet18", "squeezenet1_1"])
+def test_what_bfloat16_cannot_tell_apart_is_no_tie(model):
+    """Of two classes whose logits differ by less than that, the larger one is predicted."""
+    torch.manual_seed(0)
+    network = build_model(model, num_classes=2, image_size=64).eval()
+    head = head_of(network)
+    with torch.no_grad():
+        head.weight[1] = head.weight[0]
+        head.bias.copy_(torch.tensor([7.0, 7.001]))
+    images = torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8)
+    held_out = HeldOutImages(
+        images, torch.ones(3, dtype=torch.int64), torch.zeros(3, dtype=int), (3,)
+    )
+    tested = measure(network, held_out, device=CPU, precision="bf16")
+    assert tested.labels.tolist() == [1, 1, 1]
+    with torch.inference_mode(), autocast(CPU, "bf16"):  # the model itself is as before
+        assert network(torch.zeros(1, 3, 64, 64)).dtype == torch.bfloat16

@@ -21,7 +21,7 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.data.decoding.decode import decode_bytes
 from clear_mlflow.learning.device import autocast, resolve_device, tf32
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
-from clear_mlflow.learning.models import build_model, linear_head
+from clear_mlflow.learning.models import build_model, linear_head, logits_in_float32
 from clear_mlflow.learning.samples.augment import augmentation
 from clear_mlflow.learning.samples.decoded import Normaliser
 from clear_mlflow.learning.samples.photos import photos_of
@@ -66,7 +66,7 @@ class ServedModel:
         asked = self._features(model_input) if self.about.width else self._images(model_input)
         classes, likelihoods = [], []
         arithmetic = tf32(self.about.precision == "tf32")
-        with torch.inference_mode(), arithmetic:
+        with torch.inference_mode(), arithmetic, logits_in_float32(self._model):
             for start in range(0, len(asked), _BATCH):
                 with autocast(self._device, self.about.precision):
                     logits: Tensor = self._model(self._inputs(asked[start : start + _BATCH]))
