@@ -77,6 +77,18 @@ def test_features_are_timms_own(tmp_path, name):
     assert said["preprocessing"].startswith("timm: 160 x 160, crop 0.95 center, bi")
 
 
+def test_heads_that_normalise_first_are_left_out_whole(tmp_path):
+    """LeViT's have a batch normalisation of their own, which is no part of the features."""
+    path = tmp_path / "weights.safetensors"
+    saved = weights_of("levit_128s")
+    assert "head.bn.weight" in saved
+    save_file(saved, path)
+    model = load_backbone("timm:levit_128s", str(path)).model
+    assert torch.equal(model.stem.conv1.linear.weight, saved["stem.conv1.linear.weight"])
+    with torch.inference_mode():
+        assert model(torch.zeros(1, 3, 224, 224)).shape == (1, 384)
+
+
 def test_photos_are_upright_and_on_white_before_the_transform(tmp_path):
     """As for torchvision's backbones; timm's own loader would leave both as they are stored."""
     root = tmp_path / "data"

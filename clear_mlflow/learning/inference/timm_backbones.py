@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +87,9 @@ def _loaded(name: str, path: Path, config: Any, full_name: str) -> nn.Module:
     """
     import timm
 
-    heads = config.classifier or ()
-    heads = (heads,) if isinstance(heads, str) else heads
-    of_heads = {f"{head}.{part}" for head in heads for part in ("weight", "bias")}
-    state = {
-        key: value for key, value in read_weights(path, full_name).items() if key not in of_heads
-    }
+    state = read_weights(path, full_name)
+    for key in _of_heads(name, config, state):
+        del state[key]
     if not state:
         raise DataError(f"{path_text(path)} holds no weights; expected a state dict of {full_name}")
     # As many classes as the model has, so that timm does not let weights be missing.
@@ -106,6 +104,19 @@ def _loaded(name: str, path: Path, config: Any, full_name: str) -> nn.Module:
             "pass the backbone that it is of"
         ) from None
     return model
+
+
+def _of_heads(name: str, config: Any, state: Collection[str]) -> list[str]:
+    """The names of a file's weights that are of the model's heads."""
+    import timm
+
+    heads = (config.classifier,) if isinstance(config.classifier, str) else config.classifier or ()
+    found = {f"{head}.{part}" for head in heads for part in ("weight", "bias")}
+    # Some heads normalise before they classify; what of that is left without a head stays.
+    if within := tuple(head.rpartition(".")[0] + "." for head in heads if "." in head):
+        kept = timm.create_model(name, pretrained=False, num_classes=0).state_dict().keys()
+        found |= {key for key in state if key.startswith(within) and key not in kept}
+    return sorted(found & set(state))
 
 
 def _downloaded(config: Any, full_name: str) -> Path:
