@@ -49,12 +49,8 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.evaluation.read_correctness import read_correctness
-from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.logged import (
-    is_of_a_training,
-    logged_parameters,
-    stored_parameters,
-)
+from clear_mlflow.learning.parameters.config import TrainConfig, stored_parameters
+from clear_mlflow.learning.parameters.logged import is_of_a_training, logged_parameters
 from clear_mlflow.metrics import METRICS, Metric, undefined
 from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.store import names

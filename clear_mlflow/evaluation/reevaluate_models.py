@@ -15,8 +15,8 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_WEIGHTS_BYTES, json_texts, read_bytes
-from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.logged import dataset_runs_code, stored_parameters
+from clear_mlflow.learning.parameters.config import TrainConfig, stored_parameters
+from clear_mlflow.learning.parameters.logged import dataset_runs_code
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import create_run

@@ -26,8 +26,12 @@ from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.journal.spool import HeldError, Spool, left_spools, read_origin
 from clear_mlflow.learning.measured import StreamMetadata
-from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
-from clear_mlflow.learning.parameters.logged import dataset_runs_code, stored_parameters
+from clear_mlflow.learning.parameters.config import (
+    TrainConfig,
+    parameter_defaults,
+    stored_parameters,
+)
+from clear_mlflow.learning.parameters.logged import dataset_runs_code
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.lifecycle import open_again, refuse_second

@@ -16,7 +16,6 @@ import yaml
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_RUNS, decoded, read_bytes
-from clear_mlflow.learning.anytime.schedule import OFF
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import NONE
 
@@ -103,11 +102,8 @@ def fingerprint(config: TrainConfig) -> str:
     >>> fingerprint(TrainConfig.resolve({})) == fingerprint(TrainConfig.resolve({"lr": "0.020"}))
     True
     """
-    texts = config.as_text()
-    del texts["metrics"]  # what is logged of a run decides nothing of its rows
-    for name, text in (("dataset_args", NONE), ("test_every", OFF)):
-        if texts[name] == text:  # as before there was such a parameter
-            del texts[name]
+    texts = config.said_since_added()
+    texts.pop("metrics", None)  # what is logged of a run decides nothing of its rows
     return digest_of(texts)
 
 

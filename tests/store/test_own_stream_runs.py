@@ -185,10 +185,3 @@ def test_a_sweep_of_a_stream_names_its_runs_after_it(tmp_path):
     file.write_text("grid: {seed: [0]}\n")
     (run,) = read_grid(file).runs
     assert run.fingerprint == "ec4a9c25d6dfe888c1ef46a3f4fd24d7"
-
-
-def test_stored_parameters_of_before_there_were_own_streams():
-    """A configuration that lacks them is one that says nothing of them."""
-    old = TrainConfig.resolve({}).as_text()
-    del old["dataset_args"]
-    assert TrainConfig.resolve(old) == TrainConfig.resolve({})

@@ -9,17 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clear_mlflow
+from clear_mlflow.comparison.build import TUNED
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.sources import DATASETS
-from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.config import (
+    OPTIMISATION,
+    TrainConfig,
+    names_of_first_version,
+    parameter_defaults,
+    parameter_groups,
+    stored_parameters,
+)
 from clear_mlflow.learning.parameters.logged import (
     is_of_a_training,
     logged_parameters,
     parameters_to_log,
     read_config_file,
-    stored_parameters,
 )
 from clear_mlflow.learning.parameters.recipes import EMBEDDED_RECIPES
+from clear_mlflow.sweep.grid import fingerprint
 
 ASKED = [
     {},
@@ -216,17 +224,47 @@ def test_no_weight_of_a_head_on_stored_features_decays():
 def test_runs_of_before_there_was_augment_were_squares(stored, augment):
     """What they stored says no such thing; it is known all the same."""
     found = stored_parameters(stored)
-    added = {"augment": augment, "metrics": "clear,renate", "dataset_args": "none"}
-    added["test_every"] = "off"
-    assert found == {**stored, **added}
+    assert (found["augment"], found["metrics"]) == (augment, "clear,renate")
+    assert found.items() >= stored.items()
     assert stored_parameters({**stored, "metrics": "gem"})["metrics"] == "gem"
+
+
+# What config.json of the first version names; no name is ever added here.
+FIRST_VERSION = {
+    *("allocator", "batch_size", "channels_last", "clip_norm", "compile"),
+    *("damaged", "data_root", "dataset", "device", "epochs"),
+    *("features", "freeze", "image_size", "label_smoothing", "log_models"),
+    *("lr", "lr_gamma", "lr_step", "memory", "model"),
+    *("momentum", "optimizer", "optimizer_state", "precision", "predictions"),
+    *("protocol", "resumable", "schedule", "seed", "seeds"),
+    *("split", "strategy", "strategy_args", "warmup_epochs", "weight_decay"),
+    "weights",
+}
+
+
+def test_a_parameter_that_is_new_says_what_runs_before_it_did():
+    """Its field has ``before``: without it, older runs could not be resumed, nor repeated."""
+    assert names_of_first_version() == FIRST_VERSION
+    whole = TrainConfig.resolve({}).as_text()
+    old = {name: text for name, text in whole.items() if name in FIRST_VERSION}
+    config = TrainConfig.resolve(stored_parameters(old))
+    assert config == TrainConfig.resolve({})
+    # What a sweep of the first version called its run, which it finds again.
+    assert config.said_since_added().keys() - {"augment"} == FIRST_VERSION
+    assert fingerprint(config) == "ec4a9c25d6dfe888c1ef46a3f4fd24d7"
+
+
+def test_what_a_search_chooses_is_known_to_comparisons():
+    """All that shapes the optimisation, and the two that say how: none is a method of its own."""
+    of_optimisation = {name for name, group in parameter_groups().items() if group == OPTIMISATION}
+    assert set(TUNED) == of_optimisation | {"strategy_args", "augment"}
 
 
 def test_a_configuration_of_an_earlier_run_repeats_it(tmp_path):
     """All that there was is there; a file that a user wrote gets the defaults of now."""
     clear = {"dataset": "clear10", "data_root": "/d"}
-    old = TrainConfig.resolve(clear).as_text()
-    del old["augment"], old["metrics"]
+    whole = TrainConfig.resolve(clear).as_text()
+    old = {name: text for name, text in whole.items() if name in FIRST_VERSION}
     path = tmp_path / "config.json"
     path.write_text(json.dumps(old))
     assert TrainConfig.resolve(read_config_file(path)).augment == "square"

@@ -447,3 +447,10 @@ if PUBLISHED.exists():
         found = summarize(AccuracyMatrix(np.loadtxt(PUBLISHED, delimiter=",")), metrics=ALL_METRICS)
         for names, number in table_of_words():
             assert {f"{found[name]:.4f}" for name in names} == {number}
+
+
+def test_every_family_has_a_source_in_the_documentation(project):
+    """A row of the table that no program writes."""
+    page = (project / "docs" / "metrics.md").read_text(encoding="utf-8")
+    table = page.partition("## Families and their sources")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.M)) >= set(FAMILIES)

@@ -29,6 +29,7 @@ from clear_mlflow.learning.parameters.recipes import (
     RECIPES,
     SQUARE,
     STREAM_RECIPE,
+    cropping_before_augment,
 )
 from clear_mlflow.learning.parameters.values import (
     Argument,
@@ -66,6 +67,7 @@ def _parameter(
     default: str = AUTO,
     python: str = "",
     about: str = "",
+    before: str | Callable[[Mapping[str, str]], str] | None = None,
 ) -> Any:
     """A field that is a training's parameter.
 
@@ -76,6 +78,9 @@ def _parameter(
         default: the text that it has when nobody says anything.
         python: the type that a caller in Python gives, where it does not follow from the field's.
         about: what it is, as Python's documentation says it, where that differs from the help.
+        before: what runs did that were trained before there was this parameter, as a text or as
+            what they stored says it; None: every run that is stored has it. A new parameter's is
+            what leaves their rows what they are.
     """
     return field(
         metadata={
@@ -86,6 +91,7 @@ def _parameter(
             "choices": getattr(parse, "known", ()),
             "python": python,
             "about": about,
+            "before": before,
         }
     )
 
@@ -120,6 +126,7 @@ class TrainConfig:
         DATA,
         parse_arguments,
         default=NONE,
+        before=NONE,
         python="str | Mapping[str, object]",
         about='How your own stream is read: {"name": value}, or name=value,name=value; '
         "docs/own-streams.md lists what there is.",
@@ -205,6 +212,7 @@ class TrainConfig:
     augment: str = _parameter(
         MODEL,
         one_of(AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, SQUARE, NONE),
+        before=cropping_before_augment,
         help="How images are cropped: random_crop, as the CLEAR authors do; random_crop_flip, "
         "mirrored too; square, the centre alone, cropped and mirrored; none: the centre.",
     )
@@ -302,6 +310,7 @@ class TrainConfig:
         RECORD,
         parse_test_every,
         default=OFF,
+        before=OFF,
         python="int | str",
         help="Test inside each bucket, too: every so many epochs, as 1, or steps, as 200steps; "
         "off: after each bucket alone.",
@@ -310,6 +319,7 @@ class TrainConfig:
         RECORD,
         parse_families,
         default=DEFAULT_METRICS,
+        before=DEFAULT_METRICS,
         python="str | Sequence[str]",
         about='Families of metrics to log, for example ["clear", "gem"]; docs/metrics.md lists '
         "them.",
@@ -427,6 +437,17 @@ class TrainConfig:
         """Every parameter as the text that :meth:`resolve` reads back to the same value."""
         return {name: _as_text(value) for name, value in self.values().items()}
 
+    def said_since_added(self) -> dict[str, str]:
+        """:meth:`as_text` without each later parameter that says what runs before it did.
+
+        What identifies a configuration stays the same when a parameter is added.
+        """
+        return {
+            name: text
+            for name, text in self.as_text().items()
+            if not (isinstance(before := _ADDED.get(name), str) and self.is_said_by(name, before))
+        }
+
     def values(self) -> dict[str, Any]:
         """Every parameter's value, of which ``TrainConfig(**values)`` makes the same again.
 
@@ -483,11 +504,32 @@ class TrainConfig:
 
 
 _FIELDS = {f.name: f for f in fields(TrainConfig)}
+_ADDED = {
+    name: f.metadata["before"] for name, f in _FIELDS.items() if f.metadata["before"] is not None
+}
 
 
 def parameter_defaults() -> dict[str, str]:
     """Every parameter's name and the text it has when a user says nothing."""
     return {name: f.metadata["default"] for name, f in _FIELDS.items()}
+
+
+def stored_parameters(stored: Mapping[str, str]) -> dict[str, str]:
+    """Parameters that a run stored, with those that the version which trained it did not have.
+
+    Args:
+        stored: parameter name to text.
+    """
+    found = dict(stored)
+    for name, before in _ADDED.items():
+        if name not in stored:
+            found[name] = before if isinstance(before, str) else before(stored)
+    return found
+
+
+def names_of_first_version() -> frozenset[str]:
+    """Names of the parameters that every run stores, however old it is."""
+    return frozenset(_FIELDS.keys() - _ADDED.keys())
 
 
 def switches() -> frozenset[str]:

@@ -8,12 +8,15 @@ from pathlib import Path
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.data.sources import is_own_function
-from clear_mlflow.learning.anytime.schedule import OFF
-from clear_mlflow.learning.parameters.config import DEFAULT_METRICS, TrainConfig, parameter_defaults
-from clear_mlflow.learning.parameters.recipes import AUTO, EMBEDDED_RECIPES, NONE, SQUARE
+from clear_mlflow.learning.parameters.config import (
+    TrainConfig,
+    names_of_first_version,
+    parameter_defaults,
+    stored_parameters,
+)
+from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import argument_text
 
-_ADDED_LATER = frozenset({"augment", "metrics", "dataset_args", "test_every"})  # to what runs store
 # Only the training process knows their values, so what was asked for distinguishes two runs.
 _OF_THE_MACHINE = frozenset({"device", "precision"})
 
@@ -96,27 +99,6 @@ def is_of_a_training(logged: Mapping[str, str]) -> bool:
     return not logged.keys().isdisjoint({"used/arithmetic", "used/epochs"})
 
 
-def stored_parameters(stored: Mapping[str, str]) -> dict[str, str]:
-    """Parameters that a run stored, with those that the version which trained it did not have.
-
-    Before there was ``augment``, photographs were ``square``; embedded digits were as they are now.
-    Before there was ``metrics``, every run logged what is now the default; before there was
-    ``dataset_args``, there was nothing for them to say; and before there was ``test_every``, models
-    were tested after each bucket alone.
-
-    Args:
-        stored: parameter name to text.
-    """
-    stored = {"metrics": DEFAULT_METRICS, "dataset_args": NONE, "test_every": OFF, **stored}
-    if "augment" in stored:
-        return stored
-    as_they_are = stored.get("features", NONE) != NONE or (
-        stored.get("dataset", "digits") == "digits"
-        and stored.get("image_size", AUTO) in (AUTO, EMBEDDED_RECIPES["digits"]["image_size"])
-    )
-    return {**stored, "augment": NONE if as_they_are else SQUARE}
-
-
 def dataset_runs_code(parameters: Mapping[str, str]) -> bool:
     """Whether the dataset is a function of your own: loading it runs that code.
 
@@ -140,5 +122,5 @@ def read_config_file(path: Path) -> dict[str, str]:
             "config.json of a run is"
         ) from error
     # A run's own names all parameters that there were; what a user wrote may leave out any.
-    is_of_a_run = content.keys() >= parameter_defaults().keys() - _ADDED_LATER
+    is_of_a_run = content.keys() >= names_of_first_version()
     return stored_parameters(content) if is_of_a_run else content
