@@ -45,7 +45,7 @@ from clear_mlflow.store.heartbeat import (
     told_by,
     trains_now,
 )
-from clear_mlflow.store.ui_urls import run_links
+from clear_mlflow.store.ui_urls import link_comparison, run_links
 
 # A child that ended by one of these was stopped from outside; by any other it broke.
 _KILLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
@@ -440,6 +440,8 @@ def _close_one(client: MlflowClient, run_id: str, result: RunResult, ours: bool)
                 check=refuse_if_lost,
             )
             links = tuple(run_links(client, run))
+        with suppress(ClearError):
+            link_comparison(client, run.info.experiment_id)
     except LostRunError as lost:
         return _lost(result, lost)
     except ClearError as refusal:

@@ -27,6 +27,7 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, MAX_TAG_BYTES, json_object
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store, is_server, mlflow_errors
+from clear_mlflow.store.compat import answers
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS, REPORT_HTML
 
 # MLflow keeps shared views in tags of the experiment, named by a key in the link (mlflow 3.17).
@@ -128,6 +129,31 @@ def _server_file(tracking_uri: str) -> Path:
     """Where the address of a store's server is kept: named by the store, which it does not show."""
     digest = hashlib.sha256(absolute_store(tracking_uri).encode()).hexdigest()[:32]
     return default_cache_dir() / "servers" / digest
+
+
+def link_comparison(client: MlflowClient, experiment_id: str) -> None:
+    """Link the live comparison from an experiment's description, where its server has these pages.
+
+    Once: a description that a person wrote, changed or removed stays as it is.
+
+    Raises:
+        TrackingError: the server does not answer, or this person may not describe the experiment.
+    """
+    uri = client.tracking_uri
+    if not is_server(uri):
+        return
+    with mlflow_errors(f"describe experiment {experiment_id}"):
+        tags = client.get_experiment(experiment_id).tags
+        if tags.get(names.MLFLOW_NOTE) or names.NOTE_TAG in tags:
+            return
+        # What our page answers to an address that names no run; without it, there is no such route.
+        if not answers(uri, "/clear/run", 400, _ANSWER_SECONDS):
+            return
+        where = f"&{_in_workspace()}" if _in_workspace() else ""
+        compare = f"clear/compare?experiment_id={quote(experiment_id, safe='')}{where}"
+        note = f"[Compare the runs]({compare}): matrices, curves, and which differences are real."
+        client.set_experiment_tag(experiment_id, names.NOTE_TAG, "linked")
+        client.set_experiment_tag(experiment_id, names.MLFLOW_NOTE, note)
 
 
 def report_link(run: Run) -> str:
