@@ -49,7 +49,7 @@ def test_the_signature_is_the_configuration(function):
 def test_every_choice_of_a_signature_is_one(function):
     """What a type says may be passed is accepted, and the docstring names each parameter."""
     hints = get_type_hints(function, {**vars(api), "TrainedRun": clear_mlflow.AccuracyMatrix})
-    told = set(re.findall(r"^        (\w+): ", inspect.getdoc(function) and function.__doc__, re.M))
+    told = set(re.findall(r"^    (\w+): ", inspect.getdoc(function), re.M))
     assert told >= set(parameter_defaults())
     for name in parameter_defaults():
         hint = hints[name]
