@@ -7,14 +7,10 @@ all families, those that are chosen are computed: by default CLEAR's and Renate'
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-import posixpath
-import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -23,6 +19,7 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics._base import ACCURACY_ALONE, ANY, CHANGE, LEVEL, Metric, name_of
+from clear_mlflow.metrics._common import evaluated, gather, modules_of
 
 __all__ = [
     "ACCURACY_ALONE",
@@ -48,49 +45,13 @@ __all__ = [
 ]
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-_AnyMetric = TypeVar("_AnyMetric", bound=_Named)
-
-
-def gather(metrics: Iterable[_AnyMetric]) -> tuple[_AnyMetric, ...]:
-    """All metrics, after a check that MLflow can hold them side by side.
-
-    Raises:
-        ValueError: a name is there twice, or is one that MLflow refuses.
-    """
-    found: dict[str, _AnyMetric] = {}
-    for metric in metrics:
-        name = metric.name
-        # MLflow takes a name as a path too: no "a//b", "./a" or "../a".
-        if (
-            not re.fullmatch(r"[A-Za-z0-9_\-./ ]{1,250}", name)
-            or posixpath.normpath(name) != name
-            or name.startswith((".", "/"))
-        ):
-            raise ValueError(
-                f"metric name {name!r} is one that MLflow refuses; use family/metric_name"
-            )
-        if name in found:
-            raise ValueError(f"two metrics are named {name!r}; give each its own name")
-        found[name] = metric
-    return tuple(found.values())
-
-
 DEFAULT_FAMILIES = ("clear", "renate")
 
 
 def _found_families() -> dict[str, tuple[Metric, ...]]:
-    modules = [
-        module.name
-        for module in pkgutil.iter_modules(__path__)
-        if not (module.ispkg or module.name.startswith("_"))
-    ]
-    modules.sort(key=lambda name: (name not in DEFAULT_FAMILIES, name))
-    return {name: importlib.import_module(f"{__name__}.{name}").METRICS for name in modules}
+    found = modules_of(sys.modules[__name__])
+    names = sorted(found, key=lambda name: (name not in DEFAULT_FAMILIES, name))
+    return {name: found[name].METRICS for name in names}
 
 
 # Every family that there is, those that are computed by default first.
@@ -171,7 +132,7 @@ def summarize(
     >>> summarize(AccuracyMatrix([[0.9, 0.6]]))["clear/next_domain_accuracy"]
     0.6
     """
-    return _evaluated(matrix.masked(protocol), of_score(metrics, matrix.score))[0]
+    return evaluated(matrix.masked(protocol), of_score(metrics, matrix.score))[0]
 
 
 def explain(
@@ -203,7 +164,7 @@ def undefined(
 ) -> dict[str, UndefinedMetricError]:
     """As :func:`explain`, as errors: a FailedMetricError is a mistake of the metric itself."""
     evidence, metrics = matrix.masked(protocol), of_score(metrics, matrix.score)
-    return _by_protocol(_evaluated(evidence, metrics)[1], evidence, protocol, metrics)
+    return _by_protocol(evaluated(evidence, metrics)[1], evidence, protocol, metrics)
 
 
 def series(
@@ -246,27 +207,13 @@ def course(evidence: AccuracyMatrix, protocol: str, metrics: Sequence[Metric] = 
     metrics = of_score(metrics, evidence.score)
     found: dict[str, dict[int, float]] = {}
     for k in range(1, evidence.num_rows):
-        for name, value in _evaluated(evidence.after(k), metrics)[0].items():
+        for name, value in evaluated(evidence.after(k), metrics)[0].items():
             found.setdefault(name, {})[k] = value
-    summary, errors = _evaluated(evidence, metrics)
+    summary, errors = evaluated(evidence, metrics)
     if evidence.num_rows:
         for name, value in summary.items():
             found.setdefault(name, {})[evidence.num_rows] = value
     return Course(found, summary, _by_protocol(errors, evidence, protocol, metrics))
-
-
-def _evaluated(
-    evidence: AccuracyMatrix, metrics: Sequence[Metric]
-) -> tuple[dict[str, float], dict[str, UndefinedMetricError]]:
-    """Values by name, and of the other metrics why they have none."""
-    values: dict[str, float] = {}
-    errors: dict[str, UndefinedMetricError] = {}
-    for metric in metrics:
-        try:
-            values[metric.name] = metric.function(evidence)
-        except UndefinedMetricError as error:
-            errors[metric.name] = error
-    return values, errors
 
 
 def _by_protocol(
@@ -294,7 +241,7 @@ def _by_protocol(
         evidence.buckets,
         evidence.score,
     )
-    defined = _evaluated(ideal, lacking)[0].keys()
-    ruled_out = defined - _evaluated(ideal.masked(protocol), lacking)[0].keys()
+    defined = evaluated(ideal, lacking)[0].keys()
+    ruled_out = defined - evaluated(ideal.masked(protocol), lacking)[0].keys()
     reason = f"under the {protocol} protocol cells with j <= i score training images"
     return errors | dict.fromkeys(ruled_out, UndefinedMetricError(reason))

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import Score
+from clear_mlflow.metrics._common import MetricOf
 
 # What a metric is of a matrix of another score than accuracy. Its formula is then evaluated such
 # that more is better, on -R where lower is better, and its value is:
@@ -25,7 +26,7 @@ ANY = "any"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric:
+class Metric(MetricOf[AccuracyMatrix]):
     """One number of an accuracy matrix, under the name that it is logged as.
 
     Args:
@@ -37,10 +38,6 @@ class Metric:
             :data:`CHANGE`, :data:`ACCURACY_ALONE` or :data:`ANY`.
     """
 
-    name: str
-    function: Callable[[AccuracyMatrix], float]
-    higher_is_better: bool = True
-    version: int = 1
     takes: str = ACCURACY_ALONE
 
     def of(self, score: Score) -> Metric:

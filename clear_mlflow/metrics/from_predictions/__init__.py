@@ -6,12 +6,11 @@ family's ``METRICS``; a new family is a new module here.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
+import sys
 from collections.abc import Sequence
 
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.metrics import gather
+from clear_mlflow.metrics._common import evaluated, gather, modules_of, over_course
 from clear_mlflow.metrics.from_predictions._base import PredictionMetric, Predictions
 from clear_mlflow.metrics.from_predictions._classes import class_accuracies, confusion, macro_matrix
 from clear_mlflow.metrics.from_predictions.macro_accuracy import METRICS as _MACRO_METRICS
@@ -32,10 +31,7 @@ __all__ = [
 ]
 
 METRICS: tuple[PredictionMetric, ...] = gather(
-    metric
-    for module in pkgutil.iter_modules(__path__)
-    if not module.name.startswith("_")
-    for metric in importlib.import_module(f"{__name__}.{module.name}").METRICS
+    metric for module in modules_of(sys.modules[__name__]).values() for metric in module.METRICS
 )
 
 
@@ -52,13 +48,7 @@ def summarize(
     predictions: Predictions, metrics: Sequence[PredictionMetric] = METRICS
 ) -> dict[str, float]:
     """Every metric that is defined on a run's predictions: name to value."""
-    found = {}
-    for metric in metrics:
-        try:
-            found[metric.name] = metric.function(predictions)
-        except UndefinedMetricError:
-            continue
-    return found
+    return evaluated(predictions, metrics)[0]
 
 
 def explain(
@@ -72,21 +62,11 @@ def undefined(
     predictions: Predictions, metrics: Sequence[PredictionMetric] = METRICS
 ) -> dict[str, UndefinedMetricError]:
     """As :func:`explain`, as errors: a FailedMetricError is a mistake of the metric itself."""
-    errors: dict[str, UndefinedMetricError] = {}
-    for metric in metrics:
-        try:
-            metric.function(predictions)
-        except UndefinedMetricError as error:
-            errors[metric.name] = error
-    return errors
+    return evaluated(predictions, metrics)[1]
 
 
 def series(
     predictions: Predictions, metrics: Sequence[PredictionMetric] = METRICS
 ) -> dict[str, dict[int, float]]:
     """Every metric over the course of a run: name to {buckets trained: value}, where defined."""
-    found: dict[str, dict[int, float]] = {}
-    for k in range(1, predictions.k + 1):
-        for name, value in summarize(predictions.after(k), metrics).items():
-            found.setdefault(name, {})[k] = value
-    return found
+    return over_course(predictions, metrics)

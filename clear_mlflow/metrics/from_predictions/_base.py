@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -13,6 +13,7 @@ from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricEr
 from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.text import shown
+from clear_mlflow.metrics._common import MetricOf
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +126,7 @@ class Predictions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PredictionMetric:
+class PredictionMetric(MetricOf[Predictions]):
     """One number of a run's predictions, under the name that it is logged as.
 
     Args:
@@ -134,8 +135,3 @@ class PredictionMetric:
         higher_is_better: which of two values a researcher wants.
         version: raised when the definition changes, so that stored values are known as old.
     """
-
-    name: str
-    function: Callable[[Predictions], float]
-    higher_is_better: bool = True
-    version: int = 1

@@ -1,0 +1,102 @@
+"""What metrics have in common, whatever they are numbers of: a declaration, and its evaluation."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any, Generic, Protocol, TypeVar
+
+from clear_mlflow.core.errors import UndefinedMetricError
+
+Measured = TypeVar("Measured")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricOf(Generic[Measured]):
+    """One number of what was measured in a run, under the name that it is logged as.
+
+    Args:
+        name: family and metric, as ``clear/in_domain_accuracy``.
+        function: raises UndefinedMetricError where the metric has no value.
+        higher_is_better: which of two values a researcher wants.
+        version: raised when the definition changes, so that stored values are known as old.
+    """
+
+    name: str
+    function: Callable[[Measured], float]
+    higher_is_better: bool = True
+    version: int = 1
+
+
+AnyMetric = TypeVar("AnyMetric", bound=MetricOf[Any])
+
+
+def modules_of(package: ModuleType) -> dict[str, ModuleType]:
+    """Every module of a package that holds a family of metrics, by its name."""
+    return {
+        found.name: importlib.import_module(f"{package.__name__}.{found.name}")
+        for found in pkgutil.iter_modules(package.__path__)
+        if not (found.ispkg or found.name.startswith("_"))
+    }
+
+
+def gather(metrics: Iterable[AnyMetric]) -> tuple[AnyMetric, ...]:
+    """All metrics, after a check that MLflow can hold them side by side.
+
+    Raises:
+        ValueError: a name is there twice, or is one that MLflow refuses.
+    """
+    found: dict[str, AnyMetric] = {}
+    for metric in metrics:
+        name = metric.name
+        # MLflow takes a name as a path too: no "a//b", "./a" or "../a".
+        if (
+            not re.fullmatch(r"[A-Za-z0-9_\-./ ]{1,250}", name)
+            or posixpath.normpath(name) != name
+            or name.startswith((".", "/"))
+        ):
+            raise ValueError(
+                f"metric name {name!r} is one that MLflow refuses; use family/metric_name"
+            )
+        if name in found:
+            raise ValueError(f"two metrics are named {name!r}; give each its own name")
+        found[name] = metric
+    return tuple(found.values())
+
+
+def evaluated(
+    measured: Measured, metrics: Sequence[MetricOf[Measured]]
+) -> tuple[dict[str, float], dict[str, UndefinedMetricError]]:
+    """Values by name, and of the other metrics why they have none."""
+    values: dict[str, float] = {}
+    errors: dict[str, UndefinedMetricError] = {}
+    for metric in metrics:
+        try:
+            values[metric.name] = metric.function(measured)
+        except UndefinedMetricError as error:
+            errors[metric.name] = error
+    return values, errors
+
+
+class _Course(Protocol):
+    @property
+    def k(self) -> int: ...
+
+    def after(self: Cut, k: int) -> Cut: ...
+
+
+Cut = TypeVar("Cut", bound=_Course)
+
+
+def over_course(measured: Cut, metrics: Sequence[MetricOf[Cut]]) -> dict[str, dict[int, float]]:
+    """Every metric over the course of a run: name to {buckets trained: value}, where defined."""
+    found: dict[str, dict[int, float]] = {}
+    for k in range(1, measured.k + 1):
+        for name, value in evaluated(measured.after(k), metrics)[0].items():
+            found.setdefault(name, {})[k] = value
+    return found
