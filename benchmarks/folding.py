@@ -1,7 +1,7 @@
-"""What folding batch normalisation into convolutions gains a test: ``python benchmarks/folding.py``.
+"""What folding batch normalisation into convolutions gains: ``python benchmarks/folding.py``.
 
-ResNet-18 in evaluation mode on batches as tests take them, as it is and folded by torch.fx, in turn;
-medians. One thread, and CPU time: what else the machine does shows least there.
+ResNet-18 in evaluation mode on batches as tests take them, as it is and folded by torch.fx, in
+turn; medians. One thread, and CPU time: what else the machine does shows least there.
 """
 
 from __future__ import annotations
