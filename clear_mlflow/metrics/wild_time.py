@@ -31,13 +31,15 @@ AHEAD = 3  # buckets that Eval-Stream looks ahead
 
 
 def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> float:
-    """Eval-Fix, in distribution: accuracy on the last bucket before the split.
+    """Eval-Fix, in distribution: accuracy on the images up to the split, taken together.
 
-    Formula: R[s, s] with s = ceil(T / 2) - 1. Defined when k > s.
+    Formula: sum of n[j] R[s, j] / sum of n[j], over j <= s, with s = ceil(T / 2) - 1. Defined when
+    k > s and the number of test images per bucket is known.
 
-    The authors' program has this of models that it trains on all buckets up to the split at once.
-    Its continual learners (``train_online`` under ``offline``) stop one bucket earlier, so what it
-    prints for them as ID accuracy is R[s - 1, s]; here it is R[s, s] of all.
+    The authors' program collates the test images of all buckets up to the split. It has this of
+    models that it trains on all of these buckets at once. Its continual learners
+    (``train_online`` under ``offline``) stop one bucket earlier, so what it prints for them is of
+    row s - 1; here it is of row s of all.
 
     Args:
         matrix: (k, T); row = trained through, column = tested on.
@@ -47,16 +49,22 @@ def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> float:
         A fraction in [0, 1]; higher is better.
 
     Raises:
-        UndefinedMetricError: the split was not reached, or the cell was not measured.
+        UndefinedMetricError: the split was not reached, the counts are not known, or a cell was not
+            measured.
 
     Source:
         Yao et al. 2022, Eval-Fix; ``evaluate_offline``.
 
-    >>> fix_id_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
-    0.8
+    >>> rows = [[0.8, 0.1, 0.2], [0.5, 0.9, 0.3]]
+    >>> round(fix_id_accuracy(AccuracyMatrix(rows, num_instances=[300, 100, 100])), 6)
+    0.6
     """
     row, cells = _at_split(matrix, split)
-    return float(measured(cells[row : row + 1], lambda _: f"R[{row}, {row}]")[0])
+    if matrix.num_instances is None:
+        raise UndefinedMetricError("needs test counts per bucket")
+    weights = matrix.num_instances[: row + 1].astype(np.float64)
+    known = measured(cells[: row + 1], lambda j: f"R[{row}, {j}]")
+    return float((weights * known).sum() / weights.sum())
 
 
 def fix_ood_average(matrix: AccuracyMatrix, split: int | None = None) -> float:
@@ -191,7 +199,8 @@ def _next_buckets(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
 
 
 METRICS = (
-    Metric(name="wild_time/fix_id_accuracy", function=fix_id_accuracy, takes=LEVEL),
+    # Version 1 was R[s, s].
+    Metric(name="wild_time/fix_id_accuracy", function=fix_id_accuracy, version=2),
     Metric(name="wild_time/fix_ood_average", function=fix_ood_average, takes=LEVEL),
     Metric(name="wild_time/fix_ood_worst", function=fix_ood_worst, takes=LEVEL),
     Metric(name="wild_time/stream_average", function=stream_average, takes=LEVEL),
