@@ -22,6 +22,7 @@ from clear_mlflow.core.errors import ConfigError, TrackingError
 _HOST = "127.0.0.1"
 _START_SECONDS = 120.0  # on a machine with much else to do; five otherwise
 _BETWEEN_LOOKS = 0.25
+_BUSY_SECONDS = 20.0  # until a server that listens answers; a second one would be no faster
 
 
 @click.command(
@@ -66,7 +67,7 @@ def open_ui(target: str | None, port: str, browser: str) -> None:
     known = server_address(store) if is_server(store) else None
     if known is None and port == "auto":
         with mlflow_errors("look for a server"):
-            known = local_server(client)
+            known = local_server(client, _BUSY_SECONDS)
     if known is not None:
         _show(f"{known}/{page}", browser == "yes")
         return

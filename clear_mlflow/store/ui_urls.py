@@ -79,11 +79,15 @@ def _open_command(uri: str) -> str:
     )
 
 
-def local_server(client: MlflowClient) -> str | None:
+def local_server(client: MlflowClient, seconds: float = _ANSWER_SECONDS) -> str | None:
     """Address of a server that ``clear-mlflow open`` runs over a store; None where none does.
 
     One that stopped may have left its port to another: what answers there has to hold the same
     experiment as the store does.
+
+    Args:
+        client: the store.
+        seconds: how long a server that listens may take to answer; where none does, none pass.
     """
     try:
         address = _server_file(client.tracking_uri).read_text(encoding="utf-8")
@@ -96,7 +100,7 @@ def local_server(client: MlflowClient) -> str | None:
         return None
     asked = f"{address}/api/2.0/mlflow/experiments/get?experiment_id={quote(known.experiment_id)}"
     try:
-        with urlopen(asked, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
+        with urlopen(asked, timeout=seconds) as answer:  # noqa: S310
             content = answer.read(MAX_ROW_BYTES)
         found = json_object(content, MAX_ROW_BYTES).get("experiment")
     except (OSError, HTTPException, RecordError):

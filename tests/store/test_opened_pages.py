@@ -179,7 +179,9 @@ def test_a_store_without_a_server_gets_one_until_it_is_stopped(store, experiment
         assert address.endswith("/artifacts/report.html?workflowType=machine_learning")
         base = address.partition("/#")[0]
         # Another open, and the links of every command, find it.
-        again = subprocess.run([*command[:4], "test", *command[5:]], capture_output=True, text=True)
+        again = subprocess.run(
+            [*command[:4], "test", *command[5:]], capture_output=True, text=True, timeout=120
+        )
         assert again.returncode == 0, again.stderr
         assert again.stdout.strip().startswith(f"{base}/#/experiments/{experiment_id}/runs?")
         links = run_links(store, run)
