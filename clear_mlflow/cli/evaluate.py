@@ -25,6 +25,7 @@ from clear_mlflow.cli.options import (
     yes_or_no_option,
 )
 from clear_mlflow.core.errors import ClearError, ConfigError
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.importers import Reading, RowPattern
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -97,6 +98,17 @@ _RECORD = "What is read and written"
     help="What zeros above the diagonal mean in --rows files: tested with accuracy 0, or not "
     "tested. auto: zeros everywhere above the diagonal are refused.",
 )
+@click.option(
+    "--rows-score",
+    cls=Option,
+    group=_FOREIGN,
+    default=ACCURACY.name,
+    metavar="NAME",
+    help="What the numbers in --rows files are, where that is no accuracy, for example rmse.",
+)
+@yes_or_no_option(
+    "--rows-lower-is-better", group=_FOREIGN, help="Whether less of the score of --rows is better."
+)
 @yes_or_no_option(
     "--from-models",
     group=_MODELS,
@@ -148,6 +160,8 @@ def evaluate(
     rows: str,
     rows_scale: str,
     rows_future: str,
+    rows_score: str,
+    rows_lower_is_better: str,
     from_models: str,
     data_root: str,
     verify: str,
@@ -200,7 +214,11 @@ def evaluate(
             "pass engine=local"
         )
     check_engine(engine, address)
-    reading = Reading(scale=rows_scale, future=rows_future)
+    reading = Reading(
+        scale=rows_scale,
+        future=rows_future,
+        score=Score(rows_score, higher_is_better=rows_lower_is_better == "no"),
+    )
     num_jobs = number_of_jobs(jobs)
     families = list(family_names(metrics)) if metrics != NONE else []
     if joint_run != NONE:
