@@ -180,13 +180,13 @@ def test_a_run_in_training_is_followed(client, ask):
     assert "connect-src 'self'" in page
 
 
-def test_the_comparison_is_linked_from_the_description_once(client, ask):
+def test_the_comparison_is_linked_from_the_description_once(client, ask, monkeypatch):
     """By the first run that ends; a description that a person wrote or removed stays."""
     theirs = client.create_experiment("described", tags={"mlflow.note.content": "mine"})
     experiment_id = client.create_experiment("linked")
 
     def train_and_read(wanted):
-        mlflow.set_experiment(experiment_id=wanted)
+        monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", wanted)
         train_in_process(client, KnownTraining(FOUR_BUCKETS), {})
         return client.get_experiment(wanted).tags.get("mlflow.note.content")
 

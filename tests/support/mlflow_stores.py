@@ -28,6 +28,8 @@ def store(empty_store, tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", EXPERIMENT)
     monkeypatch.setenv("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "false")
+    # What mlflow.set_experiment chose, in whatever this process tested before, goes before these.
+    monkeypatch.setattr(mlflow.tracking.fluent, "_active_experiment_id", None)
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(uri)
     client = MlflowClient(uri)
