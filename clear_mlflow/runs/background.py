@@ -13,30 +13,22 @@ from contextlib import suppress
 from clear_mlflow.core.warning import warn
 
 _HEARTBEAT_SECONDS = 30.0
-# The share of one core that jobs take while training runs. A picture takes a core for a tenth of a
+# A tenth of the share that a thread has which trains. A picture takes a core for a tenth of a
 # second: one thread of the training would wait for that core, and all others for that thread.
-_SHARE = 0.05
-_NICENESS = 10  # a tenth of the share that a thread has which trains
+_NICENESS = 10
 
 
 class BackgroundWorker:
     """One thread that does what training need not wait for, in order.
 
-    While training runs, it rests after each job, so that it takes a small share of one core
-    however fast jobs arrive. What is left is done when training is over.
-
     Args:
         beat: says that the process lives; called again and again.
         every: seconds between two beats, whatever else there is to do.
-        share: of one core's time for jobs, at most; above 0, up to 1.
     """
 
-    def __init__(
-        self, beat: Callable[[], None], *, every: float = _HEARTBEAT_SECONDS, share: float = _SHARE
-    ) -> None:
+    def __init__(self, beat: Callable[[], None], *, every: float = _HEARTBEAT_SECONDS) -> None:
         self._beat = beat
         self._every = every
-        self._share = share
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue()
         self._finishing = threading.Event()
         # A call that hangs must not keep the process: nothing here is needed.
@@ -72,13 +64,8 @@ class BackgroundWorker:
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         failed = False
         beat_at = time.monotonic() + self._every
-        rest_until = 0.0
         while True:
             now = time.monotonic()
-            if now < min(rest_until, beat_at):
-                if not self._finishing.wait(min(rest_until, beat_at) - now):
-                    continue
-                rest_until = 0.0
             job: Callable[[], None] | None = self._beat
             if now >= beat_at:
                 beat_at = now + self._every
@@ -89,7 +76,6 @@ class BackgroundWorker:
                     continue
             if job is None:
                 return
-            begun = time.thread_time()
             try:
                 job()
             except Exception as error:  # the row itself is stored: see TrackedRun
@@ -98,5 +84,3 @@ class BackgroundWorker:
                 failed = True
                 if self._finishing.is_set():
                     return
-            spent = time.thread_time() - begun
-            rest_until = time.monotonic() + spent * (1 / self._share - 1)

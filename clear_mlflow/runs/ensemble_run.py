@@ -26,10 +26,10 @@ class TrackedEnsemble:
     """Keeps the record of members that train together.
 
     Each member's run is what it would be alone: its name, its seed, its parameters, tags, rows,
-    predictions and scores; only the picture after each row is left out, which would take longer
-    than the training. The parent holds the parameters, the dataset and no row; its metrics are
-    ``mean/NAME`` and ``std/NAME`` over the members, and the curve of members that take each step
-    together, the mean of their losses. Members that take turns have each its own.
+    predictions and scores; only the pictures while it trains are left out. The parent holds the
+    parameters, the dataset and no row; its metrics are ``mean/NAME`` and ``std/NAME`` over the
+    members, and the curve of members that take each step together, the mean of their losses.
+    Members that take turns have each its own.
 
     Args:
         client: the store.

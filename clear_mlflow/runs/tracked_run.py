@@ -63,16 +63,16 @@ class TrackedRun(ABC):
     """Keeps the record of rows in one MLflow run, whoever measures them.
 
     A row is on local disk before :meth:`log_row` returns, so before the next bucket starts; and in
-    the store, too, unless the store is away. Its metrics go the same way, behind it. Pictures are
-    drawn and sent from a thread that training does not wait for, and not at all to a store that is
-    away; the post-run hook draws the last one in any case.
+    the store, too, unless the store is away. Its metrics go the same way, behind it. With each
+    heartbeat the newest row is drawn, by a thread that training does not wait for, and not at all
+    for a store that is away: earlier rows are in later pictures, and the post-run hook draws all.
 
     Args:
         client: the store.
         run_id: of the run, which is there.
         families: of metrics that each row adds a value to.
         leader: the run above this one, of an ensemble; its thread does this run's work, too, and
-            no picture is drawn per row.
+            no picture is drawn until the end.
     """
 
     def __init__(
@@ -94,6 +94,7 @@ class TrackedRun(ABC):
         self._patience = 0.0
         self._leader = leader
         self._alive = [run_id]  # runs that the heartbeat is of
+        self._undrawn: AccuracyMatrix | None = None  # up to a row that no picture shows yet
         self._can_draw = threading.Event()
         if leader is None:
             self._sender = Sender(client)
@@ -143,7 +144,7 @@ class TrackedRun(ABC):
             raise unsent from error
 
     def log_row(self, measured: MeasuredRow) -> None:
-        """Store a row as an artifact, now; its metrics and its picture follow by themselves.
+        """Store a row as an artifact, now; its metrics follow by themselves.
 
         What the store does not take within seconds waits on local disk, and training continues.
 
@@ -159,11 +160,10 @@ class TrackedRun(ABC):
         try:
             try:
                 self._rows.append(row)
-                matrix = AccuracyMatrix.from_rows(self._rows)
-                protocol = record.protocol
+                matrix = AccuracyMatrix.from_rows(self._rows).masked(record.protocol)
                 time = milliseconds(record.written_at)
                 values = values_at(
-                    matrix.masked(protocol),
+                    matrix,
                     row.row,
                     of_families(self.families),
                     names.bucket_series(self._logged, row.score.name),
@@ -181,10 +181,9 @@ class TrackedRun(ABC):
             self._send_all(points)
         if row.row == 0:
             self._sender.send(self._tell_of_rows)
-        if self._leader is None:
-            self._behind.send(lambda: self._log_picture(matrix.masked(protocol), row.row))
-            if row.row > 0:  # beside the first bucket there is time for it
-                self._can_draw.wait(_LOADING_SECONDS)
+        self._undrawn = matrix
+        if self._leader is None and row.row > 0:  # beside the first bucket there is time for it
+            self._can_draw.wait(_LOADING_SECONDS)
 
     def log_curve(self, points: Sequence[CurvePoint]) -> None:
         """Store points of the curve of a bucket that is trained on; nothing waits for it."""
@@ -310,22 +309,21 @@ class TrackedRun(ABC):
         finally:
             self._can_draw.set()
 
-    def _log_picture(self, matrix: AccuracyMatrix, step: int) -> None:
-        if self._sender.is_away:
-            return
-        with suppress(LostRunError):
-            self._sender.hold.check(self.run_id)
-        if self._sender.lost is not None:
-            return
-        picture = heatmap_array(matrix, f"{self._run_name}, after {step} buckets")
-        self.client.log_image(self.run_id, picture, key=names.IMAGE_PER_ROW, step=step)
-
     def _beat(self) -> None:
+        """Say that the runs live, and draw what was measured since this was last called."""
         if self._sender.is_away:
             return
         with suppress(LostRunError):  # the next row reports it
             for run_id in self._alive:
                 beat(self.client, self._sender.hold.check(run_id, now=True))
+            self._log_picture()
+
+    def _log_picture(self) -> None:
+        matrix, self._undrawn = self._undrawn, None
+        if matrix is None:
+            return
+        picture = heatmap_array(matrix, f"{self._run_name}, after {matrix.num_rows} buckets")
+        self.client.log_image(self.run_id, picture, key=names.IMAGE_PER_ROW, step=matrix.num_rows)
 
 
 def now() -> str:

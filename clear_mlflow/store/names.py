@@ -191,7 +191,7 @@ MORE_SEEDS = "more_seeds.yaml"
 # On a comparison of validation runs: the grid of a sweep that tests the best settings.
 CHOSEN = "chosen.yaml"
 
-# The heat map after each row; the step is the row.
+# The heat map while a run trained: of the newest row, every 30 s at most; the step is the row.
 IMAGE_PER_ROW = "accuracy_matrix_by_row"
 # The heat map of the final matrix.
 IMAGE_FINAL = "accuracy_matrix"

@@ -12,6 +12,8 @@ from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord
 from clear_mlflow.learning.measured import ignore
+from clear_mlflow.runs import tracked_run
+from clear_mlflow.runs.background import BackgroundWorker
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
@@ -97,7 +99,31 @@ def test_reports_are_artifacts(store, finished):
     listed = [f.path for f in store.list_artifacts(finished.info.run_id, "accuracy_matrix")]
     assert names.HEATMAP_PNG in listed
     images = [f.path for f in store.list_artifacts(finished.info.run_id, "images")]
-    assert sum(path.endswith(".png") for path in images) == 5 + 1
+    assert sum(path.endswith(".png") for path in images) == 1
+
+
+def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkeypatch):
+    """With each heartbeat, and once: a picture shows the rows before it, too."""
+    hearts = []
+
+    def kept(beat):
+        hearts.append(beat)
+        return BackgroundWorker(beat)
+
+    class BeatenAfter(KnownTraining):
+        def rows(self, *asked):
+            for measured in super().rows(*asked):
+                yield measured
+                for _ in range({0: 1, 2: 2}.get(measured.row.row, 0)):
+                    hearts[0]()
+
+    monkeypatch.setattr(tracked_run, "BackgroundWorker", kept)
+    train_in_process(store, BeatenAfter(FOUR_BUCKETS), ASKED)
+    run_id = the_run(store, experiment_id).info.run_id
+    files = [file.path.split("+") for file in store.list_artifacts(run_id, "images")]
+    drawn = sorted((key, step) for key, _, step, *_, last in files if last.endswith(".png"))
+    by_row = f"images/{names.IMAGE_PER_ROW}"
+    assert drawn == [(f"images/{names.IMAGE_FINAL}", "0"), (by_row, "0"), (by_row, "2")]
 
 
 def test_tags_params_and_dataset(finished):

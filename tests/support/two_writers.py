@@ -173,7 +173,7 @@ def become(machine: Path, uri: str) -> None:
     patch.setattr(heartbeat, "_LOOK_SECONDS", 0.3)
     patch.setattr(going_on, "_CLAIM_SECONDS", 1.0)
     patch.setattr(tracked_run, "BackgroundWorker", partial(BackgroundWorker, every=0.4))
-    patch.setattr(tracked_run.TrackedRun, "_log_picture", lambda self, matrix, step: None)
+    patch.setattr(tracked_run.TrackedRun, "_log_picture", lambda self: None)
     patch.setattr(apply, "heatmap_png", lambda matrix, title: PICTURE)
     for name in ("get_run", "log_batch", "set_tag", "log_param", "delete_tag", "update_run_info"):
         cut = _cut(getattr(SqlAlchemyStore, name), machine / "cut off")
