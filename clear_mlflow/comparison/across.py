@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from clear_mlflow.comparison.groups import Group, cut
 from clear_mlflow.comparison.subjects import Setting
 from clear_mlflow.metrics import Metric
+from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.statistics import (
     Interval,
     RankTest,
@@ -45,7 +46,10 @@ class AcrossDatasets:
 
 
 def across_datasets(
-    groups: Sequence[Group], settings: Sequence[Setting], metric: Metric, level: float
+    groups: Sequence[Group],
+    settings: Sequence[Setting],
+    metric: Metric | AnytimeMetric,
+    level: float,
 ) -> AcrossDatasets | None:
     """Rank the methods that were run on every dataset; None: there are not two of both.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.comparison.across import AcrossDatasets, across_datasets
+from clear_mlflow.comparison.curves import MOST_CURVES
 from clear_mlflow.comparison.groups import Group, cut, group_runs, label_of
 from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.comparison.verdicts import (
@@ -21,11 +23,13 @@ from clear_mlflow.comparison.verdicts import (
     judge_pairs,
     plan_pairs,
 )
+from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import TEST, VALIDATION
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import shown
-from clear_mlflow.metrics import METRICS, Metric, name_of, of_score
+from clear_mlflow.metrics import METRICS, Metric, anytime, name_of, of_score
+from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.statistics import (
     CorrectMatrix,
     ImageBootstrap,
@@ -84,7 +88,7 @@ class Arrangement:
     settings: tuple[Setting, ...]
     group_by: tuple[str, ...]
     metrics: tuple[str, ...]  # that one group at least defines
-    definitions: tuple[Metric, ...]  # of the metrics that are compared
+    definitions: tuple[Metric, ...]  # of the metrics of matrices that are compared
     ranked_by: str | None  # that verdicts are on, too; None: no group defines any
     plan: Plan
     lost: tuple[RowlessRun, ...]  # runs that diverged before their first row, of no group
@@ -116,7 +120,16 @@ class Arrangement:
 
     def is_higher_better(self, metric: str | None) -> bool:
         """Whether more of a metric is better."""
-        return _is_higher_better(self.definitions, metric)
+        return _is_higher_better((*self.definitions, *anytime.METRICS), metric)
+
+    def wants_tests(self, most: int) -> list[Subject]:
+        """Runs whose tests inside buckets are drawn: one of each group, then another of each."""
+        seeds = [
+            [m for m in group.members if m.test_every and m.record.protocol != "streaming"]
+            for setting in range(len(self.settings))
+            for group in [g for g in self.groups if g.setting == setting][:MOST_CURVES]
+        ]
+        return [m for turn in zip_longest(*seeds) for m in turn if m is not None][:most]
 
     def wants_predictions(self) -> list[Subject]:
         """Runs of pairs without several seeds: only their test images can show a difference."""
@@ -140,6 +153,7 @@ class Comparison(Arrangement):
     across: AcrossDatasets | None  # None: one dataset, or no two methods on all of them
     cells: Mapping[tuple[int, int], NDArray[np.float64]]  # (T + 1, T) adjusted p of McNemar
     unlike: frozenset[tuple[int, int]]  # pairs whose predictions are of different images
+    inside: Mapping[str, AnytimeMatrix]  # tests inside buckets that are drawn, by run id
     # What a single run's test images say of its metrics; for groups that have only one result.
     image_intervals: Mapping[int, Mapping[str, Interval]]
     warnings: tuple[str, ...]
@@ -193,9 +207,10 @@ def arrange(
     if margin is not None and not 0 < margin < np.inf:
         raise ConfigError(f"margin is {shown(margin)}; expected a number above 0")
     metrics = of_score(metrics, only_score(subjects))
+    definitions: list[Metric | AnytimeMetric] = [*metrics, *anytime.METRICS]
     groups, settings, notes = group_runs(subjects, by, level, rowless)
     defined = {name for group in groups for name in group.metrics}
-    compared = tuple(metric.name for metric in metrics if metric.name in defined)
+    compared = tuple(metric.name for metric in definitions if metric.name in defined)
     if rank_by is not None and rank_by not in defined:
         raise ConfigError(
             f"rank_by is {shown(rank_by)}, which no run defines; "
@@ -213,7 +228,7 @@ def arrange(
 
     def rank(group: Group) -> tuple[int, bool, float]:
         found = group.metrics.get(ranked_by or "")
-        sign = -1 if _is_higher_better(metrics, ranked_by) else 1
+        sign = -1 if _is_higher_better(definitions, ranked_by) else 1
         return group.setting, found is None, sign * found.mean if found else 0.0
 
     ranked = tuple(sorted(groups, key=rank))
@@ -238,6 +253,7 @@ def compare(
     hits: Mapping[str, CorrectMatrix] | None = None,
     *,
     over_images: bool = True,
+    inside: Mapping[str, AnytimeMatrix] | None = None,
 ) -> Comparison:
     """Test groups against each other, and say what may be said.
 
@@ -249,6 +265,7 @@ def compare(
         hits: run id to what its stored predictions got right.
         over_images: whether groups of one result get intervals over their test images, a tenth of
             a second each.
+        inside: run id to its tests inside buckets, which are drawn.
     """
     hits = hits or {}
     groups, ranked = arrangement.groups, arrangement.ranked_by
@@ -270,8 +287,8 @@ def compare(
     verdicts: list[Verdict] = []
     exploratory: list[PairTest] = []
     across = None
-    compared = [m for m in arrangement.definitions if m.name in arrangement.metrics]
-    if ranked is not None:
+    compared = [m for m in _tested(arrangement) if m.name in arrangement.metrics]
+    if ranked in [m.name for m in compared]:
         compared.sort(key=lambda metric: metric.name != ranked)
         verdicts, exploratory = judge_pairs(
             groups,
@@ -291,6 +308,7 @@ def compare(
         across=across,
         cells={pair: _cell_tests(groups[pair[0]], *sides) for pair, sides in correct.items()},
         unlike=frozenset(unlike),
+        inside=inside or {},
         image_intervals=_image_intervals(arrangement, hits, bootstraps)
         if over_images and arrangement.score.is_accuracy
         else {},
@@ -316,7 +334,7 @@ def only_score(subjects: Sequence[Subject]) -> Score:
     return next(iter(counts))
 
 
-def _is_higher_better(definitions: Sequence[Metric], name: str | None) -> bool:
+def _is_higher_better(definitions: Sequence[Metric | AnytimeMetric], name: str | None) -> bool:
     return all(metric.higher_is_better for metric in definitions if metric.name == name)
 
 
@@ -375,6 +393,7 @@ def _warnings(
         )
     yield from arrangement.notes
     yield from _chosen_on(arrangement)
+    yield from _tests_inside(arrangement)
     for group in groups:
         for run in group.members:
             stored, width = len([r for r in run.record.rows if r > 0]), len(run.grid[0])
@@ -449,6 +468,37 @@ def _warnings(
                 f"No group on {cut(settings[without].dataset)} is the baseline: nothing is tested "
                 "there."
             )
+
+
+def _tested(arrangement: Arrangement) -> tuple[Metric | AnytimeMetric, ...]:
+    """The metrics that groups are tested on."""
+    if len(_intervals(arrangement)) > 1:  # of tests inside buckets: the minima are of each its own
+        return arrangement.definitions
+    return (*arrangement.definitions, *anytime.METRICS)
+
+
+def _intervals(arrangement: Arrangement) -> list[str]:
+    """How often runs were tested inside their buckets; runs that were not are left out."""
+    return sorted({run.test_every for run in arrangement.subjects if run.test_every})
+
+
+def _tests_inside(arrangement: Arrangement) -> Iterator[str]:
+    """What a reader has to know of the metrics of tests inside buckets."""
+    intervals = _intervals(arrangement)
+    runs = arrangement.subjects
+    if without := sum(not run.test_every for run in runs) if intervals else 0:
+        were, their = ("was", "its") if without == 1 else ("were", "their")
+        yield (
+            f"{without} of {len(runs)} runs {were} not tested inside {their} buckets (test_every): "
+            f"{their} continual_evaluation metrics are not defined, and left empty."
+        )
+    if len(intervals) > 1:
+        yield (
+            f"Runs were tested inside their buckets at several intervals (test_every: "
+            f"{', '.join(shown(text) for text in intervals[:5])}), on which minima and windows "
+            "depend: their continual_evaluation metrics are shown, and not tested against each "
+            "other."
+        )
 
 
 def _chosen_on(arrangement: Arrangement) -> Iterator[str]:

@@ -14,6 +14,9 @@ from clear_mlflow.comparison.groups import Group
 from clear_mlflow.report.page.line_chart import future_mean, past_mean
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
+# The most groups whose curves a reader can distinguish in one chart.
+MOST_CURVES = 8
+
 # (T + 1, T) cells of one run, and buckets trained so far, to a value; NaN = not defined there.
 _Cells = NDArray[np.float64]
 

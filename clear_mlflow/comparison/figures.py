@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.curves import CurveChart, mean_charts
+from clear_mlflow.comparison.curves import MOST_CURVES, CurveChart, mean_charts
+from clear_mlflow.comparison.inside import inside_groups, over_seeds
 from clear_mlflow.comparison.page.matrices_section import (
     change_text,
     gain_shade,
@@ -23,6 +24,7 @@ from clear_mlflow.core.text import ending, shortened
 from clear_mlflow.report.canvas import FAINT, INK, PLAIN, blank_figure, drawable, ink_on, png
 from clear_mlflow.report.colours import DIVERGING, GROUPS
 from clear_mlflow.report.heatmap import heatmap_png
+from clear_mlflow.report.page.inside_curves import InsideAxis
 from clear_mlflow.report.page.line_chart import padded
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ _EDGE, _BELOW = 0.15, 0.42  # inches right of a panel and below it
 _PANEL, _NAMES = 4.4, 1.5  # width of a metric's panel, and of the groups' names in it
 _STYLES = ("solid", "dashed", "dotted")
 # The leaders: what a person looks at, one picture at a time. The page shows more.
-_MOST_CURVES, _MOST_DOTS, _MOST_MAPS, _MOST_DIFFERENCES = 8, 12, 8, 3
+_MOST_DOTS, _MOST_MAPS, _MOST_DIFFERENCES = 12, 8, 3
 
 
 def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
@@ -46,6 +48,9 @@ def figures(comparison: Comparison) -> Iterator[tuple[str, bytes]]:
         content = curves_png(comparison, setting)
         if content is not None:
             yield f"curves{end}.png", content
+        content = inside_png(comparison, setting)
+        if content is not None:
+            yield f"inside{end}.png", content
     scales = matrix_scales(comparison)
     for position, group in enumerate(comparison.groups[:_MOST_MAPS]):
         runs = f", mean of {len(group.members)}" if len(group.members) > 1 else ""
@@ -102,7 +107,7 @@ def metrics_png(comparison: Comparison) -> bytes:
 def curves_png(comparison: Comparison, setting: int) -> bytes | None:
     """Accuracy on past and on future buckets over the course of training; None: nothing known."""
     groups = [(p, g) for p, g in enumerate(comparison.groups) if g.setting == setting]
-    charts = mean_charts(groups[:_MOST_CURVES], comparison.level)
+    charts = mean_charts(groups[:MOST_CURVES], comparison.level)
     if not charts:
         return None
     figure, panels = _grid(1, len(charts), 5.6, 4.2, left=0.6, top=0.4)
@@ -143,6 +148,66 @@ def curves_png(comparison: Comparison, setting: int) -> bytes | None:
         )
         _finish(panel, chart.title, grid="y")
     legend = panels[0].legend(loc="lower right", fontsize=8, frameon=False)
+    for text in legend.get_texts():
+        text.set(**PLAIN)
+    return png(figure)
+
+
+def inside_png(comparison: Comparison, setting: int) -> bytes | None:
+    """Accuracy on what was learned before, and on what is being learned, at all tests.
+
+    None where no run of the setting was tested inside its buckets.
+    """
+    groups = inside_groups(comparison, setting)
+    if not groups:
+        return None
+    keys = comparison.settings[setting].buckets
+    across = InsideAxis([group.course for group in groups], keys)
+    figure, panels = _grid(2, 1, 11.0, 3.2, left=0.7, top=0.4)
+    for group in groups:
+        course = group.course
+        style: dict[str, Any] = {
+            "color": GROUPS[group.position % len(GROUPS)],
+            "linestyle": _STYLES[group.position // len(GROUPS) % len(_STYLES)],
+            "linewidth": 1.2,
+        }
+        for position in filter(course.of_bucket, range(course.num_begun)):
+            parts = [(panels[0], course.before(position))] if position else []
+            for panel, (at, values) in [*parts, (panels[1], course.on(position))]:
+                means, ends = over_seeds(values)
+                places = [across.place(course.moments[t]) for t in at]
+                name = _text(group.group.name, 40)
+                is_first = position == 0
+                panel.plot(places, 100 * np.array(means), label=name if is_first else None, **style)
+                band = [(x, *of) for x, of in zip(places, ends, strict=True) if of is not None]
+                panel.fill_between(
+                    [x for x, _, _ in band],
+                    [100 * low for _, low, _ in band],
+                    [100 * high for _, _, high in band],
+                    color=style["color"],
+                    alpha=0.15,
+                    linewidth=0,
+                )
+    titles = (
+        "Mean accuracy on the buckets before the one in training",
+        "Accuracy on the bucket in training",
+    )
+    for panel, title in zip(panels, titles, strict=True):
+        for place, _ in across.marks:
+            panel.axvline(place, color=_LINE, linewidth=0.7, zorder=0)
+        panel.set_xticks(
+            [place for place, _ in across.marks], [_text(k, 6) for _, k in across.marks]
+        )
+        panel.set_xlim(0, 1)
+        panel.set_ylabel("accuracy, %", fontsize=9, color=FAINT, **PLAIN)
+        _finish(panel, title, grid="y")
+    panels[1].set_xlabel(
+        "optimiser steps; a line with a key marks the end of a bucket",
+        fontsize=9,
+        color=FAINT,
+        **PLAIN,
+    )
+    legend = panels[1].legend(loc="lower right", fontsize=8, frameon=False)
     for text in legend.get_texts():
         text.set(**PLAIN)
     return png(figure)

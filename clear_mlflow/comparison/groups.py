@@ -141,6 +141,8 @@ def group_runs(
         labels = tuple(subject.labels.get(name, NOT_SAID) for name in by) or (subject.run_id,)
         members = found.setdefault((labels, settings.index(subject.setting)), [])
         if twin := _twin(subject, members):
+            if subject.test_every and not twin.test_every:  # the one that says more
+                members[members.index(twin)], subject, twin = subject, twin, subject
             notes.append(
                 f"{label_of(subject)} repeats {label_of(twin)}: the same seed and the same matrix; "
                 "it is counted once."

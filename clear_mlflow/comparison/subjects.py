@@ -26,6 +26,8 @@ class Subject:
         labels: what it may be grouped by, as strategy and dataset.
         params: the parameters that were asked for, as they were logged; none of an imported run.
         diverged: whether its loss or output was no longer a number.
+        test_every: how often it was tested inside its buckets, in the words of ``test_every``, or
+            ``own``; None: at their ends alone.
     """
 
     run_id: str
@@ -35,6 +37,7 @@ class Subject:
     labels: Mapping[str, str]
     params: Mapping[str, str] = field(default_factory=dict)
     diverged: bool = False
+    test_every: str | None = None
 
     @property
     def evidence(self) -> AccuracyMatrix:

@@ -13,6 +13,7 @@ from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import Metric
+from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.statistics import (
     BootstrapTest,
     CorrectMatrix,
@@ -167,7 +168,7 @@ def judge_pairs(
     groups: Sequence[Group],
     plan: Plan,
     *,
-    metrics: Sequence[Metric],
+    metrics: Sequence[Metric | AnytimeMetric],
     bootstraps: Sequence[ImageBootstrap],
     correct: Mapping[tuple[int, int], tuple[CorrectMatrix, CorrectMatrix]],
     level: float,

@@ -49,6 +49,7 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.evaluation.read_correctness import read_correctness
+from clear_mlflow.evaluation.read_inside import read_inside, read_with_inside
 from clear_mlflow.learning.parameters.config import TrainConfig, stored_parameters
 from clear_mlflow.learning.parameters.logged import is_of_a_training, logged_parameters
 from clear_mlflow.metrics import METRICS, Metric, undefined
@@ -56,7 +57,7 @@ from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
-from clear_mlflow.store.matrices import StoredMatrix, read_matrices
+from clear_mlflow.store.matrices import StoredMatrix
 from clear_mlflow.store.search import MissingRun
 from clear_mlflow.store.ui_urls import comparison_link, run_addresses
 
@@ -93,6 +94,7 @@ def read_comparison(
     jobs: int | None = None,
     verify: str = "auto",
     over_images: bool = True,
+    most_inside: int = 40,
 ) -> tuple[Comparison, list[LeftOut], str]:
     """Read the runs and compare them; nothing is written.
 
@@ -113,6 +115,8 @@ def read_comparison(
             :func:`~clear_mlflow.store.matrices.stored_rows_of`.
         over_images: whether single runs are tested, and get intervals, over their test images:
             that reads megabytes of stored predictions a run, and takes a tenth of a second a run.
+        most_inside: runs whose tests inside buckets are drawn, of the first groups: that reads
+            hundreds of files a run.
 
     Returns:
         The comparison, the runs that are not in it, and the experiment of the first that is.
@@ -127,8 +131,11 @@ def read_comparison(
     rowless: list[RowlessRun] = []
     experiment_id = ""
     read = _Reading(client, cluster, jobs)
-    matrices = partial(read_matrices, metrics=metrics, verify=verify)
-    for stored in read.over(matrices, _there(runs), batch=_BATCH):
+    refused: list[str] = []
+    matrices = partial(read_with_inside, metrics=metrics, verify=verify)
+    for stored, inside, problem in read.over(matrices, _there(runs), batch=_BATCH):
+        if problem is not None:
+            refused.append(_unused_tests(stored.run_name, problem))
         if stored.record is None:
             if not stored.problem and stored.tags.get(names.DIVERGED_TAG) == "true":
                 rowless.append(_rowless(stored))
@@ -137,7 +144,7 @@ def read_comparison(
                 left_out.append(LeftOut(stored.run_id, stored.run_name, reason))
             continue
         experiment_id = experiment_id or stored.experiment_id
-        subjects.append(_subject(stored))
+        subjects.append(_subject(stored, inside))
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
@@ -160,14 +167,21 @@ def read_comparison(
         rowless=rowless,
         metrics=metrics,
     )
-    hits, refused = {}, []
+    hits = {}
     tested = arrangement.wants_predictions() if over_images else []
     for subject, found, problem in read.over(read_correctness, tested, batch=_BATCH_OF_PREDICTIONS):
         if found is not None:
             hits[subject.run_id] = found
         elif problem is not None:
             refused.append(f"Predictions of {cut(subject.name)} are not used: {problem}.")
-    comparison = compare(arrangement, hits, over_images=over_images)
+    drawn = {}
+    wanted = arrangement.wants_tests(most_inside)
+    for subject, tests, problem in read_inside(client, wanted):
+        if tests is not None:
+            drawn[subject.run_id] = tests
+        elif problem is not None:
+            refused.append(_unused_tests(subject.name, problem))
+    comparison = compare(arrangement, hits, over_images=over_images, inside=drawn)
     passed_over = [
         f"Left out: {cut(run.run_name)} ({cut(run.run_id[:8])}), {run.reason}." for run in left_out
     ]
@@ -177,7 +191,7 @@ def read_comparison(
             warnings=(
                 *passed_over,
                 *others,
-                *refused,
+                *dict.fromkeys(refused),
                 *_failures(subjects, metrics),
                 *comparison.warnings,
             ),
@@ -185,6 +199,10 @@ def read_comparison(
         left_out,
         experiment_id,
     )
+
+
+def _unused_tests(run_name: str, problem: str) -> str:
+    return f"Tests inside buckets of {cut(run_name)} are not used: {problem}."
 
 
 def _of_one_score(subjects: list[Subject], *, named: bool) -> tuple[list[Subject], list[str]]:
@@ -263,7 +281,7 @@ def _there(runs: Iterable[Run | MissingRun]) -> list[Run]:
     return found
 
 
-def _subject(stored: StoredMatrix) -> Subject:
+def _subject(stored: StoredMatrix, inside: Mapping[str, float]) -> Subject:
     if stored.record is None:
         raise ValueError("a run without a record is no subject")
     record = stored.record
@@ -277,10 +295,11 @@ def _subject(stored: StoredMatrix) -> Subject:
         run_id=stored.run_id,
         name=stored.run_name,
         record=record,
-        summary=stored.summary,
+        summary={**stored.summary, **inside},
         labels={**tested, **_labels(stored)},
         params={name: _unquoted(text) for name, text in stored.params.items()},
         diverged=stored.tags.get(names.DIVERGED_TAG) == "true",
+        test_every=stored.tags.get(names.ANYTIME_TAG),
     )
 
 

@@ -95,22 +95,33 @@ def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
         RecordError: a file is damaged, or there are too many.
         TrackingError: the artifact store does not answer.
     """
-    run_id = run.info.run_id
-    uri = f"{run.info.artifact_uri}/{ANYTIME_FOLDER}"
-    repository = get_artifact_repository(uri, tracking_uri=client.tracking_uri)
-    with mlflow_errors(f"list the tests inside buckets of run {run_id}"):
-        listed = repository.list_artifacts() or []
-    sizes = {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed if not file.is_dir}
-    found = sorted(name for name in sizes if anytime_place(name) is not None)
-    if len(found) > MAX_ANYTIME_FILES:
-        raise RecordError(f"{ANYTIME_FOLDER} holds {len(found)} files; no run has so many tests")
-    for name in found:
-        size = sizes[name]
+    repository = _repository(client, run)
+    sizes = sizes_of_tests(client, run)
+    if len(sizes) > MAX_ANYTIME_FILES:
+        raise RecordError(f"{ANYTIME_FOLDER} holds {len(sizes)} files; no run has so many tests")
+    for name, size in sizes.items():
         if size is not None and size > MAX_ROW_BYTES:
             raise RecordError(f"{name} has {size} bytes; a test has at most 1 MiB")
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-        read = partial(_read_test, repository, run_id, Path(folder))
-        return list(mapped(read, found, _JOBS))
+        read = partial(_read_test, repository, run.info.run_id, Path(folder))
+        return list(mapped(read, sizes, _JOBS))
+
+
+def sizes_of_tests(client: MlflowClient, run: Run) -> dict[str, int | None]:
+    """Names and bytes of the files of a run's tests, in their order; None: the store says none.
+
+    Raises:
+        TrackingError: the artifact store does not answer.
+    """
+    with mlflow_errors(f"list the tests inside buckets of run {run.info.run_id}"):
+        listed = _repository(client, run).list_artifacts() or []
+    sizes = {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed if not file.is_dir}
+    return {name: sizes[name] for name in sorted(sizes) if anytime_place(name) is not None}
+
+
+def _repository(client: MlflowClient, run: Run) -> ArtifactRepository:
+    uri = f"{run.info.artifact_uri}/{ANYTIME_FOLDER}"
+    return get_artifact_repository(uri, tracking_uri=client.tracking_uri)
 
 
 def _read_test(repository: ArtifactRepository, run_id: str, folder: Path, name: str) -> AnytimeRow:

@@ -10,8 +10,8 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import Record, assemble
-from clear_mlflow.metrics.anytime import METRICS as ANYTIME_METRICS
 from clear_mlflow.metrics.from_predictions import METRICS as PREDICTION_METRICS
+from clear_mlflow.scoring.anytime_scores import read_anytime_scores
 from clear_mlflow.scoring.computed import (
     AnytimeScores,
     PredictionScores,
@@ -80,8 +80,6 @@ def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
         return empty_run_page(place)
     families = logged_families(run.data.tags)
     record = assemble(rows.records)
-    values = run.data.metrics
-    inside = {m.name: values[m.name] for m in ANYTIME_METRICS if m.name in values}
     computed = compute(
         place.name,
         rows.records,
@@ -91,10 +89,18 @@ def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
         families=families,
         metrics=metrics_of(families, ()),
         answers=_answers(store, run, record) if keeps_predictions(run) else None,
-        tests=AnytimeScores(inside, is_unread=True),
+        tests=_tests(store, run, record),
     )
     report = run_report(computed, facts_of(run), computed.summary, computed.reasons)
     return live_run_page(report, place)
+
+
+def _tests(store: MlflowClient, run: Run, record: Record) -> AnytimeScores:
+    """What its tests inside buckets say."""
+    try:
+        return read_anytime_scores(store, run, record, thorough=True)
+    except ClearError as error:
+        return AnytimeScores(problem=without_addresses(str(error)))
 
 
 def _answers(store: MlflowClient, run: Run, record: Record) -> PredictionScores | None:

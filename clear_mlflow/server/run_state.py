@@ -8,6 +8,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, RunStatus
 
 from clear_mlflow.core.errors import ClearError
+from clear_mlflow.scoring.anytime_scores import sizes_of_tests
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import row_sizes
 
@@ -19,7 +20,8 @@ def state_of(store: MlflowClient, run: Run) -> list[object]:
     """What changes with anything that a page shows of a run; of values that JSON takes.
 
     Metrics are not in it: what is shown follows from rows. Of a run whose rows are not all in its
-    tag, the names and sizes of the row files are asked for.
+    tag, the names and sizes of the row files are asked for, and of one in training those of its
+    tests inside buckets.
     """
     info, tags = run.info, names.as_of_now(run.data.tags)
     state: list[object] = [
@@ -30,6 +32,8 @@ def state_of(store: MlflowClient, run: Run) -> list[object]:
     if names.MATRIX_TAG not in tags or not has_ended(run):
         try:
             state.append(row_sizes(store, run))
+            if names.ANYTIME_TAG in tags:
+                state.append(sizes_of_tests(store, run))
         except ClearError as error:
             state.append(str(error))
     return state

@@ -12,6 +12,7 @@ from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, an
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import RowRecord
+from clear_mlflow.evaluation.compare import read_comparison
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.journal.spool import Spool, default_root
 from clear_mlflow.learning.measured import ignore
@@ -22,6 +23,9 @@ from clear_mlflow.runs.resume import ResumePoint
 from clear_mlflow.runs.sync import find_spools, sync_each
 from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.scoring.scores import read_scores, score
+from clear_mlflow.server.kept_pages import KeptPages
+from clear_mlflow.server.live_run import live_run
+from clear_mlflow.server.run_state import state_of
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 
@@ -276,3 +280,71 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
             run.log_test(test)
     expected = [*TESTS[1], again[2][0], TESTS[2][1], *again[3], *TESTS[4]]
     assert stored_tests(finished) == expected
+
+
+def plain_run(store, finished):
+    """A run of other rows without tests inside its buckets."""
+    train_in_process(store, KnownTraining([[5] * 4, *FOUR_BUCKETS[1:]]), {})
+    (run,) = (
+        run
+        for run in store.search_runs([finished.info.experiment_id])
+        if run.info.run_id != finished.info.run_id
+    )
+    return run
+
+
+def comparison_of(store, runs):
+    comparison, _, _ = read_comparison(store, runs, group_by=(), named=True)
+    return comparison
+
+
+def test_a_comparison_has_their_metrics_and_draws_them(store, finished):
+    """Of a scored run as they were logged; of another one, computed from its tests."""
+    logged = dict.fromkeys(EXPECTED, -1.0)
+    comparison = comparison_of(store, [finished, plain_run(store, finished)])
+    (group,) = (g for g in comparison.groups if g.metrics.keys() >= EXPECTED.keys())
+    assert {n: group.metrics[n].mean for n in EXPECTED} == pytest.approx(EXPECTED)
+    assert list(comparison.inside) == [finished.info.run_id]
+    for position, tests in comparison.inside[finished.info.run_id].tests.items():
+        assert list(tests) == TESTS[position + 1]
+    (line,) = (text for text in comparison.warnings if "test_every" in text)
+    assert line.startswith("1 of 2 runs was not tested inside its buckets")
+    for name, value in logged.items():
+        store.log_metric(finished.info.run_id, name, value, step=4)
+    again = comparison_of(store, [store.get_run(finished.info.run_id)])
+    assert {n: again.groups[0].metrics[n].mean for n in EXPECTED} == logged
+    store.delete_tag(finished.info.run_id, names.ANYTIME_SCORED_TAG)
+    unscored = comparison_of(store, [store.get_run(finished.info.run_id)])
+    assert {n: unscored.groups[0].metrics[n].mean for n in EXPECTED} == pytest.approx(EXPECTED)
+
+
+def test_a_comparison_says_once_why_tests_are_not_used(store, finished):
+    """The run is compared by its rows."""
+    (folder_of(finished) / FILES[0]).write_text("{}")
+    store.delete_tag(finished.info.run_id, names.ANYTIME_SCORED_TAG)
+    comparison = comparison_of(store, [store.get_run(finished.info.run_id)])
+    (line,) = (text for text in comparison.warnings if "Tests inside" in text)
+    assert line.startswith("Tests inside buckets of naive")
+    assert FILES[0] in line
+    assert not comparison.inside
+    assert "clear/in_domain_accuracy" in comparison.groups[0].metrics
+
+
+def test_the_live_page_of_a_run_draws_its_tests(store, finished):
+    """Also those inside the bucket in training; a page that is followed knows of each."""
+    run_id = finished.info.run_id
+    page = live_run(store, finished, KeptPages(), "")
+    assert "The model was tested 8 times inside its buckets." in page
+    ended = state_of(store, finished)
+    (folder_of(finished) / FILES[-1]).unlink()
+    assert state_of(store, finished) == ended
+    store.update_run(run_id, status="RUNNING")
+    running = store.get_run(run_id)
+    before = state_of(store, running)
+    assert "was tested 7 times" in live_run(store, running, KeptPages(), "")
+    (folder_of(finished) / FILES[-2]).unlink()
+    assert state_of(store, running) != before
+    (folder_of(finished) / FILES[0]).write_text("{}")
+    page = live_run(store, running, KeptPages(), "")
+    assert "Its tests inside buckets were left out: " in page
+    assert 'id="inside"' not in page

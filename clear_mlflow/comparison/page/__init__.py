@@ -7,6 +7,7 @@ from typing import Any
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page.charts import curve_parts, metric_plots, plots_about
+from clear_mlflow.comparison.page.inside_section import inside_parts
 from clear_mlflow.comparison.page.matrices_section import differences, matrices
 from clear_mlflow.comparison.page.tables import across, leaderboard, verdicts
 from clear_mlflow.comparison.page.wording import group_name, many, setting_text, short
@@ -53,6 +54,7 @@ def comparison_page(
         plots=list(metric_plots(comparison)),
         plots_about=plots_about(comparison),
         curves=list(curve_parts(comparison)),
+        inside=list(inside_parts(comparison)),
         **matrices(comparison),
         **differences(comparison),
         runs=list(_runs(comparison, run_address)),

@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.curves import Curve, CurveChart, bucket_charts, mean_charts
+from clear_mlflow.comparison.curves import (
+    MOST_CURVES,
+    Curve,
+    CurveChart,
+    bucket_charts,
+    mean_charts,
+)
 from clear_mlflow.comparison.page.wording import interval_text, many, setting_text, short
 from clear_mlflow.core.score import Score
 from clear_mlflow.report.colours import GROUPS
@@ -20,9 +26,7 @@ from clear_mlflow.report.page.line_chart import (
 )
 from clear_mlflow.statistics import SeedSummary
 
-# The most groups whose curves a reader can distinguish in one chart, and the most whose dots fit
-# beside their names.
-_MOST_CURVES = 8
+# The most groups whose dots fit beside their names.
 _MOST_DOTS = 24
 
 
@@ -102,7 +106,7 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """For each setting its learning curves: of means, and of every bucket."""
     for setting in range(len(comparison.settings)):
         groups = [(p, g) for p, g in enumerate(comparison.groups) if g.setting == setting]
-        shown = groups[:_MOST_CURVES]
+        shown = groups[:MOST_CURVES]
         last = len(comparison.settings[setting].buckets)
         buckets = [
             (chart.title, _lines(chart, comparison))

@@ -10,7 +10,7 @@
   address.search = new URLSearchParams(workspace ? { run_id: run, workspace } : { run_id: run });
   // A password in the page's own address is known to the browser, and refused in a request's.
   address.username = address.password = "";
-  say("a row that comes is shown by itself");
+  say("what comes is shown by itself");
   const ask = async () => {
     if (!document.hidden) {
       try {
@@ -20,7 +20,7 @@
           location.reload();
           return;
         }
-        say("a row that comes is shown by itself");
+        say("what comes is shown by itself");
       } catch (error) {
         say(`the server does not answer (${error.message})`);
       }
