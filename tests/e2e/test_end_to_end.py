@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from forked import Forked, run_forked
+from forked import Forked, programs, run_forked
 from layout_trees import LAYOUTS, Photos
 from short_stream import SLOWLY, options
 
@@ -29,11 +29,14 @@ def environment(**more):
     return {**os.environ, "PATH": f"{python}{os.pathsep}{os.environ['PATH']}", **more}
 
 
-def mlflow_run(project, *arguments, **options):
+def mlflow_run(project, *arguments, path=None, **options):
+    """As a user types it; the programs are those of a folder where one is given."""
     command = ["mlflow", "run", str(project), "--env-manager", "local", *arguments]
+    path = path or str(Path(sys.executable).parent)
     return subprocess.Popen(
         [*command, "--experiment-name", "test"],
-        env=environment(),
+        executable=str(Path(path, "mlflow")),
+        env=environment(PATH=f"{path}{os.pathsep}{os.environ['PATH']}"),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -115,7 +118,7 @@ def test_every_layout_is_the_same_dataset(project, store, experiment_id, tmp_pat
         assert done.returncode == 0, done.stderr
     asked = {"dataset": "clear10", "data_root": roots[-1], **options}
     pairs = [word for name, value in asked.items() for word in ("-P", f"{name}={value}")]
-    process = mlflow_run(project, *pairs)
+    process = mlflow_run(project, *pairs, path=programs())
     output, _ = process.communicate(timeout=LONG)
     assert process.returncode == 0, output
     runs = store.search_runs([experiment_id])

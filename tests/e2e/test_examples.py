@@ -5,11 +5,11 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from forked import programs
 from mlflow import MlflowClient
 from mlflow.cli import cli as mlflow_command
 from released_layout import write_released
@@ -67,7 +67,7 @@ def run(command, folder):
         cwd=ROOT,
         env={
             **os.environ,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}",
             "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
             "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
             **({} if "clear10" in command else {"MLFLOW_EXPERIMENT_NAME": "test"}),

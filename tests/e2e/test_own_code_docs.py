@@ -1,10 +1,9 @@
 """What pages of docs/ show of Python runs as it stands."""
 
 import re
-import subprocess
-import sys
 
 import pytest
+from forked import run_python
 
 
 def blocks(project, page):
@@ -22,14 +21,7 @@ def test_the_code_of_a_page(store, experiment_id, project, tmp_path, page, shown
     assert len(found) == shown
     script = tmp_path / "page.py"
     script.write_text("\n".join(found))
-    done = subprocess.run(
-        [sys.executable, str(script)],
-        cwd=tmp_path,
-        text=True,
-        capture_output=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_python(str(script), cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     stored = store.search_runs([experiment_id])
     assert len(stored) == runs

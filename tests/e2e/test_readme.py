@@ -2,12 +2,13 @@
 
 import os
 import re
+import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from forked import run_forked
+from forked import programs, run_forked, run_python
+from mlflow import MlflowClient
 from released_layout import write_released
 
 ROOT = Path(__file__).parents[2]
@@ -27,22 +28,7 @@ PYTHON = [block for language, block in BLOCKS if language == "python"]
 # CLEAR's own recipe takes hours on a CPU: these make it short. The first command as it stands, all
 # epochs of it, is test_end_to_end.py's, and CI's.
 SHORT = " -P model=small_cnn -P image_size=32 -P epochs=1"
-SHORTER = " -P epochs=1"
-
-
-def run(command, **options):
-    python = str(Path(sys.executable).parent)
-    done = subprocess.run(
-        command,
-        env={**os.environ, "PATH": f"{python}{os.pathsep}{os.environ['PATH']}"},
-        text=True,
-        capture_output=True,
-        timeout=300,
-        check=False,
-        **options,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+SHORTER = " -P features=pixels -P epochs=1"
 
 
 def test_the_commands_of_the_first_screen_are_known():
@@ -54,13 +40,31 @@ def test_the_commands_of_the_first_screen_are_known():
     assert len(PYTHON) == 2
 
 
+@pytest.fixture(scope="module")
+def trained(empty_store, tmp_path_factory):
+    """A store with a run, for commands that read one; what they add, the others pass over."""
+    folder = tmp_path_factory.mktemp("trained")
+    shutil.copy(empty_store, folder / "mlflow.db")
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    client = MlflowClient(uri)
+    experiment_id = client.create_experiment("test", (folder / "artifacts").as_uri())
+    run_forked(
+        *("train", "--features", "pixels", "--epochs", "1", "--experiment", "test"),
+        env={**os.environ, "MLFLOW_TRACKING_URI": uri},
+        check=True,
+        timeout=300,
+    )
+    return client, experiment_id
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command(store, experiment_id, tmp_path, command):
+def test_command(store, experiment_id, trained, monkeypatch, tmp_path, command):
     """It ends well, and a training leaves a complete run."""
     if "evaluate" in command or "compare" in command:
-        run_forked("train", "--features", "pixels", "--epochs", "1", check=True, timeout=300)
-        (trained,) = store.search_runs([experiment_id])
-        command = command.replace("=RUN", f"={trained.info.run_id}").replace("=NAME", "=test")
+        store, experiment_id = trained
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", store.tracking_uri)
+        (run,) = store.search_runs([experiment_id], "tags.strategy != ''")
+        command = command.replace("=RUN", f"={run.info.run_id}").replace("=NAME", "=test")
         command = command.replace(" NAME ", " test ").replace("=Default", "=test")
     if "DIR" in command:
         write_released(tmp_path / "data", size=(32, 32))
@@ -71,7 +75,17 @@ def test_command(store, experiment_id, tmp_path, command):
         command += " --experiment-name test"
         if " -e " not in command:
             command += SHORT if "clear10" in command else SHORTER
-    run(command, shell=True, cwd=ROOT)
+    done = subprocess.run(
+        command,
+        shell=True,
+        cwd=ROOT,
+        env={**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}"},
+        text=True,
+        capture_output=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
     for found in store.search_runs([experiment_id], "tags.strategy != ''"):
         assert found.info.status == "FINISHED"
         assert found.data.tags["clear_mlflow.rows"] == "complete"
@@ -80,4 +94,5 @@ def test_command(store, experiment_id, tmp_path, command):
 @pytest.mark.parametrize("code", PYTHON)
 def test_python(store, code):
     """It runs as it stands."""
-    run([sys.executable, "-c", code], cwd=ROOT)
+    done = run_python("-c", code, cwd=ROOT, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr

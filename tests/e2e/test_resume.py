@@ -19,7 +19,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from damaged_spools import DAMAGES
-from forked import Forked
+from forked import Forked, programs
 from safetensors.numpy import load_file
 
 from clear_mlflow import AccuracyMatrix, AccuracyRow, summarize
@@ -315,8 +315,8 @@ def test_mlflow_run_goes_on_with_another_run(project, interrupted):
     client, run_id = interrupted
     command = ["mlflow", "run", str(project), "--env-manager", "local", "-P", f"resume={run_id}"]
     done = subprocess.run(
-        [*command, "--experiment-name", "test"],
-        env=environment(),
+        [f"{programs()}/mlflow", *command[1:], "--experiment-name", "test"],
+        env={**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}"},
         text=True,
         capture_output=True,
         timeout=LONG,

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import mlflow
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from comparisons import NUM_TEST, counts, log_predictions, log_run
+from forked import programs
 
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.cli import main
@@ -218,11 +218,10 @@ def test_parameters_quoted_by_mlflow_group_as_they_were_meant(store, experiment_
 
 def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_path):
     """The entry point's run is the comparison: one run, named, and not among the compared."""
-    python = str(Path(sys.executable).parent)
     options = ("--env-manager", "local", "--experiment-name", "test", "-P", "experiment=test")
     done = subprocess.run(
-        ["mlflow", "run", str(project), "-e", "compare", *options],
-        env={**os.environ, "PATH": f"{python}{os.pathsep}{os.environ['PATH']}"},
+        [str(Path(programs(), "mlflow")), "run", str(project), "-e", "compare", *options],
+        env={**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=False,

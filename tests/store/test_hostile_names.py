@@ -2,13 +2,16 @@
 
 import csv
 import io
+import os
 import re
 import subprocess
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from comparisons import counts, log_predictions, log_run, seeds_of
+from forked import programs
 from mlflow.projects.utils import load_project
 from rich.console import Console
 from stored_runs import stored_run
@@ -245,9 +248,11 @@ def test_a_real_mlflow_run_runs_nothing_that_its_parameters_say(project, store, 
     """Once for every kind of quoting, through MLflow, bash and our own command line."""
     injection = "; ".join(part for part in SHELL if "owned" in part and "\n" not in part)
     for entry_point, parameter in (("main", "strategy"), ("compare", "experiment")):
-        command = ["mlflow", "run", str(project), "--env-manager", "local", "-e", entry_point]
+        mlflow = str(Path(programs(), "mlflow"))
+        command = [mlflow, "run", str(project), "--env-manager", "local", "-e", entry_point]
         done = subprocess.run(
             [*command, "-P", f"{parameter}={injection}"],
+            env={**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}"},
             cwd=tmp_path,
             capture_output=True,
             text=True,

@@ -3,7 +3,9 @@
 Importing MLflow and torch takes most of the time of a command that a test starts. Here one process
 of each pytest worker imports them once, and forks for every command: with the command's own
 environment, folder, streams, session, signals and exit code. What a test sees is a
-:class:`subprocess.Popen`; tests of the start itself use that one.
+:class:`subprocess.Popen`; tests of the start itself use that one. Where a shell starts commands, or
+``mlflow run`` does, it finds in :func:`programs` a ``python``, a ``clear-mlflow`` and an ``mlflow``
+that are forks, too.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
@@ -37,11 +41,11 @@ PROJECT = Path(__file__).parents[2]
 _ROOM = "-" * 4000
 
 
-class Forked(subprocess.Popen):
-    """``python -m clear_mlflow ARGUMENTS``, forked.
+class ForkedPython(subprocess.Popen):
+    """``python WORDS``, forked.
 
     Args:
-        arguments: of the command.
+        words: as Python takes them: ``-m MODULE``, ``-c CODE`` or a file, and its arguments.
         env: its whole environment; that of this process where there is none.
         cwd: its folder.
         stdin: as :class:`subprocess.Popen` takes it.
@@ -52,7 +56,7 @@ class Forked(subprocess.Popen):
 
     def __init__(
         self,
-        *arguments: str,
+        *words: str,
         env: Mapping[str, str] | None = None,
         cwd: str | Path | None = None,
         stdin: IO[bytes] | int | None = None,
@@ -60,7 +64,7 @@ class Forked(subprocess.Popen):
         stderr: IO[bytes] | int | None = None,
         start_new_session: bool = False,
     ) -> None:
-        self.args = [sys.executable, "-m", PROGRAM, *arguments]
+        self.args = [sys.executable, *words]
         self._line = None
         if sys.platform != "linux":  # elsewhere libraries of the system forbid it
             super().__init__(
@@ -103,7 +107,7 @@ class Forked(subprocess.Popen):
             else:
                 theirs.append(asked if isinstance(asked, int) else asked.fileno())
         request = {
-            "arguments": arguments,
+            "words": words,
             "env": dict(os.environ if env is None else env),
             "cwd": str(cwd or Path.cwd()),
             "new_session": start_new_session,
@@ -140,12 +144,24 @@ class Forked(subprocess.Popen):
         return self.returncode
 
 
-def run_forked(
-    *arguments: str, timeout: float | None = None, check: bool = False, **options
-) -> subprocess.CompletedProcess[str]:
+class Forked(ForkedPython):
+    """``python -m clear_mlflow ARGUMENTS``, forked; it takes the options of its base."""
+
+    def __init__(self, *arguments: str, **options: Any) -> None:
+        super().__init__("-m", PROGRAM, *arguments, **options)
+
+
+def run_forked(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Like :func:`subprocess.run` with its output captured, for a command of the program."""
+    return run_python("-m", PROGRAM, *arguments, **options)
+
+
+def run_python(
+    *words: str, timeout: float | None = None, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Like :func:`subprocess.run` with its output captured, for ``python WORDS``."""
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
-    process = Forked(*arguments, **options)
+    process = ForkedPython(*words, **options)
     try:
         stdout, stderr = process.communicate(timeout=timeout)
     except BaseException:
@@ -158,6 +174,31 @@ def run_forked(
     return done
 
 
+# A program that asks the server to be it, and is as it while it runs: with its signals and its end.
+_PROGRAM_TEXT = """#!{python} -IS
+import json, os, signal, socket, sys
+line = socket.socket(socket.AF_UNIX)
+line.connect({address!r})
+words = [*{words!r}, *sys.argv[1:]]
+request = dict(words=words, env=dict(os.environ), cwd=os.getcwd(), new_session=False)
+socket.send_fds(line, [b"."], [0, 1, 2])
+line.sendall(json.dumps(request).encode() + b"\\n")
+told = line.makefile("rb")
+pid = int(told.readline())
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+code = os.waitstatus_to_exitcode(int(told.readline()))
+if code < 0:
+    signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+sys.exit(code)
+"""
+_PROGRAMS = {
+    "python": [],
+    "clear-mlflow": ["-m", PROGRAM],
+    "mlflow": ["-m", "mlflow"],
+}
+
 _servers: list[socket.socket] = []
 
 
@@ -168,16 +209,44 @@ def _server() -> socket.socket:
     return _servers[0]
 
 
+def programs() -> str:
+    """A folder with ``python``, ``clear-mlflow`` and ``mlflow`` that are forks of the server.
+
+    It goes first in the ``PATH`` of what starts them by name. A signal to one is passed on; what
+    it starts has another parent, so tests that look for processes below it start the real ones.
+    """
+    if sys.platform != "linux":
+        return str(Path(sys.executable).parent)
+    _server()
+    return str(_folder)
+
+
+_folder = Path()  # of the programs, and of the address at which they ask
+
+
 def _start_server() -> socket.socket:
+    global _folder
     near, far = socket.socketpair()
+    _folder = Path(tempfile.mkdtemp(prefix="forked_"))
+    atexit.register(shutil.rmtree, _folder, ignore_errors=True)
+    address = str(_folder / "server")
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(address)
+    listening.listen()
+    for name, words in _PROGRAMS.items():
+        text = _PROGRAM_TEXT.format(python=sys.executable, address=address, words=words)
+        (_folder / name).write_text(text)
+        (_folder / name).chmod(0o755)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MLFLOW_")}
     path = filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")])
+    ours = (far.fileno(), listening.fileno())
     subprocess.Popen(
-        [sys.executable, __file__, str(far.fileno()), _ROOM],
+        [sys.executable, __file__, *map(str, ours), _ROOM],
         env={**environment, "PYTHONPATH": os.pathsep.join(path)},
-        pass_fds=[far.fileno()],
+        pass_fds=ours,
     )
     far.close()
+    listening.close()
     return near
 
 
@@ -196,8 +265,8 @@ class _Training(subprocess.Popen):
             atexit._clear()  # what the command does at its end
             gc.freeze()  # and what it has opened is not closed here
             try:
-                _become([stdin, 1, 2], pass_fds, args[2:], env, start_new_session)
-                code = _main(args[2])
+                _become([stdin, 1, 2], pass_fds, args[1:], env, start_new_session)
+                code = _main(args[1:])
             finally:
                 os._exit(code)
 
@@ -205,9 +274,11 @@ class _Training(subprocess.Popen):
 def _start(args, **options) -> subprocess.Popen:
     """What a forked command starts is forked, too: a training process, and a sweep's trainings."""
     if list(args[:2]) == [sys.executable, "-m"]:
-        if args[2] == "clear_mlflow.process.child":
+        # Threads of OpenMP are not there in a fork of a process that has computed, and waited for.
+        computed = len(os.listdir("/proc/self/task")) > threading.active_count()  # noqa: PTH208
+        if args[2] == "clear_mlflow.process.child" and not computed:
             return _Training(args, **options)
-        if args[2] == PROGRAM:
+        if args[2] == PROGRAM and _servers:
             return Forked(*args[3:], **options)
     return subprocess.Popen(args, **options)
 
@@ -222,10 +293,15 @@ def _fork_server() -> socket.socket:
     return near
 
 
-def _main(module: str) -> int:
-    """Run a module to its end, as the interpreter does; give the exit code."""
+def _main(words: Sequence[str]) -> int:
+    """Run what Python was given to its end, as the interpreter does; give the exit code."""
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if words[0] == "-m":
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        elif words[0] == "-c":
+            exec(words[1], sys.modules["__main__"].__dict__)
+        else:
+            runpy.run_path(words[0], run_name="__main__")
         code = 0
     except SystemExit as ended:
         code = ended.code
@@ -250,7 +326,7 @@ def _become(streams, keep, words, environment, new_session) -> None:
     Args:
         streams: of its input, output and errors: descriptors.
         keep: the only other descriptors that it has.
-        words: the module that it runs, and its arguments.
+        words: what the interpreter is given: a module, code or a file, and its arguments.
         environment: all of it.
         new_session: whether it leads a session of its own.
     """
@@ -274,8 +350,8 @@ def _become(streams, keep, words, environment, new_session) -> None:
     sys.stdin = sys.__stdin__ = os.fdopen(0, encoding="utf-8", closefd=False)
     sys.stdout = sys.__stdout__ = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     sys.stderr = sys.__stderr__ = os.fdopen(2, "w", 1, "utf-8", "backslashreplace", closefd=False)
-    sys.argv = list(words)
-    _show([sys.executable, "-m", *words])
+    sys.argv = list({"-m": words[1:], "-c": ["-c", *words[2:]]}.get(words[0], words))
+    _show([sys.executable, *words])
 
 
 def _show(words: Sequence[str]) -> None:
@@ -287,8 +363,13 @@ def _show(words: Sequence[str]) -> None:
     ctypes.memmove(start, shown, len(shown))
 
 
-def _serve(line: socket.socket) -> dict[str, Any] | None:
-    """Fork for each request; give it, in the fork. None: there is nobody left to ask."""
+def _serve(line: socket.socket, listening: socket.socket | None) -> dict[str, Any] | None:
+    """Fork for each request; give it, in the fork. None: there is nobody left to ask.
+
+    Args:
+        line: of the process that started this one: with each request comes its own line.
+        listening: where others ask, each by the line that it opens.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # meant for who started this
         signal.signal(number, signal.SIG_IGN)
     woken, wake = socket.socketpair()
@@ -297,27 +378,35 @@ def _serve(line: socket.socket) -> dict[str, Any] | None:
     signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     running: dict[int, socket.socket] = {}
+    asked_at = [line] if listening is None else [line, listening]
     while True:
-        ready, _, _ = select.select([line, woken], [], [])
+        ready, _, _ = select.select([*asked_at, woken], [], [])
         if woken in ready:
             with suppress(BlockingIOError):
                 woken.recv(4096)
             _reap(running)
-        if line in ready:
-            data, descriptors, _, _ = socket.recv_fds(line, 1, 4)
-            if not data:
-                return None
-            asking = socket.socket(fileno=descriptors[0])
+        for place in ready:
+            if place is woken:
+                continue
+            if place is line:
+                data, descriptors, _, _ = socket.recv_fds(line, 1, 4)
+                if not data:
+                    return None
+                asking, streams = socket.socket(fileno=descriptors[0]), descriptors[1:]
+            else:
+                asking, _ = place.accept()
+                _, streams, _, _ = socket.recv_fds(asking, 1, 3)
             pid = os.fork()
             if pid == 0:
                 with asking.makefile("rb") as told:
                     request = json.loads(told.readline())
-                request["streams"] = descriptors[1:]
+                request["streams"] = streams
                 return request
-            for descriptor in descriptors[1:]:
+            for descriptor in streams:
                 os.close(descriptor)
             running[pid] = asking
-            asking.sendall(b"%d\n" % pid)
+            with suppress(OSError):  # as below
+                asking.sendall(b"%d\n" % pid)
 
 
 def _reap(running: dict[int, socket.socket]) -> None:
@@ -358,27 +447,29 @@ def _preload() -> None:
     gc.freeze()
 
 
-def _serve_and_run(line: socket.socket) -> NoReturn:
+def _serve_and_run(line: socket.socket, listening: socket.socket | None = None) -> NoReturn:
     """Serve; and in a fork, run what was asked for to its end."""
-    request = _serve(line)
+    request = _serve(line, listening)
     if request is None:
         os._exit(0)
     line.close()
-    sys.path[0] = request["cwd"]
+    words = request["words"]
     os.chdir(request["cwd"])
+    # Of a file, Python looks in its folder for what it imports; else in that in which it is run.
+    file = not words[0].startswith("-")
+    sys.path[0] = str(Path(words[0]).resolve().parent) if file else request["cwd"]
     sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
-    words = [PROGRAM, *request["arguments"]]
     _become(request["streams"], (), words, request["env"], request["new_session"])
-    if words[1:2] == ["sweep"]:
+    if words[:3] == ["-m", PROGRAM, "sweep"]:
         _servers.append(_fork_server())
     forking = SimpleNamespace(**{**vars(subprocess), "Popen": _start})
     for module in ("clear_mlflow.process.parent", "clear_mlflow.engines.local"):
         sys.modules[module].subprocess = forking  # type: ignore[attr-defined]
     # A sweep would fork from a server of its own, which would load everything once more.
     sys.modules["clear_mlflow.cli.sweep"]._program = lambda runs: start_program  # type: ignore[attr-defined]
-    os._exit(_main(PROGRAM))
+    os._exit(_main(words))
 
 
 if __name__ == "__main__":
     _preload()
-    _serve_and_run(socket.socket(fileno=int(sys.argv[1])))
+    _serve_and_run(*(socket.socket(fileno=int(number)) for number in sys.argv[1:3]))
