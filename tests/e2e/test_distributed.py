@@ -13,6 +13,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from distributed_worker import results
+from forked import ForkedPython, programs, run_python
 from ports import free_port
 from short_stream import SLOWLY, options
 from test_end_to_end import LONG, environment, only_run, rows_folder, scores_of, stored_matrix
@@ -116,9 +117,7 @@ def by_processes(tmp_path_factory):
         (folder / "cases.json").write_text(json.dumps(cases))
         port = free_port()
         ranks = [
-            subprocess.Popen(
-                [sys.executable, str(WORKER), str(folder)], env=rank_variables(rank, size, port)
-            )
+            ForkedPython(str(WORKER), str(folder), env=rank_variables(rank, size, port))
             for rank in range(size)
         ]
         assert [process.wait(LONG) for process in ranks] == [0] * size
@@ -150,11 +149,11 @@ def test_several_processes_give_the_matrix_of_one(by_processes, size, case):
                 )
 
 
-def start(project, *command):
+def start(project, *command, **variables):
     """A launcher as a user starts it."""
     return subprocess.Popen(
         command,
-        env=environment(MLFLOW_EXPERIMENT_NAME="test"),
+        env=environment(MLFLOW_EXPERIMENT_NAME="test", **variables),
         text=True,
         cwd=project,
         stdout=subprocess.PIPE,
@@ -171,8 +170,10 @@ def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
     """The entry point gives the matrix of one process, in one run, told once."""
     process = start(
         project,
-        *("mlflow", "run", str(project), "--env-manager", "local", "-e", "train_distributed"),
+        *(f"{programs()}/mlflow", "run", str(project), "--env-manager", "local"),
+        *("-e", "train_distributed"),
         *("-P", "processes=2", "-P", "device=cpu", "-P", "features=pixels", "-P", "epochs=1"),
+        PATH=f"{programs()}{os.pathsep}{os.environ['PATH']}",
     )
     output, _ = process.communicate(timeout=LONG)
     assert process.returncode == 0, output
@@ -295,8 +296,7 @@ def test_more_processes_than_gpus_are_refused():
         "except ConfigError as error:\n    assert 'share 0 GPUs' in str(error), error\n"
         "else:\n    raise SystemExit('accepted')\n"
     )
-    hidden = environment(CUDA_VISIBLE_DEVICES="")
-    subprocess.run([sys.executable, "-c", code], check=True, env=hidden)
+    run_python("-c", code, check=True, env=environment(CUDA_VISIBLE_DEVICES=""))
 
 
 def test_place_is_what_torchrun_says():
@@ -330,4 +330,4 @@ def test_python_call_refuses_to_be_one_of_several():
         "    assert 'one of 2' in str(error)\n"
         "else:\n    raise SystemExit('trained')\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, env=rank_variables(1, 2, 1))
+    run_python("-c", code, check=True, env=rank_variables(1, 2, 1))

@@ -8,6 +8,7 @@ import mlflow
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from forked import run_python
 from stored_runs import histories
 from trainings import FOUR_BUCKETS, NUM_TEST
 
@@ -384,13 +385,7 @@ def test_a_program_that_ends_leaves_an_adapters_run_scored_and_closed(
     store, experiment_id, ending, status
 ):
     """Nobody wrote a block around it; a row that waited is logged first."""
-    done = subprocess.run(
-        [sys.executable, "-c", ENDING.format(ending=ending)],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = run_python("-c", ENDING.format(ending=ending), timeout=120)
     assert done.returncode == (1 if status == "FAILED" else 0)
     run = the_run(store, experiment_id)
     assert run.info.status == status

@@ -26,7 +26,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -310,8 +309,9 @@ def _main(words: Sequence[str]) -> int:
         elif not isinstance(code, int):
             print(code, file=sys.stderr)
             code = 1
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:
+        sys.last_type, sys.last_value = type(error), error  # as what runs at the end finds it
+        sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
