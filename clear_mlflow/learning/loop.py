@@ -29,7 +29,6 @@ from clear_mlflow.learning.samples.decoded import (
     HeldOutImages,
     Normaliser,
     batch_bounds,
-    is_features,
 )
 from clear_mlflow.learning.samples.feature_stream import FeatureStream, TrainingStream
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
@@ -224,11 +223,10 @@ def measure(
         What the model answered; None where an output is infinite or no number, since the class that
         it would be counted for means nothing.
     """
-    images, truth = held_out.images, held_out.labels
+    truth, side = held_out.labels, held_out.side
     start, stop = group.share(0, len(truth))
-    features = is_features(images)
-    normalise = None if features else Normaliser(images.shape[2], device)
-    step = _TEST_BATCH_OF_FEATURES[device.type] if features else _TEST_BATCH[device.type]
+    normalise = None if side is None else Normaliser(side, device)
+    step = (_TEST_BATCH_OF_FEATURES if side is None else _TEST_BATCH)[device.type]
     answers, likelihoods = [], []
     not_finite = torch.zeros((), dtype=torch.int64, device=device)
     model.eval()
@@ -236,7 +234,7 @@ def measure(
         bounds = batch_bounds(stop - start, step) if stop > start else [(0, 0)]
         while bounds:
             begin, end = bounds[0]
-            chosen = images[start + begin : start + end]
+            chosen = held_out.some(start + begin, start + end)
             try:
                 inputs = chosen.to(device) if normalise is None else normalise(chosen)
                 with autocast(device, precision):

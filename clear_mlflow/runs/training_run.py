@@ -7,6 +7,7 @@ import hashlib
 import importlib
 import subprocess
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -72,8 +73,11 @@ class TrainingRun(TrackedRun):
         self._facts: StreamMetadata | None = None
         self._kind = kind
         self._resumed = resumed
+        self._newest_state: int | None = None  # the row of the one that was stored last
         self._holds_states = resumed is not None
         self._told_no_state = False
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="clear_mlflow hash")
+        self._state_hash: Future[str] | None = None
         # Now, and not at each row: whoever upgrades packages meanwhile takes them away for seconds.
         self._torch_version = version("torch")
 
@@ -87,6 +91,7 @@ class TrainingRun(TrackedRun):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        self._hashing.shutdown()
         super().__exit__(kind, error, traceback)
         if self._leader is None and error is None:
             self._let_go_of_states()
@@ -134,12 +139,18 @@ class TrainingRun(TrackedRun):
 
     def log_row(self, measured: MeasuredRow) -> None:
         """Store a row as every run does; one that a resumed run holds already stays as it is."""
-        if self._resumed is not None:
-            stored = self._resumed.stored(measured.row)
-            if stored is not None:
-                self._complete_row(measured, stored, self._resumed)
-                return
-        super().log_row(measured)
+        if (state := measured.state) is not None:
+            # While the row is brought to the disk, since nobody trains meanwhile.
+            self._state_hash = self._hashing.submit(lambda: hashlib.sha256(state).hexdigest())
+        resumed = self._resumed
+        stored = None if resumed is None else resumed.stored(measured.row)
+        if resumed is not None and stored is not None:
+            self._complete_row(measured, stored, resumed)
+        else:
+            super().log_row(measured)
+        if self._newest_state is not None:  # behind all that training waits for
+            before, self._newest_state = self._newest_state, None
+            self._sender.send(lambda: self._let_go_of_states(before=before))
 
     def log_test(self, test: AnytimeRow) -> None:
         """Store a test inside a bucket; what a resumed run measures again takes its place.
@@ -225,14 +236,14 @@ class TrainingRun(TrackedRun):
         if measured.no_state is not None and not self._told_no_state:
             self._told_no_state = True
             warn(f"run {self.run_id} could not be resumed from here: {measured.no_state}")
-        state = measured.state
-        if state is None or self._facts is None or self._sender.is_away:
+        state, found = measured.state, self._state_hash
+        if state is None or found is None or self._facts is None or self._sender.is_away:
             return
         manifest = Manifest(
             row=measured.row.row,
             written_at=record.written_at,
             size=len(state),
-            sha256=hashlib.sha256(state).hexdigest(),
+            sha256=found.result(),
             config=self.config.as_text(),
             data=data_of(self._facts),
             package_version=__version__,
@@ -253,8 +264,7 @@ class TrainingRun(TrackedRun):
             return
         self._holds_states = True
         self._told_no_state = False
-        # Not behind the pictures: each takes longer than a small model's training.
-        self._let_go_of_states(before=manifest.row)
+        self._newest_state = manifest.row
 
     def _let_go_of_states(self, *, before: int | None = None) -> None:
         """Remove the states that a newer one replaces or, of a run that has all its rows, all."""

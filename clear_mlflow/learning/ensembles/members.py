@@ -175,14 +175,13 @@ def measure_heads(
         For each head what it answered, or None where an output is no finite number.
     """
     num_heads, num_classes, width = stack.weight.shape
-    features = held_out.images
     answers, likelihoods = [], []
     wrong = torch.zeros(num_heads, dtype=torch.int64, device=device)
     with torch.inference_mode():
         # Heads side by side are one wide layer: the features are read once for all of them.
         weight, bias = stack.weight.view(-1, width), stack.bias.view(-1)
         for start, stop in batch_bounds(len(held_out.labels), _TEST_BATCH[device.type]):
-            rows = features[start:stop].to(device)
+            rows = held_out.some(start, stop).to(device)
             # Classes last: a search along any other dimension takes ten times as long.
             logits = torch.addmm(bias, rows, weight.mT).view(-1, num_heads, num_classes)
             answers.append(logits.argmax(dim=2))

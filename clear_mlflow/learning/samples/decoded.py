@@ -24,8 +24,8 @@ from clear_mlflow.learning.device import RngPurpose, generator, storage_device
 from clear_mlflow.learning.parallel.group import ALONE, Group
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.samples.augment import augmentation
-from clear_mlflow.learning.samples.indices import SampleIndices
-from clear_mlflow.learning.samples.photos import Photos, photos_at, photos_of
+from clear_mlflow.learning.samples.indices import SampleIndices, joined, whole_bucket
+from clear_mlflow.learning.samples.photos import Crops, Photos, photos_at, photos_of
 
 # ImageNet's mean and standard deviation, as is usual in the field. They are constants, not measured
 # on the data: statistics of the whole stream depend on buckets that the model has not yet seen.
@@ -33,7 +33,7 @@ _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
 # Below this side, images that need no crop are copied to lie side by side: a step on so few bytes
-# is mostly the time that it takes to find them.
+# is mostly the time that it takes to find them. So are test images of any kind.
 _SMALL = 64
 _CUT_AT_ONCE = 256  # images
 
@@ -69,12 +69,24 @@ class Batch:
 class HeldOutImages:
     """The test sets of all buckets, end to end, so that one pass measures a whole row."""
 
-    images: (
-        Tensor  # (N, size, size, 3), uint8, cropped to the model's input; or (N, width), float32
-    )
+    # (N, size, size, 3), uint8, cropped to the model's input, or where to cut that from; or
+    # (N, width), float32.
+    images: Tensor | Crops
     labels: Tensor  # (N,), int64
     bucket: Tensor  # (N,), int64: the position of each image's bucket in the stream
     counts: tuple[int, ...]  # images per bucket
+
+    @property
+    def side(self) -> int | None:
+        """Of each image, pixels; None of features."""
+        if isinstance(self.images, Crops):
+            return self.images.side
+        return None if is_features(self.images) else self.images.shape[2]
+
+    def some(self, start: int, stop: int) -> Tensor:
+        """Images, or features, from one number to another."""
+        images = self.images
+        return images[start:stop] if isinstance(images, Tensor) else images.cut(start, stop)
 
 
 class DecodedStream:
@@ -82,9 +94,9 @@ class DecodedStream:
 
     The test images of all buckets stay. Of the training images those that are trained on stay; a
     strategy keeps of them which they are (:class:`SampleIndices`), and no pixels. All lie on the
-    training device if they fit well into its free memory. If not, training images stay where
-    the cache has mapped them, so that the system keeps as many of them in memory as it has room
-    for; test images lie in main memory.
+    training device if they fit well into its free memory. If not, they stay where the cache has
+    mapped them, so that the system keeps as many of them in memory as it has room for, and a
+    stream may be larger than that.
 
     Args:
         stream: the dataset.
@@ -148,17 +160,28 @@ class DecodedStream:
             counts = tuple(len(images) for images in self._test_sets)
             total = sum(counts)
             size = self.augmentation.size
-            home = storage_device(total * size**2 * 3, self.device)
-            pixels = _empty_images(total, size, home)
+            opened: dict[int, Photos] = {}
             done = 0
-            for images in self._test_sets:
-                photos = photos_of(self._decode(images, done=done, total=total), self.augmentation)
-                _fill_with_centres(pixels[done : done + len(images)], photos)
+            for position, images in enumerate(self._test_sets):
+                decoded = self._decode(images, done=done, total=total)
+                photos = photos_of(decoded, self.augmentation)
+                opened[position] = photos if _is_mapped(decoded) else _centres(photos)
                 done += len(images)
+            picks = joined(*(whole_bucket(n, count) for n, count in enumerate(counts)))
+            photos = photos_at(opened, picks)
+            home = storage_device(total * size**2 * 3, self.device)
+            pixels: Tensor | Crops
+            if home.type == "cpu" and size >= _SMALL:
+                pixels = photos.centre_crops()
+            else:
+                pixels = _empty_images(total, size, home)
+                _fill_with_centres(pixels, photos)
             labels = np.concatenate([images.labels for images in self._test_sets])
-            bucket = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
             self._test = HeldOutImages(
-                pixels, torch.tensor(labels, device=home), bucket.to(home), counts
+                pixels,
+                torch.tensor(labels, device=home),
+                torch.tensor(picks.bucket, device=home),
+                counts,
             )
         return self._test
 
@@ -169,7 +192,7 @@ class DecodedStream:
         images = self._train_sets[position]
         decoded = self._decode(images, done=0, total=len(images))
         opened = photos_of(decoded, self.augmentation)
-        if isinstance(decoded.pixels.base, np.memmap):
+        if _is_mapped(decoded):
             self._mapped[position] = opened
         return opened
 
@@ -337,6 +360,25 @@ def batch_bounds(count: int, batch_size: int | Literal["full"]) -> list[tuple[in
     if len(starts) > 1 and count - starts[-1] == 1 and batch_size > 1:
         starts.pop()
     return list(zip(starts, [*starts[1:], count], strict=True))
+
+
+def _is_mapped(images: DecodedImages) -> bool:
+    """Whether they are a file's, of which the system keeps in memory what it has room for."""
+    return isinstance(images.pixels.base, np.memmap)
+
+
+def _centres(photos: Photos) -> Photos:
+    """Of photographs in memory what they are tested by, so that the rest can go."""
+    count, size = len(photos.sizes), photos.augmentation.size
+    pixels = _empty_images(count, size, photos.device)
+    _fill_with_centres(pixels, photos)
+    return Photos(
+        (pixels.view(-1),),
+        np.zeros(count, dtype=np.int64),
+        np.arange(count) * size**2 * 3,
+        np.full((count, 2), size, dtype=np.int64),
+        photos.augmentation,
+    )
 
 
 def _fill_with_centres(room: Tensor, photos: Photos) -> None:

@@ -133,18 +133,24 @@ class Crops:
     step: Tensor  # (M,), int64: bytes from one line to the next; with the photos
     mirrored: Tensor | None  # (M,), bool, with the photos; None where none is
 
+    @property
+    def side(self) -> int:
+        """Of each crop, pixels."""
+        return self.photos.augmentation.size
+
     def cut(self, start: int, stop: int) -> Tensor:
         """(stop - start, size, size, 3), uint8: some of them, copied."""
-        side = self.photos.augmentation.size
+        side = self.side
         some = slice(start, stop)
         along = torch.arange(side, device=self.first.device)
         lines = self.first[some, None] + along * self.step[some, None]
         parts = self.photos.parts
-        if len(parts) == 1:
-            found = _lines(parts[0], lines, side)
+        used = np.unique(self.part[some])
+        if len(used) == 1:
+            found = _lines(parts[used[0]], lines, side)
         else:
             found = torch.empty((len(lines), side, side, 3), dtype=torch.uint8)
-            for n in np.unique(self.part[some]):
+            for n in used:
                 here = torch.from_numpy(np.flatnonzero(self.part[some] == n))
                 found[here] = _lines(parts[n], lines[here], side)
         if self.mirrored is None:
