@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from http.client import HTTPException
@@ -22,26 +23,41 @@ from mlflow.exceptions import MlflowException
 from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.durable import write_durably
-from clear_mlflow.core.errors import DataError, RecordError, TrackingError
+from clear_mlflow.core.errors import ClearError, DataError, RecordError, TrackingError
+from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, MAX_TAG_BYTES, json_object
+from clear_mlflow.metrics import METRICS, of_score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store, is_server, mlflow_errors
 from clear_mlflow.store.compat import answers
+from clear_mlflow.store.matrices import stored_rows_of
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS, REPORT_HTML
 
 # MLflow keeps shared views in tags of the experiment, named by a key in the link (mlflow 3.17).
 _VIEW = "clear_mlflow_leaderboard"
 VIEW_TAG = f"mlflow.sharedViewState.{_VIEW}"
-_RANKED_BY = "clear/challenge_score"
-# The columns behind it, which are charts over the buckets, too.
-_RANKED_BESIDE = (
+# Digest of what was written there: what a person changed since is theirs.
+VIEW_DIGEST_TAG = "mlflow.clear_mlflow.view"
+
+# The metric that ranks, and the columns behind it, which are charts over the buckets, too. Only of
+# accuracies is there a challenge score.
+_COLUMNS = (
+    "clear/challenge_score",
     "clear/in_domain_accuracy",
     "clear/next_domain_accuracy",
     "renate/average_accuracy",
     "renate/forgetting",
 )
-_CHART_SECTIONS = {"summary": "Accuracy and forgetting", "matrices": "Accuracy matrices"}
+_COLUMNS_OF_OTHERS = (
+    "renate/average_accuracy",
+    "clear/in_domain_accuracy",
+    "clear/next_domain_accuracy",
+    "renate/backward_transfer",
+    "renate/forgetting",
+)
+_WITH_ROWS = f"tags.`{names.ROWS_TAG}` != 'none'"
+_MOST_READ = 20  # newest runs whose score is looked at
 _LOCAL_UI = "http://127.0.0.1:5000"
 _ANSWER_SECONDS = 2.0  # of a server on this machine
 
@@ -226,32 +242,40 @@ def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
     return lines
 
 
-def prepared_view() -> str:
+def prepared_view(score: Score) -> str:
     """Our runs with rows, six columns, the best first; charts of the same, and the matrices.
 
     It has the shape that MLflow's page gives a view that a user shares. Charts without sections,
     or sections that are not said to be in an order, it replaces by its own, by the alphabet.
     Metrics that have no chart here get theirs from MLflow, behind these.
+
+    Args:
+        score: of the runs.
     """
-    ranked = {"type": "BAR", "metricKey": _RANKED_BY}
-    curves = [{"type": "LINE", "metricKey": metric} for metric in _RANKED_BESIDE]
+    ranked_by, *beside = _columns(score)
+    ranked = {"type": "BAR", "metricKey": ranked_by}
+    curves = [{"type": "LINE", "metricKey": metric} for metric in beside]
     matrices = {
         "type": "IMAGE",
         "imageKeys": [names.IMAGE_FINAL],
         "step": 0,
         "showRunParams": False,  # MLflow writes them over the picture
     }
+    sections = {
+        "summary": f"{score.heading} and forgetting",
+        "matrices": f"{score.heading} matrices",
+    }
     return json.dumps(
         {
-            "searchFilter": f"tags.`{names.ROWS_TAG}` != 'none'",
-            "orderByKey": f"metrics.`{_RANKED_BY}`",
-            "orderByAsc": False,
+            "searchFilter": _WITH_ROWS,
+            "orderByKey": f"metrics.`{ranked_by}`",
+            "orderByAsc": not score.higher_is_better,
             "startTime": "ALL",
             "lifecycleFilter": "Active",
             "datasetsFilter": [],
             "modelVersionFilter": "All Runs",
             "selectedColumns": [
-                *(f"metrics.`{metric}`" for metric in (_RANKED_BY, *_RANKED_BESIDE)),
+                *(f"metrics.`{metric}`" for metric in (ranked_by, *beside)),
                 "tags.`strategy`",
             ],
             "isAccordionReordered": True,
@@ -264,7 +288,7 @@ def prepared_view() -> str:
                     "deleted": False,
                     "isGenerated": False,
                 }
-                for key, title in _CHART_SECTIONS.items()
+                for key, title in sections.items()
             ],
             "compareRunCharts": [
                 *(
@@ -276,6 +300,13 @@ def prepared_view() -> str:
         },
         sort_keys=True,
     )
+
+
+def _columns(score: Score) -> list[str]:
+    """Names of metrics, the one that ranks first."""
+    wanted = _COLUMNS if score.is_accuracy else _COLUMNS_OF_OTHERS
+    of_name = {metric.name: metric for metric in METRICS}
+    return [metric.name for metric in of_score([of_name[name] for name in wanted], score)]
 
 
 def _chart(number: int, section: str, shown: Mapping[str, object]) -> dict[str, object]:
@@ -365,12 +396,47 @@ def _comparison_of_sweep(tags: Mapping[str, str]) -> str | None:
 
 
 def _leaderboard(client: MlflowClient, experiment: Experiment) -> str:
-    state = prepared_view()
-    if experiment.tags.get(VIEW_TAG) != state:
-        with mlflow_errors(f"keep the leaderboard of experiment {experiment.experiment_id}"):
-            client.set_experiment_tag(experiment.experiment_id, VIEW_TAG, state)
-    experiment_id = quote(experiment.experiment_id, safe="")
-    return f"#/experiments/{experiment_id}/runs?{_runs_view()}&viewStateShareKey={_VIEW}"
+    experiment_id = experiment.experiment_id
+    with mlflow_errors(f"keep the leaderboard of experiment {experiment_id}"):
+        _keep_prepared_view(client, experiment)
+    address = f"#/experiments/{quote(experiment_id, safe='')}/runs"
+    return f"{address}?{_runs_view()}&viewStateShareKey={_VIEW}"
+
+
+def _keep_prepared_view(client: MlflowClient, experiment: Experiment) -> None:
+    """Keep the view in a tag of its own, beside views of the user's own.
+
+    It is renewed where the runs are of another score than before. One that a person changed stays
+    as it is.
+
+    Args:
+        client: the store.
+        experiment: as the store holds it.
+    """
+    state = prepared_view(_score_of_runs(client, experiment.experiment_id))
+    held, ours = (experiment.tags.get(tag) for tag in (VIEW_TAG, VIEW_DIGEST_TAG))
+    if held not in (None, state) and ours not in (None, _digest(held or "")):
+        return
+    for tag, text in ((VIEW_TAG, state), (VIEW_DIGEST_TAG, _digest(state))):
+        if experiment.tags.get(tag) != text:
+            client.set_experiment_tag(experiment.experiment_id, tag, text)
+
+
+def _digest(state: str) -> str:
+    return hashlib.sha256(state.encode()).hexdigest()[:32]
+
+
+def _score_of_runs(client: MlflowClient, experiment_id: str) -> Score:
+    """What most of the newest runs were scored by; accuracy, where none has rows yet."""
+    runs = client.search_runs([experiment_id], _WITH_ROWS, max_results=_MOST_READ)
+    found: Counter[Score] = Counter()
+    for run in runs:
+        try:
+            rows = stored_rows_of(client, run, "none").records
+        except ClearError:  # of no score; whoever scores or compares it says why
+            continue
+        found.update(record.row.score for record in list(rows.values())[:1])
+    return max(found, key=lambda score: found[score], default=ACCURACY)
 
 
 def _newest(client: MlflowClient) -> Experiment:

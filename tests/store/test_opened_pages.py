@@ -22,6 +22,7 @@ from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.ui_urls import (
+    VIEW_DIGEST_TAG,
     VIEW_TAG,
     announced_server,
     local_server,
@@ -95,6 +96,51 @@ def test_the_leaderboard_brings_charts_of_what_runs_hold(store, experiment_id):
     (key,) = next(chart["imageKeys"] for chart in charts if chart["type"] == "IMAGE")
     images = [file.path for file in store.list_artifacts(run.info.run_id, "images")]
     assert any(path.startswith(f"images/{key}+step+0+") for path in images), images
+
+
+def view_of(store):
+    page_of_target(store, "test")
+    return json.loads(store.get_experiment_by_name("test").tags[VIEW_TAG])
+
+
+@pytest.mark.parametrize("lower_is_better", [True, False])
+def test_of_another_score_the_leaderboard_has_its_metrics(store, experiment_id, lower_is_better):
+    """Columns and charts that the runs hold, the best first; renewed when such runs come."""
+    assert view_of(store)["orderByKey"] == "metrics.`clear/challenge_score`"
+    for level in (2.0, 1.0):
+        with clear_mlflow.track(
+            buckets=["1", "2", "3"],
+            strategy="naive",
+            score="rmse",
+            lower_is_better=lower_is_better,
+        ) as run:
+            for row in range(1, 4):
+                run.log_row(row, values=[level, level + row, 2 * level])
+    state = view_of(store)
+    runs = store.search_runs([experiment_id], state["searchFilter"])
+    assert len(runs) == 2
+    shown = [c["metricKey"] for c in state["compareRunCharts"] if c["type"] != "IMAGE"]
+    assert len(set(shown)) == 5
+    assert all(set(shown) <= run.data.metrics.keys() for run in runs)
+    assert [f"metrics.`{name}`" for name in shown] == state["selectedColumns"][:-1]
+    assert shown[0] == "renate/average_rmse"
+    direction = "ASC" if state["orderByAsc"] else "DESC"
+    order = [f"{state['orderByKey']} {direction}"]
+    first = store.search_runs([experiment_id], order_by=order)[0].data.metrics[shown[0]]
+    values = [run.data.metrics[shown[0]] for run in runs]
+    assert first == (min(values) if lower_is_better else max(values))
+    titles = {section["name"] for section in state["compareRunSections"]}
+    assert titles == {"rmse and forgetting", "rmse matrices"}
+
+
+def test_a_leaderboard_that_a_person_changed_stays(store, experiment_id):
+    """One of a release that kept no digest of it is renewed."""
+    view_of(store)
+    changed = json.dumps({"orderByKey": "theirs"})
+    store.set_experiment_tag(experiment_id, VIEW_TAG, changed)
+    assert view_of(store) == json.loads(changed)
+    store.delete_experiment_tag(experiment_id, VIEW_DIGEST_TAG)
+    assert view_of(store)["orderByKey"] == "metrics.`clear/challenge_score`"
 
 
 def test_what_is_not_there_is_told(store):
