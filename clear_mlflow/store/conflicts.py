@@ -20,8 +20,9 @@ _Made = TypeVar("_Made")
 # What MLflow answers: for an experiment, and for a row of any other table (mlflow 3.17).
 _MADE_BY_ANOTHER = ("RESOURCE_ALREADY_EXISTS", "BAD_REQUEST")
 
-# MLflow writes to a database many times a second while it sets it up.
-_ABANDONED_SECONDS = 3.0
+# MLflow writes to a database many times a second while it sets it up; on a machine with other work
+# a pause of three seconds was seen.
+_ABANDONED_SECONDS = 10.0
 
 
 def retry_on_conflict(make: Callable[[], _Made]) -> _Made:
