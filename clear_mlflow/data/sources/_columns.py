@@ -195,14 +195,19 @@ def _check_labels(labels: Column, place: _Place) -> None:
     empty = [not text for text in labels.texts]
     if any(empty):
         raise DataError(f"{place(labels.where(empty))} has no label; expected a class name")
-    if all(_is_number(text) for text in labels.texts):
-        fractions = [not _is_whole(text) for text in labels.texts]
-        if any(fractions):
-            row = labels.where(fractions)
-            raise DataError(
-                f"{place(row)} has label {shown(labels.texts[labels.rows[row]])}; expected class "
-                "names or whole numbers: regression is not done here"
-            )
+    numbers = [_is_number(text) for text in labels.texts]
+    # Among names, 737 may be one, and so may 12e4; 3.25 is a measurement there, too.
+    has_no_names = all(numbers)
+    fractions = [
+        is_number and not _is_whole(text) and (has_no_names or "." in text)
+        for is_number, text in zip(numbers, labels.texts, strict=True)
+    ]
+    if any(fractions):
+        row = labels.where(fractions)
+        raise DataError(
+            f"{place(row)} has label {shown(labels.texts[labels.rows[row]])}; expected class "
+            "names or whole numbers: regression is not done here"
+        )
     known = set(labels.texts)
     several = [
         (text[0] == "[" and text[-1] == "]")

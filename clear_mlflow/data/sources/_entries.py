@@ -130,7 +130,12 @@ def listing_of(
     trained, tested = parts[TRAIN], parts[TEST]
     class_names = _class_names(trained, tested, named_in)
     keys = in_time_order({*trained, *tested}, order=order, named_in=named_in)
-    for folder in folders:  # once for each, not for each image: resolving walks all above
+    for folder in sorted(folders):  # once each, not for each image: resolving walks all above
+        if not os.path.lexists(folder):
+            raise DataError(
+                f"{named_in} names images in a folder that is not there, {path_text(Path(folder))} "
+                f"is missing: expected paths of images below {path_text(real_root)}"
+            )
         resolve_folder(Path(folder), root=real_root)
     labels = {name: label for label, name in enumerate(class_names)}
 
