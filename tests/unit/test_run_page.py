@@ -10,12 +10,14 @@ import zlib
 
 import numpy as np
 import pytest
+from anytime_courses import inside_bucket
 from html_pages import HOSTILE, Page
 
+from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
-from clear_mlflow.metrics import METRICS, explain, summarize
+from clear_mlflow.metrics import METRICS, anytime, explain, summarize
 from clear_mlflow.metrics.from_predictions import Predictions, confusion
 from clear_mlflow.report.page import answers
 from clear_mlflow.report.page.run_page import RunReport, run_page
@@ -193,6 +195,24 @@ def test_metrics_have_their_meaning_or_why_there_is_none():
     assert "Mean accuracy on the bucket just trained: the diagonal." in text
     assert "Not defined: needs a past bucket: k &gt;= 2 (trained on 1)." in text
     assert re.search(r"lab/own</code></th><td>0.2500</td>.*lower is better", text)
+
+
+def test_tests_inside_buckets_have_their_metrics_beside_their_charts():
+    """And not in the table of other metrics once more."""
+    report = report_of(counts=THREE)
+    tests = [
+        test
+        for bucket in (1, 2, 3)
+        for test in inside_bucket(bucket, [[20, 25, 10], list(THREE[bucket])], (50, 50, 50))
+    ]
+    matrix = AnytimeMatrix.of_tests(tests, report.record.matrix)
+    found = anytime.summarize(matrix)
+    report = dataclasses.replace(report, summary={**report.summary, **found}, tests=matrix)
+    before, _, section = run_page(report).partition('<section id="inside">')
+    assert "more metrics" not in before
+    for name, value in found.items():
+        assert name not in before
+        assert re.search(f'title="{name}".*?<strong>{value:.4f}</strong>', section, re.S)
 
 
 @pytest.mark.parametrize("classes", [3, 300])

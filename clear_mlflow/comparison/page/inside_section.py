@@ -13,7 +13,7 @@ from clear_mlflow.comparison.inside import InsideGroup, inside_groups, over_seed
 from clear_mlflow.comparison.page.wording import many, setting_text, short
 from clear_mlflow.core.text import percent
 from clear_mlflow.report.colours import GROUPS
-from clear_mlflow.report.page.inside_charts import inside_about, small_axis
+from clear_mlflow.report.page.inside_charts import inside_about
 from clear_mlflow.report.page.inside_curves import LARGE, SMALL, InsideAxis, mean_steps
 from clear_mlflow.report.page.line_chart import Line, axis_over
 from clear_mlflow.report.page.matrix_map import short_key, spread_positions
@@ -82,7 +82,7 @@ class _Charts:
             )
             for j in spread_positions(begun)
         ]
-        axis = small_axis([line for _, lines in charts for line in lines])
+        axis = axis_over([line for _, lines in charts for line in lines])
         return [self._across.chart(title, lines, SMALL, axis) for title, lines in charts if lines]
 
     def _lines(

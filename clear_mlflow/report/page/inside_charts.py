@@ -8,7 +8,7 @@ from typing import Any
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.text import percent
 from clear_mlflow.report.page.inside_curves import LARGE, SMALL, InsideAxis, InsideCourse
-from clear_mlflow.report.page.line_chart import Axis, Line, axis_over
+from clear_mlflow.report.page.line_chart import Line, axis_over
 from clear_mlflow.report.page.matrix_map import short_key, spread_positions
 
 _BEFORE, _NEW = (0, 0), (1, 0)  # colour and dashes
@@ -40,7 +40,7 @@ def inside_charts(tests: AnytimeMatrix) -> dict[str, Any] | None:
         drawn = line(_BEFORE, title, *course.since(j))
         if drawn.points:
             panels.append((title, drawn))
-    axis = small_axis([drawn for _, drawn in panels])
+    axis = axis_over([drawn for _, drawn in panels])
     names = {0: "the buckets before the one in training", 1: "the bucket in training"}
     shown = sum(len(of_bucket) for of_bucket in tests.tests.values())
     return {
@@ -68,11 +68,6 @@ def inside_about(steps: Sequence[float]) -> str:
         "behind such a line and rises again before the next one is the stability gap, of which "
         "rows alone show nothing."
     )
-
-
-def small_axis(lines: list[Line]) -> Axis:
-    """The axis up of the charts of single buckets, whose few steps are round."""
-    return Axis(0.5 if axis_over(lines).low >= 0.5 else 0.0)
 
 
 def _percent(value: float) -> str:

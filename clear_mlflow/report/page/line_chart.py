@@ -50,7 +50,7 @@ class Axis:
         if not self.score.is_accuracy:
             return round_ticks(self.low, self.high, 5 if large else 3)
         # Steps of a round number, whatever quarter the axis begins at.
-        parts = {0.0: 4, 0.25: 3, 0.5: 5, 0.75: 5}[self.low] if large else 2
+        parts = {0.0: 4 if large else 2, 0.25: 3, 0.5: 5 if large else 2, 0.75: 5}[self.low]
         values = [self.low + (1 - self.low) * i / parts for i in range(parts + 1)]
         return [(value, f"{100 * value:g}") for value in values]
 

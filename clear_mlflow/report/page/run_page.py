@@ -170,6 +170,7 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
         without_predictions=report.without_predictions if answers is None else "",
         answers_about=_answers_about(report, answers),
         families=[_tiles(family, report) for family in _FAMILIES],
+        inside_metrics=_inside_tiles(report),
         others=_others(report),
         curves=_curves(grid, keys, report.record.times, score),
         across="the dates of the buckets, true to scale"
@@ -300,6 +301,26 @@ def _tiles(family: str, report: RunReport) -> dict[str, Any]:
     return {"name": _FAMILIES[family], "tiles": tiles}
 
 
+def _inside_tiles(report: RunReport) -> list[dict[str, Any]]:
+    """The metrics of tests inside buckets; none of a run without such tests."""
+    score = report.record.matrix.score
+    return [
+        {
+            "name": metric.name.partition("/")[2].replace("_", " "),
+            "full": metric.name,
+            "value": score.number(report.summary[metric.name]),
+            "meaning": _meaning(metric),
+            "lower": not metric.higher_is_better,
+        }
+        for metric in _inside(report)
+    ]
+
+
+def _inside(report: RunReport) -> list[AnytimeMetric]:
+    """The metrics that are shown beside the charts of tests inside buckets."""
+    return [m for m in anytime.METRICS if report.tests is not None and m.name in report.summary]
+
+
 def _meaning(metric: Metric | PredictionMetric | AnytimeMetric) -> str:
     """The first line of what a metric's function says of itself."""
     if isinstance(metric, Metric):
@@ -318,6 +339,7 @@ def _others(report: RunReport) -> list[dict[str, str]]:
     known |= {m.name: m for m in predicted.METRICS}
     known |= {m.name: m for m in anytime.METRICS}
     in_tiles = {metric.name for metric in of_score(METRICS, score)}
+    in_tiles |= {metric.name for metric in _inside(report)}
     found = []
     for name in dict.fromkeys([*known, *report.summary, *report.reasons]):
         value = report.summary.get(name)
