@@ -96,7 +96,8 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
 
     copy = store.create_run(experiment_id)
     shutil.copytree(rows_folder(run), rows_folder(copy))
-    evaluator = mlflow_run(project, "-e", "evaluate", "-P", f"run_id={copy.info.run_id}")
+    asked = ("-e", "evaluate", "-P", f"run_id={copy.info.run_id}")
+    evaluator = mlflow_run(project, *asked, path=programs())
     output, _ = evaluator.communicate(timeout=LONG)
     assert evaluator.returncode == 0, output
     copied = store.get_run(copy.info.run_id)
@@ -182,7 +183,9 @@ def slowly(short_stream):
 @pytest.mark.parametrize("stop", [interrupt, terminate, kill_training])
 def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_stream, stop):
     """Rows 0 to 2 stay, with the metrics that they define; the run is never left RUNNING."""
-    process = mlflow_run(project, *slowly(short_stream), start_new_session=True)
+    # A signal to the group has to reach all of it; what is killed alone may be a fork.
+    path = programs() if stop is kill_training else None
+    process = mlflow_run(project, *slowly(short_stream), path=path, start_new_session=True)
     run = wait_for_row(store, experiment_id, 2, process)
     stop(process)
     output, _ = process.communicate(timeout=LONG)

@@ -3,9 +3,9 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
+
+from forked import OTHER_COPY, run_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,22 +41,22 @@ def test_a_new_module_passes_the_tests_there_are(tmp_path):
         for name, separator, test in (generic.partition("::") for generic in GENERIC)
     ]
 
-    def python(*arguments):
-        return subprocess.run(
-            [sys.executable, *arguments],
+    def python(code, *arguments):
+        return run_python(
+            *("-c", OTHER_COPY + code, *arguments),
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            text=True,
-            capture_output=True,
             timeout=600,
-            check=False,
         )
 
-    done = python("tools/generate.py")
+    done = python(
+        "import runpy; sys.path.insert(0, 'tools'); "
+        "runpy.run_path('tools/generate.py', run_name='__main__')"
+    )
     written = ["wrote docs/metrics.md", "wrote docs/names.md"]
     assert done.stdout.splitlines() == written, done.stderr
     assert "| `plasticity/late_learning` |" in (tmp_path / "docs" / "metrics.md").read_text()
     # Pictures of confusions are of classes, and none of them is of a metric.
     options = ("-q", "-x", "-n0", "-p", "no:cacheprovider", "-k", "not confusion")
-    done = python("-m", "pytest", *options, *tests)
+    done = python("import pytest; sys.exit(pytest.main())", *options, *tests)
     assert done.returncode == 0, done.stdout + done.stderr

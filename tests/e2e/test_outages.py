@@ -28,7 +28,7 @@ from damaged_spools import DAMAGES
 from faulty_proxy import Fault, FaultyProxy, every, wait_until
 from feature_streams import config as features_config
 from feature_streams import training as features_training
-from forked import Forked
+from forked import Forked, ForkedPython
 from mlflow import MlflowClient
 from ports import free_port
 from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
@@ -61,12 +61,13 @@ def server(tmp_path_factory, empty_store):
     database = folder / "mlflow.db"
     shutil.copy(empty_store, database)
     port = free_port()
-    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
+    command = ["-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
     stores = ["--backend-store-uri", f"sqlite:///{database}"]
     stores += ["--artifacts-destination", (folder / "artifacts").as_uri()]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command + stores,
+        process = ForkedPython(
+            *command,
+            *stores,
             env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
             cwd=folder,
             stdout=log,

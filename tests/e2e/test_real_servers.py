@@ -133,8 +133,9 @@ def servers(machines, tmp_path_factory):
             as_admin(second.url, "2.0/mlflow/users/create", username=name, password=password)
         yield found
     # Gone with all that they started.
-    assert not [p for p in psutil.process_iter() if _is_of(p, first.process.pid)]
-    assert not [p for p in psutil.process_iter() if _is_of(p, second.process.pid)]
+    for ended in (first, second):
+        killed = [p for p in psutil.process_iter() if _is_of(p, ended.process.pid)]
+        assert not psutil.wait_procs(killed, LONG)[1]
 
 
 def _is_of(process, group):

@@ -5,6 +5,7 @@ import html
 import json
 import os
 import re
+import shutil
 import sys
 import urllib.parse
 import zlib
@@ -27,9 +28,10 @@ HOSTILE = "<script>alert(1)</script>\"'><img src=x>"
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, empty_store):
     """Two workers of gunicorn on sqlite; addresses have a prefix, artifacts lie on the disk."""
     folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_store, folder / "mlflow.db")
     started = tracking_server(
         folder,
         f"sqlite:///{folder / 'mlflow.db'}",
@@ -37,6 +39,7 @@ def server(tmp_path_factory):
         artifacts=str(folder / "artifacts"),
         workers=2,
         prefix="/lab",
+        fresh=True,
     )
     with started as starting:
         starting.wait()

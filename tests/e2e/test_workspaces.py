@@ -1,6 +1,7 @@
 """A server with MLflow's workspaces and accounts: our commands and pages in one workspace."""
 
 import re
+import shutil
 
 import mlflow
 import pytest
@@ -17,9 +18,10 @@ STRANGER = ("stranger", "the password of a stranger 1")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory):
+def server(tmp_path_factory, empty_store):
     """MLflow's accounts in our app; nobody may see what no permission is given for."""
     folder = tmp_path_factory.mktemp("server")
+    shutil.copy(empty_store, folder / "mlflow.db")
     settings = folder / "auth.ini"
     settings.write_text(
         "[mlflow]\ndefault_permission = NO_PERMISSIONS\n"

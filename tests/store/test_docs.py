@@ -3,11 +3,11 @@
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from forked import OTHER_COPY, run_python
 
 from clear_mlflow import explain, summarize
 from clear_mlflow.metrics import METRICS
@@ -106,13 +106,10 @@ def test_a_guide_can_be_followed(store, tmp_path, guide):
         path.write_text(code)
     assert tries
     for code in tries:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
+        done = run_python(
+            *("-c", OTHER_COPY + code),
             cwd=tmp_path,
             env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            text=True,
-            capture_output=True,
             timeout=300,
-            check=False,
         )
         assert done.returncode == 0, done.stderr

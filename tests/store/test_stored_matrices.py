@@ -3,13 +3,12 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 import urllib.request
 from typing import Any
 
 import pytest
+from forked import ForkedPython
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlflow import MlflowClient
@@ -170,12 +169,17 @@ def server(empty_store, tmp_path_factory):
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_store, folder / "mlflow.db")
     port = free_port()
-    command = [sys.executable, "-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
+    command = ["-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
     command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
     command += ["--artifacts-destination", str(folder / "artifacts")]
     with (folder / "server.log").open("w") as log:
-        process = subprocess.Popen(
-            command, stdout=log, stderr=log, cwd=folder, start_new_session=True
+        process = ForkedPython(
+            *command,
+            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            start_new_session=True,
         )
     uri = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + 120

@@ -51,6 +51,7 @@ class ForkedPython(subprocess.Popen):
         stdout: likewise.
         stderr: likewise.
         start_new_session: whether signals to this process's group pass it by.
+        text: that streams are of texts.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class ForkedPython(subprocess.Popen):
         stdout: IO[bytes] | int | None = None,
         stderr: IO[bytes] | int | None = None,
         start_new_session: bool = False,
+        text: bool = True,
     ) -> None:
+        assert text
         self.args = [sys.executable, *words]
         self._line = None
         if sys.platform != "linux":  # elsewhere libraries of the system forbid it
@@ -153,6 +156,15 @@ class Forked(ForkedPython):
 def run_forked(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
     """Like :func:`subprocess.run` with its output captured, for a command of the program."""
     return run_python("-m", PROGRAM, *arguments, **options)
+
+
+# Before what a process does with another copy of the package: torch and MLflow stay loaded, and the
+# package is loaded from where that process finds it, as by whatever it starts.
+OTHER_COPY = """
+import sys
+for name in [name for name in sys.modules if name.partition(".")[0] == "clear_mlflow"]:
+    del sys.modules[name]
+"""
 
 
 def run_python(
@@ -277,8 +289,8 @@ def _start(args, **options) -> subprocess.Popen:
         computed = len(os.listdir("/proc/self/task")) > threading.active_count()  # noqa: PTH208
         if args[2] == "clear_mlflow.process.child" and not computed:
             return _Training(args, **options)
-        if args[2] == PROGRAM and _servers:
-            return Forked(*args[3:], **options)
+        if _servers and args[2] in (PROGRAM, "uvicorn", "gunicorn"):
+            return ForkedPython(*args[1:], **options)
     return subprocess.Popen(args, **options)
 
 
@@ -438,6 +450,10 @@ _LOADED = (
 )
 
 
+# What starts Python once more, which is a fork here: trainings, those of a sweep, MLflow's server.
+_STARTING = ("clear_mlflow.process.parent", "clear_mlflow.engines.local", "mlflow.utils.process")
+
+
 def _preload() -> None:
     """Import what commands import, and start nothing."""
     for module in _LOADED:
@@ -460,10 +476,10 @@ def _serve_and_run(line: socket.socket, listening: socket.socket | None = None) 
     sys.path[0] = str(Path(words[0]).resolve().parent) if file else request["cwd"]
     sys.path[1:1] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
     _become(request["streams"], (), words, request["env"], request["new_session"])
-    if words[:3] == ["-m", PROGRAM, "sweep"]:
+    if words[:3] in (["-m", PROGRAM, "sweep"], ["-m", "mlflow", "server"]):
         _servers.append(_fork_server())
     forking = SimpleNamespace(**{**vars(subprocess), "Popen": _start})
-    for module in ("clear_mlflow.process.parent", "clear_mlflow.engines.local"):
+    for module in _STARTING:
         sys.modules[module].subprocess = forking  # type: ignore[attr-defined]
     # A sweep would fork from a server of its own, which would load everything once more.
     sys.modules["clear_mlflow.cli.sweep"]._program = lambda runs: start_program  # type: ignore[attr-defined]

@@ -22,9 +22,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import boto3
 import psycopg2
+from forked import ForkedPython
 from moto.server import ThreadedMotoServer
 from ports import free_port
 
@@ -177,6 +179,7 @@ def tracking_server(
     artifacts: str,
     workers: int = 1,
     prefix: str = "",
+    fresh: bool = False,
     **environment: str,
 ) -> Iterator[Starting]:
     """``mlflow server`` on a database, handing artifacts on to a store.
@@ -188,21 +191,23 @@ def tracking_server(
         artifacts: where the server keeps artifacts.
         workers: processes that answer.
         prefix: of its addresses, as ``/lab``.
+        fresh: in interpreters that nothing was loaded in before, for tests of what they load.
         environment: more of it, for the server alone.
     """
     port = free_port()
     log = folder / "server.log"
     command = [
-        *(sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
+        *("-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port)),
         *("--workers", str(workers), "--backend-store-uri", database, "--serve-artifacts"),
         *("--artifacts-destination", artifacts, *options),
         *(("--static-prefix", prefix) if prefix else ()),
     ]
     quiet = {"MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false", "MLFLOW_DISABLE_TELEMETRY": "true"}
+    start = _fresh_python if fresh else ForkedPython
     inherited = {k: v for k, v in os.environ.items() if k != "MLFLOW_TRACKING_URI"}
     with _log(log) as output:
-        process = subprocess.Popen(
-            command,
+        process = start(
+            *command,
             cwd=folder,
             env={**inherited, **quiet, **environment},
             stdin=subprocess.DEVNULL,
@@ -214,6 +219,11 @@ def tracking_server(
         yield Starting(f"http://127.0.0.1:{port}{prefix}", process, log)
     finally:
         _stop(process, signal.SIGTERM)
+
+
+def _fresh_python(*words: str, **options: Any) -> subprocess.Popen:
+    """``python WORDS``, in an interpreter of its own."""
+    return subprocess.Popen([sys.executable, *words], **options)
 
 
 def _wait(process, log, ask) -> None:
