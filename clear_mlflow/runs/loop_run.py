@@ -7,7 +7,6 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -40,6 +39,7 @@ from clear_mlflow.scoring.anytime_scores import read_tests
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import bound_retries, mlflow_errors, preflight
 from clear_mlflow.store.rows import read_rows
 
@@ -383,7 +383,7 @@ class _TrackedLoopRun(TrackedRun):
         if self.known and names.PREDICTIONS_TAG in run.data.tags:
             self._keeps = run.data.tags[names.PREDICTIONS_TAG]
             if self._loop.evaluation_set is not None:
-                _check_images(run, self._loop.evaluation_set)
+                _check_images(self.client, run, self._loop.evaluation_set)
 
 
 def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, AccuracyRow]:
@@ -425,7 +425,7 @@ def _open_run(client: MlflowClient, facts: LoopMetadata, run_name: str | None) -
     )
 
 
-def _check_images(run: Run, images: EvaluationSet) -> None:
+def _check_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None:
     """Make sure that the images that a run's predictions are of are these.
 
     Raises:
@@ -433,11 +433,9 @@ def _check_images(run: Run, images: EvaluationSet) -> None:
     """
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         with mlflow_errors(f"read the evaluation set of run {run.info.run_id}"):
-            local = mlflow.artifacts.download_artifacts(
-                artifact_uri=f"{run.info.artifact_uri}/{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}",
-                dst_path=scratch,
-            )
-        stored = EvaluationSet.load(Path(local))
+            folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
+            file = folder.file(EVALUATION_SET_FILE, scratch)
+        stored = EvaluationSet.load(file)
     if stored.digest != images.digest:
         raise TrackingError(
             f"the predictions in run {run.info.run_id} are of other test images; start a new run"

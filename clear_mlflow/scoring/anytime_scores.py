@@ -10,12 +10,9 @@ import hashlib
 import json
 import tempfile
 from functools import partial
-from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.store.artifact.artifact_repo import ArtifactRepository
-from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_place
@@ -25,8 +22,8 @@ from clear_mlflow.core.untrusted import MAX_ANYTIME_FILES, MAX_ROW_BYTES, read_b
 from clear_mlflow.metrics import anytime
 from clear_mlflow.scoring.computed import AnytimeScores
 from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.compat import download_file
 from clear_mlflow.store.pool import mapped
 
 # Requests under way at once.
@@ -88,23 +85,21 @@ def anytime_stamp(record: Record) -> str:
 def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
     """All tests inside buckets that a run holds.
 
-    Files are called what the format calls them, never what a store says, and live in a temporary
-    folder until they are read.
+    Files are called what the format calls them, never what a store says.
 
     Raises:
         RecordError: a file is damaged, or there are too many.
         TrackingError: the artifact store does not answer.
     """
-    repository = _repository(client, run)
     sizes = sizes_of_tests(client, run)
     if len(sizes) > MAX_ANYTIME_FILES:
         raise RecordError(f"{ANYTIME_FOLDER} holds {len(sizes)} files; no run has so many tests")
     for name, size in sizes.items():
         if size is not None and size > MAX_ROW_BYTES:
             raise RecordError(f"{name} has {size} bytes; a test has at most 1 MiB")
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-        read = partial(_read_test, repository, run.info.run_id, Path(folder))
-        return list(mapped(read, sizes, _JOBS))
+    tests = ArtifactFolder(client, run, ANYTIME_FOLDER)
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+        return list(mapped(partial(_read_test, tests, run.info.run_id, scratch), sizes, _JOBS))
 
 
 def sizes_of_tests(client: MlflowClient, run: Run) -> dict[str, int | None]:
@@ -114,19 +109,11 @@ def sizes_of_tests(client: MlflowClient, run: Run) -> dict[str, int | None]:
         TrackingError: the artifact store does not answer.
     """
     with mlflow_errors(f"list the tests inside buckets of run {run.info.run_id}"):
-        listed = _repository(client, run).list_artifacts() or []
-    sizes = {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed if not file.is_dir}
+        sizes = ArtifactFolder(client, run, ANYTIME_FOLDER).sizes()
     return {name: sizes[name] for name in sorted(sizes) if anytime_place(name) is not None}
 
 
-def _repository(client: MlflowClient, run: Run) -> ArtifactRepository:
-    uri = f"{run.info.artifact_uri}/{ANYTIME_FOLDER}"
-    return get_artifact_repository(uri, tracking_uri=client.tracking_uri)
-
-
-def _read_test(repository: ArtifactRepository, run_id: str, folder: Path, name: str) -> AnytimeRow:
+def _read_test(tests: ArtifactFolder, run_id: str, scratch: str, name: str) -> AnytimeRow:
     with mlflow_errors(f"read {name} of run {run_id}"):
-        local = folder / name
-        download_file(repository, name, local)
-        content = read_bytes(local, MAX_ROW_BYTES)
+        content = read_bytes(tests.file(name, scratch), MAX_ROW_BYTES)
     return AnytimeRow.from_json(content, source=name)

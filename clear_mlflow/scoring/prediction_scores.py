@@ -12,7 +12,6 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions import (
@@ -28,8 +27,8 @@ from clear_mlflow.metrics.from_predictions import METRICS, PredictionMetric, Pre
 from clear_mlflow.scoring.computed import PredictionScores, compute_predictions, prediction_stamp
 from clear_mlflow.scoring.plan import last_predictions
 from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.compat import download_file
 
 
 def keeps_predictions(run: Run) -> bool:
@@ -42,8 +41,7 @@ def read_predictions(
 ) -> Predictions | None:
     """Read a run's stored predictions, of the rows that its record has.
 
-    Files are called what the format calls them, never what a store or another file says, and live
-    in a temporary folder until they are read.
+    Files are called what the format calls them, never what a store or another file says.
 
     Args:
         client: the store.
@@ -59,12 +57,9 @@ def read_predictions(
         TrackingError: the artifact store does not answer.
     """
     run_id = run.info.run_id
-    repository = get_artifact_repository(
-        f"{run.info.artifact_uri}/{PREDICTIONS_FOLDER}", tracking_uri=client.tracking_uri
-    )
+    stored = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
     with mlflow_errors(f"list the predictions of run {run_id}"):
-        listed = repository.list_artifacts() or []
-    sizes = {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed}
+        sizes = stored.sizes()
     rows = [row for row in record.rows if predictions_file_name(row) in sizes]
     if not rows:
         return None
@@ -81,10 +76,7 @@ def read_predictions(
                 most = size_text(MAX_PREDICTIONS_BYTES)
                 raise RecordError(f"{name} has {size} bytes; predictions have at most {most}")
             with mlflow_errors(f"read {name} of run {run_id}"):
-                local = Path(scratch, name)
-                # One request; MLflow's own download of a file lists it first.
-                download_file(repository, name, local)
-                return local
+                return stored.file(name, scratch)
 
         images = EvaluationSet.load(fetched(EVALUATION_SET_FILE))
         answers = {row: RowPredictions.load(fetched(predictions_file_name(row))) for row in rows}

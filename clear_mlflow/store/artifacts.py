@@ -3,18 +3,63 @@
 from __future__ import annotations
 
 import tempfile
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from mlflow.utils.file_utils import local_file_uri_to_path
 
 from clear_mlflow.core.durable import write_durably
 from clear_mlflow.core.text import shown
 from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.compat import download_file
+
+
+class ArtifactFolder:
+    """A folder of a run's artifacts: the files in it, by their names alone.
+
+    Files on this machine are opened where they lie. Elsewhere it takes one request for the names,
+    and one for each file: MLflow's own download of a folder, or of a file, asks for more.
+
+    Args:
+        client: the store.
+        run: whose artifacts they are.
+        name: of the folder, below all of them.
+    """
+
+    def __init__(self, client: MlflowClient, run: Run, name: str) -> None:
+        root = str(run.info.artifact_uri)
+        self._address, self._tracking_uri = f"{root}/{name}", client.tracking_uri
+        # On this machine; None: elsewhere.
+        self.local = Path(local_file_uri_to_path(root), name) if is_local(root) else None
+
+    @cached_property
+    def repository(self) -> ArtifactRepository:
+        """What MLflow reads and writes it by."""
+        return get_artifact_repository(self._address, tracking_uri=self._tracking_uri)
+
+    def sizes(self) -> dict[str, int | None]:
+        """Names of the files in it, and their bytes where known; none where it is not there."""
+        if self.local is None:
+            listed = self.repository.list_artifacts() or []
+            # The name alone: what a store calls a file is no path to follow.
+            return {f.path.rsplit("/", 1)[-1]: f.file_size for f in listed if not f.is_dir}
+        files = self.local.iterdir() if self.local.is_dir() else ()
+        # A link may lead to any file of this machine, whose content a message would then quote.
+        return {f.name: f.stat().st_size for f in files if f.is_file() and not f.is_symlink()}
+
+    def file(self, name: str, scratch: str | Path) -> Path:
+        """One of its files on this machine: where it lies, or fetched into a folder."""
+        if self.local is not None:
+            return self.local / name
+        fetched = Path(scratch, name)
+        download_file(self.repository, name, fetched)
+        return fetched
 
 
 def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:

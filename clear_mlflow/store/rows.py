@@ -8,18 +8,14 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.store.artifact.artifact_repo import ArtifactRepository
-from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-from mlflow.utils.file_utils import local_file_uri_to_path
 
 from clear_mlflow.core.durable import create_durably
 from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name, row_index
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, read_bytes
-from clear_mlflow.store.artifacts import is_local, log_durably
+from clear_mlflow.store.artifacts import ArtifactFolder, is_local, log_durably
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.compat import download_file
 from clear_mlflow.store.matrix_tag import tagged_rows
 from clear_mlflow.store.names import (
     KIND_TAG,
@@ -72,17 +68,14 @@ def put_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None:
 
 def _put_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -> bytes | None:
     """Store a file where none is of its name; else give what is there."""
-    if are_rows_local(run):
-        file = _local_folder(run) / name
-        return None if create_durably(file, content) else _content(file)
-    repository = _repository(client, run)
-    if name not in _listed(repository):
+    rows = ArtifactFolder(client, run, ROWS_FOLDER)
+    if rows.local is not None:
+        return None if create_durably(rows.local / name, content) else _content(rows.local / name)
+    if name not in rows.sizes():
         log_durably(client, run.info.run_id, content, f"{ROWS_FOLDER}/{name}")
         return None
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-        file = Path(folder, name)
-        download_file(repository, name, file)
-        return _content(file)
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+        return _content(rows.file(name, scratch))
 
 
 def is_same_row(one: bytes, other: bytes, name: str) -> bool:
@@ -110,11 +103,7 @@ def row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
         TrackingError: the artifact store does not answer.
     """
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
-        found = _checked(
-            {path.name: path.stat().st_size for path in _local_files(run)}
-            if are_rows_local(run)
-            else _listed(_repository(client, run))
-        )
+        found = _checked(ArtifactFolder(client, run, ROWS_FOLDER).sizes())
     _refuse_lost_rows(run, found)
     return found
 
@@ -147,9 +136,6 @@ def read_row_files(
 ) -> dict[str, bytes]:
     """The content of every row file of a run, in row order; empty where it holds none.
 
-    Files on this machine are opened where they lie. Elsewhere this is one request for the names
-    and one for each file: MLflow's own download of a folder, or of a file, asks for more.
-
     Args:
         client: the store.
         run: as it is now.
@@ -160,28 +146,15 @@ def read_row_files(
         RecordError: a file is too large to be a row, or the run says that it holds more rows.
         TrackingError: the artifact store does not answer.
     """
-    files = _row_files(client, run)
-    if waiting is not None:
-        _refuse_lost_rows(run, {*files, *waiting})
-    return files
-
-
-def _row_files(client: MlflowClient, run: Run) -> dict[str, bytes]:
-    if are_rows_local(run):
-        with mlflow_errors(f"read the rows of run {run.info.run_id}"):
-            paths = {path.name: path for path in _local_files(run)}
-            names = _checked({name: path.stat().st_size for name, path in paths.items()})
-            return {name: _content(paths[name]) for name in names}
-    files = {}
+    rows, files = ArtifactFolder(client, run, ROWS_FOLDER), {}
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
-        repository = _repository(client, run)
-        names = _checked(_listed(repository))
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+        names = _checked(rows.sizes())
+    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         for name in names:
             with mlflow_errors(f"read {name} of run {run.info.run_id}"):
-                local = Path(folder, name)
-                download_file(repository, name, local)
-                files[name] = _content(local)
+                files[name] = _content(rows.file(name, scratch))
+    if waiting is not None:
+        _refuse_lost_rows(run, {*files, *waiting})
     return files
 
 
@@ -194,10 +167,7 @@ def parse_rows(files: Mapping[str, bytes]) -> dict[str, RowRecord]:
     Raises:
         RecordError: a file is damaged, or of a newer format.
     """
-    records = {}
-    for name, content in files.items():
-        records[name] = RowRecord.from_json(content, source=name)
-    return records
+    return {name: RowRecord.from_json(content, source=name) for name, content in files.items()}
 
 
 def read_rows(client: MlflowClient, run: Run) -> dict[str, RowRecord]:
@@ -245,29 +215,6 @@ def _refuse_lost_rows(run: Run, found: Collection[str]) -> None:
     has_points = is_training and any(map(is_of_bucket, run.data.metrics))
     if not found and (was_scored or has_points):
         raise lost_rows_error(run, "no row file is")
-
-
-def _repository(client: MlflowClient, run: Run) -> ArtifactRepository:
-    uri = f"{run.info.artifact_uri}/{ROWS_FOLDER}"
-    return get_artifact_repository(uri, tracking_uri=client.tracking_uri)
-
-
-def _listed(repository: ArtifactRepository) -> dict[str, int | None]:
-    listed = repository.list_artifacts() or []
-    # The name alone: what a store calls a file is no path to follow.
-    return {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed if not file.is_dir}
-
-
-def _local_folder(run: Run) -> Path:
-    return Path(local_file_uri_to_path(str(run.info.artifact_uri)), ROWS_FOLDER)
-
-
-def _local_files(run: Run) -> list[Path]:
-    folder = _local_folder(run)
-    if not folder.is_dir():
-        return []
-    # A link may lead to any file of this machine, whose content a message would then quote.
-    return [path for path in folder.iterdir() if path.is_file() and not path.is_symlink()]
 
 
 def _content(path: Path) -> bytes:

@@ -19,17 +19,12 @@ from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
-from mlflow.store.artifact.artifact_repo import ArtifactRepository
-from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-from mlflow.utils.file_utils import local_file_uri_to_path
 
 from clear_mlflow.core.errors import RecordError, StateError, TrackingError
 from clear_mlflow.core.untrusted import MAX_MANIFEST_BYTES, MAX_STATE_BYTES, MAX_STATES, json_object
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import log_durably
+from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.compat import download_file
-from clear_mlflow.store.rows import are_rows_local
 
 FORMAT = 1
 
@@ -134,14 +129,14 @@ def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) 
     """
     # The first reason not to is also the last: nothing depends on it, and some stores cannot.
     with suppress(Exception):
-        repository = _repository(client, run)
+        states = ArtifactFolder(client, run, names.STATE_FOLDER)
         # Each manifest before its state: what is half removed is then no state.
-        for name in sorted(_listed(client, run)):
+        for name in sorted(_listed(run, states)):
             row = _row_of(name)
             if row is not None and (before is None or row < before):
-                repository.delete_artifacts(name)
-        if before is None and are_rows_local(run):
-            _local_folder(run).rmdir()  # MLflow would show it, with nothing in it
+                states.repository.delete_artifacts(name)
+        if before is None and states.local is not None:
+            states.local.rmdir()  # MLflow would show it, with nothing in it
 
 
 def stored_states(client: MlflowClient, run: Run) -> tuple[int, ...]:
@@ -150,10 +145,7 @@ def stored_states(client: MlflowClient, run: Run) -> tuple[int, ...]:
     Raises:
         TrackingError: the artifact store does not answer.
     """
-    with mlflow_errors(f"list the training states of run {run.info.run_id}"):
-        listed = _listed(client, run)
-    rows = {row for name in listed if (row := _row_of(name)) is not None}
-    return tuple(sorted(row for row in rows if set(state_names(row)) <= listed.keys()))
+    return _with_manifest(_listed(run, ArtifactFolder(client, run, names.STATE_FOLDER)))
 
 
 def read_newest_state(
@@ -172,25 +164,26 @@ def read_newest_state(
     Raises:
         TrackingError: the artifact store does not answer, or there is no room for the state.
     """
-    with mlflow_errors(f"list the training states of run {run.info.run_id}"):
-        sizes = _listed(client, run)
+    states = ArtifactFolder(client, run, names.STATE_FOLDER)
+    sizes = _listed(run, states)
     problems: list[str] = []
-    for row in reversed(stored_states(client, run)):
+    for row in reversed(_with_manifest(sizes)):
         try:
-            return _read_state(client, run, row, sizes, folder), problems
+            return _read_state(run, row, states, sizes, folder), problems
         except StateError as error:
             problems.append(str(error))
     return None, problems
 
 
 def _read_state(
-    client: MlflowClient, run: Run, row: int, sizes: Mapping[str, int | None], folder: Path
+    run: Run, row: int, states: ArtifactFolder, sizes: Mapping[str, int | None], folder: Path
 ) -> StoredState:
     name, manifest_name = state_names(row)
     size = sizes[manifest_name]
     if size is not None and size > MAX_MANIFEST_BYTES:
         raise StateError(f"{manifest_name} has {size} bytes; a manifest has at most 1 MiB")
-    content = _fetched(client, run, manifest_name, folder).read_bytes()
+    with mlflow_errors(f"read {manifest_name} of run {run.info.run_id}"):
+        content = states.file(manifest_name, folder).read_bytes()
     manifest = Manifest.from_json(content, source=manifest_name)
     listed = sizes[name]
     if manifest.row != row or not 0 < manifest.size <= MAX_STATE_BYTES:
@@ -201,12 +194,13 @@ def _read_state(
     if listed is not None and listed != manifest.size:
         raise StateError(f"{name} has {listed} bytes; its manifest says {manifest.size}")
     free = shutil.disk_usage(folder).free
-    if not are_rows_local(run) and free < manifest.size:
+    if states.local is None and free < manifest.size:
         raise TrackingError(
             f"{name} of run {run.info.run_id} has {manifest.size} bytes and {folder} has room for "
             f"{free}; make room, or set TMPDIR to a folder that has"
         )
-    file = _fetched(client, run, name, folder)
+    with mlflow_errors(f"read {name} of run {run.info.run_id}"):
+        file = states.file(name, folder)
     with file.open("rb") as stream:
         found = hashlib.sha256()
         while block := stream.read(1 << 20):
@@ -219,42 +213,20 @@ def _read_state(
     return StoredState(manifest, file)
 
 
-def _fetched(client: MlflowClient, run: Run, name: str, folder: Path) -> Path:
-    """A file of the state folder, on this machine."""
-    with mlflow_errors(f"read {name} of run {run.info.run_id}"):
-        if are_rows_local(run):
-            return _local_folder(run) / name
-        local = folder / name
-        download_file(_repository(client, run), name, local)
-        return local
-
-
-def _local_folder(run: Run) -> Path:
-    return Path(local_file_uri_to_path(str(run.info.artifact_uri)), names.STATE_FOLDER)
-
-
-def _repository(client: MlflowClient, run: Run) -> ArtifactRepository:
-    uri = f"{run.info.artifact_uri}/{names.STATE_FOLDER}"
-    return get_artifact_repository(uri, tracking_uri=client.tracking_uri)
-
-
-def _listed(client: MlflowClient, run: Run) -> dict[str, int | None]:
+def _listed(run: Run, states: ArtifactFolder) -> dict[str, int | None]:
     """Names of the files in the state folder that are of a state, and their bytes where known."""
-    if are_rows_local(run):
-        folder = _local_folder(run)
-        found: dict[str, int | None] = (
-            {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-            if folder.is_dir()
-            else {}
-        )
-    else:
-        listed = _repository(client, run).list_artifacts() or []
-        # The name alone: what a store calls a file is no path to follow.
-        found = {file.path.rsplit("/", 1)[-1]: file.file_size for file in listed if not file.is_dir}
-    states = {name: size for name, size in found.items() if _row_of(name) is not None}
-    if len(states) > MAX_STATES:
-        raise TrackingError(f"run {run.info.run_id} holds {len(states)} files of training states")
-    return states
+    with mlflow_errors(f"list the training states of run {run.info.run_id}"):
+        found = states.sizes()
+    found = {name: size for name, size in found.items() if _row_of(name) is not None}
+    if len(found) > MAX_STATES:
+        raise TrackingError(f"run {run.info.run_id} holds {len(found)} files of training states")
+    return found
+
+
+def _with_manifest(listed: Mapping[str, object]) -> tuple[int, ...]:
+    """The rows of whose states both files are there, ascending."""
+    rows = {row for name in listed if (row := _row_of(name)) is not None}
+    return tuple(sorted(row for row in rows if set(state_names(row)) <= listed.keys()))
 
 
 def _row_of(name: str) -> int | None:
