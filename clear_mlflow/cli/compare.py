@@ -7,10 +7,10 @@ from contextlib import nullcontext
 
 import click
 
-from clear_mlflow.cli.help import Command, Option
+from clear_mlflow.cli.help import Command
 from clear_mlflow.cli.options import (
-    COMPARISON,
     check_engine,
+    comparison_option,
     comparison_options,
     engine_options,
     families_option,
@@ -42,19 +42,15 @@ from clear_mlflow.metrics._user import load_own_metrics
 @comparison_options(group_by="strategy,dataset")
 @families_option
 @metric_option
-@click.option(
+@comparison_option(
     "--baseline",
-    cls=Option,
-    group=COMPARISON,
     default=NONE,
     metavar="GROUP",
     help="The group that all others are tested against, by its name or one of its labels, for "
     "example naive. Choose it before you see results: then fewer comparisons are adjusted for.",
 )
-@click.option(
+@comparison_option(
     "--margin",
-    cls=Option,
-    group=COMPARISON,
     default=NONE,
     metavar="POINTS",
     help="The largest difference that does not matter to you, in percentage points, or in the "

@@ -9,19 +9,19 @@ from functools import partial
 
 import click
 
-from clear_mlflow.cli.help import STOPPED, Command, Option
+from clear_mlflow.cli.help import STOPPED, Command, option_under
 from clear_mlflow.cli.interrupt import scratch_folder, stoppable
 from clear_mlflow.cli.options import (
-    METRICS,
-    SELECTION,
     check_engine,
     dry_run_option,
     engine_options,
     families_option,
     listed,
     metric_option,
+    metrics_option,
     number_of_jobs,
     run_selection_options,
+    selection_option,
     yes_or_no_option,
 )
 from clear_mlflow.core.errors import ClearError, ConfigError
@@ -33,8 +33,9 @@ from clear_mlflow.metrics import family_names, of_families
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics._user import load_own_metrics
 
-_FOREIGN, _MODELS = "Rows under names of their own", "Models tested again"
-_RECORD = "What is read and written"
+_foreign_option = option_under("Rows under names of their own")
+_models_option = option_under("Models tested again")
+_record_option = option_under("What is read and written")
 
 
 @click.command(
@@ -52,81 +53,67 @@ _RECORD = "What is read and written"
     },
 )
 @run_selection_options
-@click.option(
+@selection_option(
     "--only",
-    cls=Option,
-    group=SELECTION,
     type=click.Choice(["all", "unscored"]),
     default="all",
     help="unscored: leave out runs that have scores; without another choice of runs, it searches "
     "all experiments.",
 )
 @families_option
-@click.option(
+@metrics_option(
     "--joint-run",
-    cls=Option,
-    group=METRICS,
     default=NONE,
     metavar="RUN",
     help="Id of a run that was trained on all buckets so far at once (cumulative). Adds the family "
     "chaudhry, whose intransigence is measured against that run.",
 )
 @metric_option
-@click.option(
+@_foreign_option(
     "--rows",
-    cls=Option,
-    group=_FOREIGN,
     default=NONE,
     metavar="PATTERN",
     help="Where runs of another program hold their rows, for example "
     "'results/acc_after_{row}.json': these are first written as rows; see docs/import.md.",
 )
-@click.option(
+@_foreign_option(
     "--rows-scale",
-    cls=Option,
-    group=_FOREIGN,
     type=click.Choice([AUTO, "fraction", "percent"]),
     default=AUTO,
     help="Unit of the accuracies in --rows files. auto: fractions; a value above 1 is refused.",
 )
-@click.option(
+@_foreign_option(
     "--rows-future",
-    cls=Option,
-    group=_FOREIGN,
     type=click.Choice([AUTO, "tested", "not-tested"]),
     default=AUTO,
     help="What zeros above the diagonal mean in --rows files: tested with accuracy 0, or not "
     "tested. auto: zeros everywhere above the diagonal are refused.",
 )
-@click.option(
+@_foreign_option(
     "--rows-score",
-    cls=Option,
-    group=_FOREIGN,
     default=ACCURACY.name,
     metavar="NAME",
     help="What the numbers in --rows files are, where that is no accuracy, for example rmse.",
 )
 @yes_or_no_option(
-    "--rows-lower-is-better", group=_FOREIGN, help="Whether less of the score of --rows is better."
+    _foreign_option,
+    "--rows-lower-is-better",
+    "Whether less of the score of --rows is better.",
 )
 @yes_or_no_option(
+    _models_option,
     "--from-models",
-    group=_MODELS,
-    help="Test the models that the runs stored (log_models) again, on --data-root: each run gets "
+    "Test the models that the runs stored (log_models) again, on --data-root: each run gets "
     "a child run with the rows that this gives.",
 )
-@click.option(
+@_models_option(
     "--data-root",
-    cls=Option,
-    group=_MODELS,
     default=AUTO,
     metavar="DIR",
     help="Under --from-models, the dataset to test on; auto for an embedded one.",
 )
-@click.option(
+@_record_option(
     "--verify",
-    cls=Option,
-    group=_RECORD,
     type=click.Choice(["auto", "all", "none"]),
     default="auto",
     help="A scored run keeps its rows in a tag, too. When to read the row files nonetheless: auto, "
@@ -134,14 +121,12 @@ _RECORD = "What is read and written"
     "Of runs named by id they are always read.",
 )
 @yes_or_no_option(
+    _record_option,
     "--accept-new-definitions",
-    group=_RECORD,
-    help="Overwrite values that were computed by another version of a metric's definition.",
+    "Overwrite values that were computed by another version of a metric's definition.",
 )
-@click.option(
+@_record_option(
     "--pictures",
-    cls=Option,
-    group=_RECORD,
     type=click.Choice(["auto", "yes", "no"]),
     default="auto",
     help="Draw heat maps and confusion matrices. auto: for runs that are named by id or were "

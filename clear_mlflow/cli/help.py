@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from clear_mlflow.learning.parameters.config import auto_values
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _OTHER = "Other options"
 
@@ -34,6 +37,11 @@ class Option(click.Option):
             kwargs.setdefault("show_default", False)
         super().__init__(*args, **kwargs)
         self.group = group
+
+
+def option_under(heading: str) -> Callable[..., Callable[[_Command], _Command]]:
+    """What declares options as ``click.option`` does, for the help to list under a heading."""
+    return partial(click.option, cls=Option, group=heading)
 
 
 class Command(click.Command):

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clear_mlflow.cli.help import STOPPED, Command, Option
+from clear_mlflow.cli.help import STOPPED, Command, option_under
 from clear_mlflow.cli.interrupt import stoppable
-from clear_mlflow.cli.options import METRICS
+from clear_mlflow.cli.options import metrics_option
 from clear_mlflow.cli.output import print_places
 from clear_mlflow.cli.terminal import console, tables
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError
@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
     from clear_mlflow.evaluation.import_run import Importer
 
-_WHERE, _READ = "Where the runs go", "How the file is read"
-_SAID = "What the file may not say of its runs"
+_where_option = option_under("Where the runs go")
+_read_option = option_under("How the file is read")
+_said_option = option_under("What the file may not say of its runs")
 _DEEPEST = 16  # folders within folders
 _LONGEST_CELL = 600  # characters; a file's path below a folder has 255 and more
 # In a folder, a file that ends so is one of results; any other may be anything.
@@ -65,142 +66,98 @@ class Line:
     },
 )
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...")
-@click.option(
+@_where_option(
     "--experiment",
-    cls=Option,
-    group=_WHERE,
     default=NONE,
     metavar="NAME",
     help="The experiment that gets the runs; it is created where it does not exist. none: the "
     "environment's (MLFLOW_EXPERIMENT_NAME), else Default.",
 )
-@click.option(
-    "--name",
-    cls=Option,
-    group=_WHERE,
-    default=AUTO,
-    metavar="TEXT",
-    help="Name of the runs; auto: the file's name.",
+@_where_option(
+    "--name", default=AUTO, metavar="TEXT", help="Name of the runs; auto: the file's name."
 )
-@click.option(
+@_read_option(
     "--format",
     "kind",
-    cls=Option,
-    group=_READ,
     type=click.Choice([AUTO, *FORMATS]),
     default=AUTO,
     help="Format of the files; auto: found by looking at each file.",
 )
-@click.option(
+@_said_option(
     "--dataset",
-    cls=Option,
-    group=_SAID,
     default=AUTO,
     metavar="NAME",
     help="Name of the dataset that the models were tested on; auto: as the file has it.",
 )
-@click.option(
+@_said_option(
     "--strategy",
-    cls=Option,
-    group=_SAID,
     default=AUTO,
     metavar="NAME",
     help="Name of the strategy, to group runs by; auto: as the file has it.",
 )
-@click.option(
-    "--seed",
-    cls=Option,
-    group=_SAID,
-    default=AUTO,
-    metavar="N",
-    help="Seed of the runs; auto: as the file has it.",
+@_said_option(
+    "--seed", default=AUTO, metavar="N", help="Seed of the runs; auto: as the file has it."
 )
-@click.option(
+@_said_option(
     "--protocol",
-    cls=Option,
-    group=_SAID,
     type=click.Choice(PROTOCOLS),
     default="iid",
     help="streaming: buckets were tested on their own training data.",
 )
-@click.option(
+@_said_option(
     "--split",
-    cls=Option,
-    group=_SAID,
     type=click.Choice(SPLITS),
     default=TEST,
     help="What the numbers were measured on; those on validation images are compared apart.",
 )
-@click.option(
+@_read_option(
     "--scale",
-    cls=Option,
-    group=_READ,
     type=click.Choice([AUTO, "fraction", "percent"]),
     default=AUTO,
     help="Unit of the accuracies. auto: the format's, else fractions, where a value above 1 is "
     "refused.",
 )
-@click.option(
+@_read_option(
     "--score",
-    cls=Option,
-    group=_READ,
     default=ACCURACY.name,
     metavar="NAME",
     help="What the numbers are, where that is no accuracy: rmse, for example, or macro_f1.",
 )
-@click.option(
-    "--lower-is-better",
-    cls=Option,
-    group=_READ,
-    is_flag=True,
-    help="Less of the score is better.",
-)
-@click.option(
+@_read_option("--lower-is-better", is_flag=True, help="Less of the score is better.")
+@_read_option(
     "--initial",
-    cls=Option,
-    group=_READ,
     type=click.Choice([AUTO, "first-row"]),
     default=AUTO,
     help="Which row is the initialisation row, of the untrained model. first-row: the file's first "
     "row. auto: the one that the format marks, else none.",
 )
-@click.option(
+@_read_option(
     "--future",
-    cls=Option,
-    group=_READ,
     type=click.Choice([AUTO, "tested", "not-tested"]),
     default=AUTO,
     help="What zeros above the diagonal mean: tested with accuracy 0, or not tested. auto: what "
     "the format defines; without such a definition they are refused.",
 )
-@click.option(
+@_read_option(
     "--num-instances",
-    cls=Option,
-    group=_READ,
     default=NONE,
     metavar="N[,N...]",
     help="Test images of each bucket; one number is for all buckets.",
 )
-@click.option(
+@_read_option(
     "--buckets",
-    cls=Option,
-    group=_READ,
     default=AUTO,
     metavar="KEY[,KEY...]",
     help="Keys of the buckets; auto: as the file has them, else 1 to T.",
 )
-@click.option(
+@metrics_option(
     "--metrics",
-    cls=Option,
-    group=METRICS,
     default=",".join(DEFAULT_FAMILIES),
     metavar="FAMILY[,FAMILY...]",
     help="Families of metrics to log; docs/metrics.md lists them.",
 )
-@click.option(
+@_where_option(
     "--again",
-    cls=Option,
-    group=_WHERE,
     is_flag=True,
     help="Import a file once more whose content the experiment holds already.",
 )

@@ -8,53 +8,39 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Sequence
 
-import click
-
-from clear_mlflow.cli.help import Option
+from clear_mlflow.cli.help import option_under
+from clear_mlflow.cli.options import together
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.recipes import NONE
 
-RUN = "Run"
+run_option = option_under("Run")
 # Options of the terminal alone, by the names of their parameters.
 NAMES = ("experiment", "run_name", "tag")
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def run_options(command: _Command) -> _Command:
-    """``--experiment``, ``--run-name`` and ``--tag``, as experiment, run_name and tag."""
-    for option in (
-        click.option(
-            "--tag",
-            cls=Option,
-            group=RUN,
-            multiple=True,
-            metavar="KEY=TEXT",
-            help="A tag of each run that is opened; may be given several times.",
-        ),
-        click.option(
-            "--run-name",
-            cls=Option,
-            group=RUN,
-            default=NONE,
-            metavar="NAME",
-            help="Name of the run; none: made of what it trains.",
-        ),
-        click.option(
-            "--experiment",
-            cls=Option,
-            group=RUN,
-            default=NONE,
-            metavar="NAME",
-            help="MLflow experiment of the run; it is created where it does not exist. none: that "
-            "of MLFLOW_EXPERIMENT_NAME, else Default.",
-        ),
-    ):
-        command = option(command)
-    return command
+# As experiment, run_name and tag.
+run_options = together(
+    run_option(
+        "--experiment",
+        default=NONE,
+        metavar="NAME",
+        help="MLflow experiment of the run; it is created where it does not exist. none: that of "
+        "MLFLOW_EXPERIMENT_NAME, else Default.",
+    ),
+    run_option(
+        "--run-name",
+        default=NONE,
+        metavar="NAME",
+        help="Name of the run; none: made of what it trains.",
+    ),
+    run_option(
+        "--tag",
+        multiple=True,
+        metavar="KEY=TEXT",
+        help="A tag of each run that is opened; may be given several times.",
+    ),
+)
 
 
 def apply_run_options(

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clear_mlflow.cli.help import STOPPED, Command, Option
+from clear_mlflow.cli.help import STOPPED, Command, option_under
 from clear_mlflow.cli.options import (
-    WORK,
     check_engine,
     comparison_options,
     dry_run_option,
@@ -22,6 +21,7 @@ from clear_mlflow.cli.options import (
     grouping,
     number_of_jobs,
     whole_number,
+    work_option,
 )
 from clear_mlflow.cli.run_options import apply_run_options, run_options
 from clear_mlflow.cli.terminal import console
@@ -58,35 +58,19 @@ _FEWEST_FORKED = 3
         **STOPPED,
     },
 )
-@click.option(
+@option_under("What to train")(
     "--grid",
-    cls=Option,
-    group="What to train",
     default=NONE,
     metavar="FILE",
     help="YAML file of strategies, seeds and parameters; docs/sweeps.md describes it.",
 )
 @engine_options
-@click.option(
-    "--cpus",
-    cls=Option,
-    group=WORK,
-    default="1",
-    metavar="N",
-    help="Cores of each run, on Ray.",
+@work_option("--cpus", default="1", metavar="N", help="Cores of each run, on Ray.")
+@work_option(
+    "--gpus", default="0", metavar="N", help="GPUs of each run, on Ray; 0.5: two runs share one."
 )
-@click.option(
-    "--gpus",
-    cls=Option,
-    group=WORK,
-    default="0",
-    metavar="N",
-    help="GPUs of each run, on Ray; 0.5: two runs share one.",
-)
-@click.option(
+@work_option(
     "--retries",
-    cls=Option,
-    group=WORK,
     default="2",
     metavar="N",
     help="How often a run is resumed whose process was killed or whose machine went down.",

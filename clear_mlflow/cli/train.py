@@ -11,8 +11,8 @@ import click
 from click.core import ParameterSource
 
 from clear_mlflow.cli.completion import completion
-from clear_mlflow.cli.help import STOPPED, Command, Option, auto_text
-from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
+from clear_mlflow.cli.help import STOPPED, Command, auto_text, option_under
+from clear_mlflow.cli.run_options import apply_run_options, run_option, run_options
 from clear_mlflow.core.distributed import DistributedEnv, place_of_environment
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
@@ -35,28 +35,23 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     Source of the defaults: :func:`~clear_mlflow.learning.parameters.config.parameter_defaults`.
     """
     groups = parameter_groups()
-    command = click.option(
+    command = run_option(
         "--config",
         "config_file",
-        cls=Option,
-        group=RUN,
         default=NONE,
         metavar="FILE",
         help="config.json of an earlier run, to repeat it. Options on the command line override "
         "the file; under mlflow run, only those that differ from their defaults do.",
     )(command)
     for name, default in reversed(parameter_defaults().items()):
-        option = click.option(
+        command = option_under(groups[name])(
             f"--{name.replace('_', '-')}",
             name,
-            cls=Option,
-            group=groups[name],
             default=default,
             metavar=_metavar(name),
             help=" ".join(filter(None, (parameter_help(name), auto_text(name)))),
             shell_complete=completion(name),
-        )
-        command = option(command)
+        )(command)
     return command
 
 
@@ -98,18 +93,14 @@ def asked_parameters(
     },
 )
 @train_options
-@click.option(
+@run_option(
     "--resume",
-    cls=Option,
-    group=RUN,
     default=NONE,
     metavar="RUN_ID",
     help="Id of an interrupted run: resume it, with the parameters that it has.",
 )
-@click.option(
+@run_option(
     "--assume-dead",
-    cls=Option,
-    group=RUN,
     type=click.Choice(["no", "yes"]),
     default="no",
     help="With --resume: do not wait for the heartbeat of the process that trained the run; you "

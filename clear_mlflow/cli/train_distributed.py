@@ -7,8 +7,8 @@ import sys
 import click
 from click.core import ParameterSource
 
-from clear_mlflow.cli.help import STOPPED, Command, Option
-from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
+from clear_mlflow.cli.help import STOPPED, Command
+from clear_mlflow.cli.run_options import apply_run_options, run_option, run_options
 from clear_mlflow.cli.train import asked_parameters, train_options
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
@@ -24,10 +24,8 @@ from clear_mlflow.learning.parameters.recipes import AUTO, NONE
     exit_codes=STOPPED,
 )
 @train_options
-@click.option(
+@run_option(
     "--processes",
-    cls=Option,
-    group=RUN,
     default=AUTO,
     metavar="VALUE",
     help="Processes on this machine, which share every batch: a number, or auto: one per GPU, or "
