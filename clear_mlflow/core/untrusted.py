@@ -8,6 +8,7 @@ passes here only for its JSON.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -93,6 +94,19 @@ def read_bytes(path: Path, largest: int) -> bytes:
     with path.open("rb") as file:
         content = file.read(largest + 1)
     return bounded(content, largest)
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file's bytes, hexadecimal.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    content = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while block := file.read(_MIB):
+            content.update(block)
+    return content.hexdigest()
 
 
 def bounded(content: bytes, largest: int) -> bytes:

@@ -35,6 +35,15 @@ IMAGE_ENDINGS = (
     ".pgm",
 )
 
+# What CLEAR's layouts call what they have in common.
+IMAGE_FOLDER = "labeled_images"  # with <bucket>/<class>/<id>.jpg
+CLASS_LIST = "class_names.txt"
+METADATA = "labeled_metadata.json"
+METADATA_FOLDER = "labeled_metadata"
+TRAINING_FOLDER = "training_folder"  # of the older layout
+FILE_LISTS = "filelists"  # in it: lists of images for each bucket, the first of all of them
+ALL_IMAGES = "all.txt"
+
 _BUCKET_KEY = re.compile("[0-9]{1,9}")
 _LABEL = re.compile("[0-9]{1,9}")  # not isdigit, which takes superscripts
 
@@ -84,11 +93,6 @@ def regular_file(path: Path, *, root: Path) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path_text(path)} is not a plain file; unpack the dataset again")
     return status
-
-
-def regular_file_size(path: Path, *, root: Path) -> int:
-    """The bytes of what :func:`regular_file` finds."""
-    return regular_file(path, root=root).st_size
 
 
 def resolve_root(root: Path) -> Path:
@@ -205,7 +209,7 @@ def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> li
 
 
 def list_entry(
-    line: str, number: int, *, base: Path, below: str, num_classes: int, named_in: Path
+    line: str, number: int, *, base: Path, num_classes: int, named_in: Path
 ) -> tuple[Path, int]:
     """What one line of a list of images says, as ``labeled_images/1/bus/1.jpg 2``.
 
@@ -213,7 +217,6 @@ def list_entry(
         line: of :func:`read_lines`.
         number: of the line, from 1.
         base: see :func:`stored_path`.
-        below: likewise.
         num_classes: labels are below it.
         named_in: the list.
 
@@ -229,7 +232,7 @@ def list_entry(
             f"{path_text(named_in)} line {number} is {shown(line)}; expected a path, a space, and "
             f"a label from 0 to {num_classes - 1}"
         )
-    return stored_path(stored, base=base, below=below, named_in=named_in), int(label)
+    return stored_path(stored, base=base, below=IMAGE_FOLDER, named_in=named_in), int(label)
 
 
 def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
@@ -296,7 +299,7 @@ def stored_path(stored: object, *, base: Path, below: str | None, named_in: Path
 
     Where *below* is None it stays in *base*.
 
-    Links are another matter: see :func:`resolve_folder` and :func:`regular_file_size`.
+    Links are another matter: see :func:`resolve_folder` and :func:`regular_file`.
 
     Raises:
         DataError: it is no text, is absolute, climbs with ``..``, or starts in another folder.
@@ -358,14 +361,23 @@ def _read_json(path: Path, *, root: Path) -> Any:
         raise DataError(f"{path_text(path)} {error}; unpack the dataset again") from None
 
 
-def _read_bytes(path: Path, *, root: Path, limit: int) -> bytes:
+def expect_file(path: Path, *, root: Path, limit: int) -> None:
+    """Make sure that a plain file lies below *root*, of no more bytes than it may have.
+
+    Raises:
+        DataError: it does not, or is larger.
+    """
     resolve_folder(path.parent, root=root)
-    size = regular_file_size(path, root=root)
+    size = regular_file(path, root=root).st_size
     if size > limit:
         raise DataError(
             f"{path_text(path)} has {size} bytes; expected {limit} at most, so it is not what its "
             "name says"
         )
+
+
+def _read_bytes(path: Path, *, root: Path, limit: int) -> bytes:
+    expect_file(path, root=root, limit=limit)
     try:
         return path.read_bytes()
     except OSError as error:

@@ -65,7 +65,7 @@ def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
         TrackingError: the store does not answer.
     """
     # Imported here: scoring rows needs no torch.
-    from clear_mlflow.learning.inference.test_model import Reevaluation, StoredModel
+    from clear_mlflow.learning.inference.reevaluation import Reevaluation, StoredModel
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.progress import progress_for
     from clear_mlflow.learning.session import check

@@ -14,7 +14,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from clear_mlflow.core.distributed import place_of_environment
@@ -106,12 +105,7 @@ class TrainingProcess:
     def __enter__(self) -> TrainingProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if self._process.poll() is None and error is not None:
             self.stop()
         with suppress(BrokenPipeError):

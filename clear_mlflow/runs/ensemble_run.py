@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from operator import attrgetter
-from types import TracebackType
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -71,13 +71,8 @@ class TrackedEnsemble:
             self._open = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._open.__exit__(kind, error, traceback)
+    def __exit__(self, *raised: Any) -> None:
+        self._open.__exit__(*raised)
 
     def track(self, training: Training) -> None:
         """Train, and store the rows of all members before the next bucket starts."""

@@ -11,7 +11,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from types import TracebackType
 
 from mlflow import MlflowClient
 from mlflow.entities import Param, Run, RunTag
@@ -85,12 +84,7 @@ class TrainingRun(TrackedRun):
         super().__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._hashing.shutdown()
         super().__exit__(kind, error, traceback)
         if self._leader is None and error is None:

@@ -7,7 +7,6 @@ before stays until both files of the next one are stored.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import shutil
@@ -21,7 +20,13 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.errors import RecordError, StateError, TrackingError
-from clear_mlflow.core.untrusted import MAX_MANIFEST_BYTES, MAX_STATE_BYTES, MAX_STATES, json_object
+from clear_mlflow.core.untrusted import (
+    MAX_MANIFEST_BYTES,
+    MAX_STATE_BYTES,
+    MAX_STATES,
+    json_object,
+    sha256_of,
+)
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
 from clear_mlflow.store.client import mlflow_errors
@@ -201,14 +206,10 @@ def _read_state(
         )
     with mlflow_errors(f"read {name} of run {run.info.run_id}"):
         file = states.file(name, folder)
-    with file.open("rb") as stream:
-        found = hashlib.sha256()
-        while block := stream.read(1 << 20):
-            found.update(block)
-    if found.hexdigest() != manifest.sha256 or file.stat().st_size != manifest.size:
+    found = sha256_of(file)
+    if found != manifest.sha256 or file.stat().st_size != manifest.size:
         raise StateError(
-            f"{name} is damaged: its hash is {found.hexdigest()}, its manifest says "
-            f"{manifest.sha256[:64]!r}"
+            f"{name} is damaged: its hash is {found}, its manifest says {manifest.sha256[:64]!r}"
         )
     return StoredState(manifest, file)
 

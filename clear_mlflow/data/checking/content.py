@@ -19,13 +19,12 @@ from typing import NamedTuple, TypeVar
 from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import measured_split
-from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
+from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, sha256_of
 from clear_mlflow.data.checking.hashes import RememberedHashes
 from clear_mlflow.data.files import path_text, reason, regular_file
 from clear_mlflow.data.splits import AUTO, IID, STREAMING, Listing, choose
 from clear_mlflow.data.stream import Bucket, BucketStream
 
-_BLOCK_BYTES = 2**20
 _FILES_IN_A_TASK = 32
 _FIRST_FILES = 256  # they show how long it takes to look at one
 _QUICK_SECONDS = 50e-6  # several times what this takes on a disk of this machine
@@ -193,14 +192,10 @@ def _look(path: Path, root: Path, hashes: RememberedHashes) -> tuple[os.stat_res
 
 
 def _hash_bytes(path: Path) -> str:
-    content = hashlib.sha256()
     try:
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(_BLOCK_BYTES):
-                content.update(block)
+        return sha256_of(path)
     except OSError as error:
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
-    return content.hexdigest()
 
 
 def _digest(images: Sequence[_Image]) -> str:

@@ -28,6 +28,13 @@ from clear_mlflow.data.checking.look import (
     look_at,
 )
 from clear_mlflow.data.files import (
+    ALL_IMAGES,
+    CLASS_LIST,
+    FILE_LISTS,
+    IMAGE_FOLDER,
+    METADATA,
+    METADATA_FOLDER,
+    TRAINING_FOLDER,
     is_folder,
     is_image_name,
     list_entry,
@@ -47,11 +54,6 @@ SCHEMA = 1
 _NAME = "dataset"  # nobody sees it
 _NAMES = ("clear10", "clear100")  # what archives unpack to
 _SPLITS = (("train", "train"), ("train_image_only", "train"), ("test", "test"))
-_IMAGE_FOLDER = "labeled_images"
-_METADATA = "labeled_metadata.json"
-_METADATA_FOLDER = "labeled_metadata"
-_CLASS_LIST = "class_names.txt"
-_FILE_LISTS = "training_folder/filelists"
 _BUCKET = re.compile("[0-9]{1,9}")
 
 # What is wrong, in the order in which it is listed.
@@ -175,7 +177,7 @@ def check(root: Path, *, on_progress: OnImages = _tell_nobody) -> Findings:
     trees = [tree for name, split in _trees(folder) if (tree := _survey(folder, name, split))]
     if not trees:
         raise DataError(
-            f"{path_text(root)} has no folder {_IMAGE_FOLDER}; pass the folder that the dataset "
+            f"{path_text(root)} has no folder {IMAGE_FOLDER}; pass the folder that the dataset "
             "was unpacked to"
         )
     problems = [problem for tree in trees for problem in tree.problems]
@@ -276,7 +278,7 @@ class _Tree:
 
 def _survey(root: Path, base: Path, split: str) -> _Tree | None:
     """Everything about one tree that needs no image to be opened."""
-    folder = base / _IMAGE_FOLDER
+    folder = base / IMAGE_FOLDER
     if not is_folder(folder):
         return None
     tree = _Tree(root, base, split)
@@ -291,7 +293,7 @@ def _survey(root: Path, base: Path, split: str) -> _Tree | None:
             tree.add(
                 "unknown-class",
                 folder / bucket / name,
-                f"holds {len(files)} files; expected a class of {_CLASS_LIST}",
+                f"holds {len(files)} files; expected a class of {CLASS_LIST}",
             )
             continue
         for path in files:
@@ -313,8 +315,8 @@ def _survey(root: Path, base: Path, split: str) -> _Tree | None:
     explained |= {problem.path.parent for problem in tree.problems if problem.kind == "missing"}
     for count in tree.counts():
         class_folder = folder / count.bucket / count.class_name
-        about = base / _METADATA_FOLDER / count.bucket / f"{count.class_name}.json"
-        if not count.images and explained.isdisjoint((class_folder, about, base / _METADATA)):
+        about = base / METADATA_FOLDER / count.bucket / f"{count.class_name}.json"
+        if not count.images and explained.isdisjoint((class_folder, about, base / METADATA)):
             tree.add(
                 "empty-class",
                 class_folder,
@@ -353,7 +355,7 @@ def _entries(folder: Path, tree: _Tree) -> list[Path]:
 
 
 def _read_class_list(tree: _Tree, root: Path, on_disk: dict[tuple[str, str], list[Path]]) -> None:
-    path = tree.base / _CLASS_LIST
+    path = tree.base / CLASS_LIST
     tree.class_names = tuple(sorted({name for _, name in on_disk}))
     if tree.split == "all" and not os.path.lexists(path):
         return  # the challenge layout has none
@@ -372,8 +374,8 @@ def _between_class_lists(trees: Sequence[_Tree]) -> list[Problem]:
     return [
         Problem(
             "class-list",
-            lists[1].base / _CLASS_LIST,
-            f"differs from {path_text(lists[0].base / _CLASS_LIST)} in "
+            lists[1].base / CLASS_LIST,
+            f"differs from {path_text(lists[0].base / CLASS_LIST)} in "
             f"{', '.join(shown(name) for name in odd[:8])}",
         )
     ]
@@ -388,18 +390,18 @@ _Listed = tuple[dict[Path, Path], list[str]]
 def _listed(tree: _Tree, root: Path) -> _Listed | None:
     """What the tree's metadata names; ``None`` where it has none that can be read at all."""
     if tree.split == "all":
-        lists = tree.base / _FILE_LISTS
+        lists = tree.base / TRAINING_FOLDER / FILE_LISTS
         return _from_file_lists(tree, lists) if is_folder(lists) else None
     try:
-        metadata = read_json_object(tree.base / _METADATA, root=root)
+        metadata = read_json_object(tree.base / METADATA, root=root)
     except DataError as error:
-        tree.add("metadata", tree.base / _METADATA, str(error))
+        tree.add("metadata", tree.base / METADATA, str(error))
         return None
     named: dict[Path, Path] = {}
     for bucket, classes in metadata.items():
         if not isinstance(classes, dict):
             tree.add(
-                "metadata", tree.base / _METADATA, f"bucket {shown(bucket)} holds {shown(classes)}"
+                "metadata", tree.base / METADATA, f"bucket {shown(bucket)} holds {shown(classes)}"
             )
             continue
         for stored in classes.values():
@@ -408,10 +410,10 @@ def _listed(tree: _Tree, root: Path) -> _Listed | None:
 
 
 def _from_class_file(tree: _Tree, root: Path, stored: object, named: dict[Path, Path]) -> None:
-    path = tree.base / _METADATA
+    path = tree.base / METADATA
     try:
         path = stored_path(
-            stored, base=tree.base, below=_METADATA_FOLDER, named_in=tree.base / _METADATA
+            stored, base=tree.base, below=METADATA_FOLDER, named_in=tree.base / METADATA
         )
         entries = read_json_object(path, root=root)
     except DataError as error:
@@ -423,7 +425,7 @@ def _from_class_file(tree: _Tree, root: Path, stored: object, named: dict[Path, 
             continue
         try:
             image = stored_path(
-                entry["IMG_PATH"], base=tree.base, below=_IMAGE_FOLDER, named_in=path
+                entry["IMG_PATH"], base=tree.base, below=IMAGE_FOLDER, named_in=path
             )
         except DataError as error:
             tree.add("metadata", path, str(error))
@@ -437,7 +439,7 @@ def _from_file_lists(tree: _Tree, folder: Path) -> _Listed:
     named: dict[Path, Path] = {}
     buckets = []
     for bucket in _entries(folder, tree):
-        path = bucket / "all.txt"
+        path = bucket / ALL_IMAGES
         if not is_folder(bucket):
             continue
         buckets.append(bucket.name)
@@ -452,7 +454,6 @@ def _from_file_lists(tree: _Tree, folder: Path) -> _Listed:
                     line,
                     number,
                     base=tree.base,
-                    below=_IMAGE_FOLDER,
                     num_classes=len(tree.class_names),
                     named_in=path,
                 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +13,11 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from clear_mlflow.core.distributed import usable_cores
-from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
-from clear_mlflow.data.decoding.decode import Resize, decode
-from clear_mlflow.data.files import path_text, regular_file_size
+from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, sha256_of
+from clear_mlflow.data.decoding.decode import FORMATS, Resize, decode
+from clear_mlflow.data.files import path_text, regular_file
 from clear_mlflow.data.stream import ImageSet
 
-_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _FILES_IN_A_TASK = 16
 
 OnImages = Callable[[str, int, "int | None"], None]
@@ -67,18 +65,14 @@ def look_at(images: Sequence[FoundImage], root: Path, on_progress: OnImages) -> 
 
 def _look(path: Path, root: Path) -> Look:
     try:
-        num_bytes = regular_file_size(path, root=root)
+        num_bytes = regular_file(path, root=root).st_size
         if num_bytes > MAX_IMAGE_BYTES:
             return Look(
                 "", (0, 0), "", f"has {num_bytes} bytes; expected {MAX_IMAGE_BYTES} at most"
             )
-        with path.open("rb") as file:
-            content = hashlib.sha256()
-            while block := file.read(2**20):
-                content.update(block)
-            file.seek(0)
-            with Image.open(file, formats=_FORMATS) as image:
-                size, mode = image.size, image.mode
+        content = sha256_of(path)
+        with Image.open(path, formats=FORMATS) as image:
+            size, mode = image.size, image.mode
         # What training does: so that what passes here is what it can decode.
         one = ImageSet(paths=(path,), labels=np.zeros(1, dtype=np.int64))
         decode(one, Resize(8))
@@ -86,7 +80,7 @@ def _look(path: Path, root: Path) -> Look:
         return Look("", (0, 0), "", "is no image of a known format")
     except Exception as error:  # Pillow has no closed set of exceptions for damaged files
         return Look("", (0, 0), "", _short(error, path))
-    return Look(content.hexdigest(), size, mode, "")
+    return Look(content, size, mode, "")
 
 
 def _short(error: Exception, path: Path) -> str:

@@ -29,7 +29,7 @@ from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import ImageSet
 
 # Raster formats only: Pillow would hand PostScript to an interpreter.
-_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "TIFF", "PPM")
 _MAX_PIXELS = 89_000_000  # where Pillow starts to warn of decompression bombs
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -282,7 +282,7 @@ def _read(path: Path, content: str | None) -> bytes:
 
 def _decoded(data: bytes, resize: Resize | OwnTransform) -> NDArray[Any]:
     try:
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
             if image.width * image.height > _MAX_PIXELS:
                 raise _UndecodableError(
                     f"it has {image.width} x {image.height} pixels, and {_MAX_PIXELS} are the most"

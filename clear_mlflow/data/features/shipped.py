@@ -19,6 +19,10 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data.features.torch_files import holds_all, is_plain, load_torch_file_below
 from clear_mlflow.data.files import (
+    ALL_IMAGES,
+    FILE_LISTS,
+    IMAGE_FOLDER,
+    TRAINING_FOLDER,
     expect_object,
     is_folder,
     list_entry,
@@ -33,11 +37,10 @@ from clear_mlflow.data.stream import BucketStream, ImageSet
 if TYPE_CHECKING:
     from torch import Tensor
 
-_IMAGE_FOLDER = "labeled_images"
 _RELEASED_FOLDER = "features"
 _RELEASED_INDEX = "features.json"
-_OLDER_FOLDER = Path("training_folder", "features")
-_OLDER_LISTS = Path("training_folder", "filelists")
+_OLDER_FOLDER = Path(TRAINING_FOLDER, "features")
+_OLDER_LISTS = Path(TRAINING_FOLDER, FILE_LISTS)
 _OLDER_FILE = "all.pth"
 
 
@@ -69,9 +72,9 @@ def _bases(stream: BucketStream) -> list[Path]:
 def _split(path: Path) -> tuple[Path, str] | None:
     """The folder that holds ``labeled_images``, and the path from there on."""
     parts = path.parts
-    if _IMAGE_FOLDER not in parts:
+    if IMAGE_FOLDER not in parts:
         return None
-    at = len(parts) - 1 - parts[::-1].index(_IMAGE_FOLDER)
+    at = len(parts) - 1 - parts[::-1].index(IMAGE_FOLDER)
     return Path(*parts[:at]), "/".join(parts[at:])
 
 
@@ -95,7 +98,7 @@ class ShippedFeatures:
             split = _split(path)
             if split is None:
                 raise DataError(
-                    f"{path_text(path)} lies in no folder {_IMAGE_FOLDER}, so it has no features "
+                    f"{path_text(path)} lies in no folder {IMAGE_FOLDER}, so it has no features "
                     f"{self._name}; extract some with 'clear-mlflow data features'"
                 )
             by_base[split[0]].append(i)
@@ -180,7 +183,7 @@ class ShippedFeatures:
         rows: list[Tensor | None],
     ) -> None:
         file = base / _OLDER_FOLDER / self._name / bucket / _OLDER_FILE
-        list_path = base / _OLDER_LISTS / bucket / "all.txt"
+        list_path = base / _OLDER_LISTS / bucket / ALL_IMAGES
         listed = _read_filelist(list_path, len(class_names), root=base.resolve())
         pair = load_torch_file_below(file, root=base.resolve())
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
@@ -224,9 +227,7 @@ def _read_filelist(path: Path, num_classes: int, *, root: Path) -> list[tuple[st
     """The lines of a file list: the path from ``labeled_images`` on, and the label."""
     listed = []
     for number, line in enumerate(read_lines(path, root=root), start=1):
-        image, label = list_entry(
-            line, number, base=root, below=_IMAGE_FOLDER, num_classes=num_classes, named_in=path
-        )
+        image, label = list_entry(line, number, base=root, num_classes=num_classes, named_in=path)
         listed.append((image.relative_to(root).as_posix(), label))
     return listed
 

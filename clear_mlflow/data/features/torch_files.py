@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import MAX_FEATURES_BYTES
-from clear_mlflow.data.files import path_text, reason, regular_file_size, resolve_folder
+from clear_mlflow.data.files import expect_file, path_text, reason
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -58,13 +58,7 @@ def load_torch_file_below(path: Path, *, root: Path) -> Any:
     Raises:
         DataError: it does not, or is no such file.
     """
-    resolve_folder(path.parent, root=root)
-    size = regular_file_size(path, root=root)
-    if size > MAX_FEATURES_BYTES:
-        raise DataError(
-            f"{path_text(path)} has {size} bytes; expected {MAX_FEATURES_BYTES} at most, so it is "
-            "not what its name says"
-        )
+    expect_file(path, root=root, limit=MAX_FEATURES_BYTES)
     return load_torch_file(path)
 
 

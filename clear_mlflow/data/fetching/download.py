@@ -38,12 +38,11 @@ from clear_mlflow.core.untrusted import (
 )
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data.fetching.archives import unpack
-from clear_mlflow.data.files import is_folder, path_text, reason
+from clear_mlflow.data.files import CLASS_LIST, is_folder, path_text, reason
 
 MARKER = ".clear-mlflow.json"
 WORK_FOLDER = ".clear-mlflow-download"
 
-_CLASS_LIST = "class_names.txt"
 _BLOCK_BYTES = 2**20
 _TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
 _LOCAL_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
@@ -144,6 +143,7 @@ def download(
     if not missing:
         return ()
     with _locked(root) as work:
+        hub = _Hub(release.repository, revision, endpoint, work, patience, on_progress)
         # Another process may have finished one while this one waited for nothing but its turn.
         missing = [archive for archive in release.archives if not _is_finished(root, archive)]
         for archive in missing:
@@ -153,9 +153,7 @@ def download(
                 source = by_hand
             else:
                 try:
-                    source = _fetch(
-                        archive, release.repository, work, revision, endpoint, patience, on_progress
-                    )
+                    source = hub.fetch(archive)
                 except _Unreachable as error:
                     raise DataError(_by_hand(str(error), missing, release, root)) from None
             _unpack_split(source, archive, root=root, work=work, on_progress=on_progress)
@@ -243,138 +241,143 @@ def _remove_work_folder(work: Path) -> None:
 # -- fetching -----------------------------------------------------------------------------------
 
 
-def _fetch(
-    archive: Archive,
-    repository: str,
-    work: Path,
-    revision: str,
-    endpoint: str | None,
-    patience: Patience,
-    on_progress: OnProgress,
-) -> Path:
-    """Fetch one archive, and once more from the beginning where its content is wrong."""
-    whole = work / archive.file
-    part = work / f"{archive.file}.part"
-    if whole.is_file():
-        if _md5(whole, archive, on_progress) == archive.md5:
-            return whole
-        whole.unlink()
-    for _ in range(2):
-        _fetch_part(archive, repository, part, revision, endpoint, patience, on_progress)
-        found = _md5(part, archive, on_progress)
-        if found == archive.md5:
-            part.replace(whole)
-            return whole
-        part.unlink()
-    raise _Unreachable(
-        f"{archive.file} arrived twice with a wrong content, the second time with MD5 {found}; "
-        f"expected {archive.md5}"
-    )
+@dataclass(frozen=True)
+class _Hub:
+    """Where archives are fetched from, and how; what is unfinished lies in *work*."""
 
+    repository: str
+    revision: str
+    endpoint: str | None
+    work: Path
+    patience: Patience
+    on_progress: OnProgress
 
-def _fetch_part(
-    archive: Archive,
-    repository: str,
-    part: Path,
-    revision: str,
-    endpoint: str | None,
-    patience: Patience,
-    on_progress: OnProgress,
-) -> None:
-    # Here and not above: it takes half a second, and training never needs it.
-    from huggingface_hub import hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
-
-    # The bases are those of all that the HTTP library raises, whichever one the hub's client uses.
-    network_errors: tuple[type[Exception], ...] = (OSError, *HfHubHTTPError.__bases__)
-    try:
-        url = hf_hub_url(
-            repository, archive.file, repo_type="dataset", revision=revision, endpoint=endpoint
+    def fetch(self, archive: Archive) -> Path:
+        """Fetch one archive, and once more from the beginning where its content is wrong."""
+        whole = self.work / archive.file
+        part = self.work / f"{archive.file}.part"
+        if whole.is_file():
+            if _md5(whole, archive, self.on_progress) == archive.md5:
+                return whole
+            whole.unlink()
+        for _ in range(2):
+            self._fetch_part(archive, part)
+            found = _md5(part, archive, self.on_progress)
+            if found == archive.md5:
+                part.replace(whole)
+                return whole
+            part.unlink()
+        raise _Unreachable(
+            f"{archive.file} arrived twice with a wrong content, the second time with MD5 {found}; "
+            f"expected {archive.md5}"
         )
-        headers = build_hf_headers(library_name="clear_mlflow", library_version=__version__)
-    except (ValueError, OSError) as error:
-        raise DataError(f"{archive.file} cannot be asked for: {reason(error)}") from None
-    headers["Accept-Encoding"] = "identity"  # a range of a compressed body is no range of the file
-    failed = 0
-    while True:
-        start = part.stat().st_size if part.is_file() else 0
-        asked_to_wait = 0.0
+
+    def _fetch_part(self, archive: Archive, part: Path) -> None:
+        # Here and not above: it takes half a second, and training never needs it.
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        # The bases are those of all that the HTTP library raises, whichever one the hub's client
+        # uses.
+        network_errors: tuple[type[Exception], ...] = (OSError, *HfHubHTTPError.__bases__)
         try:
-            _receive(url, headers, part, archive, patience, on_progress)
-            return
-        except HfHubHTTPError as error:
-            status = error.response.status_code
-            if status == 416:  # the part is longer than the file: it is of something else
-                part.unlink(missing_ok=True)
-            elif status not in _TRANSIENT:
-                raise _Unreachable(_refused(status, archive, repository, revision)) from None
-            asked_to_wait = _retry_after(error.response.headers)
-            why = f"the server answers {status}"
-        except OfflineModeIsEnabled:
-            raise _Unreachable(
-                f"{archive.file} cannot be downloaded: HF_HUB_OFFLINE forbids it"
-            ) from None
-        except network_errors as error:
-            why = one_line(str(error) or type(error).__name__, 200)
-        arrived = (part.stat().st_size if part.is_file() else 0) - start
-        failed = 1 if arrived >= patience.min_bytes else failed + 1
-        if failed >= patience.attempts:
-            raise _Unreachable(
-                f"{archive.file} cannot be downloaded: {why} ({failed} attempts in a row)"
+            url = hf_hub_url(
+                self.repository,
+                archive.file,
+                repo_type="dataset",
+                revision=self.revision,
+                endpoint=self.endpoint,
             )
-        wait = min(max(patience.wait * 2 ** (failed - 1), asked_to_wait), patience.max_wait)
-        on_progress(f"{archive.file}: {why}; trying again in {wait:g} s", 0, 0)
-        time.sleep(wait)
+            headers = build_hf_headers(library_name="clear_mlflow", library_version=__version__)
+        except (ValueError, OSError) as error:
+            raise DataError(f"{archive.file} cannot be asked for: {reason(error)}") from None
+        headers["Accept-Encoding"] = "identity"  # a range of a compressed body is none of the file
+        patience, failed = self.patience, 0
+        while True:
+            start = _size(part)
+            asked_to_wait = 0.0
+            try:
+                self._receive(url, headers, archive, part)
+                return
+            except HfHubHTTPError as error:
+                status = error.response.status_code
+                if status == 416:  # the part is longer than the file: it is of something else
+                    part.unlink(missing_ok=True)
+                elif status not in _TRANSIENT:
+                    raise _Unreachable(self._refused(status, archive)) from None
+                asked_to_wait = _retry_after(error.response.headers)
+                why = f"the server answers {status}"
+            except OfflineModeIsEnabled:
+                raise _Unreachable(
+                    f"{archive.file} cannot be downloaded: HF_HUB_OFFLINE forbids it"
+                ) from None
+            except network_errors as error:
+                why = one_line(str(error) or type(error).__name__, 200)
+            failed = 1 if _size(part) - start >= patience.min_bytes else failed + 1
+            if failed >= patience.attempts:
+                raise _Unreachable(
+                    f"{archive.file} cannot be downloaded: {why} ({failed} attempts in a row)"
+                )
+            wait = min(max(patience.wait * 2 ** (failed - 1), asked_to_wait), patience.max_wait)
+            self.on_progress(f"{archive.file}: {why}; trying again in {wait:g} s", 0, 0)
+            time.sleep(wait)
+
+    def _receive(self, url: str, headers: dict[str, str], archive: Archive, part: Path) -> None:
+        """One attempt: append to *part* from where it ends.
+
+        Raises:
+            DataError: it cannot be written here.
+            Exception: what the HTTP library raises; ``TimeoutError`` where it gets too slow.
+        """
+        from huggingface_hub import get_session
+        from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
+
+        with _writing(part), part.open("ab") as file:
+            start = file.tell()
+            ask = {**headers, "Range": f"bytes={start}-"} if start else headers
+            with get_session().stream(
+                "GET", url, headers=ask, timeout=self.patience.stall, follow_redirects=True
+            ) as response:
+                hf_raise_for_status(response)
+                if start and not _continues(response, start):
+                    file.truncate(start := 0)
+                total = _total_bytes(response, start)
+                _expect_room(file, part, total - start if total else 0, archive)
+                done, window_start, window_bytes = start, time.monotonic(), 0
+                what = f"downloading {archive.file}"
+                self.on_progress(what, done, total)
+                for block in response.iter_raw():
+                    file.write(block)
+                    done += len(block)
+                    window_bytes += len(block)
+                    if done > MAX_ARCHIVE_BYTES or (total is not None and done > total):
+                        break  # the checksum will show that it is wrong
+                    self.on_progress(what, done, total)
+                    now = time.monotonic()
+                    if now - window_start > self.patience.window:
+                        if window_bytes < self.patience.min_bytes:
+                            raise TimeoutError(
+                                f"{window_bytes} bytes arrived in {now - window_start:.0f} s"
+                            )
+                        window_start, window_bytes = now, 0
+                if total is not None and done < total:
+                    raise ConnectionError(f"the connection ended after {done} of {total} bytes")
+
+    def _refused(self, status: int, archive: Archive) -> str:
+        what = f"{archive.file} cannot be downloaded: the server answers {status}"
+        if status in (401, 403):
+            return f"{what}, so it wants another token than the one in HF_TOKEN, if any"
+        if status == 404:
+            return (
+                f"{what}, so it has no such file in dataset {self.repository} at revision "
+                f"{self.revision!r}"
+            )
+        return what
 
 
-def _receive(
-    url: str,
-    headers: dict[str, str],
-    part: Path,
-    archive: Archive,
-    patience: Patience,
-    on_progress: OnProgress,
-) -> None:
-    """One attempt: append to *part* from where it ends.
-
-    Raises:
-        DataError: it cannot be written here.
-        Exception: what the HTTP library raises; ``TimeoutError`` where it gets too slow.
-    """
-    from huggingface_hub import get_session
-    from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
-
-    with _writing(part), part.open("ab") as file:
-        start = file.tell()
-        ask = {**headers, "Range": f"bytes={start}-"} if start else headers
-        with get_session().stream(
-            "GET", url, headers=ask, timeout=patience.stall, follow_redirects=True
-        ) as response:
-            hf_raise_for_status(response)
-            if start and not _continues(response, start):
-                file.truncate(start := 0)
-            total = _total_bytes(response, start)
-            _expect_room(file, part, total - start if total else 0, archive)
-            done, window_start, window_bytes = start, time.monotonic(), 0
-            what = f"downloading {archive.file}"
-            on_progress(what, done, total)
-            for block in response.iter_raw():
-                file.write(block)
-                done += len(block)
-                window_bytes += len(block)
-                if done > MAX_ARCHIVE_BYTES or (total is not None and done > total):
-                    break  # the checksum will show that it is wrong
-                on_progress(what, done, total)
-                now = time.monotonic()
-                if now - window_start > patience.window:
-                    if window_bytes < patience.min_bytes:
-                        raise TimeoutError(
-                            f"{window_bytes} bytes arrived in {now - window_start:.0f} s"
-                        )
-                    window_start, window_bytes = now, 0
-            if total is not None and done < total:
-                raise ConnectionError(f"the connection ended after {done} of {total} bytes")
+def _size(part: Path) -> int:
+    return part.stat().st_size if part.is_file() else 0
 
 
 @contextmanager
@@ -415,15 +418,6 @@ def _total_bytes(response: Any, start: int) -> int | None:
 def _retry_after(headers: Any) -> float:
     text = headers.get("Retry-After", "")
     return float(text) if re.fullmatch("[0-9]{1,9}", text) else 0.0
-
-
-def _refused(status: int, archive: Archive, repository: str, revision: str) -> str:
-    what = f"{archive.file} cannot be downloaded: the server answers {status}"
-    if status in (401, 403):
-        return f"{what}, so it wants another token than the one in HF_TOKEN, if any"
-    if status == 404:
-        return f"{what}, so it has no such file in dataset {repository} at revision {revision!r}"
-    return what
 
 
 # -- checking and unpacking ---------------------------------------------------------------------
@@ -480,13 +474,13 @@ def _unpack_split(
 
 def _split_in(unpacked: Path, source: Path) -> Path:
     """The folder with the class list: archives hold it bare, or below one or two folders."""
-    for pattern in (_CLASS_LIST, f"*/{_CLASS_LIST}", f"*/*/{_CLASS_LIST}"):
+    for pattern in (CLASS_LIST, f"*/{CLASS_LIST}", f"*/*/{CLASS_LIST}"):
         found = sorted(path.parent for path in unpacked.glob(pattern))
         if len(found) == 1 and is_folder(found[0]):
             return found[0]
         if found:
             break
     raise DataError(
-        f"{path_text(source)} holds {len(found)} folders with {_CLASS_LIST}; expected one, as in "
+        f"{path_text(source)} holds {len(found)} folders with {CLASS_LIST}; expected one, as in "
         "CLEAR's released archives"
     )

@@ -11,6 +11,10 @@ from pathlib import Path
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import (
+    CLASS_LIST,
+    IMAGE_FOLDER,
+    METADATA,
+    TRAINING_FOLDER,
     in_stream_order,
     is_class_name,
     is_folder,
@@ -24,14 +28,13 @@ from clear_mlflow.data.stream import ImageSet, image_set
 
 EXPECTED = "the folder labeled_images with nothing but <bucket>/<class>/<id>.jpg"
 
-_IMAGE_FOLDER = "labeled_images"
-_OF_OTHER_LAYOUTS = ("class_names.txt", "labeled_metadata.json", "training_folder")
+_OF_OTHER_LAYOUTS = (CLASS_LIST, METADATA, TRAINING_FOLDER)
 _EXTENSIONS = (".jpg", ".jpeg", ".png")
 
 
 def is_below(root: Path) -> bool:
     """Whether *root* has images, and none of the lists that the other layouts have."""
-    return is_folder(root / _IMAGE_FOLDER) and not any(
+    return is_folder(root / IMAGE_FOLDER) and not any(
         os.path.lexists(root / name) for name in _OF_OTHER_LAYOUTS
     )
 
@@ -43,7 +46,7 @@ def listing(root: Path) -> Listing:
         DataError: a folder is not as the layout has it, or the buckets' classes differ.
     """
     real_root = resolve_root(root)
-    folder = real_root / _IMAGE_FOLDER
+    folder = real_root / IMAGE_FOLDER
     resolve_folder(folder, root=real_root)
     names = names_in(folder)
     if not names:

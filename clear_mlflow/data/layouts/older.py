@@ -18,6 +18,12 @@ import numpy as np
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import (
+    ALL_IMAGES,
+    CLASS_LIST,
+    FILE_LISTS,
+    IMAGE_FOLDER,
+    METADATA,
+    TRAINING_FOLDER,
     check_place,
     in_stream_order,
     is_folder,
@@ -34,25 +40,19 @@ from clear_mlflow.data.stream import ImageSet, image_set
 
 EXPECTED = "class_names.txt and the folders training_folder and labeled_images"
 
-_CLASS_LIST = "class_names.txt"
-_TRAINING = "training_folder"
 _BUCKETS = "bucket_indices.json"
-_FILE_LISTS = "filelists"
-_ALL = "all.txt"
 _SPLITS = "testset_ratio_0.3"
-_IMAGE_FOLDER = "labeled_images"
-_METADATA = "labeled_metadata.json"
 
 
 def is_below(root: Path) -> bool:
     """Whether *root* has what only this layout has."""
-    if is_folder(root / _TRAINING):
+    if is_folder(root / TRAINING_FOLDER):
         return True
     # A tree that lost its training_folder is a damaged one of this layout, and not of another.
     return (
-        is_folder(root / _IMAGE_FOLDER)
-        and os.path.lexists(root / _CLASS_LIST)
-        and not os.path.lexists(root / _METADATA)
+        is_folder(root / IMAGE_FOLDER)
+        and os.path.lexists(root / CLASS_LIST)
+        and not os.path.lexists(root / METADATA)
     )
 
 
@@ -63,14 +63,14 @@ def listing(root: Path) -> Listing:
         DataError: something is missing, damaged, or not as the layout has it.
     """
     real_root = resolve_root(root)
-    class_names = read_class_names(real_root / _CLASS_LIST, root=real_root)
-    training = real_root / _TRAINING
+    class_names = read_class_names(real_root / CLASS_LIST, root=real_root)
+    training = real_root / TRAINING_FOLDER
     keys = in_stream_order(
         read_json_texts(training / _BUCKETS, root=real_root), named_in=training / _BUCKETS
     )
     images: dict[str, ImageSet] = {}
     for key in keys:
-        file = training / _FILE_LISTS / key / _ALL
+        file = training / FILE_LISTS / key / ALL_IMAGES
         entries = _read_list(file, key, class_names, root=real_root)
         absent = sorted(set(range(len(class_names))) - set(entries.values()))
         if absent:
@@ -99,7 +99,6 @@ def _read_list(
             line,
             number,
             base=root,
-            below=_IMAGE_FOLDER,
             num_classes=len(class_names),
             named_in=file,
         )
@@ -122,7 +121,7 @@ def _read_split(
     number: int, images: Mapping[str, ImageSet], class_names: tuple[str, ...], *, root: Path
 ) -> Mapping[str, Split] | None:
     """The split of a number; None where it is not stored."""
-    folder = root / _TRAINING / _SPLITS / f"split_{number}"
+    folder = root / TRAINING_FOLDER / _SPLITS / f"split_{number}"
     if not os.path.lexists(folder):
         return None
     return {
@@ -134,7 +133,7 @@ def _read_split(
 def _read_bucket_split(
     folder: Path, key: str, images: ImageSet, class_names: tuple[str, ...], *, root: Path
 ) -> Split:
-    listed = root / _TRAINING / _FILE_LISTS / key / _ALL
+    listed = root / TRAINING_FOLDER / FILE_LISTS / key / ALL_IMAGES
     index = {path: i for i, path in enumerate(images.paths)}
     parts: list[set[int]] = []
     for name in ("train.txt", "test.txt"):

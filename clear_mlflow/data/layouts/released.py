@@ -16,6 +16,10 @@ from pathlib import Path
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.files import (
+    CLASS_LIST,
+    IMAGE_FOLDER,
+    METADATA,
+    METADATA_FOLDER,
     check_place,
     expect_object,
     in_stream_order,
@@ -34,10 +38,6 @@ EXPECTED = "the folders train (or train_image_only) and test, each with class_na
 
 _TRAIN_FOLDERS = ("train", "train_image_only")
 _TEST_FOLDER = "test"
-_CLASS_LIST = "class_names.txt"
-_METADATA = "labeled_metadata.json"
-_METADATA_FOLDER = "labeled_metadata"
-_IMAGE_FOLDER = "labeled_images"
 
 
 def is_below(root: Path) -> bool:
@@ -60,9 +60,9 @@ def listing(root: Path) -> Listing:
     """
     real_root = resolve_root(root)
     train = _train_folder(real_root)
-    class_names = read_class_names(train / _CLASS_LIST, root=real_root)
-    metadata = read_json_object(train / _METADATA, root=real_root)
-    keys = in_stream_order(metadata, named_in=train / _METADATA)
+    class_names = read_class_names(train / CLASS_LIST, root=real_root)
+    metadata = read_json_object(train / METADATA, root=real_root)
+    keys = in_stream_order(metadata, named_in=train / METADATA)
     return Listing(
         layout="released",
         root=real_root,
@@ -84,20 +84,20 @@ def _read_test(
             f"{path_text(test)} is missing; unpack the test archive there too, or pass split=0 to "
             "hold out 30 % of each bucket's training images"
         )
-    test_class_names = read_class_names(test / _CLASS_LIST, root=root)
+    test_class_names = read_class_names(test / CLASS_LIST, root=root)
     if class_names != test_class_names:
         odd = sorted(set(class_names) ^ set(test_class_names))[0]
         raise DataError(
-            f"{path_text(train / _CLASS_LIST)} and {path_text(test / _CLASS_LIST)} differ: "
+            f"{path_text(train / CLASS_LIST)} and {path_text(test / CLASS_LIST)} differ: "
             f"{shown(odd)} is in one of them only; expected the same classes in both"
         )
-    metadata = read_json_object(test / _METADATA, root=root)
-    in_stream_order(metadata, named_in=test / _METADATA)
+    metadata = read_json_object(test / METADATA, root=root)
+    in_stream_order(metadata, named_in=test / METADATA)
     for key in keys:
         if key not in metadata:
             raise DataError(
-                f"{path_text(test / _METADATA)} has no bucket {shown(key)}, but "
-                f"{path_text(train / _METADATA)} has; expected a test set for every bucket"
+                f"{path_text(test / METADATA)} has no bucket {shown(key)}, but "
+                f"{path_text(train / METADATA)} has; expected a test set for every bucket"
             )
     return {key: _read_images(test, key, metadata[key], class_names, root=root) for key in keys}
 
@@ -115,13 +115,13 @@ def _train_folder(root: Path) -> Path:
 def _read_images(
     base: Path, key: str, class_files: object, class_names: tuple[str, ...], *, root: Path
 ) -> ImageSet:
-    metadata_path = base / _METADATA
+    metadata_path = base / METADATA
     class_files = expect_object(class_files, what=f"{path_text(metadata_path)}, bucket {key},")
     unknown = sorted(set(class_files) - set(class_names))
     if unknown:
         raise DataError(
             f"{path_text(metadata_path)} has class {shown(unknown[0])} in bucket {key}, but "
-            f"{path_text(base / _CLASS_LIST)} does not name it; expected the same classes in both"
+            f"{path_text(base / CLASS_LIST)} does not name it; expected the same classes in both"
         )
     entries: list[tuple[int, Path]] = []
     files_seen: dict[Path, str] = {}
@@ -129,12 +129,12 @@ def _read_images(
     for label, class_name in enumerate(class_names):
         if class_name not in class_files:
             raise DataError(
-                f"{path_text(base / _CLASS_LIST)} names class {shown(class_name)}, but "
+                f"{path_text(base / CLASS_LIST)} names class {shown(class_name)}, but "
                 f"{path_text(metadata_path)} has no images of it in bucket {key}; expected images "
                 "of every class in every bucket"
             )
         file = stored_path(
-            class_files[class_name], base=base, below=_METADATA_FOLDER, named_in=metadata_path
+            class_files[class_name], base=base, below=METADATA_FOLDER, named_in=metadata_path
         )
         if file in files_seen:
             raise DataError(
@@ -174,7 +174,7 @@ def _read_class(file: Path, *, base: Path, root: Path) -> list[Path]:
                 f"{path_text(file)} has image {shown(image_id)} without IMG_PATH; unpack the "
                 "dataset again"
             )
-        path = stored_path(value["IMG_PATH"], base=base, below=_IMAGE_FOLDER, named_in=file)
+        path = stored_path(value["IMG_PATH"], base=base, below=IMAGE_FOLDER, named_in=file)
         if (text := str(path)) in texts:
             raise DataError(
                 f"{path_text(file)} lists {path_text(path)} twice; unpack the dataset again"

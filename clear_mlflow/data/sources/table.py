@@ -17,7 +17,7 @@ from clear_mlflow.data.files import (
     names_in,
     path_text,
     reason,
-    regular_file_size,
+    regular_file,
     resolve_folder,
     resolve_root,
     stored_path,
@@ -102,7 +102,7 @@ def _find(root: Path, table: str) -> Path:
             f"{' or '.join(_ENDINGS)}"
         )
     resolve_folder(file.parent, root=root)
-    size = regular_file_size(file, root=root)
+    size = regular_file(file, root=root).st_size
     if size > MAX_TABLE_BYTES:
         raise DataError(
             f"{path_text(file)} has {size} bytes; expected {MAX_TABLE_BYTES} at most: leave out "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES, size_text
+from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES, sha256_of, size_text
 from clear_mlflow.data.decoding.decode import OwnTransform
 from clear_mlflow.data.features.torch_files import holds_all, is_plain, load_torch_file
 from clear_mlflow.data.files import path_text, reason
@@ -101,17 +100,13 @@ def hash_of(path: Path) -> str:
     Raises:
         DataError: it cannot be read.
     """
-    content = hashlib.sha256()
     try:
-        with path.open("rb") as file:
-            while block := file.read(2**20):
-                content.update(block)
+        return sha256_of(path)
     except OSError as error:
         raise DataError(
             f"weights {path_text(path)} cannot be read: {reason(error)}; pass --weights PATH, "
             f"{DEFAULT_WEIGHTS} or {RANDOM_WEIGHTS}"
         ) from None
-    return content.hexdigest()
 
 
 def downloaded(url: str, *, hash_prefix: str | None) -> Path:
