@@ -74,8 +74,8 @@ run_selection_options = together(
     ),
 )
 
-# As engine, jobs and address: :func:`number_of_jobs` reads the second, and :func:`check_engine`
-# refuses the third without Ray.
+# As engine, jobs and address: number_of_jobs reads the second, and check_engine refuses the third
+# without Ray.
 engine_options = together(
     work_option(
         "--engine",
@@ -100,7 +100,7 @@ engine_options = together(
     ),
 )
 
-# As metric, for ``load_own_metrics``.
+# As metric, for load_own_metrics.
 metric_option = metrics_option(
     "--metric",
     default=NONE,
@@ -108,7 +108,7 @@ metric_option = metrics_option(
     help="Your own metrics: package.module:function; see docs/metrics.md.",
 )
 
-# As metrics, for ``family_names``.
+# As metrics, for family_names.
 families_option = metrics_option(
     "--metrics",
     default=NONE,

@@ -15,7 +15,8 @@ from clear_mlflow.cli.options import together
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.recipes import NONE
 
-run_option = option_under("Run")
+RUN = "Run"
+run_option = option_under(RUN)
 # Options of the terminal alone, by the names of their parameters.
 NAMES = ("experiment", "run_name", "tag")
 
