@@ -11,7 +11,7 @@ from clear_mlflow.cli.compare import compare
 from clear_mlflow.cli.data import data
 from clear_mlflow.cli.data_features import features
 from clear_mlflow.cli.evaluate import evaluate
-from clear_mlflow.cli.help import Group
+from clear_mlflow.cli.help import HeadedGroup
 from clear_mlflow.cli.import_runs import import_runs
 from clear_mlflow.cli.open_ui import open_ui
 from clear_mlflow.cli.sweep import sweep
@@ -26,7 +26,7 @@ from clear_mlflow.core.version import __version__
 _NOT_OF_MLFLOW = {"huggingface_hub", "psutil", "rich", "safetensors", "torch", "torchvision"}
 
 
-class _Group(Group):
+class _Group(HeadedGroup):
     """Tells an error that a user can mend in one line; anything else is a bug, with traceback."""
 
     def invoke(self, ctx: click.Context) -> Any:

@@ -83,7 +83,7 @@ class Command(click.Command):
                     formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
-class Group(click.Group):
+class HeadedGroup(click.Group):
     """A group whose commands are listed under headings.
 
     Args:

@@ -43,7 +43,7 @@ _ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd", ".pkl")
 
 
 @dataclass(frozen=True)
-class Line:
+class FileResult:
     """What became of a file, or of one run in it."""
 
     file: str
@@ -212,20 +212,20 @@ def import_runs(
         split=split,
         families=families,
     )
-    lines: list[Line] = []
+    lines: list[FileResult] = []
     with stoppable() as received, suppress(KeyboardInterrupt):
         client = preflight(experiment=wanted)
         importer = Importer(client, wanted, facts, again=again)
         for path, label, reason in _files(paths):
             if reason:
-                lines.append(Line(label, "passed over", reason))
+                lines.append(FileResult(label, "passed over", reason))
                 continue
             # One file that cannot be imported does not stop the others.
             try:
                 for line in _import(importer, path, label, kind, reading, _said(name)):
                     lines.append(line)
             except ClearError as error:
-                lines.append(Line(label, "failed", str(error)))
+                lines.append(FileResult(label, "failed", str(error)))
     _show(lines, stopped=bool(received))
     print_places(client, [line.run_id for line in lines if line.run_id])
     if received:
@@ -236,7 +236,7 @@ def import_runs(
 
 def _import(
     importer: Importer, path: Path, label: str, kind: str, reading: Reading, name: str | None
-) -> Iterator[Line]:
+) -> Iterator[FileResult]:
     """Import the runs of one file, one after the other."""
     source = load(path)
     found = recognise(source) if kind == AUTO else FORMATS[kind]
@@ -247,10 +247,10 @@ def _import(
         size = f"{done.num_rows} of {done.num_buckets} rows"
         if done.is_new:
             detail = f"{size}, {done.num_metrics} metrics"
-            yield Line(label, "imported", detail, done.run_id, done.run_name)
+            yield FileResult(label, "imported", detail, done.run_id, done.run_name)
         else:
             detail = "its content was imported before (--again imports it once more)"
-            yield Line(label, "there already", detail, done.run_id, done.run_name)
+            yield FileResult(label, "there already", detail, done.run_id, done.run_name)
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[tuple[Path, str, str | None]]:
@@ -303,7 +303,7 @@ def _stem(label: str) -> str:
     return str(Path(label).with_suffix(""))
 
 
-def _show(lines: list[Line], *, stopped: bool) -> None:
+def _show(lines: list[FileResult], *, stopped: bool) -> None:
     counts = Counter(line.action for line in lines)
     summary = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
     with suppress(OSError):  # whoever reads this may have gone
@@ -319,7 +319,7 @@ def _show(lines: list[Line], *, stopped: bool) -> None:
         click.echo("error: no file was found; name files, or a folder that holds some", err=True)
 
 
-def _table(lines: list[Line]) -> Table:
+def _table(lines: list[FileResult]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
@@ -330,7 +330,7 @@ def _table(lines: list[Line]) -> Table:
     return table
 
 
-def _failure(line: Line) -> str:
+def _failure(line: FileResult) -> str:
     """A failure with the file's name before it, once."""
     detail, name = " ".join(line.detail.split()), shown(Path(line.file).name, 120)
     if detail.startswith(name):

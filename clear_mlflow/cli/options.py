@@ -14,7 +14,7 @@ from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 
 _MOST_JOBS = 256
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 # Declare an option under one of the headings that several commands have.
 selection_option = option_under("Which runs")
@@ -23,10 +23,10 @@ comparison_option = option_under("Comparison")
 metrics_option = option_under("Metrics")
 
 
-def together(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
     """Several options as one decorator; the command's help lists them in this order."""
 
-    def decorate(command: Command) -> Command:
+    def decorate(command: _Command) -> _Command:
         for option in reversed(options):
             command = option(command)
         return command
@@ -35,8 +35,8 @@ def together(*options: Callable[[Command], Command]) -> Callable[[Command], Comm
 
 
 def yes_or_no_option(
-    declare: Callable[..., Callable[[Command], Command]], name: str, text: str
-) -> Callable[[Command], Command]:
+    declare: Callable[..., Callable[[_Command], _Command]], name: str, text: str
+) -> Callable[[_Command], _Command]:
     """An option that is no unless given: ``mlflow run`` hands yes on, a user the bare name.
 
     Args:
@@ -122,7 +122,7 @@ dry_run_option = yes_or_no_option(
 )
 
 
-def comparison_options(*, group_by: str) -> Callable[[Command], Command]:
+def comparison_options(*, group_by: str) -> Callable[[_Command], _Command]:
     """``--group-by``, with its default, which :func:`grouping` reads, and ``--rank-by``."""
     return together(
         comparison_option(

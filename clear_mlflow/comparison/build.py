@@ -17,8 +17,8 @@ from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.comparison.verdicts import (
     ALL_PAIRS,
     MOST_READ,
+    PairPlan,
     PairTest,
-    Plan,
     Verdict,
     judge_pairs,
     plan_pairs,
@@ -90,7 +90,7 @@ class Arrangement:
     metrics: tuple[str, ...]  # that one group at least defines
     definitions: tuple[Metric, ...]  # of the metrics of matrices that are compared
     ranked_by: str | None  # that verdicts are on, too; None: no group defines any
-    plan: Plan
+    plan: PairPlan
     lost: tuple[RowlessRun, ...]  # runs that diverged before their first row, of no group
     notes: tuple[str, ...]  # sentences on how the groups came to be
     level: float

@@ -91,7 +91,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PairPlan:
     """Which pairs are tested.
 
     Args:
@@ -109,7 +109,9 @@ class Plan:
     leaders: tuple[int, ...] = ()
 
 
-def plan_pairs(groups: Sequence[Group], settings: Sequence[Setting], baseline: str | None) -> Plan:
+def plan_pairs(
+    groups: Sequence[Group], settings: Sequence[Setting], baseline: str | None
+) -> PairPlan:
     """All pairs of a few groups, every group against the leader of many, or against a baseline.
 
     Args:
@@ -142,7 +144,7 @@ def plan_pairs(groups: Sequence[Group], settings: Sequence[Setting], baseline: s
     if baseline is not None and not baselines:
         names = ", ".join(shown(cut(group.name)) for group in groups[:20])
         raise ConfigError(f"baseline is {shown(baseline)}, which no group is; there are {names}")
-    return Plan(
+    return PairPlan(
         pairs=tuple(pairs),
         possible=tuple(possible),
         baselines=tuple(baselines),
@@ -166,7 +168,7 @@ def _baseline(
 
 def judge_pairs(
     groups: Sequence[Group],
-    plan: Plan,
+    plan: PairPlan,
     *,
     metrics: Sequence[Metric | AnytimeMetric],
     bootstraps: Sequence[ImageBootstrap],

@@ -7,7 +7,6 @@ of other programs.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,14 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import JSON, MAX_ROW_BYTES, MAX_TEXT_CHARACTERS, json_object
+from clear_mlflow.core.untrusted import (
+    JSON,
+    MAX_ROW_BYTES,
+    MAX_TEXT_CHARACTERS,
+    document_name,
+    document_text,
+    json_object,
+)
 
 ROWS_FOLDER = "accuracy_matrix/rows"
 SCHEMA_NAME = "clear_mlflow/accuracy_row"
@@ -142,11 +148,7 @@ class RowRecord:
             "written_at": self.written_at,
             **self.extra,
         }
-        lines = (
-            f"  {json.dumps(name)}: {json.dumps(value, allow_nan=False)}"
-            for name, value in fields_in_order.items()
-        )
-        return "{\n" + ",\n".join(lines) + "\n}\n"
+        return document_text(fields_in_order)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> RowRecord:
@@ -159,11 +161,10 @@ class RowRecord:
         Raises:
             RecordError: the text is no row, or one of a newer major version of the format.
         """
-        name = source if source.isprintable() and 0 < len(source) <= 200 else shown(source)
         try:
             return _from_document(json_object(text, MAX_ROW_BYTES))
         except RecordError as error:
-            raise RecordError(f"{name}: {error}") from error
+            raise RecordError(f"{document_name(source)}: {error}") from error
 
 
 @dataclass(frozen=True, eq=False)

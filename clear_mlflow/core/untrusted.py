@@ -12,6 +12,7 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
@@ -196,6 +197,17 @@ def json_texts(content: bytes | str, largest: int) -> dict[str, str]:
         if not isinstance(value, str):
             raise RecordError(f"holds {shown(value)} for {shown(name)}; expected a text")
     return document
+
+
+def document_name(source: str) -> str:
+    """What a message calls a file of our format: a printable name as it is, any other quoted."""
+    return source if source.isprintable() and 0 < len(source) <= 200 else shown(source)
+
+
+def document_text(fields: Mapping[str, Any]) -> str:
+    """The text of a file of our format: a line for each field, equal fields as equal text."""
+    lines = (f"  {json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in fields.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def check_depth(document: object) -> None:

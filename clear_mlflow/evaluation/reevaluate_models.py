@@ -42,12 +42,12 @@ def reevaluate_each(
             yield run.run_id, ClearError(run.problem)
             continue
         try:
-            yield run.info.run_id, retest(client, run, data_root=data_root)
+            yield run.info.run_id, reevaluate(client, run, data_root=data_root)
         except ClearError as error:
             yield run.info.run_id, error
 
 
-def retest(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
+def reevaluate(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
     """Test a run's stored models on a dataset, and score the rows that this gives.
 
     The rows are those of a run of their own, a child of the one that was trained, so that both can

@@ -35,6 +35,7 @@ from clear_mlflow.core.durable import flush_folder, flush_into, write_durably
 from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.text import shortened
 from clear_mlflow.core.untrusted import json_object
+from clear_mlflow.store.client import absolute_store
 
 SPOOL_JSON = "spool.json"
 END_JSON = "end.json"
@@ -159,7 +160,7 @@ class Spool:
                     f"{waiting} files that an earlier process measured for run {run_id} wait in "
                     f"{folder}; send them first: clear-mlflow sync {folder}"
                 )
-            uri = _absolute(tracking_uri)
+            uri = absolute_store(tracking_uri)
             origin = {
                 "format": _FORMAT,
                 "run_id": run_id,
@@ -326,14 +327,6 @@ def read_origin(folder: Path) -> Origin:
     if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id) or not isinstance(uri, str):
         raise TrackingError(f"{file} names no run")
     return Origin(run_id, shortened(uri, 2000), told.get("password") is True)
-
-
-def _absolute(tracking_uri: str) -> str:
-    """A relative sqlite path names another file in each folder."""
-    scheme, separator, rest = tracking_uri.partition(":///")
-    if scheme.split("+")[0] == "sqlite" and separator and rest and not rest.startswith("/"):
-        return f"{scheme}:////{str(Path(rest).absolute()).lstrip('/')}"
-    return tracking_uri
 
 
 def _locked(folder: Path) -> int:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from clear_mlflow.learning.measured import CurvePoint
-from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.progress import TrainingProgress
 
 # Of one bucket. A chart has some hundred pixels for all of them, and a store takes as long for one
@@ -54,7 +54,7 @@ class LossCurve:
         progress: TrainingProgress,
         device: torch.device,
         *,
-        group: Group = ALONE,
+        group: ProcessGroup = ALONE,
         num_models: int | None = None,
     ) -> None:
         self._progress = progress

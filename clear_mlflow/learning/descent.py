@@ -15,7 +15,7 @@ from clear_mlflow.learning.anytime.inside_tests import InsideTests
 from clear_mlflow.learning.curve import LossCurve
 from clear_mlflow.learning.device import RngPurpose, autocast, seed_everything
 from clear_mlflow.learning.models import trainable
-from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, training_batches
@@ -67,7 +67,7 @@ class GradientDescent:
         *,
         keys: tuple[str, ...],
         progress: TrainingProgress,
-        group: Group = ALONE,
+        group: ProcessGroup = ALONE,
     ) -> None:
         self._model = model
         self._group = group

@@ -22,7 +22,7 @@ from clear_mlflow.learning.device import (
 )
 from clear_mlflow.learning.ensembles.heads import descent_for
 from clear_mlflow.learning.models import build_model, linear_head, logits_in_float32
-from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import (
@@ -65,7 +65,7 @@ def train(
     config: TrainConfig,
     *,
     progress: TrainingProgress,
-    group: Group = ALONE,
+    group: ProcessGroup = ALONE,
     saved: SavedTraining | None = None,
 ) -> Iterator[Trained]:
     """Train through the stream and test on all buckets before the first and after each.
@@ -117,7 +117,7 @@ def _inside_tests(
     stream: TrainingStream,
     config: TrainConfig,
     progress: TrainingProgress,
-    group: Group,
+    group: ProcessGroup,
 ) -> InsideTests | None:
     """What tests the model inside each bucket, where that was asked for."""
     interval = config.test_interval
@@ -172,7 +172,7 @@ def measure_row(
     *,
     trained: int,
     progress: TrainingProgress,
-    group: Group = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Trained:
     """Test a model on all buckets, as a row.
 
@@ -207,7 +207,7 @@ def measure(
     device: torch.device,
     precision: str = "off",
     probabilities: bool = False,
-    group: Group = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Tested | None:
     """Test a model on all buckets in one pass.
 

@@ -9,7 +9,7 @@ from clear_mlflow.data import load_stream
 from clear_mlflow.data.checking.damaged import sound_stream
 from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache
 from clear_mlflow.data.features.stored import load_features
-from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.progress import TrainingProgress
@@ -18,7 +18,7 @@ from clear_mlflow.learning.session import StreamTraining
 
 
 def prepare(
-    config: TrainConfig, progress: TrainingProgress, group: Group = ALONE
+    config: TrainConfig, progress: TrainingProgress, group: ProcessGroup = ALONE
 ) -> StreamTraining:
     """Read the dataset that a configuration names, and decode its images into the cache.
 

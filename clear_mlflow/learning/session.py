@@ -44,7 +44,7 @@ from clear_mlflow.learning.measured import (
     ignore,
 )
 from clear_mlflow.learning.models import check_model
-from clear_mlflow.learning.parallel.group import ALONE, Group, check_devices
+from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup, check_devices
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import FULL, NONE
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
@@ -154,7 +154,7 @@ class StreamTraining:
     cache: DecodedCache | None = None
     left_out: tuple[str, ...] = ()
     num_left_out: int = 0
-    group: Group = ALONE
+    group: ProcessGroup = ALONE
     saved: Path | None = None
 
     def __post_init__(self) -> None:

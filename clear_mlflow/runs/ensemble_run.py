@@ -66,7 +66,7 @@ class TrackedEnsemble:
                     self.run_ids[seed] = member_id
                     asked = {**self._asked, "seed": str(seed), "seeds": NONE}
                     self._members[seed] = stack.enter_context(
-                        TrainingRun(self._client, member_id, config, asked, leader=self._parent)
+                        TrainingRun(self._client, member_id, config, asked, parent=self._parent)
                     )
             self._open = stack.pop_all()
         return self

@@ -6,6 +6,7 @@ import dataclasses
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import mlflow
@@ -70,14 +71,9 @@ def train_supervised(
         place: among the processes that train together; the record is kept by the first.
         name: of the run; made of its parameters when not given.
     """
-    siblings = PeerProcesses(place)
+    peers = PeerProcesses(place)
     with process:
-
-        def stop() -> None:
-            siblings.look()
-            process.stop()
-
-        signals.hand_to(stop)
+        signals.hand_to(partial(_stop, peers, process))
         try:
             client = preflight()
             named = _interrupted_run(client)
@@ -88,8 +84,8 @@ def train_supervised(
             process.stop()
             return close_unopened(result_of_child(error, signals.received))
         if named is None:
-            siblings.find()
-            return _train(client, process, run_id, config, asked, signals, place, siblings)
+            peers.find()
+            return _train(client, process, run_id, config, asked, signals, place, peers)
         # It has checked its parameters and no more: those of the run are what counts.
         process.stop()
     return resume_supervised(named, asked, signals, place)
@@ -115,7 +111,7 @@ def resume_supervised(
         place: among the processes that train together.
         assume_dead: believe the user that the process which trained into it is dead.
     """
-    siblings = PeerProcesses(place)
+    peers = PeerProcesses(place)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
         try:
             client = preflight(opens_run=False)
@@ -130,28 +126,27 @@ def resume_supervised(
         if point.is_complete:
             return close_beside(client, beside, _close_complete(client, point))
         with TrainingProcess(wanted) as process:
-
-            def stop() -> None:
-                siblings.look()
-                process.stop()
-
-            signals.hand_to(stop)
+            signals.hand_to(partial(_stop, peers, process))
             try:
                 config = process.config
                 check_parameters(point, config)
-                siblings.find()
+                peers.find()
                 check_data(point, process.facts)
                 take_over(client, point, assume_dead=assume_dead)
             except (ClearError, TrainingDied) as error:
                 process.stop()
-                outcome = result_of_child(error, signals.received, None, siblings.died)
+                outcome = result_of_child(error, signals.received, None, peers.died)
                 return close_beside(client, beside, outcome)
             if point.state is not None:
                 process.resume_from(point.state.file)
-            outcome = _train(
-                client, process, run_id, config, asked, signals, place, siblings, point
-            )
+            outcome = _train(client, process, run_id, config, asked, signals, place, peers, point)
         return close_beside(client, beside, outcome)
+
+
+def _stop(peers: PeerProcesses, process: TrainingProcess) -> None:
+    """End the child, once it is known which of its peers ended before."""
+    peers.look()
+    process.stop()
 
 
 def _train(
@@ -162,7 +157,7 @@ def _train(
     asked: Mapping[str, str],
     signals: StoppingSignals,
     place: DistributedEnv,
-    siblings: PeerProcesses,
+    peers: PeerProcesses,
     resumed: ResumePoint | None = None,
 ) -> RunResult:
     """Train into a run that is open, and close it."""
@@ -183,7 +178,7 @@ def _train(
                 track(process, run)
     except (ClearError, TrainingDied) as error:
         process.stop()
-        outcome = result_of_child(error, signals.received, run_id, siblings.died)
+        outcome = result_of_child(error, signals.received, run_id, peers.died)
         return _with_resume(close(client, run_id, outcome, members), config, place)
     except BaseException as error:
         close(client, run_id, result_of_block(error, run_id), members)

@@ -70,7 +70,7 @@ class TrackedRun(ABC):
         client: the store.
         run_id: of the run, which is there.
         families: of metrics that each row adds a value to.
-        leader: the run above this one, of an ensemble; its thread does this run's work, too, and
+        parent: the run above this one, of an ensemble; its thread does this run's work, too, and
             no picture is drawn until the end.
     """
 
@@ -80,7 +80,7 @@ class TrackedRun(ABC):
         run_id: str,
         families: Sequence[str],
         *,
-        leader: TrackedRun | None = None,
+        parent: TrackedRun | None = None,
     ) -> None:
         self.client = client
         self.run_id = run_id
@@ -91,16 +91,16 @@ class TrackedRun(ABC):
         self._rows: list[AccuracyRow] = []
         self._held_back: list[Metric] = []  # accuracies of the first rows, on each bucket
         self._patience = 0.0
-        self._leader = leader
+        self._parent = parent
         self._alive = [run_id]  # runs that the heartbeat is of
         self._undrawn: AccuracyMatrix | None = None  # up to a row that no picture shows yet
         self._can_draw = threading.Event()
-        if leader is None:
+        if parent is None:
             self._sender = Sender(client)
             self._behind = BackgroundWorker(self._beat)
         else:
-            self._sender, self._behind = leader._sender, leader._behind
-            leader._alive.append(run_id)
+            self._sender, self._behind = parent._sender, parent._behind
+            parent._alive.append(run_id)
         self._curve = TrackedCurve(run_id, self._sender)
 
     def __enter__(self) -> TrackedRun:
@@ -111,7 +111,7 @@ class TrackedRun(ABC):
             self._logged = frozenset(run.data.metrics)
             self._describe(run)
         self._sender.open(self.run_id)
-        if self._leader is None:
+        if self._parent is None:
             self._sender.start()
             self._behind.send(self._load_drawing)
             self._behind.start()
@@ -119,7 +119,7 @@ class TrackedRun(ABC):
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._curve.finish()
-        if self._leader is not None:
+        if self._parent is not None:
             return
         sender = self._sender
         try:
@@ -176,7 +176,7 @@ class TrackedRun(ABC):
         if row.row == 0:
             self._sender.send(self._tell_of_rows)
         self._undrawn = matrix
-        if self._leader is None and row.row > 0:  # beside the first bucket there is time for it
+        if self._parent is None and row.row > 0:  # beside the first bucket there is time for it
             self._can_draw.wait(_LOADING_SECONDS)
 
     def log_curve(self, points: Sequence[CurvePoint]) -> None:

@@ -51,7 +51,7 @@ class TrainingRun(TrackedRun):
         config: the parameters in force.
         asked: parameters as text, as the user gave them.
         kind: what the run is tagged as.
-        leader: the run above this one, of an ensemble.
+        parent: the run above this one, of an ensemble.
         resumed: what the run holds, if it is resumed; None for a new run.
     """
 
@@ -63,10 +63,10 @@ class TrainingRun(TrackedRun):
         asked: Mapping[str, str],
         *,
         kind: str = names.KIND_TRAIN,
-        leader: TrackedRun | None = None,
+        parent: TrackedRun | None = None,
         resumed: ResumePoint | None = None,
     ) -> None:
-        super().__init__(client, run_id, family_names(config.metrics), leader=leader)
+        super().__init__(client, run_id, family_names(config.metrics), parent=parent)
         self.config = config
         self.asked = asked
         self._facts: StreamMetadata | None = None
@@ -87,7 +87,7 @@ class TrainingRun(TrackedRun):
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         self._hashing.shutdown()
         super().__exit__(kind, error, traceback)
-        if self._leader is None and error is None:
+        if self._parent is None and error is None:
             self._let_go_of_states()
 
     def log_facts(self, facts: StreamMetadata) -> None:

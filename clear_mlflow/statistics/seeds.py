@@ -107,13 +107,8 @@ def paired_permutation(
     >>> round(test.difference, 3), test.p_value, test.smallest_p
     (0.03, 0.25, 0.25)
     """
-    a, b = finite_values("values of A", values_a), finite_values("values of B", values_b)
-    if len(a) != len(b):
-        raise RecordError(
-            f"{len(a)} and {len(b)} values arrived to be paired; expected one of each per seed: "
-            "leave out the seeds that only one side has, or compare unpaired"
-        )
-    n, change = len(a), a - b
+    change = paired_differences(values_a, values_b)
+    n = len(change)
     exact = 2**n <= _LARGEST_EXACT
     p_value = 1.0
     # One pair, or none that differs: every way round is as far from 0.
@@ -204,6 +199,21 @@ def _one_against(one: NDArray[np.float64], others: NDArray[np.float64]) -> float
     margin = 1e-12 * float(np.abs(pooled).max())
     below, above = (seen <= seen[0] + margin).mean(), (seen >= seen[0] - margin).mean()
     return min(1.0, 2 * float(min(below, above)))
+
+
+def paired_differences(values_a: Sequence[float], values_b: Sequence[float]) -> NDArray[np.float64]:
+    """(n,): a - b of a metric of two methods, one per seed.
+
+    Raises:
+        RecordError: the numbers of values differ, or one is no finite number.
+    """
+    a, b = finite_values("values of A", values_a), finite_values("values of B", values_b)
+    if len(a) != len(b):
+        raise RecordError(
+            f"{len(a)} and {len(b)} values arrived to be paired; expected one of each per seed: "
+            "leave out the seeds that only one side has, or compare unpaired"
+        )
+    return a - b
 
 
 def finite_values(what: str, values: Sequence[float]) -> NDArray[np.float64]:

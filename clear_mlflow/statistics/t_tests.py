@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtr, stdtrit
 
-from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import shown
 from clear_mlflow.statistics.intervals import Interval, check_level
-from clear_mlflow.statistics.seeds import finite_values
+from clear_mlflow.statistics.seeds import finite_values, paired_differences
 
 # Seeds that differ by rounding alone have no spread to test against.
 _ROUNDING = 1e-12
@@ -95,13 +95,8 @@ def paired_t(values_a: Sequence[float], values_b: Sequence[float]) -> TTest | No
     >>> round(test.difference, 3), round(test.p_value, 3), test.freedom
     (0.03, 0.122, 2)
     """
-    a, b = finite_values("values of A", values_a), finite_values("values of B", values_b)
-    if len(a) != len(b):
-        raise RecordError(
-            f"{len(a)} and {len(b)} values arrived to be paired; expected one of each per seed: "
-            "leave out the seeds that only one side has, or compare unpaired"
-        )
-    n, change = len(a), a - b
+    change = paired_differences(values_a, values_b)
+    n = len(change)
     if n == 1 or np.ptp(change) <= _ROUNDING:
         return None
     error = float(change.std(ddof=1)) / math.sqrt(n)

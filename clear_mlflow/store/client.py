@@ -90,10 +90,10 @@ def absolute_store(tracking_uri: str) -> str:
     >>> absolute_store("http://127.0.0.1:5000")
     'http://127.0.0.1:5000'
     """
-    prefix = "sqlite:///"
-    if not tracking_uri.startswith(prefix) or tracking_uri.startswith(f"{prefix}/"):
+    scheme, separator, path = tracking_uri.partition(":///")
+    if scheme.partition("+")[0] != "sqlite" or not separator or path.startswith("/") or not path:
         return tracking_uri
-    return prefix + str(Path(tracking_uri.removeprefix(prefix)).absolute())
+    return f"{scheme}:///{Path(path).absolute()}"
 
 
 def use_store(tracking_uri: str) -> None:

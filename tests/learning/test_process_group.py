@@ -20,7 +20,7 @@ from clear_mlflow.core.distributed import DistributedEnv
 from clear_mlflow.core.errors import ConfigError, PeerLostError
 from clear_mlflow.learning.parallel import group as groups
 from clear_mlflow.learning.parallel.batch_norm import SynchronizedBatchNorm, _Normalize
-from clear_mlflow.learning.parallel.group import Group, check_devices, process_group
+from clear_mlflow.learning.parallel.group import ProcessGroup, check_devices, process_group
 
 WORKER = Path(__file__).parents[1] / "support" / "batch_norm_worker.py"
 
@@ -54,7 +54,7 @@ def test_batch_normalisation_on_gpus_exchanges_statistics_in_float32(monkeypatch
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     with FakeTensorMode():
         with torch.device("cuda"):
-            layer = Group(1, 3).synchronize(nn.BatchNorm2d(2))
+            layer = ProcessGroup(1, 3).synchronize(nn.BatchNorm2d(2))
             images = torch.empty(count, 2, 4, 4, dtype=torch.bfloat16)
         assert isinstance(layer, SynchronizedBatchNorm)
         # Called by hand: torch's own engine asks the driver for the device.

@@ -18,7 +18,7 @@ from strategy_runs import (
 from torch import nn
 
 from clear_mlflow.learning.device import RngPurpose, generator
-from clear_mlflow.learning.parallel.group import Group
+from clear_mlflow.learning.parallel.group import ProcessGroup
 from clear_mlflow.learning.samples.decoded import Normaliser
 from clear_mlflow.learning.strategies import ewc
 
@@ -184,7 +184,7 @@ def test_processes_share_the_images_and_use_what_they_have_added_up(tmp_path, ki
     """Each measures a part of the Fisher information, maybe of no image, and all go on alike."""
     parts, exchanged = [], []
 
-    class Exchanging(Group):
+    class Exchanging(ProcessGroup):
         def add_up(self, numbers):
             parts[-1].append(numbers.clone())
             # What comes back is what counts, not what a process has found by itself.

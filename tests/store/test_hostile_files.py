@@ -15,7 +15,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.record import RowRecord
-from clear_mlflow.evaluation.reevaluate_models import retest
+from clear_mlflow.evaluation.reevaluate_models import reevaluate
 from clear_mlflow.learning.checkpoint import _random_states, _set_random_states
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import read_config_file
@@ -118,7 +118,7 @@ def test_a_stored_run_names_no_module_to_import_for_its_models(
     save_file({"x": np.zeros(1)}, tmp_path / "after_004.safetensors")
     store.log_artifact(run.info.run_id, str(tmp_path / "after_004.safetensors"), "models")
     with pytest.raises(RecordError, match="what a store names is never imported"):
-        retest(store, store.get_run(run.info.run_id), data_root="auto")
+        reevaluate(store, store.get_run(run.info.run_id), data_root="auto")
     assert not trap.exists()
 
 

@@ -12,7 +12,7 @@ from own_streams import YEARS, write_csv, write_parquet, write_years
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.record import RowRecord, assemble, row_file_name
-from clear_mlflow.evaluation.reevaluate_models import retest
+from clear_mlflow.evaluation.reevaluate_models import reevaluate
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.runs.resume import ResumePoint, parameters_to_resume
 from clear_mlflow.scoring.scores import read_scores
@@ -68,7 +68,7 @@ def test_a_run_says_what_it_was_trained_on(store, experiment_id, root):
     assert params["asked/dataset_args"] == "licence=CC BY 4.0"
     assert params["dataset/name"] == "yearbook"
     assert params["dataset_args"] == "name=yearbook,licence=CC BY 4.0,order=none"
-    again = retest(store, run, data_root=str(root))
+    again = reevaluate(store, run, data_root=str(root))
     assert again.record is not None
     assert again.record.dataset == record.dataset
     assert again.record.matrix.values[-1].tolist() == record.matrix.values[-1].tolist()
@@ -135,7 +135,7 @@ def test_what_a_store_names_is_not_imported(store, experiment_id, root, monkeypa
     assert run.info.run_name == "naive photos seed 0"
     assert run.data.params["dataset/times"] == "2"
     with pytest.raises(RecordError, match="what a store names is never imported"):
-        retest(store, run, data_root=str(root))
+        reevaluate(store, run, data_root=str(root))
     point = ResumePoint(
         run,
         {},

@@ -13,7 +13,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.core.record import RowRecord
-from clear_mlflow.evaluation.reevaluate_models import retest
+from clear_mlflow.evaluation.reevaluate_models import reevaluate
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import progress_for
@@ -102,7 +102,7 @@ def test_stored_models_give_their_rows_again(store, experiment_id, released):
     """On the same test sets the same counts, in a run of its own below the first."""
     run = trained_run(store, experiment_id, released, log_models="all", strategy="replay")
     assert len(list((artifacts(run) / "models").iterdir())) == len(rows_of(run))
-    scores = retest(store, run, data_root=str(released))
+    scores = reevaluate(store, run, data_root=str(released))
     again = store.get_run(scores.run_id)
     assert again.data.tags["mlflow.parentRunId"] == run.info.run_id
     assert again.data.tags[names.RETESTED_TAG] == run.info.run_id
@@ -130,7 +130,7 @@ def test_weights_are_stored_once_and_read_where_they_are_left(store, experiment_
     (artifacts(run) / "models" / names.model_file_name(2)).unlink()
     (artifacts(run) / "models" / names.model_file_name(1)).unlink()
     store.delete_logged_model(models[3].model_id)
-    scores = retest(store, run, data_root=str(released))
+    scores = reevaluate(store, run, data_root=str(released))
     (below,) = store.search_runs([experiment_id], f"tags.`{names.RETESTED_TAG}` != ''")
     assert scores.run_id == below.info.run_id
     assert [row.row for row in rows_of(below)] == [row.row for row in rows_of(run)]
@@ -141,7 +141,7 @@ def test_a_test_set_that_came_later_gives_rows_of_its_own(store, experiment_id, 
     run = trained_run(store, experiment_id, released, log_models="last")
     before = [r.to_json() for r in rows_of(run)]
     later = write_released(tmp_path / "later", train=4, test=3)
-    scores = retest(store, run, data_root=str(later))
+    scores = reevaluate(store, run, data_root=str(later))
     (row,) = rows_of(store.get_run(scores.run_id))
     assert row.row.row == len(row.row.buckets)
     assert row.dataset.digest != rows_of(run)[0].dataset.digest
@@ -152,14 +152,14 @@ def test_what_cannot_be_tested_again_is_one_line(store, experiment_id, released,
     """No models, a damaged one, other classes, other buckets."""
     run = trained_run(store, experiment_id, released)
     with pytest.raises(RecordError, match="holds no model; train with log_models"):
-        retest(store, run, data_root=str(released))
+        reevaluate(store, run, data_root=str(released))
     run = trained_run(store, experiment_id, released, log_models="last")
     (model,) = (artifacts(run) / "models").iterdir()
     model.write_bytes(model.read_bytes()[:-10])
     with pytest.raises(RecordError, match="does not hold the weights of this model"):
-        retest(store, run, data_root=str(released))
+        reevaluate(store, run, data_root=str(released))
     with pytest.raises(DataError):
-        retest(store, run, data_root=str(tmp_path / "nowhere"))
+        reevaluate(store, run, data_root=str(tmp_path / "nowhere"))
 
 
 def test_evaluate_tests_stored_models_again(store, experiment_id, released):

@@ -16,7 +16,7 @@ import clear_mlflow
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.record import RowRecord, assemble
-from clear_mlflow.evaluation.reevaluate_models import retest
+from clear_mlflow.evaluation.reevaluate_models import reevaluate
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
@@ -107,7 +107,7 @@ def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp
     told = invoke("evaluate", "--run-id", run.info.run_id).output
     assert "measured on validation images: to choose by, not to report" in told
 
-    again = retest(store, run, data_root=str(root))
+    again = reevaluate(store, run, data_root=str(root))
     assert again.record is not None
     assert again.record.split == "validation"
     assert again.record.matrix.values[-1].tolist() == record.matrix.values[-1].tolist()

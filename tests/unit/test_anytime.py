@@ -15,7 +15,7 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import RowRecord, row_index
 from clear_mlflow.learning.anytime.schedule import (
-    Interval,
+    EvalInterval,
     cost_of_tests,
     num_tests_in_buckets,
     parse_interval,
@@ -259,12 +259,12 @@ def test_as_many_tests_are_announced_as_fall_inside_a_bucket(number, epochs, ste
     """Each multiple of the interval, the end of the bucket left out."""
     every = number * (steps if unit == "epochs" else 1)
     expected = sum(1 for step in range(1, epochs * steps) if step % every == 0)
-    assert Interval(number, unit).num_tests(epochs, steps) == expected
+    assert EvalInterval(number, unit).num_tests(epochs, steps) == expected
 
 
 def test_what_it_costs_is_one_line():
     """22 tests of 400 images, beside 4 epochs of 600 images forwards and backwards, and 3 rows."""
-    interval = Interval(1, "steps")
+    interval = EvalInterval(1, "steps")
     assert num_tests_in_buckets(interval, 4, 100, [400, 200]) == [15, 7]
     share = 100 * 22 * 400 / (3 * 4 * 600 + 3 * 400)
     assert round(share) == 105
@@ -272,7 +272,7 @@ def test_what_it_costs_is_one_line():
         "test_every=1steps tests the model about 22 times inside the buckets, on 400 images each "
         "time: about 105 % more computation"
     )
-    cheap = cost_of_tests(Interval(2, "epochs"), 4, 100, [40_000], [20])
+    cheap = cost_of_tests(EvalInterval(2, "epochs"), 4, 100, [40_000], [20])
     assert cheap.endswith(
         "about 1 time inside the buckets, on 20 images each time: less than 1 % more computation"
     )

@@ -5,7 +5,6 @@ docs/record-format.md is the same format for writers of other programs.
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,13 @@ from typing import Any
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_COUNT, MAX_ROW_BYTES, json_object
+from clear_mlflow.core.untrusted import (
+    MAX_COUNT,
+    MAX_ROW_BYTES,
+    document_name,
+    document_text,
+    json_object,
+)
 
 # Not below the folder of the rows: whoever reads those never lists these.
 ANYTIME_FOLDER = "anytime_accuracy"
@@ -91,7 +96,7 @@ class AnytimeRow:
         Args:
             written_at: ISO 8601 in UTC; for people and charts.
         """
-        fields: dict[str, Any] = {
+        fields = {
             "schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION},
             "bucket": self.bucket,
             "training_on": self.buckets[self.bucket - 1],
@@ -104,8 +109,7 @@ class AnytimeRow:
             "num_instances": list(self.num_instances),
             "written_at": written_at,
         }
-        lines = (f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items())
-        return "{\n" + ",\n".join(lines) + "\n}\n"
+        return document_text(fields)
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> AnytimeRow:
@@ -118,7 +122,6 @@ class AnytimeRow:
         Raises:
             RecordError: it is none, or one of a newer major version of the format.
         """
-        name = source if source.isprintable() and 0 < len(source) <= 200 else shown(source)
         try:
             row = _from_document(json_object(text, MAX_ROW_BYTES))
             if anytime_file_name(row.bucket, row.test) != source:
@@ -126,7 +129,7 @@ class AnytimeRow:
                     f"holds test {row.test} of bucket {row.bucket}; a file was renamed or copied"
                 )
         except RecordError as error:
-            raise RecordError(f"{name}: {error}") from error
+            raise RecordError(f"{document_name(source)}: {error}") from error
         return row
 
 

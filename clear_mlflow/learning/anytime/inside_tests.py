@@ -10,7 +10,7 @@ from torch import nn
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.errors import ConfigError, DivergedError
-from clear_mlflow.learning.anytime.schedule import Interval
+from clear_mlflow.learning.anytime.schedule import EvalInterval
 
 
 class InsideTests:
@@ -30,7 +30,7 @@ class InsideTests:
     def __init__(
         self,
         model: nn.Module,
-        interval: Interval,
+        interval: EvalInterval,
         *,
         keys: tuple[str, ...],
         num_instances: tuple[int, ...],

@@ -17,7 +17,7 @@ _INTERVAL = re.compile(r"([1-9][0-9]{0,8}) *(steps?|epochs?)?")
 
 
 @dataclass(frozen=True)
-class Interval:
+class EvalInterval:
     """How much is trained from one test inside a bucket to the next."""
 
     number: int
@@ -33,13 +33,13 @@ class Interval:
     def num_tests(self, epochs: int, steps_an_epoch: int) -> int:
         """Tests inside a bucket; its end is none: the row is measured there.
 
-        >>> Interval(2, "epochs").num_tests(6, 10), Interval(7, "steps").num_tests(2, 10)
+        >>> EvalInterval(2, "epochs").num_tests(6, 10), EvalInterval(7, "steps").num_tests(2, 10)
         (2, 2)
         """
         return (epochs * steps_an_epoch - 1) // self.steps(steps_an_epoch)
 
 
-def parse_interval(text: str) -> Interval | None:
+def parse_interval(text: str) -> EvalInterval | None:
     """What ``test_every`` says; None where it is off.
 
     Raises:
@@ -53,11 +53,11 @@ def parse_interval(text: str) -> Interval | None:
     match = _INTERVAL.fullmatch(text)
     if match is None:
         raise ValueError("expected off, a whole number of epochs, as 1, or of steps, as 200steps")
-    return Interval(int(match[1]), "steps" if (match[2] or "").startswith("step") else "epochs")
+    return EvalInterval(int(match[1]), "steps" if (match[2] or "").startswith("step") else "epochs")
 
 
 def num_tests_in_buckets(
-    interval: Interval, epochs: int, batch_size: int | str, num_train: Sequence[int]
+    interval: EvalInterval, epochs: int, batch_size: int | str, num_train: Sequence[int]
 ) -> list[int]:
     """Tests inside each bucket, where it is trained on alone.
 
@@ -77,7 +77,7 @@ def num_tests_in_buckets(
 
 
 def cost_of_tests(
-    interval: Interval,
+    interval: EvalInterval,
     epochs: int,
     batch_size: int | str,
     num_train: Sequence[int],

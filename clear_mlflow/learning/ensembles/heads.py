@@ -27,7 +27,7 @@ from clear_mlflow.learning.descent import (
     restored_optimizer,
 )
 from clear_mlflow.learning.device import RngPurpose, generator
-from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Samples, batch_bounds
@@ -232,7 +232,7 @@ def descent_for(
     *,
     keys: tuple[str, ...],
     progress: TrainingProgress,
-    group: Group = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> GradientDescent:
     """Gradient descent on a model, by the shortest way that there is for it."""
     if (

@@ -43,7 +43,7 @@ _PEER_GONE = (
 
 
 @dataclass(frozen=True)
-class Group:
+class ProcessGroup:
     """This process is number *rank* of *size*; of one alone, every method does nothing."""
 
     rank: int = 0
@@ -52,7 +52,7 @@ class Group:
     def share(self, start: int, stop: int) -> tuple[int, int]:
         """This process's part of a range; the parts differ by at most one, and some may be empty.
 
-        >>> [Group(rank, 3).share(10, 17) for rank in range(3)]
+        >>> [ProcessGroup(rank, 3).share(10, 17) for rank in range(3)]
         [(10, 12), (12, 14), (14, 17)]
         """
         count = stop - start
@@ -137,7 +137,7 @@ class Group:
         return model if self.size == 1 else SynchronizedBatchNorm.convert(model)
 
 
-ALONE = Group()
+ALONE = ProcessGroup()
 
 
 def check_devices(place: DistributedEnv, device: str, *, one_each: bool = False) -> None:
@@ -167,7 +167,9 @@ def _too_few_gpus(processes: int, present: int) -> ConfigError:
 
 
 @contextlib.contextmanager
-def process_group(place: DistributedEnv, device: str, *, precision: str = "off") -> Iterator[Group]:
+def process_group(
+    place: DistributedEnv, device: str, *, precision: str = "off"
+) -> Iterator[ProcessGroup]:
     """Meet the other processes, over gloo on CPUs and NCCL on GPUs.
 
     Args:
@@ -214,7 +216,7 @@ def process_group(place: DistributedEnv, device: str, *, precision: str = "off")
         else:
             dist.init_process_group("gloo", **options)
         try:
-            yield Group(place.rank, place.size)
+            yield ProcessGroup(place.rank, place.size)
         except BaseException:
             # Both ways to end gloo's wait for what is under way, which may be for a process that
             # waits for this one: the end of this process ends it. A GPU that waits is to be freed.

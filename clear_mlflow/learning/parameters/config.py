@@ -18,7 +18,7 @@ from clear_mlflow.core.predictions import KEEP_PREDICTIONS
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.sources import CLEAR, SOURCES, needs_folder, stream_name
-from clear_mlflow.learning.anytime.schedule import OFF, Interval, parse_interval
+from clear_mlflow.learning.anytime.schedule import OFF, EvalInterval, parse_interval
 from clear_mlflow.learning.parameters.recipes import (
     AUTO,
     FEATURES_RECIPE,
@@ -466,7 +466,7 @@ class TrainConfig:
         return "float32" if self.precision == "off" else self.precision
 
     @property
-    def test_interval(self) -> Interval | None:
+    def test_interval(self) -> EvalInterval | None:
         """How much is trained from one test inside a bucket to the next; None: there are none."""
         return parse_interval(self.test_every)
 

@@ -21,7 +21,7 @@ from clear_mlflow.data.decoding.decode import DecodedImages, decode
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.learning.device import RngPurpose, generator, storage_device
-from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.samples.augment import augmentation
 from clear_mlflow.learning.samples.indices import SampleIndices, joined, whole_bucket
@@ -261,7 +261,7 @@ def training_batches(
     seed: int,
     position: int,
     epoch: int,
-    group: Group = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Iterator[Batch]:
     """One epoch: every sample once, in random order; photographs cropped and mirrored at random.
 
@@ -297,7 +297,7 @@ def batches(
     image_size: int,
     device: torch.device,
     draws: torch.Generator,
-    group: Group = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Iterator[Batch]:
     """The samples in a given order, made the model's input a step at a time.
 

@@ -17,7 +17,7 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers._base import Buffer, BufferArguments, load_buffer
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.registry import ENTRY_POINTS, strategy_names
 from clear_mlflow.learning.samples.decoded import Batch, Samples
@@ -64,7 +64,9 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     several_processes: ClassVar[bool] = False
     # Whether every bucket is learned in steps of the descent, between which test_every can test.
     descends_in_every_bucket: ClassVar[bool] = True
-    group: Group = ALONE  # the processes that train together; the loop says so, once it is built
+    group: ProcessGroup = (
+        ALONE  # the processes that train together; the loop says so, once it is built
+    )
     # Attributes that mean nothing between two buckets, as batches drawn for an epoch: a run that
     # is resumed has them as they are when it begins. All others are kept by checkpoint.py.
     scratch: ClassVar[tuple[str, ...]] = ()

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from clear_mlflow.learning.buffers._base import BufferArguments
 from clear_mlflow.learning.device import RngPurpose, generator
-from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batches
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
@@ -63,7 +63,7 @@ def rehearsal_batches(
     config: TrainConfig,
     device: torch.device,
     *where: int,
-    group: Group = ALONE,
+    group: ProcessGroup = ALONE,
 ) -> Iterator[Batch]:
     """One batch from a buffer for each step of an epoch; nothing is drawn in a step.
 

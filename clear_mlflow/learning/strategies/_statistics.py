@@ -7,12 +7,15 @@ last three digits.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
+from clear_mlflow.learning.samples.feature_stream import TrainingStream
+from clear_mlflow.learning.strategies._base import Strategy
 
 # Rows that are made 64-bit floats at once: 16 MiB of CLEAR's features.
 _ROWS = 1024
@@ -44,6 +47,22 @@ class ClassMeans:
         differences.index_add_(0, labels, features - self.means[labels])
         self.counts += new
         self.means += differences / self.counts.clamp(min=1)[:, None]
+
+
+class ClosedFormStrategy(Strategy):
+    """Counts each bucket's features once and sets a linear head from it; no gradient descends."""
+
+    needs_features = True
+    several_processes = True
+    descends_in_every_bucket = False
+
+    def __init__(
+        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
+    ) -> None:
+        super().__init__(config, stream, model, arguments)
+        self._head = cast("nn.Linear", model)
+        classes, width = self._head.weight.shape
+        self._of_classes = ClassMeans(classes, width, stream.device)
 
 
 def rows_of(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from clear_mlflow.learning.parallel.group import ALONE, Group
+from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.samples.decoded import Batch
 from clear_mlflow.learning.strategies._base import share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, joined_inputs
@@ -55,7 +55,7 @@ class ErAce(RehearsalStrategy):
         )
 
 
-def classes_of(labels: Tensor, num_classes: int, group: Group = ALONE) -> Tensor:
+def classes_of(labels: Tensor, num_classes: int, group: ProcessGroup = ALONE) -> Tensor:
     """(classes,), bool: which occur among the labels of all processes' shares of a batch."""
     counts = torch.zeros(num_classes, dtype=torch.int32, device=labels.device)
     return group.add_up(counts.index_fill_(0, labels, 1)) > 0

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
-from torch import nn
-
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
-from clear_mlflow.learning.strategies._base import Strategy
-from clear_mlflow.learning.strategies._statistics import ClassMeans, rows_of, set_head
+from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy, rows_of, set_head
 
 
-class Ncm(Strategy):
+class Ncm(ClosedFormStrategy):
     """Nearest class mean: the running mean of each class over all buckets so far.
 
     Each image is seen once and no gradient is descended, so epochs, batch_size and all else of the
@@ -26,18 +19,6 @@ class Ncm(Strategy):
         as continual learners compare it: Rebuffi et al., iCaRL, arXiv:1611.07725, section 2.1,
         there of exemplars, here of all images.
     """
-
-    needs_features = True
-    several_processes = True
-    descends_in_every_bucket = False
-
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
-        self._head = cast("nn.Linear", model)
-        classes, width = self._head.weight.shape
-        self._of_classes = ClassMeans(classes, width, stream.device)
 
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Count the bucket's images into the means."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,13 +12,12 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
-from clear_mlflow.learning.strategies._base import Strategy
-from clear_mlflow.learning.strategies._statistics import ClassMeans, rows_of, set_head
+from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy, rows_of, set_head
 
 _UPDATES = ("exact", "paper")
 
 
-class Slda(Strategy):
+class Slda(ClosedFormStrategy):
     """Running class means and one running covariance; the answer is that of a linear classifier.
 
     Image t (from 0), of class y of which n were seen, moves the scatter S and then the mean:
@@ -61,17 +60,11 @@ class Slda(Strategy):
                     f"strategy_args has update={self.update}; expected {' or '.join(_UPDATES)}"
                 )
 
-    needs_features = True
-    several_processes = True
-    descends_in_every_bucket = False
-
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
     ) -> None:
         super().__init__(config, stream, model, arguments)
-        self._head = cast("nn.Linear", model)
-        classes, width = self._head.weight.shape
-        self._of_classes = ClassMeans(classes, width, stream.device)
+        width = self._head.in_features
         self._scatter = torch.zeros(width, width, dtype=torch.float64, device=stream.device)
 
     def learn(self, position: int, descent: GradientDescent) -> None:
