@@ -90,11 +90,9 @@ class HeadedGroup(click.Group):
         headings: heading to the names of its commands; every command is under one.
     """
 
-    def __init__(
-        self, *args: Any, headings: Mapping[str, Sequence[str]] | None = None, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, headings: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.headings = headings or {}
+        self.headings = headings
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The commands, as the headings order them."""

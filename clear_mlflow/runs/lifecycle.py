@@ -33,7 +33,7 @@ from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.runs.logged_models import log_models
 from clear_mlflow.scoring.scores import Scores, score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated
 from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import (
@@ -144,8 +144,7 @@ def join(client: MlflowClient, run_id: str) -> None:
 
 def take(client: MlflowClient, run: Run) -> None:
     """Hold a run from now on; whoever held it stores nothing more in it."""
-    tags = [RunTag(key, text) for key, text in holding(run).items()]
-    client.log_batch(run.info.run_id, tags=tags)
+    log_tags(client, run.info.run_id, holding(run))
 
 
 def close_abandoned(client: MlflowClient, run: Run) -> None:

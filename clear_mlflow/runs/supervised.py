@@ -11,7 +11,6 @@ from pathlib import Path
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import RunTag
 from mlflow.environment_variables import MLFLOW_RUN_ID
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT, MLFLOW_RUN_NOTE
 
@@ -45,7 +44,7 @@ from clear_mlflow.runs.resume import (
 from clear_mlflow.runs.training_run import TrainingRun, open_training_run, track
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors, preflight
+from clear_mlflow.store.client import log_tags, mlflow_errors, preflight
 from clear_mlflow.store.compat import is_generated
 
 
@@ -226,7 +225,7 @@ def _tell_of_resume(client: MlflowClient, run_id: str) -> str | None:
             names.RESUMED_TAG: run_id,
             MLFLOW_RUN_NOTE: f"Resumes run {run_id}, which holds all that was measured.",
         }
-        client.log_batch(beside, tags=[RunTag(key, text) for key, text in tags.items()])
+        log_tags(client, beside, tags)
         if is_generated(run.info.run_name):
             client.update_run(beside, name=f"resume of {run_id}")
     return str(beside)

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mlflow import MlflowClient
-from mlflow.entities import Param, Run, RunTag
+from mlflow.entities import Param, Run
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
@@ -36,7 +36,7 @@ from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun, now
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.heartbeat import LostRunError
 from clear_mlflow.store.rows import refuse_foreign_rows
 from clear_mlflow.store.states import Manifest, remove_states, store_state
@@ -127,7 +127,7 @@ class TrainingRun(TrackedRun):
         if facts.evaluation_set is not None:
             found[names.PREDICTIONS_TAG] = self.config.predictions
         with mlflow_errors(f"log the dataset of run {self.run_id}"):
-            self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in found.items()])
+            log_tags(self.client, self.run_id, found)
         if facts.evaluation_set is not None:
             self._send_evaluation_set(facts.evaluation_set)
 
@@ -304,7 +304,7 @@ class TrainingRun(TrackedRun):
         for tag in (names.ERROR_TAG, names.DIVERGED_TAG):  # of an earlier try
             if tag in run.data.tags:
                 self.client.delete_tag(self.run_id, tag)
-        self.client.log_batch(self.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+        log_tags(self.client, self.run_id, tags)
 
     def _anytime_tag(self) -> dict[str, str]:
         """What says that the run tests inside its buckets; a run above others tests nothing."""

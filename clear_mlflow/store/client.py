@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import mlflow
 from mlflow import MlflowClient as MlflowClient  # handed on, to those that name no mlflow
-from mlflow.entities import LifecycleStage
+from mlflow.entities import LifecycleStage, RunTag
 from mlflow.environment_variables import (
     MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR,
     MLFLOW_EXPERIMENT_ID,
@@ -77,6 +77,11 @@ def mlflow_errors(action: str) -> Iterator[None]:
         raise TrackingError(
             f"cannot {action} in the tracking store {masked(mlflow.get_tracking_uri())}: {reason}"
         ) from error
+
+
+def log_tags(client: MlflowClient, run_id: str, tags: Mapping[str, str]) -> None:
+    """Set tags of a run in one request."""
+    client.log_batch(run_id, tags=[RunTag(key, text) for key, text in tags.items()])
 
 
 def is_server(tracking_uri: str) -> bool:

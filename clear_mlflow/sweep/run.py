@@ -36,7 +36,7 @@ from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, num_bytes
 from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.runs.resume import read_resume_point
 from clear_mlflow.store import names
-from clear_mlflow.store.client import absolute_store, mlflow_errors
+from clear_mlflow.store.client import absolute_store, log_tags, mlflow_errors
 from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
 from clear_mlflow.store.search import Selection, experiment_for, run_of_project, search, select
 from clear_mlflow.sweep import Grid, PlannedRun, digest_of, fingerprint
@@ -182,7 +182,7 @@ class Sweep:
                 made = {"run_id": run_id, "of": digest_of(key)}
                 above = client.get_run(result.run_id).data.tags
                 tag = names.as_held({names.SWEEP_COMPARISON_TAG: json.dumps(made)}, above)
-                client.log_batch(result.run_id, tags=[RunTag(k, v) for k, v in tag.items()])
+                log_tags(client, result.run_id, tag)
             return replace(result, comparison_run=run, comparison=comparison)
         except ClearError as error:
             return replace(result, problems=(f"the runs were not compared: {error}",))
@@ -482,7 +482,7 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None
                     names.SWEEP_GOES_ON_TAG: above.info.run_id,
                     MLFLOW_RUN_NOTE: f"Went on with the sweep of run {above.info.run_id}.",
                 }
-                client.log_batch(own.info.run_id, tags=[RunTag(k, v) for k, v in tags.items()])
+                log_tags(client, own.info.run_id, tags)
         elif own is not None:
             above = own
         else:
@@ -496,8 +496,7 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None
         }
         if not before:
             tags[MLFLOW_RUN_NAME] = name or _name(grid)
-        tags = names.as_held(tags, above.data.tags if above else {})
-        client.log_batch(run_id, tags=[RunTag(key, value) for key, value in tags.items()])
+        log_tags(client, run_id, names.as_held(tags, above.data.tags if above else {}))
         client.update_run(run_id, status="RUNNING")
         client.log_text(run_id, grid.text, names.SWEEP_GRID)
     return run_id
