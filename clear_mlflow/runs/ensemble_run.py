@@ -16,6 +16,7 @@ from clear_mlflow.learning.measured import CurvePoint, Training
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.runs.lifecycle import create_run
+from clear_mlflow.runs.resume import ResumePoint
 from clear_mlflow.runs.training_run import TrainingRun, run_name
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
@@ -48,7 +49,7 @@ class TrackedEnsemble:
         self._parent = TrainingRun(client, run_id, config, asked, kind=names.KIND_ENSEMBLE)
         self._members: dict[int, TrainingRun] = {}
         self._open = ExitStack()
-        self.run_ids: dict[int, str] = {}  # seed to run, of the members that are there
+        self.member_ids: dict[int, str] = {}  # seed to run, of the members that are there
 
     def __enter__(self) -> TrackedEnsemble:
         with ExitStack() as stack:
@@ -63,7 +64,7 @@ class TrackedEnsemble:
                         run_name(config),
                         {MLFLOW_PARENT_RUN_ID: self._run_id, **holding()},
                     )
-                    self.run_ids[seed] = member_id
+                    self.member_ids[seed] = member_id
                     asked = {**self._asked, "seed": str(seed), "seeds": NONE}
                     self._members[seed] = stack.enter_context(
                         TrainingRun(self._client, member_id, config, asked, parent=self._parent)
@@ -96,3 +97,24 @@ class TrackedEnsemble:
         for seed, some in groupby(points, key=attrgetter("seed")):
             run = self._parent if seed is None else self._members[seed]
             run.log_curve(list(some))
+
+
+def run_of(
+    client: MlflowClient,
+    run_id: str,
+    config: TrainConfig,
+    asked: Mapping[str, str],
+    resumed: ResumePoint | None = None,
+) -> TrainingRun | TrackedEnsemble:
+    """What keeps the record of a training in a run that is open, as its parameters ask.
+
+    Args:
+        client: the store.
+        run_id: of the run.
+        config: the parameters in force; with ``seeds``, it is that of an ensemble.
+        asked: parameters as text, as the user gave them.
+        resumed: what the run holds, if it is resumed.
+    """
+    if config.seeds != NONE:
+        return TrackedEnsemble(client, run_id, config, asked)
+    return TrainingRun(client, run_id, config, asked, resumed=resumed)

@@ -10,9 +10,9 @@ from mlflow import MlflowClient
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.warning import warn
 from clear_mlflow.learning.measured import Training
-from clear_mlflow.runs.ensemble_run import TrackedEnsemble
+from clear_mlflow.runs.ensemble_run import run_of
 from clear_mlflow.runs.lifecycle import RunResult, close, join, result_of_block
-from clear_mlflow.runs.training_run import TrainingRun, open_training_run, track
+from clear_mlflow.runs.training_run import open_training_run
 from clear_mlflow.scoring.scores import Scores
 
 
@@ -29,15 +29,7 @@ def train_in_process(
         asked: parameters as text, as the user gave them.
         run_id: of a run that was opened for this; None: the active one, or a new one.
     """
-    joined = mlflow.active_run() if run_id is None else None
-    run_id = run_id or _run_for(client, training)
-    try:
-        with TrainingRun(client, run_id, training.config, asked) as run:
-            track(training, run)
-    except BaseException as error:
-        _tell(close(client, run_id, result_of_block(error, run_id), ours=joined is None), error)
-        raise
-    closed = close(client, run_id, result_of_block(None, run_id), ours=joined is None)
+    closed = _train(client, training, asked, run_id)
     if closed.scores is None:
         problem = closed.problem or TrackingError(str(closed.error))
         if closed.error != str(problem):  # how it ended is kept for sync, and where
@@ -63,20 +55,26 @@ def train_ensemble_in_process(
     Returns:
         Seed to scores.
     """
-    ours = mlflow.active_run() is None
-    run_id = _run_for(client, training)
-    ensemble = TrackedEnsemble(client, run_id, training.config, asked)
-    try:
-        with ensemble:
-            ensemble.track(training)
-    except BaseException as error:
-        result = result_of_block(error, run_id)
-        _tell(close(client, run_id, result, ensemble.run_ids, ours=ours), error)
-        raise
-    closed = close(client, run_id, result_of_block(None, run_id), ensemble.run_ids, ours=ours)
+    closed = _train(client, training, asked)
     if closed.error is not None:
         raise TrackingError(closed.error)
     return dict(closed.members)
+
+
+def _train(
+    client: MlflowClient, training: Training, asked: Mapping[str, str], run_id: str | None = None
+) -> RunResult:
+    ours = run_id is not None or mlflow.active_run() is None
+    run_id = run_id or _run_for(client, training)
+    run = run_of(client, run_id, training.config, asked)
+    try:
+        with run:
+            run.track(training)
+    except BaseException as error:
+        result = result_of_block(error, run_id)
+        _tell(close(client, run_id, result, run.member_ids, ours=ours), error)
+        raise
+    return close(client, run_id, result_of_block(None, run_id), run.member_ids, ours=ours)
 
 
 def _run_for(client: MlflowClient, training: Training) -> str:

@@ -22,7 +22,7 @@ from clear_mlflow.process.allocator import keep_freed_memory
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.peers import PeerProcesses
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.runs.ensemble_run import TrackedEnsemble
+from clear_mlflow.runs.ensemble_run import run_of
 from clear_mlflow.runs.lifecycle import (
     RunResult,
     close,
@@ -41,7 +41,7 @@ from clear_mlflow.runs.resume import (
     read_resume_point,
     take_over,
 )
-from clear_mlflow.runs.training_run import TrainingRun, open_training_run, track
+from clear_mlflow.runs.training_run import open_training_run
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight
@@ -166,23 +166,18 @@ def _train(
     if place.size > 1:
         with suppress(ClearError), mlflow_errors(f"tag run {run_id}"):
             client.set_tag(run_id, names.PROCESSES_TAG, str(place.size))
-    ensemble = None if config.seeds == NONE else TrackedEnsemble(client, run_id, config, asked)
-    members = None if ensemble is None else ensemble.run_ids
+    run = run_of(client, run_id, config, asked, resumed)
     try:
-        if ensemble is not None:
-            with ensemble:
-                ensemble.track(process)
-        else:
-            with TrainingRun(client, run_id, config, asked, resumed=resumed) as run:
-                track(process, run)
+        with run:
+            run.track(process)
     except (ClearError, TrainingDied) as error:
         process.stop()
         outcome = result_of_child(error, signals.received, run_id, peers.died)
-        return _with_resume(close(client, run_id, outcome, members), config, place)
+        return _with_resume(close(client, run_id, outcome, run.member_ids), config, place)
     except BaseException as error:
-        close(client, run_id, result_of_block(error, run_id), members)
+        close(client, run_id, result_of_block(error, run_id), run.member_ids)
         raise
-    return close(client, run_id, result_of_block(None, run_id), members)
+    return close(client, run_id, result_of_block(None, run_id), run.member_ids)
 
 
 def _with_resume(outcome: RunResult, config: TrainConfig, place: DistributedEnv) -> RunResult:

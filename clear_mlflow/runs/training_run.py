@@ -55,6 +55,8 @@ class TrainingRun(TrackedRun):
         resumed: what the run holds, if it is resumed; None for a new run.
     """
 
+    member_ids: Mapping[int, str] | None = None  # seed to run, of an ensemble alone
+
     def __init__(
         self,
         client: MlflowClient,
@@ -89,6 +91,12 @@ class TrainingRun(TrackedRun):
         super().__exit__(kind, error, traceback)
         if self._parent is None and error is None:
             self._let_go_of_states()
+
+    def track(self, training: Training) -> None:
+        """Train, and store each row before the next bucket starts."""
+        self.log_facts(training.facts)
+        for measured in training.rows(self.log_curve, self.log_test):
+            self.log_row(measured)
 
     def log_facts(self, facts: StreamMetadata) -> None:
         """Log the dataset as an MLflow input, with its digest and its counts per bucket."""
@@ -327,13 +335,6 @@ def open_training_run(client: MlflowClient, config: TrainConfig, name: str | Non
     """
     check = functools.partial(refuse_foreign_rows, client)
     return open_run(client, name or run_name(config), check, system_metrics=True)
-
-
-def track(training: Training, run: TrainingRun) -> None:
-    """Train, and store each row before the next bucket starts."""
-    run.log_facts(training.facts)
-    for measured in training.rows(run.log_curve, run.log_test):
-        run.log_row(measured)
 
 
 def _difference(stored: AccuracyRow, again: AccuracyRow) -> str:

@@ -23,7 +23,7 @@ from clear_mlflow.journal.spool import SPOOL_JSON, left_spools
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.resume import read_resume_point
 from clear_mlflow.runs.sync import sync_each
-from clear_mlflow.runs.training_run import TrainingRun, track
+from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
@@ -126,7 +126,7 @@ def _recovered(store, run_id, kept, rows, points, told, tmp_path):
         again = training(SETTINGS, STREAM)
         again = type(again)(**{**vars(again), "saved": point.state and point.state.file})
         with TrainingRun(store, run_id, again.config, {}, resumed=point) as opened:
-            track(again, opened)
+            opened.track(again)
     score(store, run_id)
     assert rows_in(store, run_id) == rows, told
     assert points_in(store, run_id) == points, told

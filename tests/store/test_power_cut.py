@@ -13,7 +13,7 @@ from clear_mlflow.learning.measured import ignore
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.resume import read_resume_point
 from clear_mlflow.runs.sync import sync_each
-from clear_mlflow.runs.training_run import TrainingRun, track
+from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
@@ -114,7 +114,7 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(cuts, store, t
         again = training(SETTINGS, STREAM)
         again = type(again)(**{**vars(again), "saved": point.state and point.state.file})
         with TrainingRun(store, run_id, again.config, {}, resumed=point) as run:
-            track(again, run)
+            run.track(again)
         assert rows_in(store, run_id) == rows, disk.when
         resumed.add(begins)
     assert scored == {1, 2, 3}
@@ -149,5 +149,5 @@ def test_a_torn_row_is_written_anew(cuts, store, tmp_path, capfd):
         again = training(SETTINGS, STREAM)
         again = type(again)(**{**vars(again), "saved": point.state.file})
         with TrainingRun(store, run_id, again.config, {}, resumed=point) as run:
-            track(again, run)
+            run.track(again)
         assert rows_in(store, run_id) == rows

@@ -54,7 +54,7 @@ from clear_mlflow.runs.lifecycle import close, result_of_block
 from clear_mlflow.runs.resume import ResumePoint, read_resume_point, take_over
 from clear_mlflow.runs.supervised import _close_complete
 from clear_mlflow.runs.sync import find_spools, sync_each
-from clear_mlflow.runs.training_run import TrainingRun, open_training_run, track
+from clear_mlflow.runs.training_run import TrainingRun, open_training_run
 from clear_mlflow.scoring import apply
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import heartbeat
@@ -246,7 +246,7 @@ def _train(client: MlflowClient, machine: Path, run_id: str, point: ResumePoint 
     error: BaseException | None = None
     try:
         with TrainingRun(client, run_id, training.config, {}, resumed=point) as run:
-            track(training, run)
+            run.track(training)
     except Exception as ended:
         error = ended
     closed = close(client, run_id, result_of_block(error, run_id))
