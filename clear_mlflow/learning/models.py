@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import one_line
-from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
-from clear_mlflow.data.features.torch_files import load_torch_file
+from clear_mlflow.learning.inference.backbone import read_weights
 from clear_mlflow.learning.parameters.recipes import NONE
 
 SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: linear_head
@@ -268,23 +266,12 @@ def _pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
 
 def _load_weights(model: nn.Module, path: Path, *, name: str) -> None:
     try:
-        state = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else load_torch_file(path, max_bytes=MAX_WEIGHTS_BYTES)
-        )
-    except Exception as error:  # neither reader has a closed set of exceptions for damaged files
-        problem = (str(error).splitlines() or [type(error).__name__])[0]
+        state = read_weights(path, f"model {name}")
+    except DataError as error:
         raise ConfigError(
-            f"cannot read the weights {path} ({one_line(problem, 300)}); pass a .safetensors "
-            "file, or a .pth that torch.load reads with weights_only=True"
+            f"cannot read the weights: {error}; pass a .safetensors file, or a .pth that "
+            "torch.load reads with weights_only=True, of model.state_dict() alone"
         ) from error
-    if not isinstance(state, dict) or not all(
-        isinstance(key, str) and isinstance(t, Tensor) for key, t in state.items()
-    ):
-        raise ConfigError(
-            f"the weights {path} hold no dictionary of tensors; save model.state_dict() alone"
-        )
     expected = model.state_dict()
     place, head = _named_head(model)
     of_head = {f"{place}.{key}" for key in head.state_dict()}

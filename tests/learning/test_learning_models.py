@@ -160,7 +160,7 @@ def test_a_dictionary_of_something_else_is_refused(tmp_path):
     """Only a state_dict is one."""
     path = tmp_path / "weights.pth"
     torch.save({"epoch": 3}, path)
-    with pytest.raises(ConfigError, match="hold no dictionary of tensors"):
+    with pytest.raises(ConfigError, match="expected names and tensors"):
         build(weights=str(path))
 
 

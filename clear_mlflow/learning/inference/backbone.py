@@ -53,7 +53,7 @@ def read_weights(path: Path, name: str) -> dict[str, Tensor]:
 
     Args:
         path: the file.
-        name: of the backbone, for the errors.
+        name: of the model that it is to be of, for the errors.
 
     Raises:
         DataError: it is damaged, wants to run code, is absurdly large, or holds anything else.
