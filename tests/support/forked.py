@@ -232,14 +232,13 @@ def programs() -> str:
     return str(_folder)
 
 
-_folder = Path()  # of the programs, and of the address at which they ask
+_folder = Path()  # of the programs, and of the address at which they ask; it goes with the server
 
 
 def _start_server() -> socket.socket:
     global _folder
     near, far = socket.socketpair()
     _folder = Path(tempfile.mkdtemp(prefix="forked_"))
-    atexit.register(shutil.rmtree, _folder, ignore_errors=True)
     address = str(_folder / "server")
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(address)
@@ -467,6 +466,8 @@ def _serve_and_run(line: socket.socket, listening: socket.socket | None = None) 
     """Serve; and in a fork, run what was asked for to its end."""
     request = _serve(line, listening)
     if request is None:
+        if listening is not None:  # at the address in the folder that is this server's
+            shutil.rmtree(Path(listening.getsockname()).parent)
         os._exit(0)
     line.close()
     words = request["words"]
