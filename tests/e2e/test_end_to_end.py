@@ -360,15 +360,8 @@ def test_evaluate_says_what_is_wrong_with_which_run(project, store, experiment_i
 
 def test_unreachable_server_is_told_before_training(project, store):
     """Within seconds, with the address, and before data is read."""
-    done = subprocess.run(
-        [sys.executable, "-m", "clear_mlflow", "train"],
-        env=environment(MLFLOW_TRACKING_URI="http://127.0.0.1:9"),
-        text=True,
-        capture_output=True,
-        timeout=60,
-        cwd=project,
-        check=False,
-    )
+    nobody = environment(MLFLOW_TRACKING_URI="http://127.0.0.1:9")
+    done = run_forked("train", env=nobody, cwd=project, timeout=60)
     assert done.returncode == 2
     assert "http://127.0.0.1:9" in done.stderr
     assert "Traceback" not in done.stderr

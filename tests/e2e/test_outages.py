@@ -446,10 +446,9 @@ train_in_process(preflight(), Events(FOUR_BUCKETS, before=before), ASKED)
 
 def child(proxy, ends: str) -> tuple[int, str]:
     """A training in a process of its own, whose server goes away before the second bucket."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", CHILD, ends],
+    process = ForkedPython(
+        *("-c", CHILD, ends),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        text=True,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
