@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -52,6 +54,15 @@ class ArtifactFolder:
         files = self.local.iterdir() if self.local.is_dir() else ()
         # A link may lead to any file of this machine, whose content a message would then quote.
         return {f.name: f.stat().st_size for f in files if f.is_file() and not f.is_symlink()}
+
+    @contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A folder to fetch files into; files of this machine need none, nor room on a disk."""
+        if self.local is not None:
+            yield self.local
+            return
+        with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
+            yield Path(folder)
 
     def file(self, name: str, scratch: str | Path) -> Path:
         """One of its files on this machine: where it lies, or fetched into a folder."""

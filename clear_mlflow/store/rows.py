@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
@@ -74,7 +73,7 @@ def _put_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -> b
     if name not in rows.sizes():
         log_durably(client, run.info.run_id, content, f"{ROWS_FOLDER}/{name}")
         return None
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+    with rows.scratch() as scratch:
         return _content(rows.file(name, scratch))
 
 
@@ -149,7 +148,7 @@ def read_row_files(
     rows, files = ArtifactFolder(client, run, ROWS_FOLDER), {}
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
         names = _checked(rows.sizes())
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+    with rows.scratch() as scratch:
         for name in names:
             with mlflow_errors(f"read {name} of run {run.info.run_id}"):
                 files[name] = _content(rows.file(name, scratch))
