@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 from functools import partial
+from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -98,7 +98,7 @@ def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
         if size is not None and size > MAX_ROW_BYTES:
             raise RecordError(f"{name} has {size} bytes; a test has at most 1 MiB")
     tests = ArtifactFolder(client, run, ANYTIME_FOLDER)
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+    with tests.scratch() as scratch:
         return list(mapped(partial(_read_test, tests, run.info.run_id, scratch), sizes, _JOBS))
 
 
@@ -113,7 +113,7 @@ def sizes_of_tests(client: MlflowClient, run: Run) -> dict[str, int | None]:
     return {name: sizes[name] for name in sorted(sizes) if anytime_place(name) is not None}
 
 
-def _read_test(tests: ArtifactFolder, run_id: str, scratch: str, name: str) -> AnytimeRow:
+def _read_test(tests: ArtifactFolder, run_id: str, scratch: Path, name: str) -> AnytimeRow:
     with mlflow_errors(f"read {name} of run {run_id}"):
         content = read_bytes(tests.file(name, scratch), MAX_ROW_BYTES)
     return AnytimeRow.from_json(content, source=name)
