@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -425,9 +424,9 @@ def _check_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None
     Raises:
         TrackingError: they are others.
     """
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+    folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
+    with folder.scratch() as scratch:
         with mlflow_errors(f"read the evaluation set of run {run.info.run_id}"):
-            folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
             file = folder.file(EVALUATION_SET_FILE, scratch)
         stored = EvaluationSet.load(file)
     if stored.digest != images.digest:

@@ -6,7 +6,6 @@ of runs brings it.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,7 +67,7 @@ def read_predictions(
     total = sum(sizes[predictions_file_name(row)] or 0 for row in rows)
     if largest is not None and total > largest:
         raise RecordError(f"they have {total} bytes; {size_text(largest)} are read here")
-    with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
+    with stored.scratch() as scratch:
 
         def fetched(name: str) -> Path:
             size = sizes[name]

@@ -1,5 +1,6 @@
 """Tests inside buckets in MLflow: files of their own kind, every one once, scored with the rows."""
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from clear_mlflow.runs.lifecycle import take
 from clear_mlflow.runs.resume import ResumePoint
 from clear_mlflow.runs.sync import find_spools, sync_each
 from clear_mlflow.runs.training_run import TrainingRun
+from clear_mlflow.scoring.anytime_scores import read_tests
 from clear_mlflow.scoring.scores import read_scores, score
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.live_run import live_run
@@ -140,6 +142,12 @@ def test_scoring_again_writes_nothing(store, finished):
     assert quick.action == "unchanged"
     assert quick.scores.computed.anytime.is_unread
     assert values_of(finished).items() <= dict(quick.scores.summary).items()
+
+
+def test_tests_of_this_machine_are_read_where_they_lie(store, finished, tmp_path, monkeypatch):
+    """A disk with no room for a temporary folder is no reason not to read them."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no room here"))
+    assert read_tests(store, finished) == [test for tests in TESTS.values() for test in tests]
 
 
 def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_id):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import textwrap
 
 import pytest
@@ -153,6 +154,17 @@ def test_predictions_that_were_removed_are_no_problem(store, experiment_id):
         path.unlink()
     verdict = score(store, run, named=True)
     assert (verdict.action, verdict.is_problem) == ("unchanged", False)
+
+
+def test_predictions_of_this_machine_are_read_where_they_lie(
+    store, experiment_id, tmp_path, monkeypatch
+):
+    """A disk with no room for a temporary folder is no reason not to read them."""
+    run = kept_run(store, experiment_id)
+    record = assemble(read_rows(store, run))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no room here"))
+    found = tracked.read_predictions(store, run, record)
+    assert CorrectMatrix.of(found.images, found.answers.values()).matrix().equals(record.matrix)
 
 
 def test_a_large_file_is_not_fetched(store, experiment_id, monkeypatch):
