@@ -57,9 +57,11 @@ VARIABLES = {
         "TORCH_HOME": "Folder of torchvision's downloaded weights.",
         "OMP_NUM_THREADS": "Threads of a training on a CPU. Several trainings on one machine get "
         "their share of the cores unless you set it.",
-        "OMP_WAIT_POLICY": "Whether threads of a training spin or sleep while they wait.",
-        "GOMP_SPINCOUNT": "How long they spin: set to 3000 for the training process, unless you "
-        "set it or `OMP_WAIT_POLICY`.",
+        "OMP_WAIT_POLICY": "Whether threads of a training on a CPU spin or sleep while they wait. "
+        "Unless you set it, or `GOMP_SPINCOUNT`, they spin while they have the cores to themselves, "
+        "and sleep while something else wants them, too.",
+        "GOMP_SPINCOUNT": "How long they spin. Set to 3000 for the training process where the "
+        "kernel does not say how long a thread waited for a core.",
         "CUDA_VISIBLE_DEVICES": "GPUs that may be used. A local sweep gives each training one of "
         "them.",
         "NCCL_SOCKET_IFNAME": "Network interface of NCCL: the loopback one where all processes are "

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 
 from clear_mlflow.process.forked import ForkedProcess, fork_training_process
-from clear_mlflow.process.parent import child_environment
+from clear_mlflow.process.spinning import child_environment
 
 
 class PreloadedProgram:

@@ -78,6 +78,7 @@ def _train(
     from clear_mlflow.learning.progress import TrainingProgress, progress_for
     from clear_mlflow.learning.session import check
     from clear_mlflow.process.allocator import keep_freed_memory
+    from clear_mlflow.process.spinning import watched
 
     gc.freeze()
     gc.enable()
@@ -87,7 +88,10 @@ def _train(
         keep_freed_memory()
     say(messages.checked(config.values()))
     progress = progress_for(sys.stderr) if place.keeps_record else TrainingProgress()
-    with process_group(place, config.device, precision=config.precision) as group:
+    with (
+        watched(),
+        process_group(place, config.device, precision=config.precision) as group,
+    ):
         # Not when the supervisor asks for it: by then it has been to the store.
         training = prepare(config, progress, group)
         cues.get()

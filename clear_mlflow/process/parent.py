@@ -28,6 +28,7 @@ from clear_mlflow.learning.measured import (
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process import messages
 from clear_mlflow.process.forked import TrainingChild, waiting_training_process
+from clear_mlflow.process.spinning import child_environment
 
 # How long a training process may take to end once it was asked to.
 _GRACE_SECONDS = 10.0
@@ -35,23 +36,6 @@ _GRACE_SECONDS = 10.0
 
 # What the child says of a bucket that it trains on, between two rows.
 _MEANWHILE = ("curve", "test")
-# How a user says what OpenMP's threads do while they wait; then it is not ours to choose.
-_WAIT_VARIABLES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-# Rounds of a loop, some microseconds: benchmarks/README.md has what others cost.
-_SPIN_COUNT = "3000"
-
-
-def child_environment() -> dict[str, str]:
-    """This process's environment, in which threads that wait spin for a moment and then sleep.
-
-    By default they spin for long, which is fastest where each has a core to itself. Where others
-    want these cores, now or in an hour, a thread that spins keeps the one that it waits for from
-    running: the same training took 10 times as long, and up to 100 times.
-    """
-    environment = dict(os.environ)
-    if not any(name in environment for name in _WAIT_VARIABLES):
-        environment["GOMP_SPINCOUNT"] = _SPIN_COUNT
-    return environment
 
 
 class TrainingDied(Exception):  # noqa: N818  (it says what happened, not what is wrong)
