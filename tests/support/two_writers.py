@@ -23,9 +23,11 @@ import signal
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -65,6 +67,9 @@ NUM_TEST = 50
 PACE = 0.3  # seconds that a bucket takes: a training is over too soon to be stopped without
 LONG = 300.0  # seconds: a bound, not a measurement
 EXPERIMENT = "two_writers"
+AT_ONCE = 4  # trials: most of each is waiting
+# Starting a process asks after all others, and asked from two threads a process ends with 255.
+PROCESSES = threading.Lock()
 UNFENCED = "TWO_WRITERS_UNFENCED"  # in the environment: nobody looks who holds a run
 
 
@@ -96,6 +101,13 @@ class Found:
     doubled: list[str] = field(default_factory=list)
     overwritten: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
+
+    def __iadd__(self, other: Found) -> Found:
+        self.did += other.did
+        self.rows += other.rows
+        for what in ("lost", "doubled", "overwritten", "wrong"):
+            getattr(self, what).extend(getattr(other, what))
+        return self
 
     @property
     def is_well(self) -> bool:
@@ -255,6 +267,12 @@ def _train(client: MlflowClient, machine: Path, run_id: str, point: ResumePoint 
     os._exit(closed.exit_code)
 
 
+def is_alive(process: BaseProcess) -> bool:
+    """Whether it has not ended."""
+    with PROCESSES:
+        return process.is_alive()
+
+
 class Trial:
     """One run, and the processes that want it.
 
@@ -327,7 +345,8 @@ class Trial:
     def _start(self, machine: str, do: Callable[..., object], *more: object) -> BaseProcess:
         at = self._folder / machine
         made = self._context.Process(target=do, args=(self._uri, at, self._run_id, *more))
-        made.start()
+        with PROCESSES:
+            made.start()
         self._processes.append((made, at))
         self._found.did[do.__name__] += 1
         return made
@@ -351,16 +370,16 @@ class Trial:
         return lambda: flag.unlink()
 
     def _signal(self, to: BaseProcess, number: int, what: str) -> None:
-        if to.is_alive() and to.pid is not None:
+        if is_alive(to) and to.pid is not None:
             os.kill(to.pid, number)
             self._found.did[what] += 1
 
     def _wait(self, seconds: float, until_ended: BaseProcess) -> None:
         """Until a process has ended, for so long at most; every row is looked at meanwhile."""
         until = time.monotonic() + seconds
-        while time.monotonic() < until and until_ended.is_alive():
+        while time.monotonic() < until and is_alive(until_ended):
             self._compare_rows()
-            until_ended.join(0.01)
+            time.sleep(0.01)
 
     def _wait_for_rows(self, count: int, process: BaseProcess) -> None:
         """Until so many are stored; not for long, as the process may be able to do nothing."""
@@ -370,7 +389,7 @@ class Trial:
         self, condition: Callable[[], bool], process: BaseProcess, seconds: float = LONG
     ) -> None:
         until = time.monotonic() + seconds
-        while not condition() and process.is_alive() and time.monotonic() < until:
+        while not condition() and is_alive(process) and time.monotonic() < until:
             self._wait(0.02, process)
 
     def _compare_rows(self) -> None:
@@ -410,7 +429,7 @@ class Trial:
             said = machine / f"said_{each.pid}"
             text = said.read_text() if said.exists() else ""
             lost = "is held by process" in text
-            if each.is_alive():
+            if is_alive(each):
                 found.wrong.append(f"{machine.name} does not end: {text[-300:]}")
                 each.kill()
                 each.join()
@@ -431,21 +450,26 @@ def suspend_and_take_over(
     times: int,
     seed: int,
     seconds: float = math.inf,
-    found: Found | None = None,
 ) -> Found:
     """Do it so many times, each with a run of its own; begin none after so many seconds."""
     multiprocessing.get_context("forkserver").set_forkserver_preload(["two_writers"])
-    found = found or Found()
     until = time.monotonic() + seconds
-    for number in range(times):
-        if time.monotonic() > until:
-            break
-        found.did["runs"] += 1
-        at = folder / str(number)
-        at.mkdir()
-        Trial(at, database, random.Random(f"{seed} {number}"), found).go()
-        shutil.rmtree(at)
-    return found
+
+    def trial(number: int) -> Found:
+        found = Found()
+        if time.monotonic() < until:
+            found.did["runs"] += 1
+            at = folder / str(number)
+            at.mkdir()
+            Trial(at, database, random.Random(f"{seed} {number}"), found).go()
+            shutil.rmtree(at)
+        return found
+
+    total = Found()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for found in pool.map(trial, range(times)):
+            total += found
+    return total
 
 
 def main() -> None:
@@ -459,17 +483,11 @@ def main() -> None:
     if asked.unfenced:
         os.environ[UNFENCED] = "yes"
     started = time.monotonic()
-    found = Found()
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder, "empty.db")
         MlflowClient(f"sqlite:///{database}").search_experiments()
-        suspend_and_take_over(
-            Path(folder),
-            database,
-            times=asked.times,
-            seed=asked.seed,
-            seconds=asked.seconds,
-            found=found,
+        found = suspend_and_take_over(
+            Path(folder), database, times=asked.times, seed=asked.seed, seconds=asked.seconds
         )
     print(f"seed {asked.seed}: {found.did['runs']} runs in {time.monotonic() - started:.0f} s")
     print(json.dumps(found.did, indent=1, sort_keys=True))
