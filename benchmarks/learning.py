@@ -179,23 +179,8 @@ def ours(folder: Path, size: int, device: str, precision: str) -> dict[str, floa
     work = folder / "ours"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
-    environment = {
-        **os.environ,
-        "CLEAR_MLFLOW_CACHE": str(folder / "cache"),
-        "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db",
-    }
-    asked = {
-        "dataset": "clear10",
-        "data_root": str(folder / "clear10"),
-        "image_size": str(size),
-        "epochs": str(EPOCHS),
-        "batch_size": str(SIZES[size][2]),
-        "precision": precision,
-        "device": device,
-    }
-    arguments = [f"--{k.replace('_', '-')}={v}" for k, v in asked.items()]
+    command, environment = command_of_ours(folder, work, size, device, precision)
     started = time.perf_counter()
-    command = [sys.executable, "-m", "clear_mlflow", "train", *arguments]
     done = subprocess.run(
         command, cwd=work, env=environment, capture_output=True, text=True, check=False
     )
@@ -211,8 +196,32 @@ def ours(folder: Path, size: int, device: str, precision: str) -> dict[str, floa
     }
 
 
-def bare(folder: Path, size: int, device: str, precision: str) -> dict[str, float]:
-    """The same arithmetic and nothing else."""
+def command_of_ours(
+    folder: Path, work: Path, size: int, device: str, precision: str
+) -> tuple[list[str], dict[str, str]]:
+    """What a user types, and the environment that it is typed in."""
+    environment = {
+        **os.environ,
+        "CLEAR_MLFLOW_CACHE": str(folder / "cache"),
+        "MLFLOW_TRACKING_URI": f"sqlite:///{work}/mlflow.db",
+    }
+    asked = {
+        "dataset": "clear10",
+        "data_root": str(folder / "clear10"),
+        "image_size": str(size),
+        "epochs": str(EPOCHS),
+        "batch_size": str(SIZES[size][2]),
+        "precision": precision,
+        "device": device,
+    }
+    arguments = [f"--{k.replace('_', '-')}={v}" for k, v in asked.items()]
+    return [sys.executable, "-m", "clear_mlflow", "train", *arguments], environment
+
+
+def bare(
+    folder: Path, size: int, device: str, precision: str, rows: Path | None = None
+) -> dict[str, float]:
+    """The same arithmetic and nothing else; *rows*: a folder for an empty file after each test."""
     import ctypes
 
     import torch
@@ -272,15 +281,17 @@ def bare(folder: Path, size: int, device: str, precision: str) -> dict[str, floa
             for i in range(0, len(test_pixels), step):
                 hits.append(model(inputs(test_pixels[i : i + step])).argmax(1))
         right = (torch.cat(hits) == test_labels).long()
-        return (
-            torch.zeros(BUCKETS, dtype=torch.int64, device=device)
-            .index_add_(0, test_bucket, right)
-            .tolist()
-        )
+        counts = torch.zeros(BUCKETS, dtype=torch.int64, device=device)
+        return counts.index_add_(0, test_bucket, right).tolist()
 
-    tested()
+    def test(row: int) -> None:
+        tested()
+        if rows is not None:
+            (rows / f"row_{row}.json").touch()
+
+    test(0)
     started = time.perf_counter()
-    for pixels, labels in data:
+    for bucket, (pixels, labels) in enumerate(data, 1):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-5)
         model.train()
         for _ in range(EPOCHS):
@@ -294,7 +305,7 @@ def bare(folder: Path, size: int, device: str, precision: str) -> dict[str, floa
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
-        tested()
+        test(bucket)
     loop = time.perf_counter() - started
     return {"loop": loop, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 

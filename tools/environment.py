@@ -58,8 +58,8 @@ VARIABLES = {
         "OMP_NUM_THREADS": "Threads of a training on a CPU. Several trainings on one machine get "
         "their share of the cores unless you set it.",
         "OMP_WAIT_POLICY": "Whether threads of a training on a CPU spin or sleep while they wait. "
-        "Unless you set it, or `GOMP_SPINCOUNT`, they spin while they have the cores to themselves, "
-        "and sleep while something else wants them, too.",
+        "Unless you set it, or `GOMP_SPINCOUNT`, they spin while they have the cores to "
+        "themselves, and sleep while something else wants them, too.",
         "GOMP_SPINCOUNT": "How long they spin. Set to 3000 for the training process where the "
         "kernel does not say how long a thread waited for a core.",
         "CUDA_VISIBLE_DEVICES": "GPUs that may be used. A local sweep gives each training one of "

@@ -26,11 +26,11 @@ _CHOSEN_BY_USER = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 _DELAYS = "schedstat"
 # Rounds, some microseconds, where that is not known: benchmarks/README.md has what others cost.
 _SPIN_COUNT = "3000"
-# Of a second, all threads together: whoever lacks a core for longer shares it.
-_MOST_DELAY = 0.2
-# Looks, a second apart, without such a delay, until threads spin again: a wrong second of spinning
-# costs ten, and half a minute of sleeping one.
-_CALM_LOOKS = 30
+# Seconds without a core in a second, of all threads. More is what one other program that never
+# pauses makes, and from there on sleeping costs less than spinning (benchmarks/README.md).
+_MOST_DELAY = 0.5
+# Looks in a row, a second apart, that something else wants the cores, and that nothing does.
+_BUSY_LOOKS, _CALM_LOOKS = 2, 5
 # Elements that torch divides among its threads.
 _FOR_ALL_THREADS = 2**17
 
@@ -60,10 +60,11 @@ def run_delays() -> dict[str, float]:
 
 
 class Contention:
-    """Whether something else wants the cores: after one look that says so, until 30 say no."""
+    """Whether something else wants the cores: two looks in a row say that, five that it is over."""
 
     def __init__(self) -> None:
-        self._calm = _CALM_LOOKS
+        self._is_there = False
+        self._looks_against = 0
 
     def look(self, delay: float) -> bool:
         """Take in another look.
@@ -71,8 +72,11 @@ class Contention:
         Args:
             delay: seconds without a core in each second since the look before, of all threads.
         """
-        self._calm = 0 if delay > _MOST_DELAY else self._calm + 1
-        return self._calm < _CALM_LOOKS
+        is_against = (delay > _MOST_DELAY) != self._is_there
+        self._looks_against = self._looks_against + 1 if is_against else 0
+        if self._looks_against == (_CALM_LOOKS if self._is_there else _BUSY_LOOKS):
+            self._is_there, self._looks_against = not self._is_there, 0
+        return self._is_there
 
 
 class IdleTeams:
@@ -111,7 +115,7 @@ class IdleTeams:
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """In here, threads spin while they have the cores to themselves, and sleep while they do not."""
+    """In here, threads spin while they have the cores to themselves, and sleep else."""
     import torch
 
     threads = torch.get_num_threads()

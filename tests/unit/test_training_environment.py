@@ -39,15 +39,14 @@ def test_what_a_user_says_stays(monkeypatch, name, delays):
     assert len(set(CHOICES) & set(child_environment())) == 1
 
 
-def test_one_busy_second_is_enough_and_thirty_calm_ones_end_it():
-    """What a moment decides wrongly lasts for half a minute, not for the run."""
+def test_two_busy_looks_begin_it_and_five_calm_ones_end_it():
+    """What a moment's noise says is not heard, in either direction."""
     contention = Contention()
-    assert [contention.look(delay) for delay in (0.0, 0.05, 0.19)] == [False] * 3
-    assert contention.look(0.9)
-    assert [contention.look(0.01) for _ in range(20)] == [True] * 20
-    assert contention.look(0.4)  # from here on again
-    assert [contention.look(0.01) for _ in range(30)] == [True] * 29 + [False]
-    assert not contention.look(0.01)
+    assert [contention.look(d) for d in (0.0, 0.9, 0.4, 0.9, 0.1)] == [False] * 5
+    assert [contention.look(d) for d in (0.9, 0.6, 1.3)] == [False, True, True]
+    assert [contention.look(d) for d in (0.1, 0.1, 0.1, 0.1, 0.9)] == [True] * 5
+    assert [contention.look(d) for d in (0.1, 0.5, 0.1, 0.1, 0.1)] == [True] * 4 + [False]
+    assert [contention.look(d) for d in (0.9, 0.1)] == [False] * 2
 
 
 @pytest.mark.parametrize(
