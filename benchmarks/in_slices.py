@@ -6,8 +6,8 @@ Here all of them are under way at once, and each computes for a second while the
 not stopped, from its row of the untrained model to its last one. The sides are those of
 ``learning.py``: the bare loop, twice, which shows what is left of the noise, and
 ``clear-mlflow train``, of this checkout and of others (``--beside``), with the cache there. What
-ours does by the clock (a picture every 30 s at most, MLflow's system metrics) counts three times, as
-the clock runs on while it is stopped: its ratio is an upper bound; versions compare fairly.
+ours does by the clock (a picture every 30 s at most, MLflow's system metrics) counts three times,
+as the clock runs on while it is stopped: its ratio is an upper bound; versions compare fairly.
 """
 
 from __future__ import annotations
