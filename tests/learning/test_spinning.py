@@ -7,7 +7,7 @@ import sys
 
 # CPU seconds of a process that computes a little and waits a lot, and how its threads wait.
 MEASURE = """
-import json, os, subprocess, sys, time
+import json, os, subprocess, sys, threading, time
 import torch
 from clear_mlflow.process import spinning
 
@@ -25,12 +25,12 @@ def burnt():
     return time.process_time() - before
 
 
-def until(sleeps):
-    for _ in range(100):
-        seconds = burnt()
-        if (seconds < 0.15) == sleeps:
-            break
-    return seconds
+def until(threads):  # None where it never comes to so many
+    for _ in range(600):
+        if threading.active_count() == threads:
+            return burnt()
+        numbers.add_(1)
+        time.sleep(0.05)
 """
 
 
@@ -64,26 +64,28 @@ print(json.dumps(found))
     assert slept < again / 3
 
 
-def test_a_training_that_shares_its_cores_sleeps():
-    """Others that want all cores come: threads sleep from then on; without them they spun."""
-    found = measured(
+def test_a_training_that_shares_its_cores_sleeps_until_it_does_not():
+    """Others that want all cores come and go: an idle thread is there for as long."""
+    alone, beside, alone_again = measured(
         """
+loop = [sys.executable, "-c", "while True: sum(range(1000))"]
 with spinning.watched():
-    alone = burnt()
-    busy = [
-        subprocess.Popen([sys.executable, "-c", "while True: pass"])
-        for _ in range(2 * os.cpu_count())
-    ]
+    watching = threading.active_count()
+    found = [burnt()]
+    busy = [subprocess.Popen(loop) for _ in range(3 * os.cpu_count())]
     try:
-        beside = until(sleeps=True)
+        sleeping = watching + spinning.IdleTeams(2, len(os.sched_getaffinity(0))).number
+        found.append(until(sleeping))
     finally:
         for other in busy:
             other.kill()
             other.wait()
-print(json.dumps([alone, beside]))
+    found.append(until(watching))
+print(json.dumps(found))
 """
     )
-    assert found[1] < 0.15, found
+    assert beside < alone / 3
+    assert beside < alone_again / 3
 
 
 def test_a_user_who_says_how_they_wait_is_obeyed():
