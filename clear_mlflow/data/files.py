@@ -68,14 +68,9 @@ def is_folder(path: Path) -> bool:
 
 
 def regular_file(path: Path, *, root: Path) -> os.stat_result:
-    """What the disk says of a plain file below *root*, links followed only as long as they stay.
+    """What the disk says of a plain file whose folder is known to lie below *root*, resolved.
 
-    Args:
-        path: a file whose folder is known to lie below *root*.
-        root: a folder, resolved.
-
-    Raises:
-        DataError: nothing is there, it is no plain file, or a link leads out of *root*.
+    Links are followed as long as they stay there.
     """
     try:
         status = path.lstat()
@@ -96,11 +91,7 @@ def regular_file(path: Path, *, root: Path) -> os.stat_result:
 
 
 def resolve_root(root: Path) -> Path:
-    """The data root as an absolute path: a stream outlives a change of the working directory.
-
-    Raises:
-        DataError: it cannot be.
-    """
+    """The data root as an absolute path: a stream outlives a change of the working directory."""
     try:
         return root.resolve(strict=True)
     except (OSError, RuntimeError, ValueError) as error:
@@ -108,11 +99,7 @@ def resolve_root(root: Path) -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of what lies in a folder, sorted, without hidden ones.
-
-    Raises:
-        DataError: the folder cannot be read.
-    """
+    """The names of what lies in a folder, sorted, without hidden ones."""
     try:
         return sorted(e.name for e in folder.iterdir() if not e.name.startswith("."))
     except OSError as error:
@@ -130,11 +117,7 @@ def is_image_name(name: str) -> bool:
 
 
 def in_stream_order(keys: Iterable[str], *, named_in: Path) -> list[str]:
-    """Bucket keys in the numeric order that is the stream's.
-
-    Raises:
-        DataError: a key is no whole number, or two are one number.
-    """
+    """Bucket keys in the numeric order that is the stream's."""
     listed = list(keys)
     for key in listed:
         if not _BUCKET_KEY.fullmatch(key):
@@ -164,19 +147,8 @@ def check_place(
     """Make sure that images' folder does not contradict the bucket and class they are listed under.
 
     Images lie at ``labeled_images/<bucket>/<class>/<id>.jpg``. Without this check, a list that
-    was mixed up would put them into a wrong bucket silently.
-
-    Args:
-        folder: of the images.
-        base: the folder that holds ``labeled_images``.
-        key: the bucket that they are listed under.
-        class_name: likewise.
-        class_names: all of them: folders that are called like neither a bucket nor a class are
-            then ignored. None: the folders have to be called like bucket and class.
-        named_in: the list.
-
-    Raises:
-        DataError: the folder names another bucket or another class.
+    was mixed up would put them into a wrong bucket silently. Given *class_names*, folders that are
+    called like neither a bucket nor a class are ignored.
     """
     _, bucket_folder, class_folder, *_ = (*folder.relative_to(base).parts, "", "")
     is_key = _BUCKET_KEY.fullmatch(bucket_folder)
@@ -193,11 +165,7 @@ def check_place(
 
 
 def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> list[str]:
-    """The lines of a text file; a final newline may or may not be there.
-
-    Raises:
-        DataError: the file cannot be read, is over the limit, is empty, or is no UTF-8 text.
-    """
+    """The lines of a text file; a final newline may or may not be there."""
     try:
         text = decoded(_read_bytes(path, root=root, limit=limit))
     except RecordError as error:
@@ -211,21 +179,7 @@ def read_lines(path: Path, *, root: Path, limit: int = MAX_METADATA_BYTES) -> li
 def list_entry(
     line: str, number: int, *, base: Path, num_classes: int, named_in: Path
 ) -> tuple[Path, int]:
-    """What one line of a list of images says, as ``labeled_images/1/bus/1.jpg 2``.
-
-    Args:
-        line: of :func:`read_lines`.
-        number: of the line, from 1.
-        base: see :func:`stored_path`.
-        num_classes: labels are below it.
-        named_in: the list.
-
-    Returns:
-        The image's path, joined to *base*, and its label.
-
-    Raises:
-        DataError: the line says anything else.
-    """
+    """Path, joined to *base*, and label of a line (from 1) as ``labeled_images/1/bus/1.jpg 2``."""
     stored, _, label = line.rpartition(" ")  # a path may hold spaces, a label does not
     if not _LABEL.fullmatch(label) or int(label) >= num_classes:
         raise DataError(
@@ -236,11 +190,7 @@ def list_entry(
 
 
 def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
-    """Read a class list: one name a line, sorted; a final newline may or may not be there.
-
-    Raises:
-        DataError: the file cannot be read, or is empty, unsorted, or has an empty or doubled name.
-    """
+    """Read a class list: one name a line, sorted; a final newline may or may not be there."""
     lines = read_lines(path, root=root, limit=MAX_CLASS_LIST_BYTES)
     for number, name in enumerate(lines, start=1):
         if not is_class_name(name):
@@ -258,21 +208,12 @@ def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
 
 
 def read_json_object(path: Path, *, root: Path) -> dict[str, Any]:
-    """Read a JSON object, and let nothing in it pass in silence.
-
-    Raises:
-        DataError: the file cannot be read, is over 256 MiB, is no JSON object, is truncated,
-            names one key twice, or holds a number that JSON does not have.
-    """
+    """Read a JSON object, and let nothing in it pass in silence."""
     return expect_object(_read_json(path, root=root), what=path_text(path))
 
 
 def read_json_texts(path: Path, *, root: Path) -> list[str]:
-    """Read a JSON list of texts.
-
-    Raises:
-        DataError: the file cannot be read, is over 256 MiB, or holds anything else.
-    """
+    """Read a JSON list of texts."""
     value = _read_json(path, root=root)
     if not isinstance(value, list) or not value or not all(isinstance(v, str) for v in value):
         raise DataError(
@@ -282,11 +223,7 @@ def read_json_texts(path: Path, *, root: Path) -> list[str]:
 
 
 def expect_object(value: object, *, what: str) -> dict[str, Any]:
-    """The value, if it is a JSON object that is not empty.
-
-    Raises:
-        DataError: it is something else.
-    """
+    """The value, if it is a JSON object that is not empty."""
     if not isinstance(value, dict):
         raise DataError(f"{what} holds {shown(value)}; expected a JSON object")
     if not value:
@@ -300,9 +237,6 @@ def stored_path(stored: object, *, base: Path, below: str | None, named_in: Path
     Where *below* is None it stays in *base*.
 
     Links are another matter: see :func:`resolve_folder` and :func:`regular_file`.
-
-    Raises:
-        DataError: it is no text, is absolute, climbs with ``..``, or starts in another folder.
     """
     if isinstance(stored, str) and stored.isprintable() and "\\" not in stored:
         # A folder is looked at once, not for each of its images: of those there are 100,000.
@@ -331,11 +265,7 @@ def _folder_below(stored: str, base: Path, below: str | None) -> Path | None:
 
 
 def resolve_folder(folder: Path, *, root: Path) -> None:
-    """Make sure that a folder lies below *root* when its links are followed.
-
-    Raises:
-        DataError: it does not, or it is missing.
-    """
+    """Make sure that a folder lies below *root* when its links are followed."""
     try:
         real = folder.resolve(strict=True)
     except FileNotFoundError:
@@ -362,11 +292,7 @@ def _read_json(path: Path, *, root: Path) -> Any:
 
 
 def expect_file(path: Path, *, root: Path, limit: int) -> None:
-    """Make sure that a plain file lies below *root*, of no more bytes than it may have.
-
-    Raises:
-        DataError: it does not, or is larger.
-    """
+    """Make sure that a plain file lies below *root*, of no more bytes than it may have."""
     resolve_folder(path.parent, root=root)
     size = regular_file(path, root=root).st_size
     if size > limit:

@@ -51,15 +51,7 @@ class _State(NamedTuple):
 
 @contextlib.contextmanager
 def sealed_file(path: Path, subject: str) -> Iterator[BinaryIO]:
-    """A new file in the place of one that is there: sealed and whole, or not there at all.
-
-    Args:
-        path: where it goes. Beside it, ``STEM.*.part`` may stay of a process that was killed.
-        subject: what it is of; whoever reads it has to know.
-
-    Raises:
-        OSError: the disk does not take it.
-    """
+    """A new file in the place of one that is there: sealed and whole, or not there at all."""
     part = path.with_suffix(f".{secrets.token_hex(8)}.part")
     try:
         with open(part, "x+b", opener=_for_one_writer) as file:
@@ -82,12 +74,7 @@ class SealedFiles:
 
     @contextlib.contextmanager
     def open(self, path: Path, subject: str) -> Iterator[tuple[BinaryIO, int]]:
-        """A file that is as it was written, and its size without the seal.
-
-        Raises:
-            UnsealedFileError: it is not, or not of this subject, or others could have changed it.
-            OSError: it is not there, or cannot be read.
-        """
+        """A file that is as it was written, and its size without the seal."""
         # A pipe in a file's place would have whoever opens it wait.
         opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(opened, "rb") as file:
@@ -105,10 +92,6 @@ class SealedFiles:
         """Check those again that were written to since they were opened.
 
         A file that was deleted or replaced is let be: what is mapped of it is as it was.
-
-        Raises:
-            DataError: one is not as it was written, so that what was read of it since counts for
-                nothing.
         """
         for path, (subject, state) in tuple(self._checked.items()):
             with contextlib.suppress(OSError):
@@ -127,12 +110,7 @@ class SealedFiles:
 
 
 def refuse_others(status: os.stat_result) -> None:
-    """Refuse a file that another user could have written to.
-
-    Raises:
-        ForeignFileError: it is neither the user's nor root's.
-        UnsealedFileError: group or others may write to it, or it is no plain file.
-    """
+    """Refuse a file that another user could have written to."""
     if status.st_uid not in (os.geteuid(), 0):
         raise ForeignFileError(f"belongs to another user (uid {status.st_uid})")
     if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):

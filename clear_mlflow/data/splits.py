@@ -78,21 +78,11 @@ class Chosen:
 def choose(listing: Listing, *, protocol: str, split: str) -> Chosen:
     """Divide each bucket's images as a protocol asks.
 
-    Args:
-        listing: of the dataset.
-        protocol: ``iid``: test images are held out; ``streaming``: a bucket's test set is its
-            training set, the same object.
-        split: under ``iid``, a number: that 70/30 split of each bucket's images, as the dataset
-            stores it or else as :func:`seeded_split` makes it; ``auto``: the released test set
-            where the layout has one, else split 0; ``validation`` or ``validation:N``: what
-            ``auto`` or split N trains on, divided by :func:`validation_split`. Their test images
-            are then not looked at.
-
-    Raises:
-        ConfigError: the protocol or the split is unknown, or a split is asked for where nothing is
-            held out.
-        DataError: the test set or the stored split is missing or damaged, or a bucket has too few
-            images to hold any out.
+    Under ``iid`` a split's number is that 70/30 split of each bucket, as the dataset stores it or
+    else as :func:`seeded_split` makes it; ``auto`` is the released test set where the layout has
+    one, else split 0; ``validation`` or ``validation:N`` is what ``auto`` or split N trains on,
+    divided by :func:`validation_split`, and their test images are not looked at. Under
+    ``streaming`` a bucket's test set is its training set, the same object.
     """
     check_protocol(protocol, split)
     if protocol == STREAMING:
@@ -133,11 +123,7 @@ def choose(listing: Listing, *, protocol: str, split: str) -> Chosen:
 
 
 def check_protocol(protocol: str, split: str) -> None:
-    """Refuse what :func:`choose` cannot do, before anything is read.
-
-    Raises:
-        ConfigError: see :func:`choose`.
-    """
+    """Refuse what :func:`choose` cannot do, before anything is read."""
     if protocol not in (IID, STREAMING):
         raise ConfigError(f"protocol is {shown(protocol)}; expected {IID} or {STREAMING}")
     if not _SPLIT.fullmatch(split):
@@ -155,13 +141,7 @@ def check_protocol(protocol: str, split: str) -> None:
 def seeded_split(num_images: int, seed: int) -> Split:
     """Hold out 30 % of a bucket, as the authors did for the older layout: shuffle, cut off the end.
 
-    Args:
-        num_images: of the bucket.
-        seed: the split's number.
-
-    Returns:
-        Indices of the training and of the test images, each ascending; ``int(0.3 * num_images)``
-        are test images.
+    Gives indices of training and of the ``int(0.3 * num_images)`` test images, each ascending.
 
     Source:
         prepare_training_folder.py of the CLEAR authors (linzhiqiu/continual-learning on GitHub).
@@ -179,14 +159,8 @@ def validation_split(images: Mapping[str, ImageSet]) -> dict[str, Split]:
     Which images these are follows from their labels and ids (a file's name is its image's id), and
     not from a run's seed: all seeds of all methods are measured on the same images. An image that
     several buckets show, as a scan of the embedded digits, is held out in all of them or in none.
-
-    Args:
-        images: bucket key to what may be trained on, in stream order.
-
-    Returns:
-        Bucket key to indices of the images that are trained on and of those that are held out,
-        each ascending. Of n > 1 images of a class that are in no other bucket, n / 10 are held
-        out, rounded, and at least one; of a single one, none.
+    Of n > 1 images of a class that are in no other bucket, n / 10 are held out, rounded, and at
+    least one; of a single one, none. Indices that are trained on come first; each ascending.
     """
     of_classes = [
         (key, label, np.flatnonzero(of_bucket.labels == label).tolist())

@@ -89,9 +89,7 @@ def counted(
 ) -> Iterator[tuple[ImageSet, Callable[[int], None]]]:
     """Each set of images, and what to call with the number of its images that are ready.
 
-    Args:
-        sets: worked through one after the other.
-        on_image: called with the numbers of images that are ready and there are, in all sets.
+    *on_image* gets the numbers of images that are ready and that there are, in all sets.
     """
     total, so_far = sum(map(len, sets)), 0
     for images in sets:

@@ -22,15 +22,7 @@ _OF_EARLIER_VERSIONS = ("decoded-v1", "decoded-v2")
 
 @dataclass(frozen=True)
 class CachePart:
-    """One kind of files in the cache.
-
-    Args:
-        name: of their folder or file, below the cache.
-        files: how many they are.
-        num_bytes: of all.
-        wrong: a line for each that does not hold, which begins with its path.
-        is_read: whether this version reads it; what it does not read was not checked.
-    """
+    """One kind of files in the cache."""
 
     name: str
     files: int
@@ -42,12 +34,7 @@ class CachePart:
 def check_cache(
     folder: Path, *, on_progress: Callable[[str, int, int | None], None]
 ) -> tuple[CachePart, ...]:
-    """Check everything in a cache folder that results rest on, to the last byte.
-
-    Args:
-        folder: of the cache; need not be there.
-        on_progress: called with what is checked, how many files are done and how many there are.
-    """
+    """Check everything in a cache folder that results rest on, to the last byte."""
     return tuple(
         part
         for parts in (_decoded, _features, _embedded, _hashes, _earlier)

@@ -63,18 +63,6 @@ def stream_of(
     of a bucket's images are also in another one, the metadata lists the same images twice, and no
     score of that stream would mean anything: that is an error. Copies within one bucket, split and
     class are harmless and are not reported.
-
-    Args:
-        listing: every image's folder is known to lie below its root.
-        name: the dataset's name.
-        protocol: see :func:`~clear_mlflow.data.splits.choose`.
-        split: likewise.
-        hashes_in: the cache's folder, where files' hashes stay from run to run.
-
-    Raises:
-        ConfigError: see :func:`~clear_mlflow.data.splits.choose`.
-        DataError: likewise; or a file cannot be read, or two buckets or splits share over half
-            their images.
     """
     chosen = choose(listing, protocol=protocol, split=split)
     buckets = _hashed(chosen.buckets, listing.root, hashes_in)

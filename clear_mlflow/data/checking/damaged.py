@@ -38,25 +38,7 @@ def sound_stream(
     root: Path,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> SoundStream:
-    """Decode every image of a stream into the cache; see to those that cannot be decoded.
-
-    Args:
-        stream: the dataset, its contents hashed.
-        cache: where decoded images stay; what is there already is not decoded again.
-        resize: what becomes of each image.
-        damaged: ``leave_out``, or ``stop``.
-        root: the dataset's folder, which paths of images left out are relative to.
-        on_image: called with the numbers of images that are ready and of all; and once more from
-            the sets that are sound as they are, where others are decoded without what they lack.
-
-    Returns:
-        The stream itself; or, where damaged images are left out, the stream without them: its
-        digest and counts are those of what is left, and its warnings name each.
-
-    Raises:
-        DataError: an image is damaged and none is to be left out; an image cannot be read; or
-            nothing would be left of a training or test set.
-    """
+    """Decode every image of a stream into the cache; see to those that cannot be decoded."""
     # Under the streaming protocol one set is both what is trained on and what is tested on.
     sets = {id(images): images for b in stream.buckets for images in (b.train, b.test)}
     found: dict[int, tuple[Damaged, ...]] = {}

@@ -130,13 +130,7 @@ class Findings:
 
 
 def findings_of(*, seen: Sequence[Look], problems: Sequence[Problem], **rest: Any) -> Findings:
-    """Findings with what images look like, and their problems in order.
-
-    Args:
-        seen: what is in each image.
-        problems: in any order.
-        rest: the other fields of :class:`Findings`.
-    """
+    """Findings with what images look like, and their problems in order."""
     good = [look for look in seen if not look.wrong]
     order = list(KINDS)
     return Findings(
@@ -163,15 +157,7 @@ def _tell_nobody(what: str, done: int, total: int | None) -> None:
 
 
 def check(root: Path, *, on_progress: OnImages = _tell_nobody) -> Findings:
-    """Look over the dataset at *root*; every problem is in the findings, once.
-
-    Args:
-        root: the dataset's folder, or the folder that it was unpacked to.
-        on_progress: called with how many images were looked at, and how many there are.
-
-    Raises:
-        DataError: there is no dataset at *root*.
-    """
+    """Look over the dataset at *root*; every problem is in the findings, once."""
     layout, folder = find_layout(root, names=_NAMES)
     folder = folder.resolve()
     trees = [tree for name, split in _trees(folder) if (tree := _survey(folder, name, split))]

@@ -42,10 +42,6 @@ class RememberedHashes:
 
     Safe for several processes at once. Where the file that remembers is damaged, is another user's
     or cannot be written, nothing is remembered, and every file is hashed.
-
-    Args:
-        folder: of the cache; made where it is missing. None to remember nothing.
-        root: whose files are asked for, resolved.
     """
 
     def __init__(self, folder: Path | None, root: Path) -> None:
@@ -65,12 +61,7 @@ class RememberedHashes:
             self._in_database(self._file, self._save)
 
     def known(self, path: Path, status: os.stat_result) -> str | None:
-        """The remembered hash: SHA-256, hexadecimal; None if the file is not as it was.
-
-        Args:
-            path: absolute, below the root.
-            status: of the file, links followed.
-        """
+        """The remembered hash: SHA-256, hexadecimal; None if the file is not as it was."""
         row = self._known.get(os.fsencode(path))  # not every name is Unicode
         if row is None or row[1:5] != _state_of(status):
             return None
@@ -78,13 +69,7 @@ class RememberedHashes:
         return content if isinstance(content, str) and _SHA256.fullmatch(content) else None
 
     def hash(self, path: Path, status: os.stat_result, compute: Callable[[], str]) -> str:
-        """Hash a file that is not known, and remember what it hashes to.
-
-        Args:
-            path: absolute, below the root; may be called from several threads.
-            status: of the file as it was found.
-            compute: hashes the file's bytes: SHA-256, hexadecimal.
-        """
+        """Hash a file that is not known, and remember what it hashes to."""
         before = _state_of(status)
         started = time.time_ns()
         content = compute()
@@ -132,12 +117,7 @@ class RememberedHashes:
 def wrongly_remembered(
     file: Path, *, on_file: Callable[[int, int], None] = lambda done, total: None
 ) -> list[str]:
-    """Hash every remembered file again that is as it was; a line for each that hashes otherwise.
-
-    Args:
-        file: what remembers.
-        on_file: called with the numbers of files looked at and remembered.
-    """
+    """Hash every remembered file again that is as it was; a line for each that hashes otherwise."""
     try:
         refuse_others(file.stat())
         database = sqlite3.connect(f"{file.absolute().as_uri()}?mode=ro", uri=True)

@@ -91,13 +91,7 @@ def _short(error: Exception, path: Path) -> str:
 def doubles(
     images: Sequence[FoundImage], seen: Sequence[Look], parts: Mapping[Path, str]
 ) -> list[Problem]:
-    """A problem for each content that several images have.
-
-    Args:
-        images: all of them.
-        seen: what is in each.
-        parts: which is trained on and which is for testing.
-    """
+    """A problem for each content that several images have."""
     by_content: defaultdict[str, list[FoundImage]] = defaultdict(list)
     for image, look in zip(images, seen, strict=True):
         if not look.wrong:

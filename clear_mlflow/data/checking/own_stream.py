@@ -29,17 +29,6 @@ def check_own(
 
     What its folder, table or function says is read as a training reads it: where that cannot be
     read, there are no images to look at.
-
-    Args:
-        dataset: its kind, as ``folder``, or its function.
-        data_root: its folder; ``auto``: none.
-        arguments: values of its arguments, by name.
-        cache_dir: where images lie that its source does not keep as files.
-        on_progress: called with how many images were looked at, and how many there are.
-
-    Raises:
-        ConfigError: an argument is wrong, or the function cannot be loaded.
-        DataError: the stream cannot be read.
     """
     listing = own_listing(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
     parts = {TEST: listing.released_test() if listing.released_test is not None else {}}

@@ -114,20 +114,7 @@ def decoder_version() -> str:
 def decode(
     images: ImageSet, resize: Resize, *, on_image: Callable[[int], None] | None = None
 ) -> DecodedImages:
-    """Decode every image once, into memory.
-
-    Args:
-        images: N files.
-        resize: what becomes of each.
-        on_image: called with the number of images decoded so far.
-
-    Returns:
-        The images, in the order of *images*.
-
-    Raises:
-        DataError: a file is missing, damaged, no image, or over 89 megapixels; or the images of
-            this size do not fit into memory.
-    """
+    """Every image decoded once, into memory, in the order of *images*."""
     pixels = bytearray()
     sizes = np.zeros((len(images), 2), dtype=np.int64)
     damaged: list[Damaged] = []
@@ -148,15 +135,7 @@ def decode(
 
 
 def decode_bytes(contents: Sequence[bytes], resize: Resize) -> DecodedImages:
-    """Decode images that are in memory.
-
-    Args:
-        contents: N files' contents.
-        resize: what becomes of each.
-
-    Raises:
-        DataError: one is damaged, no image, or over 89 megapixels.
-    """
+    """Decode images that are in memory."""
     images = []
     for position, content in enumerate(contents):
         try:
@@ -187,20 +166,10 @@ def decode_blocks(
     *,
     on_image: Callable[[int], None] | None = None,
 ) -> Iterator[DecodedBlock]:
-    """Decode every image once, in several threads.
+    """Every image decoded once, in several threads: blocks in order, with what is damaged in each.
 
-    Args:
-        images: N files. Where their contents are known, a file that has changed since is refused:
-            what is decoded is what was hashed.
-        resize: what becomes of each.
-        on_image: called with the number of images that were taken so far.
-
-    Yields:
-        The images in order, some at a time, and what cannot be decoded.
-
-    Raises:
-        DataError: a file is missing, cannot be read, has changed since it was hashed, or is too
-            large for the memory; or images of this size would have more pixels than any photo.
+    Where contents are known, a file that has changed since is refused: pixels are of what was
+    hashed. *on_image* is called with the number of images that were taken so far.
     """
     if resize.side**2 > _MAX_PIXELS:
         # Pillow takes what memory there is, block by block, until the system ends the process.
@@ -251,12 +220,7 @@ def decode_blocks(
 
 
 def refusal(damaged: Sequence[Damaged], *, advice: str = "") -> DataError:
-    """The error about images that cannot be decoded: all are counted and the first is named.
-
-    Args:
-        damaged: one image or more.
-        advice: what else the caller's user can do, to follow "unpack the dataset again".
-    """
+    """The error about images that cannot be decoded: their number and the first, then *advice*."""
     first = damaged[0]
     one = f"{path_text(first.path)} cannot be decoded: {first.why}"
     what = (
@@ -303,11 +267,7 @@ def _decoded(data: bytes, resize: Resize | OwnTransform) -> NDArray[Any]:
 
 
 def _scaled(image: Image.Image, side: int) -> int:
-    """The longer side of an image whose shorter one is scaled to *side* pixels.
-
-    Raises:
-        _UndecodableError: the image would be too large for the memory.
-    """
+    """The longer side of an image whose shorter one is scaled to *side* pixels."""
     short, long = sorted(image.size)
     long = int(side * long / short)  # rounded down, as torchvision does
     if side * long > _MAX_PIXELS:

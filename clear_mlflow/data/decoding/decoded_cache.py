@@ -67,10 +67,6 @@ class DecodedCache:
     other users could have written to, is decoded anew. Where the folder cannot be written, the disk
     is full, or a file is another user's, the cache warns once and decodes images into memory
     instead: slower at the next start, but the same images.
-
-    Args:
-        folder: made where it is missing.
-        warn: takes one line.
     """
 
     def __init__(self, folder: Path, *, warn: Callable[[str], None] = to_standard_error) -> None:
@@ -87,20 +83,7 @@ class DecodedCache:
         *,
         on_image: Callable[[int], None] | None = None,
     ) -> DecodedImages:
-        """The decoded images, built when they are first asked for.
-
-        Args:
-            images: N files; those of unknown content are decoded and not kept.
-            resize: what becomes of each.
-            on_image: called with the number of images that are ready so far.
-
-        Returns:
-            What :func:`~clear_mlflow.data.decoding.decode.decode` gives; mapped copy-on-write,
-            so nothing that is done to the pixels reaches the file.
-
-        Raises:
-            DataError: as :func:`~clear_mlflow.data.decoding.decode.decode` does.
-        """
+        """The decoded images, built when they are first asked for."""
         found = self._ready(images, resize, on_image)
         if isinstance(found, tuple):
             raise refusal(found)
@@ -115,11 +98,7 @@ class DecodedCache:
         *,
         on_image: Callable[[int], None] | None = None,
     ) -> tuple[Damaged, ...]:
-        """The images that cannot be decoded; where there are none, the set is ready afterwards.
-
-        Raises:
-            DataError: a file is missing, cannot be read, or has changed since it was hashed.
-        """
+        """The images that cannot be decoded; where there are none, the set is ready afterwards."""
         found = self._ready(images, resize, on_image)
         if found is None:
             # Nothing can be kept: look at each image, and let it go.
@@ -134,11 +113,7 @@ class DecodedCache:
         *,
         on_image: Callable[[int], None] | None = None,
     ) -> None:
-        """Have a set ready for :meth:`images`; where nothing can be kept, do nothing.
-
-        Raises:
-            DataError: an image is damaged, is missing, cannot be read, or has changed.
-        """
+        """Have a set ready for :meth:`images`; where nothing can be kept, do nothing."""
         found = self._ready(images, resize, on_image)
         if isinstance(found, tuple):
             raise refusal(found)
@@ -172,11 +147,7 @@ class DecodedCache:
     def _sound(
         self, entry: _Entry, *, tell: bool = True
     ) -> DecodedImages | tuple[Damaged, ...] | None:
-        """What is kept, if it is as it was written; None where it has to be built.
-
-        Raises:
-            ForeignFileError: it is another user's, so this one does not replace it.
-        """
+        """What is kept, if it is as it was written; None where it has to be built."""
         try:
             return entry.read()
         except ForeignFileError:
@@ -215,11 +186,7 @@ class _Entry:
         self._damaged = folder / f"{self._key}.json"
 
     def read(self) -> DecodedImages | tuple[Damaged, ...] | None:
-        """What is kept; None where that is nothing.
-
-        Raises:
-            UnsealedFileError: it is not as it was written; the message names the file.
-        """
+        """What is kept; None where that is nothing."""
         for path, read in ((self._pixels, self._read_pixels), (self._damaged, self._read_damaged)):
             try:
                 with self._files.open(path, path.name) as (file, size):

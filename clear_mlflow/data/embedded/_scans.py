@@ -36,15 +36,7 @@ class ReleasedWriter:
         numbers: NDArray[np.int64],
         pixels: NDArray[np.uint8],
     ) -> None:
-        """Write one class of one bucket.
-
-        Args:
-            split: ``train`` or ``test``.
-            bucket: its key.
-            label: index of the class.
-            numbers: (N,), of the scans.
-            pixels: (N, height, width, 3), red first; width a multiple of 4.
-        """
+        """Write one class of one bucket: *pixels* (N, height, width, 3) of scans *numbers* (N,)."""
         class_name, folder = self._class_names[label], self._root / split
         images = f"labeled_images/{bucket}/{class_name}"
         (folder / images).mkdir(parents=True)

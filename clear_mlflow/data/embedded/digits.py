@@ -134,11 +134,8 @@ def _warped(
 ) -> NDArray[np.int64]:
     """Scans turned, enlarged and moved: (N, 8, 8), 0 to 16, to (N, 32, 32), 0 to 16 * 256.
 
-    Args:
-        scans: grey levels.
-        degrees: (N,), clockwise.
-        scale: (N,), pixels of the image for one of the scan.
-        shift: (N, 2), to the left and up, in half pixels.
+    *degrees* (N,) are clockwise, *scale* (N,) is pixels of the image for one of the scan, and
+    *shift* (N, 2) is to the left and up, in half pixels.
     """
     angle = np.radians(degrees)
     # The source's step, in fixed point, for half a pixel of the image.

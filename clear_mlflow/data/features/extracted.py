@@ -75,18 +75,7 @@ def array_file(folder: Path, number: int) -> Path:
 
 
 def read_array(path: Path, subject: str, files: SealedFiles) -> NDArray[np.float32] | None:
-    """Memory-map a file of features; None where there is none.
-
-    Args:
-        path: the file.
-        subject: what it is of; see :meth:`Extraction.subject`.
-        files: what this process has checked.
-
-    Raises:
-        UnsealedFileError: it is not as it was written, is of something else, or others could have
-            changed it.
-        OSError: it cannot be read.
-    """
+    """Memory-map a file of features; None where there is none."""
     try:
         with files.open(path, subject) as (file, _):
             np.lib.format.read_magic(file)
@@ -97,11 +86,7 @@ def read_array(path: Path, subject: str, files: SealedFiles) -> NDArray[np.float
 
 
 def write_array(path: Path, array: NDArray[np.float32], subject: str) -> None:
-    """Write a file of features, which is there sealed and whole or not at all.
-
-    Raises:
-        DataError: the folder cannot be written.
-    """
+    """Write a file of features, which is there sealed and whole or not at all."""
     with _written_to(path), sealed_file(path, subject) as file:
         np.save(file, array, allow_pickle=False)
 
@@ -109,11 +94,7 @@ def write_array(path: Path, array: NDArray[np.float32], subject: str) -> None:
 def write_sidecar(
     folder: Path, extraction: Extraction, stream: BucketStream, *, width: int
 ) -> None:
-    """Say what the files of a folder hold; this marks the folder as whole.
-
-    Raises:
-        DataError: the folder cannot be written.
-    """
+    """Say what the files of a folder hold; this marks the folder as whole."""
     document = {
         "format": _FORMAT,
         "name": extraction.name,
@@ -143,12 +124,7 @@ def is_extracted(folder: Path) -> bool:
 
 
 def refuse_other_extraction(extraction: Extraction, *, cache_dir: Path) -> None:
-    """Make sure that one name means one way to extract features.
-
-    Raises:
-        ConfigError: it was given to another backbone, other weights, other preprocessing or another
-            arithmetic.
-    """
+    """Make sure that one name means one way to extract features."""
     for path in sidecars(cache_dir, extraction.name):
         there = _read_sidecar(path)
         for field in ("backbone", "weights", "preprocessing", "arithmetic"):
@@ -182,11 +158,7 @@ class ExtractedFeatures:
         return all(content in self._places for content in images.contents)
 
     def of(self, images: ImageSet) -> NDArray[np.float32]:
-        """The features of images, (N, width), in their order.
-
-        Raises:
-            DataError: a file of them is damaged.
-        """
+        """The features of images, (N, width), in their order."""
         places = [self._places[content] for content in images.contents]
         files = sorted({file for file, _ in places})
         arrays = {file: self.open(file) for file in files}
@@ -199,11 +171,7 @@ class ExtractedFeatures:
         return gathered
 
     def open(self, file: str) -> NDArray[np.float32]:
-        """One file's features.
-
-        Raises:
-            DataError: it is missing or damaged, or another user could have changed it.
-        """
+        """One file's features."""
         if file not in self._arrays:
             path = self._folder / file
             why = "is missing"
@@ -228,21 +196,12 @@ class ExtractedFeatures:
 
 
 def sidecars(cache_dir: Path, name: str = "*") -> list[Path]:
-    """What says that an extraction is whole, of each into a cache folder, sorted.
-
-    Args:
-        cache_dir: the folder.
-        name: of the features; all by default.
-    """
+    """What says that an extraction is whole, of each into a cache folder, sorted."""
     return sorted((cache_dir / _FOLDER).glob(f"{name}/*/{_SIDECAR}"))
 
 
 def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
-    """The extraction of this name that has all of a stream's images; None where there is none.
-
-    Raises:
-        DataError: there are some, of other images or damaged.
-    """
+    """The extraction of this name that has all of a stream's images; None where there is none."""
     found = sidecars(cache_dir, name)
     for path in found:
         extracted = ExtractedFeatures(path)

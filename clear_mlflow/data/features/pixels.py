@@ -20,21 +20,10 @@ WIDTH = SIDE * SIDE * 3
 def pixel_features(
     images: ImageSet, *, cache_dir: Path, on_image: Callable[[int], None] | None = None
 ) -> NDArray[np.float32]:
-    """Images as vectors: the decoded central square, 16 x 16 pixels of 3 colours, line by line.
+    """(N, 768), float32: the central square at 16 x 16 pixels of 3 colours, line by line.
 
     A byte b becomes (b - 127.5) / 510, a number from -1/4 to 1/4: no statistic of any data, and a
     length of which a linear head learns at the rate that CLEAR's paper uses.
-
-    Args:
-        images: N files.
-        cache_dir: where decoded images stay from run to run.
-        on_image: called with the number of images that are ready so far.
-
-    Returns:
-        (N, 768), float32.
-
-    Raises:
-        DataError: a file is missing, cannot be read or is no image.
     """
     cache = DecodedCache(cache_dir / DECODED_FOLDER)
     decoded = cache.images(images, Resize(SIDE, square=True), on_image=on_image)

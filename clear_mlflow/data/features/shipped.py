@@ -88,11 +88,7 @@ class ShippedFeatures:
     def of(
         self, bucket: str, images: ImageSet, class_names: tuple[str, ...]
     ) -> NDArray[np.float32]:
-        """The features of a bucket's images, (N, width), in their order.
-
-        Raises:
-            DataError: an image has none, or a file is damaged.
-        """
+        """The features of a bucket's images, (N, width), in their order."""
         by_base: defaultdict[Path, list[int]] = defaultdict(list)
         for i, path in enumerate(images.paths):
             split = _split(path)

@@ -25,23 +25,13 @@ from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
 
 @dataclass(frozen=True, eq=False)
 class StoredFeatures:
-    """The features of all images of a stream.
+    """The features of all images of a stream."""
 
-    Args:
-        name: as the user gave it.
-        digest: of every image's content, bucket, split and features; not of where they lie.
-        width: numbers per image.
-        train: per bucket (N, width), float32, in the order of its training images.
-        test: per bucket, likewise; where a bucket's test images are its training images, so are
-            their features.
-        files: those of them that are read from the cache as they are needed.
-    """
-
-    name: str
-    digest: str
-    width: int
-    train: tuple[NDArray[np.float32], ...]
-    test: tuple[NDArray[np.float32], ...]
+    name: str  # as the user gave it
+    digest: str  # of every image's content, bucket, split and features; not of where they lie
+    width: int  # numbers per image
+    train: tuple[NDArray[np.float32], ...]  # per bucket (N, width), in the order of its images
+    test: tuple[NDArray[np.float32], ...]  # likewise; the same arrays where the images are
     files: SealedFiles = field(default_factory=SealedFiles)
 
 
@@ -52,17 +42,7 @@ def load_features(
     cache_dir: Path,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> StoredFeatures:
-    """Find the features of a stream's images: the dataset's own, else extracted ones.
-
-    Args:
-        stream: what is trained and tested on.
-        name: ``pixels``, a feature type of the dataset, or the name given at extraction.
-        cache_dir: where extracted features and decoded images lie.
-        on_image: called with the numbers of images decoded and to be decoded, for ``pixels``.
-
-    Raises:
-        DataError: there are none of this name, some image has none, or a file is damaged.
-    """
+    """Find the features of a stream's images: the dataset's own, else extracted ones."""
     load: Callable[[str, ImageSet], NDArray[np.float32]]
     files = SealedFiles()
     if name == PIXELS:
@@ -117,12 +97,7 @@ def load_features(
 
 
 def refuse_taken_name(stream: BucketStream, extraction: Extraction, *, cache_dir: Path) -> None:
-    """Make sure that one name means one way to compute features in all records.
-
-    Raises:
-        ConfigError: the name is that of the built-in features or one of the dataset's own feature
-            types, or was given to another backbone, other weights or other preprocessing.
-    """
+    """Make sure that one name means one way to compute features in all records."""
     if extraction.name == PIXELS:
         raise ConfigError(
             f"name {PIXELS} is that of the features that every dataset has; pass another --name"

@@ -40,11 +40,7 @@ def is_below(root: Path) -> bool:
 
 
 def listing(root: Path) -> Listing:
-    """List a dataset in the challenge layout; hidden files are left alone.
-
-    Raises:
-        DataError: a folder is not as the layout has it, or the buckets' classes differ.
-    """
+    """List a dataset in the challenge layout; hidden files are left alone."""
     real_root = resolve_root(root)
     folder = real_root / IMAGE_FOLDER
     resolve_folder(folder, root=real_root)

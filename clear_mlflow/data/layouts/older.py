@@ -57,11 +57,7 @@ def is_below(root: Path) -> bool:
 
 
 def listing(root: Path) -> Listing:
-    """List a dataset in the older layout.
-
-    Raises:
-        DataError: something is missing, damaged, or not as the layout has it.
-    """
+    """List a dataset in the older layout."""
     real_root = resolve_root(root)
     class_names = read_class_names(real_root / CLASS_LIST, root=real_root)
     training = real_root / TRAINING_FOLDER

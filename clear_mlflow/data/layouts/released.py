@@ -51,12 +51,6 @@ def listing(root: Path) -> Listing:
     Buckets are those of the training metadata, in the numeric order of their keys, each with the
     test set of the same key; a test set of another bucket (CLEAR-10 has one for bucket 0) is left
     alone.
-
-    Args:
-        root: the folder that holds ``train`` or ``train_image_only``, and ``test``.
-
-    Raises:
-        DataError: something is missing, damaged, or not as the layout has it.
     """
     real_root = resolve_root(root)
     train = _train_folder(real_root)

@@ -45,11 +45,7 @@ def needs_folder(dataset: str) -> bool:
 
 
 def source_of(dataset: str) -> Any:
-    """What reads a dataset: a module of this package, or what looks like one.
-
-    Raises:
-        ConfigError: a function of the user's own cannot be loaded.
-    """
+    """What reads a dataset: a module of this package, or what looks like one."""
     if is_own_function(dataset):
         from clear_mlflow.data.sources._function import FunctionSource
 

@@ -14,11 +14,7 @@ if TYPE_CHECKING:
 
 
 def check_type(kind: pa.DataType, name: str, role: str, named_in: str) -> None:
-    """Refuse a column whose type is none that its role takes.
-
-    Raises:
-        DataError: it is.
-    """
+    """Refuse a column whose type is none that its role takes."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
@@ -43,12 +39,7 @@ def check_type(kind: pa.DataType, name: str, role: str, named_in: str) -> None:
 
 
 def text_column(column: pa.ChunkedArray, role: str, named_in: str, first_row: int) -> Column:
-    """A column as texts, of which each distinct one is there once.
-
-    Raises:
-        DataError: a row has none.
-        ValueError: a dictionary holds something else.
-    """
+    """A column as texts, of which each distinct one is there once."""
     import numpy as np
     import pyarrow as pa
     from pyarrow import compute, types

@@ -88,11 +88,7 @@ class Column:
 
 
 def wanted_columns(arguments: ColumnArguments, known: Sequence[str], named_in: str) -> list[str]:
-    """The columns that are to be read, of those that there are; the images' own not among them.
-
-    Raises:
-        DataError: one is missing.
-    """
+    """The columns that are to be read, of those that there are; the images' own not among them."""
     if arguments.buckets == NONE and arguments.bucket not in known:
         raise DataError(
             f"{named_in} has no column {shown(arguments.bucket)} of buckets; its columns are "
@@ -123,21 +119,7 @@ def listing_of_columns(
     named_in: str,
     first_row: int,
 ) -> Listing:
-    """The listing of the images that rows of columns describe.
-
-    Args:
-        paths: of the images, row by row, below *root*.
-        columns: those of :func:`wanted_columns`, by name.
-        arguments: which says what.
-        root: of the images, resolved.
-        layout: for people.
-        named_in: what holds the columns, for messages.
-        first_row: the number that people give to the first row.
-
-    Raises:
-        DataError: a label, time, bucket or split is none; an image is there twice; or see
-            :func:`~clear_mlflow.data.sources._entries.listing_of`.
-    """
+    """The listing of the images that rows of columns describe."""
 
     def place(row: int) -> str:
         return f"{named_in} row {row + first_row}"

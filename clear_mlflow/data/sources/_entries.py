@@ -199,11 +199,7 @@ def _class_names(
 
 
 def in_time_order(keys: Iterable[str], *, order: Sequence[str], named_in: str) -> list[str]:
-    """Keys of buckets in the order of the stream: as given, by number, or by date.
-
-    Raises:
-        DataError: their order is not known, a key cannot be one, or two are one number or date.
-    """
+    """Keys of buckets in the order of the stream: as given, by number, or by date."""
     found = set(keys)
     for key in sorted(found):
         if not key.isprintable() or key != key.strip() or not 1 <= len(key) <= MAX_KEY_CHARACTERS:

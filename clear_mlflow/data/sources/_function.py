@@ -25,12 +25,6 @@ class FunctionSource:
     and by keyword what ``dataset_args`` may say: each an int, float, bool or str by its annotation,
     with a default. It gives a :class:`~clear_mlflow.data.splits.Listing`, as ``listing_of`` makes
     one.
-
-    Args:
-        reference: ``package.module:function``.
-
-    Raises:
-        ConfigError: it cannot be imported, or takes anything else.
     """
 
     NEEDS_FOLDER = False
@@ -53,11 +47,7 @@ class FunctionSource:
         self.Arguments = self._arguments()
 
     def listing(self, root: Path | None, arguments: Any, *, cache_dir: Path) -> Listing:
-        """What the function gives.
-
-        Raises:
-            DataError: the function raises, or gives something else.
-        """
+        """What the function gives."""
         own = {
             name: value
             for name, value in dataclasses.asdict(arguments).items()

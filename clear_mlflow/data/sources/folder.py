@@ -28,12 +28,7 @@ Arguments = OrderedArguments
 
 
 def listing(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> Listing:
-    """List the stream in a folder; hidden files, and files beside the buckets, are left alone.
-
-    Raises:
-        DataError: see :func:`~clear_mlflow.data.sources._entries.listing_of`; or something in a
-            bucket or class is no folder or no image.
-    """
+    """List the stream in a folder; hidden files, and files beside the buckets, are left alone."""
     real_root = resolve_root(root)
     folders = _folders(real_root, root=real_root)
     named = {folder.name for folder in folders}

@@ -57,12 +57,7 @@ class Arguments(ColumnArguments):
 
 
 def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
-    """List the images that a table names.
-
-    Raises:
-        DataError: the table is missing, damaged, too large, or not as its arguments say; or see
-            :func:`~clear_mlflow.data.sources._columns.listing_of_columns`.
-    """
+    """List the images that a table names."""
     if root.suffix.lower() in _ENDINGS and not is_folder(root):
         raise DataError(
             f"data root {path_text(root)} is a table; pass the folder that its paths are relative "
