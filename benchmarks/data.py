@@ -184,9 +184,7 @@ def _epoch(images, cache_folder: Path, size: int, augment: str, number: int) -> 
     from clear_mlflow.data.decoding.decoded_cache import DecodedCache
     from clear_mlflow.data.stream import Bucket, BucketStream
     from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
-    from clear_mlflow.process.allocator import keep_freed_memory
 
-    keep_freed_memory()  # as the training process does
     stream = BucketStream("photos", ("a",) * CLASSES, (Bucket("1", images, images),), "sha256:0")
     cache, cpu = DecodedCache(cache_folder), torch.device("cpu")
     samples = DecodedStream(

@@ -17,7 +17,6 @@ import torchvision
 from torch.fx.experimental.optimization import fuse
 
 from clear_mlflow.learning.device import autocast
-from clear_mlflow.process.allocator import keep_freed_memory
 
 BATCH = 64
 
@@ -28,7 +27,6 @@ def main() -> None:
     options.add_argument("--sizes", default="64,224")
     options.add_argument("--turns", type=int, default=5)
     asked = options.parse_args()
-    keep_freed_memory()
     torch.set_num_threads(1)
     model = torchvision.models.resnet18(num_classes=11).eval()
     for layer in model.modules():

@@ -176,9 +176,6 @@ def bare(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:
     import torch
     from torch.nn.functional import cross_entropy, linear
 
-    from clear_mlflow.process.allocator import keep_freed_memory
-
-    keep_freed_memory()
     buckets = [[part.to(device) for part in bucket] for bucket in stored(folder)]
     train, labels = [b[0] for b in buckets], [b[1] for b in buckets]
     test, truth = (torch.cat([b[part] for b in buckets]) for part in (2, 3))

@@ -43,6 +43,14 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def threads_for_each(processes: int) -> int:
+    """OpenMP's threads for each of several processes: their share of the physical cores."""
+    import psutil  # here: who only reads runs may lack it
+
+    usable = usable_cores()
+    return max(1, min(psutil.cpu_count(logical=False) or usable, usable) // processes)
+
+
 def place_of_environment(environment: Mapping[str, str] = os.environ) -> DistributedEnv:
     """Read the variables that torchrun sets for each process that it starts.
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Protocol
 
-from clear_mlflow.core.distributed import usable_cores
+from clear_mlflow.core.distributed import threads_for_each
 from clear_mlflow.engines.engine import Ended, Task
 
 _LOOK_SECONDS = 0.05
@@ -24,13 +24,13 @@ _LONGEST_LOG = 20_000  # bytes at the end of what a training printed, in which i
 
 
 class Process(Protocol):
-    """What is used of :class:`subprocess.Popen`."""
+    """What is used of :class:`subprocess.Popen`, which says more of each."""
 
     def poll(self) -> int | None:
-        """Its exit code, minus the number of the signal that ended it; None while it runs."""
+        """Its exit code; None while it runs."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; raises :class:`subprocess.TimeoutExpired`."""
+        """Wait for its exit code."""
 
     def terminate(self) -> None:
         """Send SIGTERM."""
@@ -42,10 +42,7 @@ class Process(Protocol):
 def start_program(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> Process:
     """Start ``clear-mlflow ARGUMENTS`` in a new interpreter and a session of its own.
 
-    Args:
-        arguments: of the program.
-        environment: all of it.
-        log: file for what it says on standard error; its standard output is dropped.
+    The log is a file for what it says on standard error; its standard output is dropped.
     """
     with open(log, "ab") as said:  # noqa: PTH123  (a name, as that of a temporary file is)
         return subprocess.Popen(  # noqa: S603
@@ -69,12 +66,9 @@ class _Running:
 class LocalEngine:
     """Runs ``clear-mlflow train``, as a user would, in up to *jobs* processes at a time.
 
-    Each is in a session of its own: a Ctrl-C reaches the sweep alone, which hands it on.
-
-    Args:
-        jobs: trainings at a time. With more than one, each gets its share of the cores, and sees
-            one GPU: that on which the fewest of them run.
-        start: as :func:`start_program`.
+    Each is in a session of its own: a Ctrl-C reaches the sweep alone, which hands it on. With more
+    than one at a time, each gets its share of the cores, and sees one GPU: that on which the fewest
+    of them run.
     """
 
     def __init__(
@@ -143,11 +137,7 @@ class LocalEngine:
         if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = gpu
         if self._jobs > 1:
-            import psutil  # here: who only reads runs may lack it
-
-            usable = usable_cores()
-            cores = min(psutil.cpu_count(logical=False) or usable, usable)
-            environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // self._jobs)))
+            environment.setdefault("OMP_NUM_THREADS", str(threads_for_each(self._jobs)))
         return environment
 
 

@@ -7,7 +7,6 @@ descriptor named as its argument; its own standard error shows the progress.
 from __future__ import annotations
 
 import dataclasses
-import gc
 import json
 import os
 import queue
@@ -31,10 +30,8 @@ _GRACE_SECONDS = 10.0
 def run(down_end: int, up_end: int) -> None:
     """Train as the parameters say, one row for every cue, and exit.
 
-    Args:
-        down_end: descriptor that parameters and cues are read from. Where it ends before the
-            parameters, no training is wanted.
-        up_end: descriptor that messages are written to.
+    Parameters and cues are read from one descriptor; where it ends before the parameters, no
+    training is wanted. Messages are written to the other.
     """
     signal.signal(signal.SIGTERM, _stop)
     # A Ctrl-C is the supervisor's to hand on; the child has a session of its own, but a debugger
@@ -70,28 +67,16 @@ def _train(
     cues: queue.SimpleQueue[bytes],
     say: Callable[[dict[str, Any]], None],
 ) -> None:
-    # Nothing of torch is garbage while it is loaded, and looking for it takes a fifth of the time;
-    # what is loaded is never looked through again.
-    gc.disable()
     from clear_mlflow.learning.parallel.group import process_group
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.progress import TrainingProgress, progress_for
     from clear_mlflow.learning.session import check
-    from clear_mlflow.process.allocator import keep_freed_memory
-    from clear_mlflow.process.spinning import watched
 
-    gc.freeze()
-    gc.enable()
     place = place_of_environment()
     config = check(config, place)
-    if config.allocator == "on":
-        keep_freed_memory()
     say(messages.checked(config.values()))
     progress = progress_for(sys.stderr) if place.keeps_record else TrainingProgress()
-    with (
-        watched(),
-        process_group(place, config.device, precision=config.precision) as group,
-    ):
+    with process_group(place, config.device, precision=config.precision) as group:
         # Not when the supervisor asks for it: by then it has been to the store.
         training = prepare(config, progress, group)
         cues.get()

@@ -7,25 +7,16 @@ import os
 import sys
 from collections.abc import Sequence
 
-import psutil
-
-from clear_mlflow.core.distributed import usable_cores
+from clear_mlflow.core.distributed import threads_for_each
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import AUTO
 
 
 def processes_to_start(asked: str, config: TrainConfig) -> int:
-    """How many processes train together on this machine; checks that they can.
+    """How many processes train together here: a number, or ``auto``: a GPU each, or 2 on CPUs.
 
-    Args:
-        asked: a number, or ``auto``: one per GPU, or 2 where they train on CPUs.
-        config: what they train.
-
-    Raises:
-        ConfigError: there are not as many GPUs, or the configuration is for one process alone, or
-            wrong in any way that shows without data.
+    Checks that they can, and all of the configuration that shows without data.
     """
-    # Imported here: torch takes seconds.
     import torch
 
     from clear_mlflow.core.distributed import DistributedEnv
@@ -48,22 +39,13 @@ def launch(processes: int, arguments: Sequence[str]) -> int:
 
     The same as ``torchrun --standalone --nproc-per-node PROCESSES -m clear_mlflow train
     ARGUMENTS``, but for its many lines about a failure that rank 0 reports in one, and with as
-    many threads per process as there are cores for.
-
-    Args:
-        processes: how many.
-        arguments: of ``clear-mlflow train``.
-
-    Returns:
-        The exit code: that of the first process that failed.
+    many threads per process as there are cores for. Gives the exit code of the first that failed.
     """
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main
 
-    usable = usable_cores()
-    cores = min(psutil.cpu_count(logical=False) or usable, usable)
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, cores // processes)))
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads_for_each(processes)))
     logging.disable(logging.ERROR)
     try:
         options = ["--standalone", "--nproc-per-node", str(processes), "--max-restarts", "0"]

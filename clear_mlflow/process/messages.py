@@ -23,6 +23,8 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, StreamMetadata
 
 NEXT = b"next\n"
+_OF_ROW = ("row", "buckets", "correct", "num_instances")
+_ATTACHED_TO_ROW = ("predictions", "model", "state")
 
 
 def resume(state: Path) -> bytes:
@@ -48,7 +50,8 @@ def checked(config: Mapping[str, Any]) -> dict[str, Any]:
 def facts(found: StreamMetadata) -> dict[str, Any]:
     """The data is read."""
     attached = {"evaluation_set": found.evaluation_set}
-    return {"kind": "facts", **asdict(replace(found, evaluation_set=None)), "attached": attached}
+    fields = asdict(replace(found, evaluation_set=None))
+    return {"kind": "facts", "facts": fields, "attached": attached}
 
 
 def curve(points: Sequence[CurvePoint]) -> dict[str, Any]:
@@ -63,30 +66,20 @@ def test(measured: AnytimeRow) -> dict[str, Any]:
 
 def row(measured: MeasuredRow) -> dict[str, Any]:
     """A row is measured."""
-    attached = {
-        "predictions": measured.predictions,
-        "model": measured.model,
-        "state": measured.state,
-    }
     return {
+        **curve(measured.curve),
         "kind": "row",
-        **asdict(measured.row),
+        "row": {name: getattr(measured.row, name) for name in _OF_ROW},
         "seed": measured.seed,
         "no_state": measured.no_state,
-        "points": curve(measured.curve)["points"],
-        "attached": attached,
+        "attached": {name: getattr(measured, name) for name in _ATTACHED_TO_ROW},
     }
 
 
 def refused(error: errors.ClearError) -> dict[str, Any]:
     """The training ended in an error that a user can mend."""
     seed = error.seed if isinstance(error, errors.DivergedError) else None
-    return {
-        "kind": "refused",
-        "error": type(error).__name__,
-        "message": str(error),
-        "seed": seed,
-    }
+    return {"kind": "refused", "error": type(error).__name__, "message": str(error), "seed": seed}
 
 
 def done() -> dict[str, Any]:
@@ -103,15 +96,7 @@ def encode(message: Mapping[str, Any]) -> list[bytes]:
 
 
 def decode(line: bytes, read: Callable[[int], bytes]) -> dict[str, Any] | None:
-    """A line as its message.
-
-    Args:
-        line: as :func:`encode` wrote it.
-        read: takes a number of bytes from what follows the line.
-
-    Returns:
-        The message; None where what is attached was cut off.
-    """
+    """A line as its message; ``read(n)`` gives n bytes that follow. None where they are cut off."""
     message = json.loads(line)
     if not isinstance(message, dict):
         raise RuntimeError(f"the training process said {line!r}, which is no message")
@@ -125,12 +110,7 @@ def decode(line: bytes, read: Callable[[int], bytes]) -> dict[str, Any] | None:
 
 def to_facts(message: dict[str, Any]) -> StreamMetadata:
     """What :func:`facts` said."""
-    fields: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value
-        for key, value in message.items()
-        if key not in ("kind", "attached")
-    }
-    return StreamMetadata(**{**fields, **message["attached"]})
+    return StreamMetadata(**{**_with_tuples(message["facts"]), **message["attached"]})
 
 
 def to_curve(message: dict[str, Any]) -> tuple[CurvePoint, ...]:
@@ -140,23 +120,13 @@ def to_curve(message: dict[str, Any]) -> tuple[CurvePoint, ...]:
 
 def to_test(message: dict[str, Any]) -> AnytimeRow:
     """What :func:`test` said."""
-    fields: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in message["test"].items()
-    }
-    return AnytimeRow(**fields)
+    return AnytimeRow(**_with_tuples(message["test"]))
 
 
 def to_row(message: dict[str, Any]) -> MeasuredRow:
     """What :func:`row` said."""
-    row = AccuracyRow(
-        row=message["row"],
-        buckets=tuple(message["buckets"]),
-        correct=tuple(message["correct"]),
-        num_instances=tuple(message["num_instances"]),
-    )
     return MeasuredRow(
-        row,
+        AccuracyRow(**_with_tuples(message["row"])),
         seed=message["seed"],
         no_state=message["no_state"],
         curve=to_curve(message),
@@ -168,9 +138,10 @@ def to_error(message: dict[str, Any]) -> errors.ClearError:
     """What :func:`refused` said."""
     if message["error"] == errors.DivergedError.__name__:
         return errors.DivergedError(message["message"], message["seed"])
-    known = {
-        kind.__name__: kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, errors.ClearError)
-    }
-    return known.get(message["error"], errors.ClearError)(message["message"])
+    kind: type[errors.ClearError] = getattr(errors, message["error"], errors.ClearError)
+    return kind(message["message"])
+
+
+def _with_tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has lists in the place of tuples."""
+    return {name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()}

@@ -15,28 +15,23 @@ from clear_mlflow.core.distributed import DistributedEnv
 
 
 class PeerProcesses:
-    """Looks for them once, and looks at them again when asked.
-
-    Args:
-        place: of this process.
-    """
+    """Those of a training; looked for once, and looked at again when asked."""
 
     def __init__(self, place: DistributedEnv) -> None:
         self._place = place
         self._found: dict[int, psutil.Process] = {}
-        self.died: tuple[int, ...] = ()
+        self.died: tuple[int, ...] = ()  # ranks
 
     def find(self) -> None:
         """Look for them, once all have been started."""
         if self._place.size == 1:
             return
-        with suppress(psutil.Error):
-            for process in psutil.Process(os.getppid()).children():
-                # A process that has just ended, or is another user's, cannot be read.
-                with suppress(psutil.Error, KeyError, ValueError):
-                    rank = int(process.environ()["RANK"])
-                    if rank != self._place.rank:
-                        self._found[rank] = process
+        for process in psutil.Process(os.getppid()).children():
+            # A process that has just ended, or is another user's, cannot be read.
+            with suppress(psutil.Error, KeyError, ValueError):
+                rank = int(process.environ()["RANK"])
+                if rank != self._place.rank:
+                    self._found[rank] = process
 
     def look(self) -> None:
         """Remember which have died by now."""

@@ -31,16 +31,7 @@ _LONG_LINGER_SECONDS = 60.0
 
 
 def run_rank(place: DistributedEnv, config: TrainConfig, signals: StoppingSignals) -> int:
-    """Train along.
-
-    Args:
-        place: of this process.
-        config: the parameters, the same as rank 0 has.
-        signals: entered already.
-
-    Returns:
-        The exit code.
-    """
+    """Train along, with the parameters that rank 0 has; gives the exit code."""
     with TrainingProcess(config) as process:
         signals.hand_to(process.stop)
         try:
@@ -51,22 +42,23 @@ def run_rank(place: DistributedEnv, config: TrainConfig, signals: StoppingSignal
         except (ClearError, TrainingDied) as error:
             process.stop()
             if not signals.received:
-                common = _rank_0_meets(place, error)
-                seconds = _LONG_LINGER_SECONDS if common else _LINGER_SECONDS
-                until = time.monotonic() + seconds
-                while time.monotonic() < until and not signals.received:
-                    time.sleep(0.05)
-                is_reported_elsewhere = common or isinstance(error, PeerLostError)
-                if not (signals.received and is_reported_elsewhere):
-                    message = one_line(f"rank {place.rank}: {error}")
-                    print(f"error: {message}", file=sys.stderr, flush=True)
+                _linger(place, error, signals)
             if signals.received:
                 return 128 + signals.received[0]
             return 2 if isinstance(error, ClearError) else 1
 
 
-def _rank_0_meets(place: DistributedEnv, error: Exception) -> bool:
-    """Whether rank 0 must meet with the same error."""
-    if isinstance(error, (ConfigError, DataError)):
-        return place.local_size == place.size  # the same files and devices
-    return isinstance(error, DivergedError)
+def _linger(
+    place: DistributedEnv, error: ClearError | TrainingDied, signals: StoppingSignals
+) -> None:
+    """Let rank 0 notice the error; report it here, unless rank 0 has."""
+    rank_0_meets_it = isinstance(error, DivergedError) or (
+        # the same files and devices
+        isinstance(error, (ConfigError, DataError)) and place.local_size == place.size
+    )
+    until = time.monotonic() + (_LONG_LINGER_SECONDS if rank_0_meets_it else _LINGER_SECONDS)
+    while time.monotonic() < until and not signals.received:
+        time.sleep(0.05)
+    if not (signals.received and (rank_0_meets_it or isinstance(error, PeerLostError))):
+        message = one_line(f"rank {place.rank}: {error}")
+        print(f"error: {message}", file=sys.stderr, flush=True)

@@ -16,11 +16,8 @@ class StoppingSignals:
     """Hands the first stopping signal on, and ignores its repeats.
 
     A Ctrl-C under ``mlflow run`` arrives twice: from the terminal, and from MLflow. A signal that
-    the process ignored from the start (``nohup``) stays ignored.
-
-    Args:
-        tell: whether to report the first signal on standard error; of several processes that train
-            together, one does.
+    the process ignored from the start (``nohup``) stays ignored. The first is reported on standard
+    error, by one (``tell``) of several processes that train together.
     """
 
     def __init__(self, *, tell: bool = True) -> None:

@@ -18,7 +18,6 @@ from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.process.allocator import keep_freed_memory
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.peers import PeerProcesses
 from clear_mlflow.process.signals import StoppingSignals
@@ -160,9 +159,6 @@ def _train(
     resumed: ResumePoint | None = None,
 ) -> RunResult:
     """Train into a run that is open, and close it."""
-    if config.allocator == "on":
-        # A state of each row comes through: to map its memory anew took longer than to read it.
-        keep_freed_memory()
     if place.size > 1:
         with suppress(ClearError), mlflow_errors(f"tag run {run_id}"):
             client.set_tag(run_id, names.PROCESSES_TAG, str(place.size))

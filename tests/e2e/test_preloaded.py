@@ -17,6 +17,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 
 QUICK = {"features": "pixels", "epochs": "1", "predictions": "none"}
+SLOW = {**QUICK, "epochs": "3000"}
 LONG = 240  # seconds: a bound, not a measurement
 
 
@@ -71,7 +72,7 @@ def children_of_the_server():
 
 
 def training(store, experiment_id, process):
-    """The supervisor and the trainer, once the first rows are there."""
+    """The process that trains, once the first rows are there."""
     until = time.monotonic() + LONG
     while time.monotonic() < until and process.poll() is None:
         runs = store.search_runs([experiment_id])
@@ -83,14 +84,13 @@ def training(store, experiment_id, process):
     assert trainer.ppid() == supervisor.pid
     assert os.getsid(supervisor.pid) == supervisor.pid
     assert os.getsid(trainer.pid) == trainer.pid
-    return supervisor, trainer
+    return trainer
 
 
 def test_a_signal_stops_it_as_it_stops_the_program(store, experiment_id, preloaded, log):
     """The rows so far are scored."""
-    slow = {**QUICK, "epochs": "3000"}
-    process = preloaded(options(**slow), dict(os.environ), str(log))
-    _, trainer = training(store, experiment_id, process)
+    process = preloaded(options(**SLOW), dict(os.environ), str(log))
+    trainer = training(store, experiment_id, process)
     process.terminate()
     assert process.wait(LONG) == 128 + signal.SIGTERM
     assert "SIGTERM: stopping; the rows so far will be scored" in log.read_text()
@@ -102,33 +102,18 @@ def test_a_signal_stops_it_as_it_stops_the_program(store, experiment_id, preload
 
 def test_a_signal_right_after_the_start_is_not_lost(store, preloaded, log):
     """A sweep that is stopped while it starts a run would otherwise wait for its training."""
-    process = preloaded(options(**{**QUICK, "epochs": "3000"}), dict(os.environ), str(log))
+    process = preloaded(options(**SLOW), dict(os.environ), str(log))
     process.terminate()
     assert process.wait(60) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 def test_its_training_ends_with_it(store, experiment_id, preloaded, log):
     """Killed as by a machine that is short of memory."""
-    process = preloaded(options(**{**QUICK, "epochs": "3000"}), dict(os.environ), str(log))
-    _, trainer = training(store, experiment_id, process)
+    process = preloaded(options(**SLOW), dict(os.environ), str(log))
+    trainer = training(store, experiment_id, process)
     process.kill()
     assert process.wait(LONG) == -signal.SIGKILL
     trainer.wait(LONG)
-
-
-def test_threads_set_otherwise_than_at_the_loading_are_those_of_a_new_process(
-    store, experiment_id, preloaded, log
-):
-    """What is loaded would not notice."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "7"}
-    process = preloaded(options(**{**QUICK, "epochs": "3000"}), environment, str(log))
-    try:
-        _, trainer = training(store, experiment_id, process)
-        assert trainer.cmdline()[1:3] == ["-m", "clear_mlflow.process.child"]
-        assert trainer.environ()["OMP_NUM_THREADS"] == "7"
-    finally:
-        process.kill()
-        process.wait(LONG)
 
 
 def test_a_sweep_forks_its_trainings(store, experiment_id, tmp_path):
