@@ -126,12 +126,7 @@ def measure(python: str, what: str, folder: Path, epochs: int, device: str) -> d
 def write_dataset(folder: Path, train: int, test: int) -> None:
     """Files that stand for images, in CLEAR's released layout, and features of all of them."""
     from clear_mlflow.data import load_stream
-    from clear_mlflow.data.features.extracted import (
-        Extraction,
-        array_file,
-        write_array,
-        write_sidecar,
-    )
+    from clear_mlflow.data.features.extracted import Extraction, array_file
     from clear_mlflow.data.stream import image_sets
 
     root = folder / "data"
@@ -159,15 +154,13 @@ def write_dataset(folder: Path, train: int, test: int) -> None:
     stream = load_stream("clear10", str(root), cache_dir=cache, protocol="iid", split="auto")
     extraction = Extraction(NAME, "made up", "random:0", "none")
     place = extraction.folder(stream, cache_dir=cache)
-    place.mkdir(parents=True)
     draws = np.random.default_rng(0)
     # Of a length at which CLEAR's learning rate learns, and so close that heads make mistakes.
     centres = draws.normal(size=(CLASSES, WIDTH)).astype(np.float32) * 0.006
     for number, images in enumerate(image_sets(stream)):
         noise = draws.standard_normal((len(images), WIDTH), dtype=np.float32) * 0.05
         features = centres[images.labels] + noise
-        write_array(array_file(place, number), features, extraction.subject(images))
-    write_sidecar(place, extraction, stream, width=WIDTH)
+        extraction.write(array_file(place, number), images, features)
 
 
 def bare(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:

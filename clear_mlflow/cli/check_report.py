@@ -66,7 +66,7 @@ def print_cache(folder: Path, parts: Sequence[CachePart]) -> None:
             Text(part.name),
             str(part.files),
             f"{part.num_bytes / 1e6:,.1f}",
-            state if part.is_read else "of an earlier version: nothing reads it, delete it",
+            state,
         )
     out.print(table)
     wrong = [line for part in parts for line in part.wrong]

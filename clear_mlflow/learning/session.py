@@ -227,7 +227,6 @@ class StreamTraining:
 
         Raises:
             TrainingError: as :func:`train` does, or there is not enough memory.
-            DataError: a file of the cache was changed meanwhile.
         """
         arithmetic = tf32(self.config.precision == "tf32")
         with translate_oom(_LESS_MEMORY), arithmetic, self.progress as shown:
@@ -238,7 +237,6 @@ class StreamTraining:
             stream = self.on_device(progress)
             if self.config.seeds != NONE:
                 for seed, member in train_ensemble(stream, self.config, progress=progress):
-                    self._refuse_changes()
                     measured = self.measured(member)
                     yield dataclasses.replace(measured, seed=seed, curve=progress.take())
                 return
@@ -248,16 +246,8 @@ class StreamTraining:
             for trained in train(
                 stream, self.config, progress=progress, group=self.group, saved=saved
             ):
-                self._refuse_changes()
                 measured = self.measured(trained)
                 yield dataclasses.replace(measured, curve=progress.take())
-
-    def _refuse_changes(self) -> None:
-        """No row is given that may come from other pixels or features than the first one's."""
-        if self.features is not None:
-            self.features.files.refuse_changes()
-        if self.cache is not None:
-            self.cache.files.refuse_changes()
 
     def measured(self, trained: Trained) -> MeasuredRow:
         """A row, with those files of it that the configuration keeps."""

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from released_layout import read_json, write_released
@@ -15,7 +16,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.decoding import decode as images
-from clear_mlflow.data.features.extracted import Extraction, write_sidecar
+from clear_mlflow.data.features.extracted import Extraction, array_file
 from clear_mlflow.data.features.stored import load_features, refuse_taken_name
 from clear_mlflow.learning.parameters.config import TrainConfig
 
@@ -85,13 +86,19 @@ def test_training_on_features_leaves_no_image_out():
     assert TrainConfig.resolve({**asked, "damaged": "stop"}).features == "mine"
 
 
+def write(folder, stream, extraction):
+    """Features of the first training images."""
+    array = np.zeros((len(stream.buckets[0].train), 3), np.float32)
+    extraction.write(array_file(folder, 0), stream.buckets[0].train, array)
+
+
 def test_another_decoder_extracts_anew_under_the_same_name(tmp_path, monkeypatch):
     """Half of an interrupted extraction is never of other pixels than the rest."""
     stream = load_stream("clear10", str(write_released(tmp_path / "data")), cache_dir=tmp_path)
     extraction = Extraction("mine", "resnet18", "random:0", "made up")
     before = extraction.folder(stream, cache_dir=tmp_path)
-    write_sidecar(before, extraction, stream, width=3)
-    assert read_json(before / "features.json")["decoder"] == images.decoder_version()
+    write(before, stream, extraction)
+    assert read_json(before / "000.json")["decoder"] == images.decoder_version()
     monkeypatch.setattr(images, "_DECODER", 99)
     assert extraction.folder(stream, cache_dir=tmp_path) != before
     refuse_taken_name(stream, extraction, cache_dir=tmp_path)
@@ -104,8 +111,8 @@ def test_a_name_stands_for_one_arithmetic(tmp_path):
     rounded = dataclasses.replace(extraction, arithmetic="tf32")
     folder = rounded.folder(stream, cache_dir=tmp_path)
     assert folder != extraction.folder(stream, cache_dir=tmp_path)
-    write_sidecar(folder, rounded, stream, width=3)
-    assert read_json(folder / "features.json")["arithmetic"] == "tf32"
+    write(folder, stream, rounded)
+    assert read_json(folder / "000.json")["arithmetic"] == "tf32"
     with pytest.raises(ConfigError, match="arithmetic 'tf32', not 'float32'; pass another --name"):
         refuse_taken_name(stream, extraction, cache_dir=tmp_path)
 

@@ -73,7 +73,7 @@ def test_features_are_timms_own(tmp_path, name):
         # Alone or with others in a batch, sums are in another order.
         found = np.load(folder / f"{number:03d}.npy")
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    said = json.loads((folder / "features.json").read_text())
+    said = json.loads((folder / "000.json").read_text())
     assert said["backbone"] == f"timm:{name}.r160_in1k"
     assert said["weights"].startswith("sha256:")
     assert said["preprocessing"].startswith("timm: 160 x 160, crop 0.95 center, bi")
@@ -147,7 +147,7 @@ def test_weights_come_from_the_hub_under_their_tag(tmp_path, monkeypatch):
     root = write_released(tmp_path / "data", buckets=("1",), classes=("bus",), train=2)
     stream = load_stream("clear10", str(root), cache_dir=tmp_path)
     folder = extract(stream, backbone, name="mine", cache_dir=tmp_path, device=CPU)
-    assert json.loads((folder / "features.json").read_text())["weights_tag"] == "r160_in1k"
+    assert json.loads((folder / "000.json").read_text())["weights_tag"] == "r160_in1k"
 
 
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):

@@ -47,9 +47,8 @@ from clear_mlflow.core.predictions import (
 )
 from clear_mlflow.core.record import assemble, row_index
 from clear_mlflow.core.text import one_line
-from clear_mlflow.data.features.extracted import read_array, write_array
+from clear_mlflow.data.cached_arrays import CachedArrays, UnusableFileError, new_array
 from clear_mlflow.data.features.torch_files import load_torch_file
-from clear_mlflow.data.sealed import SealedFiles, UnsealedFileError
 from clear_mlflow.importers import FORMATS, Source, read_runs
 from clear_mlflow.importers._literal_pickle import read_literals
 from clear_mlflow.journal.spool import End, Spool, read_origin
@@ -511,19 +510,20 @@ def test_stored_features(tmp_path):
     good = path.read_bytes()
     array = np.random.default_rng(0).random((4, 3)).astype(np.float32)
     other = tmp_path / "000.npy"
-    write_array(other, array, "made up")
+    with new_array(other, {"of": "made up"}) as file:
+        np.save(file, array)
     whole = other.read_bytes()
     for draw in draws(0, 200 * _TIMES):
         path.write_bytes(mangled(good, draw))
         read_or_refused(lambda: load_torch_file(path))
         other.write_bytes(changed := mangled(whole, draw))
         try:
-            found = read_array(other, "made up", SealedFiles())
-        except UnsealedFileError:
+            found = CachedArrays().open(other, {})
+        except UnusableFileError:
             assert changed != whole
         else:
             assert changed == whole
-            assert np.array_equal(found, array)
+            assert np.array_equal(found[0], array)
 
 
 # --- what the program itself leaves behind

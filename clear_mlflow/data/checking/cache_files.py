@@ -9,15 +9,11 @@ from pathlib import Path
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.checking.hashes import FILE_NAME, wrongly_remembered
+from clear_mlflow.data.cached_arrays import CachedArrays, UnusableFileError
 from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER
 from clear_mlflow.data.embedded import EMBEDDED, embedded_folder
-from clear_mlflow.data.features.extracted import ExtractedFeatures, sidecars
 from clear_mlflow.data.files import path_text, reason
-from clear_mlflow.data.sealed import SealedFiles, UnsealedFileError
 from clear_mlflow.data.splits import AUTO
-
-_OF_EARLIER_VERSIONS = ("decoded-v1", "decoded-v2")
 
 
 @dataclass(frozen=True)
@@ -28,58 +24,33 @@ class CachePart:
     files: int
     num_bytes: int
     wrong: tuple[str, ...] = ()
-    is_read: bool = True
 
 
 def check_cache(
     folder: Path, *, on_progress: Callable[[str, int, int | None], None]
 ) -> tuple[CachePart, ...]:
     """Check everything in a cache folder that results rest on, to the last byte."""
-    return tuple(
-        part
-        for parts in (_decoded, _features, _embedded, _hashes, _earlier)
-        for part in parts(folder, on_progress)
-    )
+    return tuple(part for parts in (_arrays, _embedded) for part in parts(folder, on_progress))
 
 
 _OnProgress = Callable[[str, int, "int | None"], None]
 
 
-def _decoded(folder: Path, on_progress: _OnProgress) -> Iterator[CachePart]:
-    kept = folder / DECODED_FOLDER
-    files = sorted(path for path in kept.glob("*") if path.suffix in (".npy", ".json"))
-    wrong, sealed = [], SealedFiles()
-    for done, path in enumerate(files, start=1):
-        try:
-            with sealed.open(path, path.name):
-                pass
-        except UnsealedFileError as error:
-            wrong.append(f"{path_text(path)} {error}")
-        except OSError as error:
-            wrong.append(f"{path_text(path)} cannot be read: {reason(error)}")
-        on_progress(f"cache: {DECODED_FOLDER}", done, len(files))
-    if files:
-        yield CachePart(DECODED_FOLDER, len(files), _size(files), tuple(wrong))
-
-
-def _features(folder: Path, on_progress: _OnProgress) -> Iterator[CachePart]:
-    for sidecar in sidecars(folder):
-        name = path_text(sidecar.parent.relative_to(folder))
-        wrong, files = [], [sidecar]
-        try:
-            extracted = ExtractedFeatures(sidecar)
-        except DataError as error:
-            wrong.append(str(error))
-        else:
-            names = extracted.names()
-            files += [sidecar.parent / file for file in names]
-            for done, file in enumerate(names, start=1):
-                try:
-                    extracted.open(file)
-                except DataError as error:
-                    wrong.append(str(error))
-                on_progress(f"cache: {name}", done, len(names))
-        yield CachePart(name, len(files), _size(files), tuple(wrong))
+def _arrays(folder: Path, on_progress: _OnProgress) -> Iterator[CachePart]:
+    for place in (folder / DECODED_FOLDER, *sorted(folder.glob("features/*/*/"))):
+        name = path_text(place.relative_to(folder))
+        files, wrong = sorted(place.glob("*.npy")), []
+        for done, path in enumerate(files, start=1):
+            try:
+                if CachedArrays().open(path, {}) is None:
+                    wrong.append(f"{path_text(path)} lacks what says of what it is")
+            except UnusableFileError as error:
+                wrong.append(str(error))
+            except OSError as error:
+                wrong.append(f"{path_text(path)} cannot be read: {reason(error)}")
+            on_progress(f"cache: {name}", done, len(files))
+        if files:
+            yield CachePart(name, len(files), _size(files), tuple(wrong))
 
 
 def _embedded(folder: Path, on_progress: _OnProgress) -> Iterator[CachePart]:
@@ -93,21 +64,6 @@ def _embedded(folder: Path, on_progress: _OnProgress) -> Iterator[CachePart]:
                 wrong.append(str(error))
             on_progress(f"cache: {name}", len(files), len(files))
             yield CachePart(name, len(files), _size(files), tuple(wrong))
-
-
-def _hashes(folder: Path, on_progress: _OnProgress) -> Iterator[CachePart]:
-    file = folder / FILE_NAME
-    if file.is_file():
-        wrong = wrongly_remembered(
-            file, on_file=lambda done, total: on_progress(f"cache: {FILE_NAME}", done, total)
-        )
-        yield CachePart(FILE_NAME, 1, _size([file]), tuple(wrong))
-
-
-def _earlier(folder: Path, on_progress: _OnProgress) -> Iterator[CachePart]:
-    for name in _OF_EARLIER_VERSIONS:
-        if files := _files_below(folder / name):
-            yield CachePart(name, len(files), _size(files), is_read=False)
 
 
 def _files_below(folder: Path) -> list[Path]:

@@ -6,31 +6,24 @@ Every layout's reader ends in :func:`stream_of`, so that all data is proven the 
 from __future__ import annotations
 
 import hashlib
-import os
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations, islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import measured_split
-from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, sha256_of
+from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES
 from clear_mlflow.data.checking.hashes import RememberedHashes
 from clear_mlflow.data.files import path_text, reason, regular_file
 from clear_mlflow.data.splits import AUTO, IID, STREAMING, Listing, choose
 from clear_mlflow.data.stream import Bucket, BucketStream
 
 _FILES_IN_A_TASK = 32
-_FIRST_FILES = 256  # they show how long it takes to look at one
-_QUICK_SECONDS = 50e-6  # several times what this takes on a disk of this machine
-
-_Given = TypeVar("_Given")
-_Found = TypeVar("_Found")
 
 
 class _Place(NamedTuple):
@@ -135,53 +128,22 @@ def _hashed(buckets: Sequence[Bucket], root: Path, hashes_in: Path | None) -> tu
 
 def _contents(paths: Sequence[Path], root: Path, hashes: RememberedHashes) -> list[str]:
     """The hash of each file's content: the remembered one if the file is as it was."""
-    first, rest = paths[:_FIRST_FILES], paths[_FIRST_FILES:]
-    begin = time.perf_counter()
-    found = [_look(path, root, hashes) for path in first]
-    seconds = time.perf_counter() - begin
+    blocks = [paths[i : i + _FILES_IN_A_TASK] for i in range(0, len(paths), _FILES_IN_A_TASK)]
     # More threads than cores: on a network file system most of the time is waiting for a reply.
     with ThreadPoolExecutor(max_workers=4 * usable_cores()) as pool:
-        if seconds < _QUICK_SECONDS * len(first):  # threads would only be in each other's way
-            found += [_look(path, root, hashes) for path in rest]
-        else:
-            found += _mapped(pool, lambda path: _look(path, root, hashes), rest)
-        new = [(i, status) for i, (status, content) in enumerate(found) if content is None]
-        hashed = _mapped(
-            pool,
-            lambda file: hashes.hash(paths[file[0]], file[1], lambda: _hash_bytes(paths[file[0]])),
-            new,
-        )
-    contents = [content or "" for _, content in found]
-    for (i, _), content in zip(new, hashed, strict=True):
-        contents[i] = content
-    return contents
+        found = pool.map(lambda block: [_content(path, root, hashes) for path in block], blocks)
+        return [content for block in found for content in block]
 
 
-def _mapped(
-    pool: ThreadPoolExecutor, function: Callable[[_Given], _Found], given: Sequence[_Given]
-) -> list[_Found]:
-    """What a function gives, in order, computed in several threads."""
-    blocks = [given[i : i + _FILES_IN_A_TASK] for i in range(0, len(given), _FILES_IN_A_TASK)]
-    return [
-        found
-        for block in pool.map(lambda block: [function(one) for one in block], blocks)
-        for found in block
-    ]
-
-
-def _look(path: Path, root: Path, hashes: RememberedHashes) -> tuple[os.stat_result, str | None]:
+def _content(path: Path, root: Path, hashes: RememberedHashes) -> str:
     status = regular_file(path, root=root)
     if not 0 < status.st_size <= MAX_IMAGE_BYTES:
         raise DataError(
             f"{path_text(path)} has {status.st_size} bytes; expected an image of 1 to "
             f"{MAX_IMAGE_BYTES}; unpack the dataset again"
         )
-    return status, hashes.known(path, status)
-
-
-def _hash_bytes(path: Path) -> str:
     try:
-        return sha256_of(path)
+        return hashes.of(path, status)
     except OSError as error:
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
 
@@ -226,9 +188,15 @@ def _shared_images(images: Sequence[_Image], tested_on: str) -> tuple[str, ...]:
                 "the metadata lists one set of images twice: unpack the dataset again"
             )
     findings = (
-        (f"in both a training and a {tested_on} set", _across_splits),
+        (
+            f"in both a training and a {tested_on} set",
+            lambda copies: _first_two(copies, lambda image: image.place.split),
+        ),
         ("in more than one bucket of one split", _across_buckets),
-        ("under more than one class", _across_classes),
+        (
+            "under more than one class",
+            lambda copies: _first_two(copies, lambda image: image.class_name),
+        ),
     )
     return tuple(
         f"{len(pairs)} {'image is' if len(pairs) == 1 else 'images are'} {finding}; the first is "
@@ -238,20 +206,12 @@ def _shared_images(images: Sequence[_Image], tested_on: str) -> tuple[str, ...]:
     )
 
 
-def _across_splits(copies: Sequence[_Image]) -> tuple[_Image, _Image] | None:
-    return _first_two(copies, lambda image: image.place.split)
-
-
 def _across_buckets(copies: Sequence[_Image]) -> tuple[_Image, _Image] | None:
-    train = [image for image in copies if image.place.split == "train"]
-    test = [image for image in copies if image.place.split != "train"]
-    return _first_two(train, lambda image: image.place.bucket) or _first_two(
-        test, lambda image: image.place.bucket
-    )
-
-
-def _across_classes(copies: Sequence[_Image]) -> tuple[_Image, _Image] | None:
-    return _first_two(copies, lambda image: image.class_name)
+    for is_train in (True, False):
+        of_split = [image for image in copies if (image.place.split == "train") is is_train]
+        if pair := _first_two(of_split, lambda image: image.place.bucket):
+            return pair
+    return None
 
 
 def _first_two(

@@ -69,7 +69,7 @@ def sound_stream(
         order, counted([left[identity] for identity in order], on_image), strict=True
     ):
         if found[identity]:
-            cache.keep(images, resize, on_image=on_ready)
+            cache.damaged(images, resize, on_image=on_ready)
     listed = everything[:_MOST_LISTED]
     warnings = [
         f"{path_text(one.path)} is left out: it cannot be decoded: {one.why}" for one in listed

@@ -1,16 +1,13 @@
-"""Extracted features: numpy files in the cache folder, found by the content of their images.
+"""Extracted features: arrays in the cache folder, found by the content of their images.
 
-They are memory-mapped, each sealed as what its images and its extraction are, and a sidecar beside
-them says what they hold and marks them as whole.
+Beside each array lies what it is of: its images, and what decided the numbers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,17 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.durable import write_durably
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import shown
+from clear_mlflow.data.cached_arrays import CachedArrays, UnusableFileError, described, new_array
 from clear_mlflow.data.decoding.decode import decoder_version
-from clear_mlflow.data.files import path_text, read_json_object, reason
-from clear_mlflow.data.sealed import SealedFiles, UnsealedFileError, sealed_file
+from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
 
 _FOLDER = "features"
-_SIDECAR = "features.json"
-_FORMAT = 2
+_DECIDING = ("backbone", "weights", "preprocessing", "arithmetic")
 
 
 @dataclass(frozen=True)
@@ -46,27 +41,35 @@ class Extraction:
     def folder(self, stream: BucketStream, *, cache_dir: Path) -> Path:
         """Where the features of a stream's images go."""
         key = hashlib.sha256()
-        own = (self.backbone, self.weights, self.preprocessing, self.arithmetic)
-        for text in (str(_FORMAT), decoder_version(), *own):
+        for text in (decoder_version(), *(getattr(self, field) for field in _DECIDING)):
             key.update(text.encode() + b"\0")
         for images in image_sets(stream):
             key.update("\n".join(images.contents).encode() + b"\0")
         return cache_dir / _FOLDER / self.name / key.hexdigest()[:32]
 
-    def subject(self, images: ImageSet) -> str:
-        """What the features of some images are sealed as."""
-        return _subject(dataclasses.asdict(self) | {"decoder": decoder_version()}, images.contents)
+    def read(self, path: Path, images: ImageSet) -> NDArray[np.float32] | None:
+        """The features of some images, (N, width); None where they have to be computed."""
+        try:
+            found = CachedArrays().open(path, self._about(images))
+        except (UnusableFileError, OSError):
+            return None
+        return None if found is None else found[0]
 
+    def write(self, path: Path, images: ImageSet, array: NDArray[np.float32]) -> None:
+        """Keep the features of some images, (N, width): whole, or not at all."""
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with new_array(path, self._about(images)) as file:
+                np.save(file, array, allow_pickle=False)
+        except OSError as error:
+            raise DataError(
+                f"{path_text(path)} cannot be written: {reason(error)}; set CLEAR_MLFLOW_CACHE to "
+                "a folder with room"
+            ) from None
 
-def _subject(about: Mapping[str, Any], contents: Sequence[str]) -> str:
-    fields = ("backbone", "weights", "preprocessing", "arithmetic", "decoder")
-    own = (str(about[field]) for field in fields)
-    return "\n".join((*own, *contents))
-
-
-def extracted_names(cache_dir: Path) -> tuple[str, ...]:
-    """The names of all features that were extracted into a cache folder, sorted."""
-    return tuple(path.parent.parent.name for path in sidecars(cache_dir))
+    def _about(self, images: ImageSet) -> dict[str, Any]:
+        about = {**dataclasses.asdict(self), "decoder": decoder_version()}
+        return {**about, "contents": list(images.contents)}
 
 
 def array_file(folder: Path, number: int) -> Path:
@@ -74,84 +77,58 @@ def array_file(folder: Path, number: int) -> Path:
     return folder / f"{number:03d}.npy"
 
 
-def read_array(path: Path, subject: str, files: SealedFiles) -> NDArray[np.float32] | None:
-    """Memory-map a file of features; None where there is none."""
-    try:
-        with files.open(path, subject) as (file, _):
-            np.lib.format.read_magic(file)
-            shape, _, dtype = np.lib.format.read_array_header_1_0(file)
-            return np.memmap(file, dtype, mode="r", offset=file.tell(), shape=shape)
-    except FileNotFoundError:
-        return None
+def extracted_names(cache_dir: Path) -> tuple[str, ...]:
+    """The names of all features that were extracted into a cache folder, sorted."""
+    return tuple(sorted({folder.parent.name for folder in _folders(cache_dir, "*")}))
 
 
-def write_array(path: Path, array: NDArray[np.float32], subject: str) -> None:
-    """Write a file of features, which is there sealed and whole or not at all."""
-    with _written_to(path), sealed_file(path, subject) as file:
-        np.save(file, array, allow_pickle=False)
-
-
-def write_sidecar(
-    folder: Path, extraction: Extraction, stream: BucketStream, *, width: int
-) -> None:
-    """Say what the files of a folder hold; this marks the folder as whole."""
-    document = {
-        "format": _FORMAT,
-        "name": extraction.name,
-        "backbone": extraction.backbone,
-        "weights": extraction.weights,
-        "weights_tag": extraction.weights_tag,
-        "preprocessing": extraction.preprocessing,
-        "arithmetic": extraction.arithmetic,
-        "decoder": decoder_version(),
-        "width": width,
-        "dataset": {"name": stream.name, "digest": stream.digest},
-        "files": {
-            array_file(folder, number).name: {
-                "shape": [len(images), width],
-                "contents": images.contents,
-            }
-            for number, images in enumerate(image_sets(stream))
-        },
-    }
-    with _written_to(folder / _SIDECAR):
-        write_durably(folder / _SIDECAR, json.dumps(document).encode())
-
-
-def is_extracted(folder: Path) -> bool:
-    """Whether an extraction into this folder has come to its end."""
-    return (folder / _SIDECAR).is_file()
+def _folders(cache_dir: Path, name: str) -> list[Path]:
+    return sorted((cache_dir / _FOLDER).glob(f"{name}/*/"))
 
 
 def refuse_other_extraction(extraction: Extraction, *, cache_dir: Path) -> None:
     """Make sure that one name means one way to extract features."""
-    for path in sidecars(cache_dir, extraction.name):
-        there = _read_sidecar(path)
-        for field in ("backbone", "weights", "preprocessing", "arithmetic"):
-            if there[field] != getattr(extraction, field):
-                raise ConfigError(
-                    f"name {extraction.name} is taken by features with {field} "
-                    f"{shown(there[field])}, not {shown(getattr(extraction, field))}; pass another "
-                    "--name"
-                )
+    for folder in _folders(cache_dir, extraction.name):
+        for _, about in _described(folder):
+            for field in _DECIDING:
+                if about[field] != getattr(extraction, field):
+                    raise ConfigError(
+                        f"name {extraction.name} is taken by features with {field} "
+                        f"{shown(about[field])}, not {shown(getattr(extraction, field))}; pass "
+                        "another --name"
+                    )
+
+
+def _described(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
+    """Each array of a folder, and what it is of."""
+    for path in sorted(folder.glob("*.json")):
+        try:
+            about = described(path)
+        except (UnusableFileError, OSError) as error:
+            raise _unusable(str(error), folder) from None
+        if not {*_DECIDING, "contents"} <= about.keys():
+            raise _unusable(f"{path_text(path)} is not as it was written", folder)
+        yield path.with_suffix(".npy"), about
+
+
+def _unusable(why: str, folder: Path) -> DataError:
+    return DataError(
+        f"{why}; delete {path_text(folder)} and run 'clear-mlflow data features' again"
+    )
 
 
 class ExtractedFeatures:
     """The arrays of one extraction, by the content of the images."""
 
-    def __init__(self, sidecar: Path) -> None:
-        self._about = _read_sidecar(sidecar)
-        self._folder = sidecar.parent
-        self._contents: dict[str, list[str]] = {
-            file: entry["contents"] for file, entry in self._about["files"].items()
-        }
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._contents = {path: about["contents"] for path, about in _described(folder)}
         self._places = {
-            content: (file, row)
-            for file, contents in self._contents.items()
+            content: (path, row)
+            for path, contents in self._contents.items()
             for row, content in enumerate(contents)
         }
-        self._arrays: dict[str, NDArray[np.float32]] = {}
-        self.files = SealedFiles()
+        self._arrays: dict[Path, NDArray[np.float32]] = {}
 
     def covers(self, images: ImageSet) -> bool:
         """Whether all these images have features."""
@@ -160,51 +137,33 @@ class ExtractedFeatures:
     def of(self, images: ImageSet) -> NDArray[np.float32]:
         """The features of images, (N, width), in their order."""
         places = [self._places[content] for content in images.contents]
-        files = sorted({file for file, _ in places})
-        arrays = {file: self.open(file) for file in files}
-        for file in files:
-            if tuple(self._contents[file]) == images.contents:
-                return arrays[file]  # as it was extracted: the file itself, memory-mapped
-        gathered = np.empty((len(places), arrays[files[0]].shape[1]), dtype=np.float32)
-        for out, (file, row) in zip(gathered, places, strict=True):
-            out[:] = arrays[file][row]
+        arrays = {path: self._open(path) for path in sorted({path for path, _ in places})}
+        for path, array in arrays.items():
+            if self._contents[path] == list(images.contents):
+                return array  # as it was extracted: the file itself, memory-mapped
+        width = next(iter(arrays.values())).shape[1]
+        gathered = np.empty((len(places), width), dtype=np.float32)
+        for out, (path, row) in zip(gathered, places, strict=True):
+            out[:] = arrays[path][row]
         return gathered
 
-    def open(self, file: str) -> NDArray[np.float32]:
-        """One file's features."""
-        if file not in self._arrays:
-            path = self._folder / file
-            why = "is missing"
+    def _open(self, path: Path) -> NDArray[np.float32]:
+        if path not in self._arrays:
             try:
-                subject = _subject(self._about, self._contents[file])
-                if (array := read_array(path, subject, self.files)) is not None:
-                    self._arrays[file] = array
-                    return array
-            except UnsealedFileError as error:
-                why = str(error)
-            except OSError as error:
-                why = f"cannot be read: {reason(error)}"
-            raise DataError(
-                f"{path_text(path)} {why}; delete {path_text(self._folder)} and run 'clear-mlflow "
-                "data features' again"
-            )
-        return self._arrays[file]
-
-    def names(self) -> tuple[str, ...]:
-        """Its files."""
-        return tuple(self._contents)
-
-
-def sidecars(cache_dir: Path, name: str = "*") -> list[Path]:
-    """What says that an extraction is whole, of each into a cache folder, sorted."""
-    return sorted((cache_dir / _FOLDER).glob(f"{name}/*/{_SIDECAR}"))
+                found = CachedArrays().open(path, {"contents": self._contents[path]})
+            except (UnusableFileError, OSError) as error:
+                raise _unusable(str(error), self._folder) from None
+            if found is None:
+                raise _unusable(f"{path_text(path)} is missing", self._folder)
+            self._arrays[path] = found[0]
+        return self._arrays[path]
 
 
 def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> ExtractedFeatures | None:
     """The extraction of this name that has all of a stream's images; None where there is none."""
-    found = sidecars(cache_dir, name)
-    for path in found:
-        extracted = ExtractedFeatures(path)
+    found = _folders(cache_dir, name)
+    for folder in found:
+        extracted = ExtractedFeatures(folder)
         if all(extracted.covers(images) for images in image_sets(stream)):
             return extracted
     if found:
@@ -213,41 +172,3 @@ def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> Extra
             "run 'clear-mlflow data features' on its folder again"
         )
     return None
-
-
-def _read_sidecar(path: Path) -> dict[str, Any]:
-    """A sidecar with all that is used of it checked."""
-    document = read_json_object(path, root=path.parent.resolve())
-    texts = ("name", "backbone", "weights", "preprocessing", "decoder", "arithmetic")
-    files = document.get("files")
-    whole = (
-        document.get("format") == _FORMAT
-        and all(isinstance(document.get(text), str) for text in texts)
-        and isinstance(files, dict)
-        and all(
-            file == Path(file).name
-            and file.endswith(".npy")
-            and isinstance(entry, dict)
-            and isinstance(entry.get("contents"), list)
-            and all(isinstance(content, str) for content in entry["contents"])
-            for file, entry in files.items()
-        )
-    )
-    if not whole:
-        raise DataError(
-            f"{path_text(path)} is no description of extracted features that this clear_mlflow "
-            "reads; delete its folder and run 'clear-mlflow data features' again"
-        )
-    return document
-
-
-@contextmanager
-def _written_to(path: Path) -> Iterator[None]:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise DataError(
-            f"{path_text(path)} cannot be written: {reason(error)}; set CLEAR_MLFLOW_CACHE to a "
-            "folder with room"
-        ) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,6 @@ from clear_mlflow.data.features.extracted import (
 )
 from clear_mlflow.data.features.pixels import PIXELS, pixel_features
 from clear_mlflow.data.features.shipped import ShippedFeatures, own_names
-from clear_mlflow.data.sealed import SealedFiles
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
 
 
@@ -32,7 +31,6 @@ class StoredFeatures:
     width: int  # numbers per image
     train: tuple[NDArray[np.float32], ...]  # per bucket (N, width), in the order of its images
     test: tuple[NDArray[np.float32], ...]  # likewise; the same arrays where the images are
-    files: SealedFiles = field(default_factory=SealedFiles)
 
 
 def load_features(
@@ -44,7 +42,6 @@ def load_features(
 ) -> StoredFeatures:
     """Find the features of a stream's images: the dataset's own, else extracted ones."""
     load: Callable[[str, ImageSet], NDArray[np.float32]]
-    files = SealedFiles()
     if name == PIXELS:
         total = sum(len(images) for images in image_sets(stream))
         done = 0
@@ -70,8 +67,6 @@ def load_features(
                 f"features DIR --name {name}'"
             )
 
-        files = extracted.files
-
         def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
             return extracted.of(images)
 
@@ -92,7 +87,6 @@ def load_features(
         width=widths[0],
         train=tuple(train),
         test=tuple(test),
-        files=files,
     )
 
 

@@ -13,16 +13,8 @@ from torch import Tensor, nn
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
 from clear_mlflow.data.decoding.decode import OwnTransform, Resize, decode, decode_blocks, refusal
-from clear_mlflow.data.features.extracted import (
-    Extraction,
-    array_file,
-    is_extracted,
-    read_array,
-    write_array,
-    write_sidecar,
-)
+from clear_mlflow.data.features.extracted import Extraction, array_file
 from clear_mlflow.data.features.stored import refuse_taken_name
-from clear_mlflow.data.sealed import SealedFiles, UnsealedFileError
 from clear_mlflow.data.stream import BucketStream, ImageSet, counted, image_sets
 from clear_mlflow.learning.device import tf32, translate_oom
 from clear_mlflow.learning.inference.backbone import Backbone, Geometry
@@ -95,15 +87,13 @@ def extract(
     sets = list(image_sets(stream))
     total = sum(map(len, sets))
     arrays = [
-        _read(array_file(folder, number), extraction.subject(images))
-        for number, images in enumerate(sets)
+        extraction.read(array_file(folder, number), images) for number, images in enumerate(sets)
     ]
-    if is_extracted(folder) and all(array is not None for array in arrays):
+    if all(array is not None for array in arrays):
         on_image(total, total)
         return folder
     with translate_oom(_LESS_MEMORY):
         model = backbone.model.to(device).to(memory_format=torch.channels_last)
-    width = 0
     for number, (images, on_ready) in enumerate(counted(sets, on_image)):
         array = arrays[number]
         if array is None:
@@ -115,19 +105,9 @@ def extract(
                     device=device,
                     on_image=on_ready,
                 )
-            write_array(array_file(folder, number), array, extraction.subject(images))
-        width = array.shape[1]
+            extraction.write(array_file(folder, number), images, array)
         on_ready(len(images))
-    write_sidecar(folder, extraction, stream, width=width)
     return folder
-
-
-def _read(path: Path, subject: str) -> NDArray[np.float32] | None:
-    """A file of features; None where they have to be computed."""
-    try:
-        return read_array(path, subject, SealedFiles())
-    except (UnsealedFileError, OSError):
-        return None
 
 
 def features_of(
