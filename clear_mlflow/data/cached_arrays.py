@@ -94,7 +94,7 @@ class CachedArrays:
                     if digest != _digest(file, about):
                         raise _changed(path)
                 self._verified.add(state)
-            return np.load(path, mmap_mode="c"), about
+            return np.load(path, mmap_mode="c", allow_pickle=False), about
         except FileNotFoundError:
             return None
 
