@@ -9,10 +9,7 @@ turns counts.
 - ``bare``: the shortest loop in plain torch that does the same steps and the same tests under the
   same allocator setting, its features in memory beforehand;
 - ``one``: ``clear-mlflow train`` as a user types it, supervisor, MLflow store and all;
-- ``ensemble``: the same with ``--seeds``, each member a run of its own;
-- ``avalanche``: avalanche-lib with the settings and metrics of its example of CLEAR's linear
-  protocol, on the same features in memory. Needs avalanche-lib 0.6.0: ``--avalanche`` names a
-  Python that has it beside torch and this package.
+- ``ensemble``: the same with ``--seeds``, each member a run of its own.
 
 A loop's time runs from the row of the untrained model to the last row (of the last member); what
 comes before is start-up, what comes after is scoring and closing the runs.
@@ -23,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import resource
 import subprocess
 import sys
@@ -34,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from learning import machine
 
 BUCKETS, CLASSES, WIDTH = 10, 11, 2048
 BATCH, LR, LR_STEP = 512, 1.0, 60
@@ -50,31 +47,28 @@ def main() -> None:
     options.add_argument("--turns", type=int, default=3, help="of which the best counts")
     options.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options.add_argument("--folder", type=Path, help="where the data is kept from call to call")
-    options.add_argument("--avalanche", metavar="PYTHON", help="a Python with avalanche-lib")
     options.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     asked = options.parse_args()
     if asked.one:
         what, folder, epochs, device = asked.one
         name, _, members = what.partition(":")
-        side = {"bare": bare, "one": ours, "ensemble": ours, "avalanche": avalanche}[name]
+        side = {"bare": bare, "one": ours, "ensemble": ours}[name]
         print(json.dumps(side(Path(folder), int(epochs), int(members or 0), device)))
         return
     with tempfile.TemporaryDirectory() as temporary:
         folder = asked.folder or Path(temporary)
         if not (folder / "data").is_dir():
             write_dataset(folder, asked.train, asked.test)
-        print(machine(), end="\n\n")
+        print(machine(asked.device), end="\n\n")
         print(
             f"{BUCKETS} buckets of {asked.train * CLASSES:,} and {asked.test * CLASSES:,} images, "
             f"{WIDTH:,} numbers each, {asked.epochs} epochs.\n"
         )
         sides = ["bare", "one", *([f"ensemble:{asked.members}"] if asked.members else [])]
-        sides += ["avalanche"] if asked.avalanche else []
         turns: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
         for _ in range(asked.turns):
             for side in sides:
-                python = asked.avalanche if side == "avalanche" else sys.executable
-                turns[side].append(measure(python, side, folder, asked.epochs, asked.device))
+                turns[side].append(measure(side, folder, asked.epochs, asked.device))
         print_table(turns)
         print(f"\nLoad average at the end: {os.getloadavg()[0]:.1f}.")
 
@@ -96,26 +90,10 @@ def print_table(turns: dict[str, list[dict[str, float]]]) -> None:
         print(f"| {side} | {' | '.join(cells)} | {found['peak_mb']:,.0f} |")
 
 
-def machine() -> str:
-    """What the figures were measured on."""
-    import torch
-
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        names = [line for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
-        model = names[0].split(":", 1)[1].strip() if names else model
-    device = f"; {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return (
-        f"{os.cpu_count()} cores ({model}){device}, Python {platform.python_version()}, torch "
-        f"{torch.__version__}; load average at the start: {os.getloadavg()[0]:.1f}."
-    )
-
-
-def measure(python: str, what: str, folder: Path, epochs: int, device: str) -> dict[str, float]:
+def measure(what: str, folder: Path, epochs: int, device: str) -> dict[str, float]:
     """One measurement in a process of its own."""
     answer = subprocess.run(
-        [python, __file__, "--one", what, str(folder), str(epochs), device],
+        [sys.executable, __file__, "--one", what, str(folder), str(epochs), device],
         check=True,
         stdout=subprocess.PIPE,
         text=True,
@@ -229,68 +207,6 @@ def stored(folder: Path) -> list[tuple[Any, Any, Any, Any]]:
             arrays[:BUCKETS], arrays[BUCKETS:], stream.buckets, strict=True
         )
     ]
-
-
-def avalanche(folder: Path, epochs: int, _: int, device: str) -> dict[str, float]:
-    """avalanche-lib with the settings of its example of the linear protocol."""
-    began = time.perf_counter()
-    import torch
-    from avalanche.benchmarks import benchmark_from_datasets
-    from avalanche.benchmarks.utils import as_classification_dataset
-    from avalanche.evaluation import metrics
-    from avalanche.logging import TextLogger
-    from avalanche.training.plugins import EvaluationPlugin, LRSchedulerPlugin
-    from avalanche.training.supervised import Naive
-    from torch.utils.data import TensorDataset
-
-    buckets = stored(folder)
-
-    def stream(features: int, labels: int) -> list[object]:
-        found = []
-        for bucket in buckets:
-            dataset = TensorDataset(bucket[features], bucket[labels])
-            dataset.targets = bucket[labels].tolist()
-            found.append(as_classification_dataset(dataset))
-        return found
-
-    scenario = benchmark_from_datasets(train=stream(0, 1), test=stream(2, 3))
-    model = torch.nn.Linear(WIDTH, CLASSES).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=LR, weight_decay=1e-5, momentum=0.9)
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=LR_STEP, gamma=0.1)
-    with tempfile.TemporaryFile("w") as log:
-        evaluator = EvaluationPlugin(
-            metrics.accuracy_metrics(minibatch=True, epoch=True, experience=True, stream=True),
-            metrics.loss_metrics(minibatch=True, epoch=True, experience=True, stream=True),
-            metrics.timing_metrics(epoch=True, epoch_running=True),
-            metrics.forgetting_metrics(experience=True, stream=True),
-            metrics.cpu_usage_metrics(experience=True),
-            metrics.confusion_matrix_metrics(num_classes=CLASSES, save_image=False, stream=True),
-            metrics.disk_usage_metrics(minibatch=True, epoch=True, experience=True, stream=True),
-            loggers=[TextLogger(log)],
-        )
-        strategy = Naive(
-            model=model,
-            optimizer=optimizer,
-            criterion=torch.nn.CrossEntropyLoss(),
-            train_mb_size=BATCH,
-            train_epochs=epochs,
-            eval_mb_size=BATCH,
-            evaluator=evaluator,
-            device=torch.device(device),
-            plugins=[LRSchedulerPlugin(scheduler)],
-        )
-        started = time.perf_counter()
-        for experience in scenario.train_stream:
-            strategy.train(experience)
-            strategy.eval(scenario.test_stream)
-        ended = time.perf_counter()
-    return {
-        "start": started - began,
-        "loop": ended - started,
-        "close": 0.0,
-        "all": ended - began,
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-    }
 
 
 def ours(folder: Path, epochs: int, members: int, device: str) -> dict[str, float]:
