@@ -12,9 +12,10 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import click
 import yaml
@@ -142,8 +143,9 @@ def docstrings(module: Path) -> Iterator[str]:
     """Our own words in the docstrings of a module."""
     source = _text(module)
     for node in ast.walk(ast.parse(source)):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        if documented and ast.get_docstring(node) is not None:
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        if ast.get_docstring(node) is not None:
             text = ast.get_source_segment(source, node.body[0]) or ""
             yield from _words(_NAMES.sub(_blanked, text), node.body[0].lineno)
 
@@ -200,7 +202,7 @@ def _filled(node: ast.AST) -> str:
 
 def concepts(page: Path) -> Iterator[str]:
     """Values of the table that are not those of the matrix that the page writes down."""
-    space: dict[str, object] = {}
+    space: dict[str, Any] = {}
     code = next(code for _, language, code in FENCED.findall(_text(page)) if language == "python")
     exec(code, space)  # noqa: S102  (a page of this checkout)
     rows = re.findall(r"^\| `(\w+/\w+)` .*\| (\S+) \|$", _text(page), re.M)
@@ -215,7 +217,7 @@ def concepts(page: Path) -> Iterator[str]:
         yield f"explain(matrix) gives {explain(matrix, metrics=chosen)}"
 
 
-CHECKS = {
+CHECKS: dict[Path, list[Callable[[Path], Iterator[str]]]] = {
     **{page: [prose, blocks, named_tests] for page in PAGES},
     **{module: [docstrings] for module in PACKAGE},
 }
@@ -233,7 +235,7 @@ def _text(path: Path) -> str:
 
 
 @cache
-def _entry_points() -> dict[str, dict[str, dict[str, object]]]:
+def _entry_points() -> dict[str, Any]:
     return yaml.safe_load(_text(ROOT / "MLproject"))["entry_points"]
 
 
