@@ -29,6 +29,7 @@ class PullTowardsPast(Strategy):
         strength: float = 1.0
 
     past: list[Tensor] | None = None
+    keeps = ("past",)  # what a resumed run continues with
 
     def before_step(self) -> None:
         """The gradients of the loss are there: add that of the pull."""

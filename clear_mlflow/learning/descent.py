@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,40 +20,12 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, training_batches
 
-
-class Hooks(Protocol):
-    """What a strategy adds to each step; see :class:`.strategies._base.Strategy`."""
-
-    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None:
-        """An epoch begins."""
-        ...
-
-    def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
-        """What each step of the epoch takes beside its batch."""
-        ...
-
-    def share_of_loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """What a step descends; of several processes, this one's share of it."""
-        ...
-
-    def before_step(self) -> None:
-        """Gradients are there."""
-        ...
-
-    def after_step(self) -> None:
-        """Weights have changed."""
-        ...
+if TYPE_CHECKING:
+    from clear_mlflow.learning.strategies._base import Strategy
 
 
 class GradientDescent:
-    """Trains one model through the stream.
-
-    Args:
-        model: on its device.
-        config: the run's parameters, ``precision`` resolved.
-        keys: of all buckets, in stream order.
-        progress: what shows each step, and is given the curve.
-        group: the processes that train the model together, each on its share of every batch.
+    """Trains one model through the stream, with the processes of a group on shares of each batch.
 
     Attributes:
         curve: of the loss; it counts the steps.
@@ -68,19 +40,19 @@ class GradientDescent:
         keys: tuple[str, ...],
         progress: TrainingProgress,
         group: ProcessGroup = ALONE,
+        seeds: Sequence[int] = (),
     ) -> None:
         self._model = model
         self._group = group
         self._config = config
         self._keys = keys
-        self._progress = progress
+        # Of models that step together; of one alone there is nothing to name.
+        self._seeds: Sequence[int | None] = seeds or (None,)
         self._device = next(model.parameters()).device
-        self.curve = LossCurve(progress, self._device, group=group)
+        self.curve = LossCurve(progress, self._device, group=group, num_models=len(self._seeds))
         self.tests: InsideTests | None = None
         self._optimizer: torch.optim.Optimizer | None = None
-        self._learning: list[
-            nn.Parameter
-        ] = []  # weights whose gradients forward's spreading awaits
+        self._learning: list[nn.Parameter] = []  # whose gradients forward's spreading awaits
         self._plain, self._of_full = self._spread()
 
     def restart(self, fresh: nn.Module) -> None:
@@ -88,19 +60,39 @@ class GradientDescent:
         self._model.load_state_dict(fresh.state_dict())
         self._optimizer = None
 
-    def optimizer_state(self) -> tuple[tuple[str, ...], dict[str, Any]] | None:
-        """The state that the next bucket's steps continue from, and the names of its weights.
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed training continues with: steps, and the state of an optimiser that stays.
 
-        None where the next bucket's optimiser starts anew.
+        ``optimizer`` is by the names of its weights; None where the next bucket's starts anew.
         """
-        return kept_optimizer_state(self._optimizer, self._model, self._config)
+        kept = None
+        if self._optimizer is not None and self._config.optimizer_state == "keep":
+            known = {id(weight): name for name, weight in self._model.named_parameters()}
+            kept = {
+                known[id(p)]: dict(self._optimizer.state.get(p, {}))
+                for group in self._optimizer.param_groups
+                for p in group["params"]
+            }
+        return {"steps": self.curve.steps, "optimizer": kept}
 
-    def restore_optimizer(self, names: Sequence[str], state: dict[str, Any]) -> None:
-        """Continue from what :meth:`optimizer_state` gave."""
-        self._optimizer = restored_optimizer(self._model, self._config, names, state)
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` gave, whose tensors lie on the CPU.
+
+        The optimiser moves to the device what belongs there. A count of steps does not: at every
+        step the host would wait for it, once per weight.
+        """
+        self.curve.steps = int(state["steps"])
+        if (kept := state["optimizer"]) is not None:
+            known = dict(self._model.named_parameters())
+            self._optimizer = _optimizer_of([known[name] for name in kept], self._config)
+            fresh = self._optimizer.state_dict()
+            fresh["state"] = {
+                n: of_weight for n, of_weight in enumerate(kept.values()) if of_weight
+            }
+            self._optimizer.load_state_dict(fresh)
 
     def run(
-        self, samples: Samples, *, position: int, hooks: Hooks, epochs: int | None = None
+        self, samples: Samples, *, position: int, hooks: Strategy, epochs: int | None = None
     ) -> None:
         """Train for all epochs of a bucket.
 
@@ -118,14 +110,13 @@ class GradientDescent:
         """
         config = self._config if epochs is None else replace(self._config, epochs=epochs)
         bounds = batch_bounds(len(samples), config.batch_size)
-        num_steps = config.epochs * len(bounds)
-        self._progress.steps_planned(num_steps)
         curve, tests = self.curve, self.tests
-        curve.begin(num_steps)
+        curve.begin(config.epochs * len(bounds))
         if tests is not None:
             tests.begin(position, epochs=config.epochs, steps_an_epoch=len(bounds))
-        optimizer = self._optimizer_for_bucket()
-        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        if self._optimizer is None or config.optimizer_state == "reset":
+            self._optimizer = build_optimizer(self._model, config)
+        optimizer = self._optimizer
         trainable(self._model, config.freeze)
         if [id(p) for p in self._learning] != [id(p) for p in _learning(self._model)]:
             self._plain, self._of_full = self._spread()
@@ -139,16 +130,7 @@ class GradientDescent:
             seed_everything(config.seed, RngPurpose.MODEL, position, epoch, *others)
             hooks.begin_epoch(position, epoch, len(bounds))
             curve.begin_epoch(lr)
-            shares = training_batches(
-                samples,
-                image_size=config.image_size,
-                batch_size=config.batch_size,
-                device=self._device,
-                seed=config.seed,
-                position=position,
-                epoch=epoch,
-                group=self._group,
-            )
+            shares = self._batches(samples, position, epoch)
             rehearsal = hooks.rehearsal(position, epoch, len(bounds))
             # Both come to their end here: what draws from a buffer keeps its images until then.
             for share, rehearsed in zip(shares, rehearsal, strict=True):
@@ -157,30 +139,49 @@ class GradientDescent:
                 with autocast(self._device, config.precision):
                     loss = hooks.share_of_loss(forward, batch)
                 optimizer.zero_grad(set_to_none=True)
-                torch.autograd.backward(loss)
+                torch.autograd.backward(loss, torch.ones_like(loss))
                 hooks.before_step()
                 if config.clip_norm:
-                    nn.utils.clip_grad_norm_(weights, config.clip_norm)
+                    self._clip(optimizer, config.clip_norm)
                 optimizer.step()
                 hooks.after_step()
-                curve.loss += loss.detach()
-                curve.step_done(batch.total)
-                self._progress.step_done()
+                curve.step_done(loss.detach(), batch.total)
                 if tests is not None:
                     tests.step_done()
             # Once per epoch: at every step the host would wait for the device.
-            if not all(map(math.isfinite, curve.end_epoch())):
-                raise DivergedError(
-                    f"the loss is no longer a finite number in epoch {epoch + 1} of "
-                    f"{config.epochs} on bucket {self._keys[position]}; pass a lr below {config.lr}"
-                )
+            for seed, total in zip(self._seeds, curve.end_epoch(), strict=True):
+                if not math.isfinite(total):
+                    whose = "" if seed is None else f" of seed {seed}"
+                    raise DivergedError(
+                        f"the loss{whose} is no longer a finite number in epoch {epoch + 1} of "
+                        f"{config.epochs} on bucket {self._keys[position]}; pass a lr below "
+                        f"{config.lr}",
+                        seed,
+                    )
+
+    def _batches(self, samples: Samples, position: int, epoch: int) -> Iterator[Batch]:
+        """An epoch's, of this process."""
+        config = self._config
+        return training_batches(
+            samples,
+            image_size=config.image_size,
+            batch_size=config.batch_size,
+            device=self._device,
+            seed=config.seed,
+            position=position,
+            epoch=epoch,
+            group=self._group,
+        )
+
+    def _clip(self, optimizer: torch.optim.Optimizer, norm: float) -> None:
+        weights = [p for group in optimizer.param_groups for p in group["params"]]
+        nn.utils.clip_grad_norm_(weights, norm)
 
     def _spread(self) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
         """The model as a step calls it, on a batch of any size and on a full one.
 
         Compiled, if at all, for the size of full batches alone: with the rest of an epoch torch
         would go over to a graph for any size, and use it for full batches, too, which is slower.
-
         To be made anew where a strategy has frozen weights.
         """
         self._learning = _learning(self._model)
@@ -188,11 +189,6 @@ class GradientDescent:
         if self._config.compile == "off":
             return spread, spread
         return spread, torch.compile(spread, dynamic=False)
-
-    def _optimizer_for_bucket(self) -> torch.optim.Optimizer:
-        if self._optimizer is None or self._config.optimizer_state == "reset":
-            self._optimizer = build_optimizer(self._model, self._config)
-        return self._optimizer
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
@@ -202,27 +198,6 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimi
 
 def _learning(model: nn.Module) -> list[nn.Parameter]:
     return [p for p in model.parameters() if p.requires_grad]
-
-
-def kept_optimizer_state(
-    optimizer: torch.optim.Optimizer | None, model: nn.Module, config: TrainConfig
-) -> tuple[tuple[str, ...], dict[str, Any]] | None:
-    """The state of an optimiser that is kept at a new bucket, and the names of its weights."""
-    if optimizer is None or config.optimizer_state == "reset":
-        return None
-    known = {id(weight): name for name, weight in model.named_parameters()}
-    names = tuple(known[id(p)] for group in optimizer.param_groups for p in group["params"])
-    return names, optimizer.state_dict()
-
-
-def restored_optimizer(
-    model: nn.Module, config: TrainConfig, names: Sequence[str], state: dict[str, Any]
-) -> torch.optim.Optimizer:
-    """The optimiser that :func:`kept_optimizer_state` described, over the weights of a model."""
-    known = dict(model.named_parameters())
-    optimizer = _optimizer_of([known[name] for name in names], config)
-    optimizer.load_state_dict(state)
-    return optimizer
 
 
 def _optimizer_of(weights: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
@@ -238,11 +213,7 @@ def learning_rate(config: TrainConfig, epoch: int) -> float:
     """The learning rate of an epoch within its bucket.
 
     The warm-up rises linearly and reaches ``lr`` in its last epoch; cosine falls from ``lr`` in the
-    epoch after it towards 0 after the last.
-
-    Args:
-        config: the run's parameters.
-        epoch: from 0.
+    epoch after it towards 0 after the last. Epochs count from 0.
     """
     warm = config.warmup_epochs
     if epoch < warm:

@@ -14,13 +14,13 @@ from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
 from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
+from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import (
     RngPurpose,
     autocast,
     is_out_of_memory,
     seed_everything,
 )
-from clear_mlflow.learning.ensembles.heads import descent_for
 from clear_mlflow.learning.models import build_model, linear_head, logits_in_float32
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -93,7 +93,7 @@ def train(
     arguments = check_strategy(config)
     strategy = load_strategy(config.strategy)(config, stream, model, arguments)
     strategy.group = group
-    descent = descent_for(strategy, model, config, keys=stream.keys, progress=progress, group=group)
+    descent = GradientDescent(model, config, keys=stream.keys, progress=progress, group=group)
     descent.tests = _inside_tests(model, stream, config, progress, group)
 
     def tested(trained: int) -> Trained:

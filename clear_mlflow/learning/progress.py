@@ -7,10 +7,10 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
@@ -56,80 +56,49 @@ class TrainingProgress:
         """The model was tested on all buckets."""
 
 
+# What passes reports on has to be found by its name, where it says nothing itself.
+_Base: Any = TrainingProgress if TYPE_CHECKING else object
+
+
 class LineProgress(TrainingProgress):
     """One line on *stream* for every bucket, and nothing else: made for logs."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._started = math.nan
-        self._loss = _RecentLoss()
+        self._losses = _recent_losses()
 
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Take the time."""
         self._started = time.perf_counter()
-        self._loss = _RecentLoss()
+        self._losses = _recent_losses()
 
     def curve_measured(self, point: CurvePoint) -> None:
         """Keep the loss for the bucket's line."""
-        self._loss.add(point)
+        self._losses.append(point.loss)
 
     def row_measured(self, row: AccuracyRow) -> None:
         """Write the bucket's line; the untrained model's row has none."""
         if row.row > 0:
             seconds = time.perf_counter() - self._started
             head = f"bucket {row.row}/{len(row.buckets)} (key {row.buckets[row.row - 1]})"
-            shown = [*accuracies(row), *self._loss.shown(), f"{seconds:.1f} s"]
+            shown = [*accuracies(row), *_mean_loss(self._losses), f"{seconds:.1f} s"]
             self._stream.write(f"{head}: {', '.join(shown)}\n")
             self._stream.flush()
 
 
-class PassingProgress(TrainingProgress):
-    """Passes everything on.
-
-    Args:
-        shown: what receives it; entered and left by its owner.
-    """
+class _Passing(_Base):
+    """Passes everything on, but for what a subclass says; *shown* is entered by its owner."""
 
     def __init__(self, shown: TrainingProgress) -> None:
         self._shown = shown
 
-    def images_decoded(self, done: int, total: int) -> None:
-        """Pass it on."""
-        self._shown.images_decoded(done, total)
-
-    def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
-        """Pass it on."""
-        self._shown.bucket_started(key, position=position, num_buckets=num_buckets)
-
-    def steps_planned(self, num_steps: int) -> None:
-        """Pass it on."""
-        self._shown.steps_planned(num_steps)
-
-    def step_done(self) -> None:
-        """Pass it on."""
-        self._shown.step_done()
-
-    def curve_measured(self, point: CurvePoint) -> None:
-        """Pass it on."""
-        self._shown.curve_measured(point)
-
-    def test_done(self, test: AnytimeRow) -> None:
-        """Pass it on."""
-        self._shown.test_done(test)
-
-    def row_measured(self, row: AccuracyRow) -> None:
-        """Pass it on."""
-        self._shown.row_measured(row)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._shown, name)
 
 
-class MemberProgress(PassingProgress):
-    """What one of several members reports that take turns.
-
-    Args:
-        shown: what receives it.
-        seed: of the member.
-        with_rows: whether its rows are shown: of several members', one's are.
-    """
+class MemberProgress(_Passing):
+    """What one of several members reports; its rows are shown or not: one's are, of several."""
 
     def __init__(self, shown: TrainingProgress, seed: int, *, with_rows: bool) -> None:
         super().__init__(shown)
@@ -138,22 +107,16 @@ class MemberProgress(PassingProgress):
 
     def curve_measured(self, point: CurvePoint) -> None:
         """Say whose it is."""
-        super().curve_measured(replace(point, seed=self._seed))
+        self._shown.curve_measured(replace(point, seed=self._seed))
 
     def row_measured(self, row: AccuracyRow) -> None:
         """Pass it on, or not."""
         if self._with_rows:
-            super().row_measured(row)
+            self._shown.row_measured(row)
 
 
-class CollectingProgress(PassingProgress):
-    """Passes everything on, and keeps the curve for whoever stores it.
-
-    Args:
-        shown: what receives everything.
-        on_curve: is given what was kept, at most once in some seconds.
-        on_test: is given each test inside a bucket.
-    """
+class CollectingProgress(_Passing):
+    """Keeps the curve for whoever stores it: *on_curve* is called at most once in some seconds."""
 
     def __init__(
         self, shown: TrainingProgress, on_curve: OnCurve, on_test: OnTest = ignore
@@ -166,14 +129,14 @@ class CollectingProgress(PassingProgress):
 
     def curve_measured(self, point: CurvePoint) -> None:
         """Keep it, too."""
-        super().curve_measured(point)
+        self._shown.curve_measured(point)
         self._points.append(point)
         if time.monotonic() - self._handed_at >= _SECONDS_BETWEEN_POINTS:
             self._on_curve(self.take())
 
     def test_done(self, test: AnytimeRow) -> None:
         """Hand it on, too."""
-        super().test_done(test)
+        self._shown.test_done(test)
         self._on_test(test)
 
     def take(self) -> tuple[CurvePoint, ...]:
@@ -212,7 +175,7 @@ class TerminalProgress(TrainingProgress):
         self._step_bar = self._bars.add_task("", total=None, visible=False)
         self._steps = 0
         self._bucket = ""
-        self._loss = _RecentLoss()
+        self._losses = _recent_losses()
         self._drawn = -math.inf
 
     def __enter__(self) -> TerminalProgress:
@@ -234,7 +197,7 @@ class TerminalProgress(TrainingProgress):
         """Start the lower bar anew."""
         self._steps = 0
         self._bucket = f"bucket {key}"
-        self._loss = _RecentLoss()
+        self._losses = _recent_losses()
         self._bars.update(self._stream_bar, total=num_buckets, completed=position)
         self._bars.reset(self._step_bar, description=self._bucket, total=None, visible=True)
         self._bars.refresh()
@@ -252,7 +215,7 @@ class TerminalProgress(TrainingProgress):
 
     def curve_measured(self, point: CurvePoint) -> None:
         """Keep the loss for the lower bar's next drawing."""
-        self._loss.add(point)
+        self._losses.append(point.loss)
 
     def row_measured(self, row: AccuracyRow) -> None:
         """Show the accuracies beside the upper bar."""
@@ -266,7 +229,7 @@ class TerminalProgress(TrainingProgress):
         self._bars.refresh()
 
     def _update_step_bar(self) -> None:
-        doing = " · ".join([self._bucket, *self._loss.shown()])
+        doing = " · ".join([self._bucket, *_mean_loss(self._losses)])
         self._bars.update(self._step_bar, description=doing, completed=self._steps)
 
     def _is_time_to_draw(self) -> bool:
@@ -301,19 +264,14 @@ def accuracies(row: AccuracyRow) -> list[str]:
     return [*shown, _percent("on past buckets", past)] if past else shown
 
 
-class _RecentLoss:
-    """The mean loss over a bucket's last points; one point may be a single batch."""
+def _recent_losses() -> deque[float]:
+    """Of a bucket's last points; one point may be a single batch."""
+    return deque(maxlen=10)
 
-    def __init__(self) -> None:
-        self._losses: deque[float] = deque(maxlen=10)
 
-    def add(self, point: CurvePoint) -> None:
-        self._losses.append(point.loss)
-
-    def shown(self) -> list[str]:
-        """For people; nothing where no step was taken."""
-        losses = self._losses
-        return [f"loss {sum(losses) / len(losses):.3g}"] if losses else []
+def _mean_loss(losses: Collection[float]) -> list[str]:
+    """For people; nothing where no step was taken."""
+    return [f"loss {sum(losses) / len(losses):.3g}"] if losses else []
 
 
 def _percent(name: str, fractions: Sequence[float]) -> str:

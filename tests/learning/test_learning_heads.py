@@ -1,4 +1,4 @@
-"""Linear heads, one and many: against autograd, and each member against the run it is alone."""
+"""Linear heads that step together: each against the run that it is alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import torch
 from feature_streams import CLASSES, config, made_up, rows_of, trained, training
 
 from clear_mlflow.core.errors import DivergedError
-from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.ensembles.heads import HeadDescent, descent_for
-from clear_mlflow.learning.ensembles.members import member_configs, train_ensemble
-from clear_mlflow.learning.loop import fresh_model, measure
+from clear_mlflow.learning.ensembles.members import member_configs, steps_together, train_ensemble
+from clear_mlflow.learning.loop import measure
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.feature_stream import FeatureStream
 from clear_mlflow.learning.session import check
-from clear_mlflow.learning.strategies._base import Strategy, load_strategy
+from clear_mlflow.learning.strategies._base import load_strategy
+from clear_mlflow.learning.strategies.replay import Replay
 
 SEEDS = (3, 0, 11)
 
@@ -38,30 +37,6 @@ SETTINGS = [
 def stream():
     placed, features = made_up()
     return FeatureStream(placed, features, device=torch.device("cpu"))
-
-
-def weights_by_autograd(settings):
-    """The weights after every bucket, through the loop that every network takes."""
-    placed = stream()
-    model = fresh_model(placed, settings)
-    kind = load_strategy(settings.strategy)
-    strategy = kind(settings, placed, model, kind.Arguments())
-    descent = GradientDescent(model, settings, keys=placed.keys, progress=TrainingProgress())
-    for position in range(3):
-        strategy.learn(position, descent)
-        strategy.after_bucket(position)
-        yield [p.detach().double().numpy() for p in model.parameters()]
-
-
-@pytest.mark.parametrize("changes", SETTINGS)
-def test_a_head_learns_what_autograd_would_teach_it(changes):
-    """The written-out gradient, through every parameter that changes a step."""
-    settings = check(config(**{"batch_size": 6, **changes}))
-    found = trained(settings)[1:]
-    for (_, *weights), expected in zip(found, weights_by_autograd(settings), strict=True):
-        for ours, theirs in zip(weights, expected, strict=True):
-            np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-5)
-    assert np.abs(found[-1][1]).max() > 0.1
 
 
 @pytest.mark.parametrize("changes", SETTINGS)
@@ -115,35 +90,26 @@ def test_members_share_what_is_the_same_for_all():
     assert strategies[0].training_set(1) is not first
 
 
-def test_a_step_has_the_short_way_only_where_nothing_is_added():
-    """All else goes through autograd: own hooks, bf16, a layer that is no linear one."""
+def test_members_step_together_only_where_nothing_is_added_to_a_step():
+    """All else takes turns: own hooks, bfloat16, a strategy that takes batches from a buffer."""
 
-    class Own(Strategy):
-        def after_step(self):
-            """Do something."""
+    def together(strategy="naive", **changes):
+        return steps_together(check(config(strategy=strategy, seeds="1,2", **changes)))
 
-    placed, settings = stream(), check(config())
-    plain = load_strategy("naive")(settings, placed, None, None)
+    assert together()
+    assert together("replay", memory=6)
+    assert not together("replay", memory=6, strategy_args="batches=balanced")
+    assert not together("ewc")
+    assert not together("from_scratch")
+    assert not together(f"{__name__}:OwnReplay", memory=6)
+    assert not together(precision="bf16")
 
-    def chosen(strategy, model=None, **changes):
-        head = fresh_model(placed, settings) if model is None else model
-        return type(
-            descent_for(
-                strategy, head, config(**changes), keys=placed.keys, progress=TrainingProgress()
-            )
-        )
 
-    assert chosen(plain) is HeadDescent
-    assert chosen(Own(settings, placed, None, None)) is GradientDescent
-    assert chosen(plain, precision="bf16") is GradientDescent
-    assert chosen(plain, torch.nn.Sequential(torch.nn.Linear(6, 4))) is GradientDescent
-    assert not Own.has_plain_steps(None)
-    replay = load_strategy("replay")
-    assert replay.has_plain_steps(replay.Arguments())
-    assert not replay.has_plain_steps(replay.Arguments(batches="balanced"))
-    assert not type("OwnReplay", (replay,), {"after_step": Own.after_step}).has_plain_steps(  # type: ignore[attr-defined]
-        replay.Arguments()
-    )
+class OwnReplay(Replay):
+    """Does something in a step."""
+
+    def after_step(self):
+        """It."""
 
 
 def test_the_member_that_diverges_is_named():

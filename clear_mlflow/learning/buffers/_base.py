@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,8 @@ class Buffer(ABC):
         seed: of the run; what is drawn follows from it and the bucket's position alone.
         alpha: how much a biased reservoir prefers what is new; ``none`` for all others.
     """
+
+    counted: ClassVar[tuple[str, ...]] = ()  # attributes of a subclass that it chooses by
 
     def __init__(self, *, capacity: int, num_classes: int, seed: int, alpha: str = NONE) -> None:
         self.check_alpha(alpha)
@@ -54,6 +57,18 @@ class Buffer(ABC):
         self.picks = candidates.take(kept)
         self.labels = np.concatenate([self.labels, labels])[kept]
         return kept
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run continues with."""
+        picks = {"bucket": self.picks.bucket, "index": self.picks.index, "labels": self.labels}
+        return picks | {name: getattr(self, name) for name in self.counted}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` gave."""
+        self.picks = SampleIndices(state["bucket"], state["index"])
+        self.labels = state["labels"]
+        for name in self.counted:
+            setattr(self, name, state[name])
 
     @abstractmethod
     def _choose(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -38,6 +38,7 @@ class BiasedReservoir(Buffer):
         large as a bucket.
     """
 
+    counted = ("_num_seen",)
     _num_seen = 0  # images so far
 
     def _choose(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -23,6 +23,7 @@ class ClassBalanced(Buffer):
         (class-balanced reservoir); Vitter, Random Sampling with a Reservoir, 1985 (random keys).
     """
 
+    counted = ("_priorities", "_num_seen")
     _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
     _num_seen: NDArray[np.int64] | None = None  # (num_classes,), images of each class so far
 

@@ -25,6 +25,7 @@ class GreedyBalanced(Buffer):
         Prabhu, Torr and Dokania, GDumb, ECCV 2020, algorithm 1.
     """
 
+    counted = ("_classes",)
     _classes: tuple[int, ...] = ()  # ever seen, ascending
 
     def _choose(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -20,6 +20,7 @@ class Reservoir(Buffer):
         the images one by one; random keys give the same distribution.
     """
 
+    counted = ("_priorities",)
     _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
 
     def _choose(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:

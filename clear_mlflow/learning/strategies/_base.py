@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib
 import itertools
 from abc import ABC
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.errors import ConfigError, StateError
 from clear_mlflow.learning.arguments import parse_arguments
 from clear_mlflow.learning.buffers._base import Buffer, BufferArguments, load_buffer
 from clear_mlflow.learning.descent import GradientDescent
@@ -25,9 +26,13 @@ from clear_mlflow.learning.samples.feature_stream import TrainingStream
 
 # What a strategy overrides that changes the steps themselves, not only what is trained on.
 _STEP_HOOKS = (
-    *("begin_epoch", "rehearsal", "loss", "share_of_loss", "criterion"),
+    *("build_model", "learn", "begin_epoch", "rehearsal", "loss", "share_of_loss", "criterion"),
     *("before_step", "after_step"),
 )
+
+
+# What a strategy is given anew when it is built again.
+_GIVEN = frozenset({"config", "stream", "model", "arguments", "group"})
 
 
 class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
@@ -67,8 +72,9 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     group: ProcessGroup = (
         ALONE  # the processes that train together; the loop says so, once it is built
     )
-    # Attributes that mean nothing between two buckets, as batches drawn for an epoch: a run that
-    # is resumed has them as they are when it begins. All others are kept by checkpoint.py.
+    # A strategy's own attributes: those that a resumed run continues with, and those that it has
+    # as they are when it begins, since they mean nothing between two buckets. Each is in one.
+    keeps: ClassVar[tuple[str, ...]] = ()
     scratch: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
@@ -79,19 +85,73 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         self.model = model
         self.arguments = arguments
 
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run continues with: the attributes in :attr:`keeps`, by their names.
+
+        Of one that has a ``state_dict`` itself, that. To be overridden, with
+        :meth:`load_state_dict`, for what is no tensor, array, number, text, or list, tuple or
+        dictionary of these.
+
+        Raises:
+            StateError: an attribute is in neither ``keeps`` nor ``scratch``, or is the model's own.
+        """
+        who, own = type(self).__name__, {weight.data_ptr() for weight in self.model.parameters()}
+        unnamed = vars(self).keys() - _GIVEN - {*self.keeps, *self.scratch}
+        if unnamed:
+            raise StateError(
+                f"strategy {who} has an attribute {min(unnamed)}; name it in the class's keeps if "
+                "a resumed run has to continue with it, else in its scratch"
+            )
+        found = {}
+        for name in self.keeps:
+            value = getattr(self, name)
+            for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                if isinstance(tensor, Tensor) and tensor.numel() and tensor.data_ptr() in own:
+                    raise StateError(
+                        f"{name} in keeps of strategy {who} holds a weight of the model, which is "
+                        "kept anyway; name it in scratch"
+                    )
+            found[name] = (
+                {"state_dict": value.state_dict()} if hasattr(value, "state_dict") else value
+            )
+        return found
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` gave, in a strategy that was just built.
+
+        Args:
+            state: its tensors lie on the CPU, and go to the stream's device; arrays stay.
+        """
+        if state.keys() != set(self.keeps):
+            raise StateError(
+                f"the training state has {', '.join(state)[:200]} of the strategy; expected "
+                f"{', '.join(self.keeps)}"
+            )
+        for name, value in state.items():
+            own = getattr(self, name)
+            if isinstance(value, dict) and value.keys() == {"state_dict"}:
+                own.load_state_dict(value["state_dict"])
+            elif isinstance(own, nn.Parameter):  # which an optimiser of the strategy's may hold
+                own.data.copy_(value)
+            else:
+                setattr(self, name, _placed(value, self.stream.device))
+
+    @classmethod
+    def overrides(cls, *names: str) -> bool:
+        """Whether one of these hooks is not the default."""
+        return any(
+            name in vars(kind)
+            for kind in cls.__mro__[: cls.__mro__.index(Strategy)]
+            for name in names
+        )
+
     @classmethod
     def has_plain_steps(cls, arguments: Any) -> bool:
         """Whether a strategy, with these arguments, chooses what is trained on and no more.
 
-        A step is then that of plain gradient descent, which linear heads take the short way; see
-        :mod:`~clear_mlflow.learning.ensembles.heads`.
+        Linear heads of several seeds then take each step together.
         """
-        return cls.has_step_hooks_of(Strategy)
-
-    @classmethod
-    def has_step_hooks_of(cls, other: type[Strategy]) -> bool:
-        """Whether no hook of a step is overridden that *other* has."""
-        return all(getattr(cls, name) is getattr(other, name) for name in _STEP_HOOKS)
+        return not cls.overrides(*_STEP_HOOKS)
 
     @classmethod
     def build_model(cls, config: TrainConfig, stream: TrainingStream) -> nn.Module | None:
@@ -101,9 +161,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     @classmethod
     def makes_its_model(cls) -> bool:
         """Whether :meth:`build_model` is the strategy's own."""
-        return any(
-            "build_model" in vars(kind) for kind in cls.__mro__[: cls.__mro__.index(Strategy)]
-        )
+        return cls.overrides("build_model")
 
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Train the model while the stream is at a bucket."""
@@ -171,6 +229,17 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     def after_bucket(self, position: int) -> None:
         """What is left to do once a bucket is trained on, before its row is measured."""
         return
+
+
+def _placed(value: Any, device: torch.device) -> Any:
+    """A value with all tensors in it on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_placed(part, device) for part in value)
+    if isinstance(value, dict):
+        return {key: _placed(part, device) for key, part in value.items()}
+    return value
 
 
 def share_of_mean(

@@ -27,6 +27,7 @@ class RehearsalStrategy(Strategy):
 
     needs_memory = True
     several_processes = True
+    keeps: ClassVar[tuple[str, ...]] = ("_buffer",)
     scratch: ClassVar[tuple[str, ...]] = ("_held",)
 
     def __init__(

@@ -6,8 +6,8 @@ last three digits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,15 @@ class ClassMeans:
         self.means = torch.zeros(num_classes, width, dtype=torch.float64, device=device)
         self.counts = torch.zeros(num_classes, dtype=torch.int64, device=device)
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a resumed run continues with."""
+        return {"means": self.means, "counts": self.counts}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Continue from what :meth:`state_dict` gave."""
+        self.means.copy_(state["means"])
+        self.counts.copy_(state["counts"])
+
     def update(self, features: Tensor, labels: Tensor) -> None:
         """Count more images: the same as mu += (x - mu) / (n + 1) for one after another.
 
@@ -55,6 +64,8 @@ class ClosedFormStrategy(Strategy):
     needs_features = True
     several_processes = True
     descends_in_every_bucket = False
+    keeps: ClassVar[tuple[str, ...]] = ("_of_classes",)
+    scratch = ("_head",)
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

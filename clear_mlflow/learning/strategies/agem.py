@@ -46,7 +46,7 @@ class Agem(RehearsalStrategy):
             super().__post_init__()
             check_not_negative(self, "batch")
 
-    scratch = (*RehearsalStrategy.scratch, "_reference")
+    scratch = (*RehearsalStrategy.scratch, "_reference", "_weights")
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

@@ -40,6 +40,7 @@ class Cwr(Strategy):
     """
 
     several_processes = True
+    keeps = ("_consolidated", "_num_seen")
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

@@ -55,7 +55,8 @@ class Derpp(RehearsalStrategy):
         def __post_init__(self) -> None:
             check_not_negative(self, "alpha", "beta")
 
-    scratch = (*RehearsalStrategy.scratch, "_answers")
+    keeps = (*RehearsalStrategy.keeps, "_logits")
+    scratch = (*RehearsalStrategy.scratch, "_answers", "_recording")
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

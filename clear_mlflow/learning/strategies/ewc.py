@@ -92,6 +92,8 @@ class Ewc(Strategy):
             check_not_negative(self, "images")
 
     several_processes = True
+    keeps = ("_curvature", "_vertex", "_stiffness")
+    scratch = ("_weights",)
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

@@ -49,6 +49,7 @@ class Gdumb(Strategy):
 
     needs_memory = True
     several_processes = True
+    keeps = ("_buffer",)
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

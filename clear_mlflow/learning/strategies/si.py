@@ -61,7 +61,9 @@ class Si(Strategy):
             check_above_zero(self, "damping")
 
     several_processes = True
-    scratch = ("_before", "_of_loss")
+    keeps = ("_anchor", "_importance", "_stiffness")
+    # The path is at 0 between two buckets.
+    scratch = ("_weights", "_path", "_before", "_of_loss")
 
     def __init__(
         self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any

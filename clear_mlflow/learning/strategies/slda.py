@@ -42,6 +42,8 @@ class Slda(ClosedFormStrategy):
         Analysis, arXiv:1909.01520; shrinkage 1e-4 as there.
     """
 
+    keeps = (*ClosedFormStrategy.keeps, "_scatter")
+
     @dataclass(frozen=True)
     class Arguments:
         """How the covariance is made."""
