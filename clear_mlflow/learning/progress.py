@@ -57,7 +57,10 @@ class TrainingProgress:
 
 
 # What passes reports on has to be found by its name, where it says nothing itself.
-_Base: Any = TrainingProgress if TYPE_CHECKING else object
+if TYPE_CHECKING:
+    _Base = TrainingProgress
+else:
+    _Base = object
 
 
 class LineProgress(TrainingProgress):
