@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +20,23 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, training_batches
 
-if TYPE_CHECKING:
-    from clear_mlflow.learning.strategies._base import Strategy
+
+class Hooks(Protocol):
+    """What a strategy adds to each step; :class:`.strategies._base.Strategy` has them all."""
+
+    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None: ...  # noqa: D102
+
+    def rehearsal(  # noqa: D102
+        self, position: int, epoch: int, num_steps: int
+    ) -> Iterable[tuple[Batch, ...]]: ...
+
+    def share_of_loss(  # noqa: D102
+        self, forward: Callable[[Tensor], Tensor], batch: Batch
+    ) -> Tensor: ...
+
+    def before_step(self) -> None: ...  # noqa: D102
+
+    def after_step(self) -> None: ...  # noqa: D102
 
 
 class GradientDescent:
@@ -92,7 +107,7 @@ class GradientDescent:
             self._optimizer.load_state_dict(fresh)
 
     def run(
-        self, samples: Samples, *, position: int, hooks: Strategy, epochs: int | None = None
+        self, samples: Samples, *, position: int, hooks: Hooks, epochs: int | None = None
     ) -> None:
         """Train for all epochs of a bucket.
 
