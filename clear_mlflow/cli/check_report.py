@@ -13,9 +13,9 @@ from rich.text import Text
 from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.checking.cache_files import CachePart
-from clear_mlflow.data.checking.findings import KINDS, Findings
-from clear_mlflow.data.checking.look import Problem
+from clear_mlflow.data.checking.findings import Findings
 from clear_mlflow.data.files import path_text
+from clear_mlflow.data.problems import KINDS, Problem
 
 
 def print_findings(findings: Findings) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.matrix import measured_split
+from clear_mlflow.data.files import check_place, path_text, resolve_folder
+from clear_mlflow.data.problems import Report, reported
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +49,49 @@ def image_set(entries: Iterable[tuple[int, Path]]) -> ImageSet:
     labels = np.array([label for label, *_ in ordered], dtype=np.int64)
     labels.setflags(write=False)
     return ImageSet(paths=tuple(path for *_, path in ordered), labels=labels)
+
+
+def placed_images(
+    named: Iterable[tuple[Path, int, Path]],
+    *,
+    base: Path,
+    key: str,
+    class_names: Sequence[str],
+    others_allowed: bool = False,
+    root: Path,
+    report: Report,
+) -> ImageSet:
+    """The images of one bucket, given as (path below *base*, label, the list that names it).
+
+    Each once, and in a folder that lies below *root* and contradicts neither bucket nor class; with
+    *others_allowed*, folders may be called like none of either.
+    """
+    allowed = frozenset(class_names) if others_allowed else None
+    labels: dict[Path, int] = {}
+    folders: dict[tuple[str, int], bool] = {}
+    for path, label, named_in in named:
+        if path in labels:
+            twice = f"{path_text(named_in)} lists {path_text(path)} twice; unpack the dataset again"
+            report("metadata", named_in, DataError(twice))
+            continue
+        # Once for a folder, not for each of its images: resolving walks every folder above.
+        place = (os.path.dirname(path), label)  # noqa: PTH120 (of each image)
+        if place not in folders:
+            folder, folders[place] = Path(place[0]), False
+            with reported(report, "structure" if os.path.lexists(folder) else "missing", folder):
+                check_place(
+                    folder,
+                    base=base,
+                    key=key,
+                    class_name=class_names[label],
+                    class_names=allowed,
+                    named_in=named_in,
+                )
+                resolve_folder(folder, root=root)
+                folders[place] = True
+        if folders[place]:
+            labels[path] = label
+    return image_set((label, path) for path, label in labels.items())
 
 
 @dataclass(frozen=True, eq=False)

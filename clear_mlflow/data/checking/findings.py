@@ -1,77 +1,48 @@
 """Check a dataset: what is there, and everything that is wrong with it.
 
-The loader stops at the first problem, because a training must not start then. This module
-continues: it walks the image folders, which all of CLEAR's layouts have, compares them with the
-class lists and the metadata, decodes every image, and compares contents. A problem that only the
-loader knows is reported in the loader's words.
+A loader stops at the first problem, because a training must not start then. Here its parser reports
+every problem and goes on; then every image is decoded, contents are compared, and the image folders
+of CLEAR's layouts are walked for what no metadata names.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.core.text import shown
-from clear_mlflow.data.checking.look import (
-    FoundImage,
-    Look,
-    OnImages,
-    Problem,
-    doubles,
-    look_at,
-)
+from clear_mlflow.core.matrix import TEST
+from clear_mlflow.data import own_listing
+from clear_mlflow.data.checking.content import stream_of
+from clear_mlflow.data.checking.look import FoundImage, OnImages, doubles, look_at
 from clear_mlflow.data.files import (
-    ALL_IMAGES,
     CLASS_LIST,
-    FILE_LISTS,
     IMAGE_FOLDER,
-    METADATA,
-    METADATA_FOLDER,
-    TRAINING_FOLDER,
     is_folder,
     is_image_name,
-    list_entry,
     names_in,
     path_text,
-    read_class_names,
-    read_json_object,
-    read_lines,
-    reason,
     resolve_folder,
-    stored_path,
 )
-from clear_mlflow.data.layouts import find_layout, read_any
+from clear_mlflow.data.layouts import find_layout, list_layout
+from clear_mlflow.data.layouts.released import TEST_FOLDER, TRAIN_FOLDERS
+from clear_mlflow.data.problems import KINDS, Problem, reported
+from clear_mlflow.data.sources import stream_name
+from clear_mlflow.data.splits import Listing
+from clear_mlflow.data.stream import ImageSet
 
 SCHEMA = 1
 
-_NAME = "dataset"  # nobody sees it
 _NAMES = ("clear10", "clear100")  # what archives unpack to
-_SPLITS = (("train", "train"), ("train_image_only", "train"), ("test", "test"))
 _BUCKET = re.compile("[0-9]{1,9}")
-
-# What is wrong, in the order in which it is listed.
-KINDS = {
-    "structure": "the loader cannot read the dataset",
-    "class-list": "a class list is not as it should be",
-    "metadata": "a metadata file is not as it should be",
-    "missing": "metadata names an image that is not there",
-    "unreadable": "an image cannot be decoded",
-    "empty-class": "a class has no images in a bucket",
-    "unknown-class": "a folder is of no class in the class list",
-    "train-and-test": "an image is in a training and in a test set",
-    "across-buckets": "an image is in more than one bucket",
-    "across-classes": "an image is in more than one class",
-    "within-bucket": "an image is twice in one bucket and class",
-    "unlisted": "an image that no metadata names",
-    "not-an-image": "a file among the images that is no image",
-}
+_HARMLESS = ("unlisted", "not-an-image", "unknown-class", "within-bucket")  # to the loader
 
 
 @dataclass(frozen=True)
@@ -129,25 +100,6 @@ class Findings:
         }
 
 
-def findings_of(*, seen: Sequence[Look], problems: Sequence[Problem], **rest: Any) -> Findings:
-    """Findings with what images look like, and their problems in order."""
-    good = [look for look in seen if not look.wrong]
-    order = list(KINDS)
-    return Findings(
-        widths=_least_median_greatest([look.size[0] for look in good]),
-        heights=_least_median_greatest([look.size[1] for look in good]),
-        modes=dict(sorted(Counter(look.mode for look in good).items())),
-        problems=tuple(
-            sorted(problems, key=lambda problem: (order.index(problem.kind), problem.path))
-        ),
-        **rest,
-    )
-
-
-def _least_median_greatest(values: list[int]) -> tuple[int, float, int] | None:
-    return (min(values), statistics.median(values), max(values)) if values else None
-
-
 def _spread(values: tuple[int, float, int] | None) -> dict[str, float] | None:
     return None if values is None else dict(zip(("min", "median", "max"), values, strict=True))
 
@@ -156,295 +108,204 @@ def _tell_nobody(what: str, done: int, total: int | None) -> None:
     return None
 
 
+class _Survey:
+    """What is found of a dataset: its images, and every problem once."""
+
+    def __init__(self, root: Path, layout: str, listing: Listing | None = None) -> None:
+        self.root = root
+        self.layout = layout
+        self.listing = listing
+        self.images: list[FoundImage] = []
+        self.problems: list[Problem] = []
+        # (split, bucket) in order, and the names of all classes.
+        self.buckets: dict[tuple[str, str], None] = {}
+        self.class_names: tuple[str, ...] = ()
+
+    def report(self, kind: str, path: Path, error: DataError) -> None:
+        """Messages begin with the path, which is shown beside the detail."""
+        self.add(kind, path, str(error).removeprefix(f"{path_text(path)} "))
+
+    def add(self, kind: str, path: Path, detail: str) -> None:
+        """A problem."""
+        self.problems.append(Problem(kind, path, detail))
+
+    def take(self, split: str, images: Mapping[str, ImageSet], class_names: Sequence[str]) -> None:
+        """The images that the parser listed for a split."""
+        self.class_names = tuple(class_names)
+        for key, of_bucket in images.items():
+            self.buckets[split, key] = None
+            for path, label in zip(of_bucket.paths, of_bucket.labels.tolist(), strict=True):
+                self.images.append(FoundImage(split, key, class_names[label], path))
+
+    def findings(self, name: str, on_progress: OnImages) -> Findings:
+        """Decode the images, compare them, and see whether the loader takes the dataset."""
+        seen = look_at(self.images, self.root, on_progress)
+        gone = {image.path for image in self.images if not os.path.lexists(image.path)}
+        for image, look in zip(self.images, seen, strict=True):
+            if look.wrong:
+                kind = "missing" if image.path in gone else "unreadable"
+                self.add(kind, image.path, look.wrong)
+        digest = None
+        parts = {image.path: image.split for image in self.images}
+        refusal = None
+        if self.listing is not None and all(
+            p.kind in (*_HARMLESS, "unreadable") for p in self.problems
+        ):
+            try:
+                stream = stream_of(self.listing, name=name)
+            except DataError as error:
+                refusal = error
+            else:
+                digest = stream.digest
+                # Where folders do not show the test set, the loader names its images.
+                for bucket in stream.buckets:
+                    parts |= dict.fromkeys(bucket.train.paths, "train")
+                    parts |= dict.fromkeys(bucket.test.paths, TEST)
+        self.problems += doubles(self.images, seen, parts)
+        if refusal is not None and all(p.kind in _HARMLESS for p in self.problems):
+            self.report("structure", self.root, refusal)
+        number = Counter(
+            (i.split, i.bucket, i.class_name) for i in self.images if i.path not in gone
+        )
+        good = [look for look in seen if not look.wrong]
+        order = list(KINDS)
+        return Findings(
+            root=self.root,
+            layout=self.layout,
+            digest=digest,
+            buckets=tuple(dict.fromkeys(key for _, key in self.buckets)),
+            class_names=self.class_names,
+            counts=tuple(
+                Count(split, key, name, number[split, key, name])
+                for split, key in self.buckets
+                for name in self.class_names
+            ),
+            widths=_least_median_greatest([look.size[0] for look in good]),
+            heights=_least_median_greatest([look.size[1] for look in good]),
+            modes=dict(sorted(Counter(look.mode for look in good).items())),
+            problems=tuple(
+                sorted(self.problems, key=lambda problem: (order.index(problem.kind), problem.path))
+            ),
+        )
+
+
+def _least_median_greatest(values: list[int]) -> tuple[int, float, int] | None:
+    return (min(values), statistics.median(values), max(values)) if values else None
+
+
 def check(root: Path, *, on_progress: OnImages = _tell_nobody) -> Findings:
-    """Look over the dataset at *root*; every problem is in the findings, once."""
+    """Look over the dataset of CLEAR at *root*; every problem is in the findings, once."""
     layout, folder = find_layout(root, names=_NAMES)
-    folder = folder.resolve()
-    trees = [tree for name, split in _trees(folder) if (tree := _survey(folder, name, split))]
-    if not trees:
+    survey = _Survey(folder.resolve(), layout)
+    bases = _bases(survey.root)
+    if not any(is_folder(base / IMAGE_FOLDER) for base in bases.values()):
         raise DataError(
             f"{path_text(root)} has no folder {IMAGE_FOLDER}; pass the folder that the dataset "
             "was unpacked to"
         )
-    problems = [problem for tree in trees for problem in tree.problems]
-    problems += _between_class_lists(trees)
-    images = [image for tree in trees for image in tree.images]
-    seen = look_at(images, folder, on_progress)
-    problems += [
-        Problem("unreadable", image.path, look.wrong)
-        for image, look in zip(images, seen, strict=True)
-        if look.wrong
-    ]
-    digest = None
-    parts = {image.path: image.split for image in images}
-    try:
-        stream = read_any(folder, name=_NAME)
-        digest = stream.digest
-        # Where folders do not show the test set, the loader names its images.
-        for bucket in stream.buckets:
-            parts |= dict.fromkeys(bucket.train.paths, "train")
-            parts |= dict.fromkeys(bucket.test.paths, "test")
-        problems += doubles(images, seen, parts)
-    except DataError as error:
-        problems += doubles(images, seen, parts)
-        problems += _if_new(str(error), problems, folder)
-    return findings_of(
-        root=folder,
-        layout=layout,
-        digest=digest,
-        buckets=tuple(sorted({key for tree in trees for key in tree.buckets}, key=_by_number)),
-        class_names=tuple(sorted({name for tree in trees for name in tree.class_names})),
-        counts=tuple(count for tree in trees for count in tree.counts()),
-        seen=seen,
-        problems=problems,
-    )
+    listed: set[str] = set()
+    with reported(survey.report, "structure", survey.root):
+        listing = list_layout(layout, survey.root, survey.report)
+        listed.add(next(iter(bases)))
+        survey.take(next(iter(bases)), listing.images, listing.class_names)
+        if listing.released_test is not None:
+            tests = listing.released_test()
+            listed.add(TEST)
+            survey.take(TEST, tests, listing.class_names)
+            listing = dataclasses.replace(listing, released_test=lambda: tests)
+        survey.listing = listing
+    for split, base in bases.items():
+        _walk(survey, split, base / IMAGE_FOLDER, is_listed=split in listed)
+    return survey.findings("dataset", on_progress)
+
+
+def check_own(
+    dataset: str,
+    data_root: str,
+    arguments: Mapping[str, Any],
+    *,
+    cache_dir: Path,
+    on_progress: OnImages,
+) -> Findings:
+    """Look over a stream of one's own; every problem is in the findings, once.
+
+    What its folder, table or function says is read as a training reads it: where that cannot be
+    read, there are no images to look at.
+    """
+    listing = own_listing(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
+    survey = _Survey(listing.root, listing.layout, listing)
+    tests = listing.released_test() if listing.released_test is not None else {}
+    survey.take("train" if tests else "all", listing.images, listing.class_names)
+    survey.take(TEST, tests, listing.class_names)
+    there = {(image.split, image.bucket, image.class_name) for image in survey.images}
+    for split, key in survey.buckets:
+        for name in listing.class_names:
+            if (split, key, name) not in there:
+                detail = f"has no images of class {name!r} in bucket {key!r} ({split})"
+                survey.add("empty-class", listing.root, detail)
+    return survey.findings(stream_name(dataset, data_root, arguments), on_progress)
+
+
+def _bases(root: Path) -> dict[str, Path]:
+    """The folders that hold images' folders, and what for; as the loader reads them."""
+    train = next((root / name for name in TRAIN_FOLDERS if is_folder(root / name)), None)
+    if train is None and not is_folder(root / TEST_FOLDER):
+        return {"all": root}
+    found = {} if train is None else {"train": train}
+    return {**found, TEST: root / TEST_FOLDER} if is_folder(root / TEST_FOLDER) else found
+
+
+def _walk(survey: _Survey, split: str, folder: Path, *, is_listed: bool) -> None:
+    """Look for what no metadata names; where it cannot be read, take what there is."""
+    known = {image.path for image in survey.images} | {p.path for p in survey.problems}
+    on_disk = sorted(_files(survey, folder))
+    if not is_listed:
+        names = {name for _, name, _ in on_disk}
+        survey.class_names = tuple(sorted({*survey.class_names, *names}))
+        keys = {key for key, _, _ in on_disk}
+        survey.buckets |= {(split, key): None for key in sorted(keys, key=_by_number)}
+    for (key, name), number in Counter((key, name) for key, name, _ in on_disk).items():
+        if name not in survey.class_names:
+            detail = f"holds {number} files; expected a class of {CLASS_LIST}"
+            survey.add("unknown-class", folder / key / name, detail)
+    for key, name, path in on_disk:
+        if path in known or name not in survey.class_names:
+            continue
+        if not is_image_name(path.name):
+            survey.add("not-an-image", path, "its name has no image's ending")
+        elif is_listed:
+            survey.add("unlisted", path, "no metadata names it, so it is not used")
+        else:
+            survey.images.append(FoundImage(split, key, name, path))
 
 
 def _by_number(key: str) -> tuple[int, str]:
     return (int(key) if _BUCKET.fullmatch(key) else -1, key)
 
 
-def _if_new(message: str, problems: Sequence[Problem], root: Path) -> list[Problem]:
-    """The loader's words, unless they are about what is found already."""
-    for problem in problems:
-        if problem.kind in ("unlisted", "not-an-image", "within-bucket"):
-            continue  # never what the loader stops at
-        if any(path_text(path) in message for path in (problem.path, *problem.others)):
-            return []
-        bucket, class_name = problem.path.parts[-2:]
-        if (
-            problem.kind == "empty-class"
-            and shown(class_name) in message
-            and f"bucket {bucket}" in message
-        ):
-            return []
-    return [Problem("structure", root, message)]
-
-
-# -- the dataset's trees ------------------------------------------------------------------------
-
-
-def _trees(root: Path) -> Iterator[tuple[Path, str]]:
-    # A training folder is read under one name only, as the loader does it.
-    found: set[str] = set()
-    for name, split in _SPLITS:
-        if split not in found and is_folder(root / name):
-            found.add(split)
-            yield root / name, split
-    if not found:
-        yield root, "all"
-
-
-# -- one tree of images -------------------------------------------------------------------------
-
-
-@dataclass
-class _Tree:
-    root: Path
-    base: Path
-    split: str
-    class_names: tuple[str, ...] = ()
-    has_class_list: bool = False
-    buckets: list[str] = field(default_factory=list)
-    images: list[FoundImage] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-
-    def add(self, kind: str, path: Path, detail: str) -> None:
-        # Messages of the readers begin with the path, which is shown beside the detail.
-        self.problems.append(Problem(kind, path, detail.removeprefix(f"{path_text(path)} ")))
-
-    def counts(self) -> list[Count]:
-        number = Counter((image.bucket, image.class_name) for image in self.images)
-        return [
-            Count(self.split, bucket, name, number[bucket, name])
-            for bucket in self.buckets
-            for name in self.class_names
-        ]
-
-
-def _survey(root: Path, base: Path, split: str) -> _Tree | None:
-    """Everything about one tree that needs no image to be opened."""
-    folder = base / IMAGE_FOLDER
-    if not is_folder(folder):
-        return None
-    tree = _Tree(root, base, split)
-    on_disk = _on_disk(folder, tree)
-    _read_class_list(tree, root, on_disk)
-    listed = _listed(tree, root)
-    tree.buckets = sorted(
-        {bucket for bucket, _ in on_disk} | set(listed[1] if listed else ()), key=_by_number
-    )
-    for (bucket, name), files in sorted(on_disk.items()):
-        if name not in tree.class_names:
-            tree.add(
-                "unknown-class",
-                folder / bucket / name,
-                f"holds {len(files)} files; expected a class of {CLASS_LIST}",
-            )
-            continue
-        for path in files:
-            if listed is not None and path in listed[0]:
-                tree.images.append(FoundImage(split, bucket, name, path))
-            elif not is_image_name(path.name):
-                tree.add("not-an-image", path, "its name has no image's ending")
-            elif listed is not None:
-                tree.add("unlisted", path, "no metadata names it, so it is not used")
-            else:
-                tree.images.append(FoundImage(split, bucket, name, path))
-    if listed is not None:
-        there = {path for files in on_disk.values() for path in files}
-        for path in sorted(listed[0].keys() - there):
-            named_in = path_text(listed[0][path].relative_to(root))
-            tree.add("missing", path, f"{named_in} names it")
-    # Where images are missing, or what names them is broken, that is the problem.
-    explained = {problem.path for problem in tree.problems if problem.kind == "metadata"}
-    explained |= {problem.path.parent for problem in tree.problems if problem.kind == "missing"}
-    for count in tree.counts():
-        class_folder = folder / count.bucket / count.class_name
-        about = base / METADATA_FOLDER / count.bucket / f"{count.class_name}.json"
-        if not count.images and explained.isdisjoint((class_folder, about, base / METADATA)):
-            tree.add(
-                "empty-class",
-                class_folder,
-                f"class {shown(count.class_name)} has no images in bucket {count.bucket}",
-            )
-    return tree
-
-
-def _on_disk(folder: Path, tree: _Tree) -> dict[tuple[str, str], list[Path]]:
-    """Files by bucket and class; what lies anywhere else is a problem."""
-    found: dict[tuple[str, str], list[Path]] = {}
-    for bucket in _entries(folder, tree):
-        if not is_folder(bucket):
-            tree.add("not-an-image", bucket, "a file where the buckets' folders are")
-            continue
-        for name in _entries(bucket, tree):
-            if not is_folder(name):
-                tree.add("not-an-image", name, "a file where the classes' folders are")
-                continue
-            files = _entries(name, tree)
-            for path in files:
+def _files(survey: _Survey, folder: Path) -> Iterator[tuple[str, str, Path]]:
+    """Files with their bucket and class; what lies anywhere else is a problem."""
+    for bucket in _folders(survey, folder, "a file where the buckets' folders are"):
+        for of_class in _folders(survey, bucket, "a file where the classes' folders are"):
+            for path in _entries(survey, of_class):
                 if is_folder(path):
-                    tree.add("not-an-image", path, "a folder among the images")
-            found[bucket.name, name.name] = [path for path in files if not is_folder(path)]
-    return found
+                    survey.add("not-an-image", path, "a folder among the images")
+                else:
+                    yield bucket.name, of_class.name, path
 
 
-def _entries(folder: Path, tree: _Tree) -> list[Path]:
+def _folders(survey: _Survey, folder: Path, why: str) -> Iterator[Path]:
+    for path in _entries(survey, folder):
+        if is_folder(path):
+            yield path
+        else:
+            survey.add("not-an-image", path, why)
+
+
+def _entries(survey: _Survey, folder: Path) -> list[Path]:
     """What lies in a folder, without what is hidden: the loader leaves that alone, too."""
-    try:
-        resolve_folder(folder, root=tree.root)
-        return [folder / name for name in names_in(folder)]
-    except DataError as error:
-        tree.add("structure", folder, f"cannot be read: {reason(error)}")
-        return []
-
-
-def _read_class_list(tree: _Tree, root: Path, on_disk: dict[tuple[str, str], list[Path]]) -> None:
-    path = tree.base / CLASS_LIST
-    tree.class_names = tuple(sorted({name for _, name in on_disk}))
-    if tree.split == "all" and not os.path.lexists(path):
-        return  # the challenge layout has none
-    try:
-        tree.class_names = read_class_names(path, root=root)
-        tree.has_class_list = True
-    except DataError as error:
-        tree.add("class-list", path, str(error))
-
-
-def _between_class_lists(trees: Sequence[_Tree]) -> list[Problem]:
-    lists = [tree for tree in trees if tree.has_class_list]
-    if len({tree.class_names for tree in lists}) < 2:
-        return []
-    odd = sorted(set(lists[0].class_names) ^ set(lists[1].class_names))
-    return [
-        Problem(
-            "class-list",
-            lists[1].base / CLASS_LIST,
-            f"differs from {path_text(lists[0].base / CLASS_LIST)} in "
-            f"{', '.join(shown(name) for name in odd[:8])}",
-        )
-    ]
-
-
-# -- what the metadata names --------------------------------------------------------------------
-
-# The images that are named, each with the file that does so; and the buckets that are named.
-_Listed = tuple[dict[Path, Path], list[str]]
-
-
-def _listed(tree: _Tree, root: Path) -> _Listed | None:
-    """What the tree's metadata names; ``None`` where it has none that can be read at all."""
-    if tree.split == "all":
-        lists = tree.base / TRAINING_FOLDER / FILE_LISTS
-        return _from_file_lists(tree, lists) if is_folder(lists) else None
-    try:
-        metadata = read_json_object(tree.base / METADATA, root=root)
-    except DataError as error:
-        tree.add("metadata", tree.base / METADATA, str(error))
-        return None
-    named: dict[Path, Path] = {}
-    for bucket, classes in metadata.items():
-        if not isinstance(classes, dict):
-            tree.add(
-                "metadata", tree.base / METADATA, f"bucket {shown(bucket)} holds {shown(classes)}"
-            )
-            continue
-        for stored in classes.values():
-            _from_class_file(tree, root, stored, named)
-    return named, list(metadata)
-
-
-def _from_class_file(tree: _Tree, root: Path, stored: object, named: dict[Path, Path]) -> None:
-    path = tree.base / METADATA
-    try:
-        path = stored_path(
-            stored, base=tree.base, below=METADATA_FOLDER, named_in=tree.base / METADATA
-        )
-        entries = read_json_object(path, root=root)
-    except DataError as error:
-        tree.add("metadata", path, str(error))
-        return
-    for image_id, entry in entries.items():
-        if not isinstance(entry, dict) or "IMG_PATH" not in entry:
-            tree.add("metadata", path, f"image {shown(image_id)} has no IMG_PATH")
-            continue
-        try:
-            image = stored_path(
-                entry["IMG_PATH"], base=tree.base, below=IMAGE_FOLDER, named_in=path
-            )
-        except DataError as error:
-            tree.add("metadata", path, str(error))
-            continue
-        if image in named:
-            tree.add("metadata", path, f"{path_text(image)} is named twice")
-        named.setdefault(image, path)
-
-
-def _from_file_lists(tree: _Tree, folder: Path) -> _Listed:
-    named: dict[Path, Path] = {}
-    buckets = []
-    for bucket in _entries(folder, tree):
-        path = bucket / ALL_IMAGES
-        if not is_folder(bucket):
-            continue
-        buckets.append(bucket.name)
-        try:
-            lines = read_lines(path, root=tree.root)
-        except DataError as error:
-            tree.add("metadata", path, str(error))
-            continue
-        for number, line in enumerate(lines, start=1):
-            try:
-                image, _ = list_entry(
-                    line,
-                    number,
-                    base=tree.base,
-                    num_classes=len(tree.class_names),
-                    named_in=path,
-                )
-            except DataError as error:
-                tree.add("metadata", path, str(error))
-                continue
-            named.setdefault(image, path)
-    return named, buckets
+    if not any(problem.path == folder for problem in survey.problems):
+        with reported(survey.report, "structure", folder):
+            resolve_folder(folder, root=survey.root)
+            return [folder / name for name in names_in(folder)]
+    return []

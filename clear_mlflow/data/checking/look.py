@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,21 +15,12 @@ from clear_mlflow.core.distributed import usable_cores
 from clear_mlflow.core.untrusted import MAX_IMAGE_BYTES, sha256_of
 from clear_mlflow.data.decoding.decode import FORMATS, Resize, decode
 from clear_mlflow.data.files import path_text, regular_file
+from clear_mlflow.data.problems import Problem
 from clear_mlflow.data.stream import ImageSet
 
 _FILES_IN_A_TASK = 16
 
 OnImages = Callable[[str, int, "int | None"], None]
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One thing that is wrong, with the path where it is."""
-
-    kind: str  # a key of findings.KINDS
-    path: Path
-    detail: str
-    others: tuple[Path, ...] = ()  # the further copies of a doubled image
 
 
 class FoundImage(NamedTuple):

@@ -1,8 +1,8 @@
 """Layouts of datasets on disk: one module each, with ``EXPECTED``, ``is_below`` and ``listing``.
 
 ``EXPECTED`` says in a few words what the layout has; ``is_below(root)`` looks at the folder and
-says whether it has this layout; ``listing(root)`` gives its images. A new module needs no
-registration.
+says whether it has this layout; ``listing(root, report)`` gives its images and reports what is
+wrong, for a loader or for a check. A new module needs no registration.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.checking.content import stream_of
 from clear_mlflow.data.files import path_text, reason
+from clear_mlflow.data.problems import Report, stop
 from clear_mlflow.data.splits import AUTO, IID, Listing, check_protocol
 from clear_mlflow.data.stream import BucketStream
 
@@ -60,25 +61,17 @@ def find_listing(root: Path, *, name: str) -> Listing:
     Raises:
         DataError: no known layout is there, several are, or the dataset is damaged.
     """
-    layout, folder = find_layout(root, names=(name,))
-    listing: Listing = _modules()[layout].listing(folder)
+    return list_layout(*find_layout(root, names=(name,)))
+
+
+def list_layout(layout: str, folder: Path, report: Report = stop) -> Listing:
+    """List the dataset in a folder that has a layout; each problem is reported."""
+    listing: Listing = _modules()[layout].listing(folder, report)
     return listing
 
 
 def find_layout(root: Path, *, names: Collection[str]) -> tuple[str, Path]:
-    """Find the one dataset at *root*, and say which layout it has; nothing in it is read.
-
-    Args:
-        root: see :func:`find_listing`.
-        names: what the dataset may be called.
-
-    Returns:
-        The layout's name, and the folder that has it: *root*, or one in it.
-
-    Raises:
-        DataError: no known layout is there, several datasets are, or one folder has what several
-            layouts have.
-    """
+    """Find the one dataset at *root*, and say which layout it has; nothing in it is read."""
     found = _names_in(root)
     modules = _modules()
     named = [root / name for name in names]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from clear_mlflow.core.errors import DataError
@@ -23,8 +24,9 @@ from clear_mlflow.data.files import (
     resolve_folder,
     resolve_root,
 )
+from clear_mlflow.data.problems import Report, reported, stop
 from clear_mlflow.data.splits import Listing
-from clear_mlflow.data.stream import ImageSet, image_set
+from clear_mlflow.data.stream import image_set
 
 EXPECTED = "the folder labeled_images with nothing but <bucket>/<class>/<id>.jpg"
 
@@ -39,7 +41,7 @@ def is_below(root: Path) -> bool:
     )
 
 
-def listing(root: Path) -> Listing:
+def listing(root: Path, report: Report = stop) -> Listing:
     """List a dataset in the challenge layout; hidden files are left alone."""
     real_root = resolve_root(root)
     folder = real_root / IMAGE_FOLDER
@@ -50,17 +52,20 @@ def listing(root: Path) -> Listing:
     keys = in_stream_order(names, named_in=folder)
     classes: dict[str, list[str]] = {}
     for key in keys:
-        resolve_folder(folder / key, root=real_root)
-        classes[key] = names_in(folder / key)
-    class_names = classes[keys[0]]
+        with reported(report, "structure", folder / key):
+            resolve_folder(folder / key, root=real_root)
+            classes[key] = names_in(folder / key)
+    class_names = tuple(sorted({name for found in classes.values() for name in found}))
+    first = classes.get(keys[0], [])
     for key, found in classes.items():
-        odd = sorted(set(found) ^ set(class_names))
+        odd = sorted(set(found) ^ set(first))
         if odd or not found:
-            first = shown(odd[0]) if odd else "no folder"
-            raise DataError(
-                f"{path_text(folder / keys[0])} and {path_text(folder / key)} differ: {first} is "
-                "in one of them only; expected one folder for each class, the same in every bucket"
+            error = DataError(
+                f"{path_text(folder / keys[0])} and {path_text(folder / key)} differ: "
+                f"{shown(odd[0]) if odd else 'no folder'} is in one of them only; expected one "
+                "folder for each class, the same in every bucket"
             )
+            report("empty-class", folder / key, error)
     for name in class_names:
         if not is_class_name(name):
             raise DataError(
@@ -70,27 +75,34 @@ def listing(root: Path) -> Listing:
     return Listing(
         layout="challenge",
         root=real_root,
-        class_names=tuple(class_names),
-        images={key: _read_bucket(folder / key, class_names, root=real_root) for key in keys},
+        class_names=class_names,
+        images={
+            key: image_set(
+                (class_names.index(name), path)
+                for name in found
+                for path in _images(folder / key / name, root=real_root, report=report)
+            )
+            for key, found in classes.items()
+        },
     )
 
 
-def _read_bucket(folder: Path, class_names: list[str], *, root: Path) -> ImageSet:
-    entries: list[tuple[int, Path]] = []
-    for label, class_name in enumerate(class_names):
-        class_folder = folder / class_name
-        resolve_folder(class_folder, root=root)
-        names = names_in(class_folder)
+def _images(folder: Path, *, root: Path, report: Report) -> Iterator[Path]:
+    names: list[str] = []
+    with reported(report, "structure", folder):
+        resolve_folder(folder, root=root)
+        names = names_in(folder)
         if not names:
-            raise DataError(
-                f"{path_text(class_folder)} is empty; expected images of every class in every "
-                "bucket"
+            error = DataError(
+                f"{path_text(folder)} is empty; expected images of every class in every bucket"
             )
-        for name in names:
-            if not name.lower().endswith(_EXTENSIONS):
-                raise DataError(
-                    f"{path_text(class_folder / name)} is no image by its name; expected files "
-                    f"that end in {', '.join(_EXTENSIONS)} and nothing else there"
-                )
-            entries.append((label, class_folder / name))
-    return image_set(entries)
+            report("empty-class", folder, error)
+    for name in names:
+        if name.lower().endswith(_EXTENSIONS):
+            yield folder / name
+        else:
+            error = DataError(
+                f"{path_text(folder / name)} is no image by its name; expected files that end in "
+                f"{', '.join(_EXTENSIONS)} and nothing else there"
+            )
+            report("not-an-image", folder / name, error)

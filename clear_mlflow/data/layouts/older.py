@@ -10,7 +10,7 @@ Source:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,6 @@ from clear_mlflow.data.files import (
     IMAGE_FOLDER,
     METADATA,
     TRAINING_FOLDER,
-    check_place,
     in_stream_order,
     is_folder,
     list_entry,
@@ -32,11 +31,11 @@ from clear_mlflow.data.files import (
     read_class_names,
     read_json_texts,
     read_lines,
-    resolve_folder,
     resolve_root,
 )
+from clear_mlflow.data.problems import Report, reported, stop
 from clear_mlflow.data.splits import Listing, Split
-from clear_mlflow.data.stream import ImageSet, image_set
+from clear_mlflow.data.stream import ImageSet, placed_images
 
 EXPECTED = "class_names.txt and the folders training_folder and labeled_images"
 
@@ -56,7 +55,7 @@ def is_below(root: Path) -> bool:
     )
 
 
-def listing(root: Path) -> Listing:
+def listing(root: Path, report: Report = stop) -> Listing:
     """List a dataset in the older layout."""
     real_root = resolve_root(root)
     class_names = read_class_names(real_root / CLASS_LIST, root=real_root)
@@ -67,14 +66,13 @@ def listing(root: Path) -> Listing:
     images: dict[str, ImageSet] = {}
     for key in keys:
         file = training / FILE_LISTS / key / ALL_IMAGES
-        entries = _read_list(file, key, class_names, root=real_root)
-        absent = sorted(set(range(len(class_names))) - set(entries.values()))
-        if absent:
-            raise DataError(
-                f"{path_text(file)} has no images of class {shown(class_names[absent[0]])}; "
-                "expected images of every class in every bucket"
+        images[key] = _read_list(file, key, class_names, root=real_root, report=report)
+        for label in sorted(set(range(len(class_names))) - set(images[key].labels.tolist())):
+            error = DataError(
+                f"{path_text(file)} has no images of class {shown(class_names[label])}; expected "
+                "images of every class in every bucket"
             )
-        images[key] = image_set((label, path) for path, label in entries.items())
+            report("empty-class", real_root / IMAGE_FOLDER / key / class_names[label], error)
     return Listing(
         layout="older",
         root=real_root,
@@ -85,32 +83,24 @@ def listing(root: Path) -> Listing:
 
 
 def _read_list(
-    file: Path, key: str, class_names: tuple[str, ...], *, root: Path
-) -> dict[Path, int]:
-    """Read a list of images as path to label."""
-    entries: dict[Path, int] = {}
-    folders: set[tuple[Path, int]] = set()
-    for number, line in enumerate(read_lines(file, root=root), start=1):
-        path, label = list_entry(
-            line,
-            number,
-            base=root,
-            num_classes=len(class_names),
-            named_in=file,
-        )
-        if path in entries:
-            raise DataError(
-                f"{path_text(file)} lists {path_text(path)} twice; unpack the dataset again"
-            )
-        # Once for a folder, not for each of its images: resolving walks every folder above.
-        if (path.parent, label) not in folders:
-            check_place(
-                path.parent, base=root, key=key, class_name=class_names[label], named_in=file
-            )
-            resolve_folder(path.parent, root=root)
-            folders.add((path.parent, label))
-        entries[path] = label
-    return entries
+    file: Path, key: str, class_names: tuple[str, ...], *, root: Path, report: Report
+) -> ImageSet:
+    """The images that one list of one bucket names."""
+
+    def named() -> Iterator[tuple[Path, int, Path]]:
+        lines: list[str] = []
+        with reported(report, "metadata", file):
+            lines = read_lines(file, root=root)
+        for number, line in enumerate(lines, start=1):
+            with reported(report, "metadata", file):
+                path, label = list_entry(
+                    line, number, base=root, num_classes=len(class_names), named_in=file
+                )
+                yield path, label, file
+
+    return placed_images(
+        named(), base=root, key=key, class_names=class_names, root=root, report=report
+    )
 
 
 def _read_split(
@@ -133,15 +123,15 @@ def _read_bucket_split(
     index = {path: i for i, path in enumerate(images.paths)}
     parts: list[set[int]] = []
     for name in ("train.txt", "test.txt"):
-        entries = _read_list(folder / name, key, class_names, root=root)
-        for path, label in entries.items():
+        found = _read_list(folder / name, key, class_names, root=root, report=stop)
+        for path, label in zip(found.paths, found.labels.tolist(), strict=True):
             if path not in index or images.labels[index[path]] != label:
                 raise DataError(
                     f"{path_text(folder / name)} lists {path_text(path)} as class "
                     f"{shown(class_names[label])}, which {path_text(listed)} does not; unpack the "
                     "dataset again"
                 )
-        parts.append({index[path] for path in entries})
+        parts.append({index[path] for path in found.paths})
     train, test = parts
     if train & test or len(train | test) != len(images) or len(test) >= len(train):
         raise DataError(
