@@ -72,7 +72,8 @@ def train(
         dataset: digits or digits-writers (embedded; nothing to download), clear10,
             clear100, or a stream of your own (docs/own-streams.md).
         data_root: Folder of the dataset, in any of CLEAR's layouts, or of your own
-            stream; auto for an embedded one.
+            stream. auto, of CLEAR: its folder below CLEAR_MLFLOW_DATA, downloaded where
+            it is not there; an embedded dataset has none.
         dataset_args: How your own stream is read: {"name": value}, or
             name=value,name=value; docs/own-streams.md lists what there is.
         protocol: iid: held-out test images; streaming: a bucket's test set is its
@@ -216,7 +217,8 @@ def train_ensemble(
         dataset: digits or digits-writers (embedded; nothing to download), clear10,
             clear100, or a stream of your own (docs/own-streams.md).
         data_root: Folder of the dataset, in any of CLEAR's layouts, or of your own
-            stream; auto for an embedded one.
+            stream. auto, of CLEAR: its folder below CLEAR_MLFLOW_DATA, downloaded where
+            it is not there; an embedded dataset has none.
         dataset_args: How your own stream is read: {"name": value}, or
             name=value,name=value; docs/own-streams.md lists what there is.
         protocol: iid: held-out test images; streaming: a bucket's test set is its

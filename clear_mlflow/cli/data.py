@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from clear_mlflow.data.checking.findings import Findings
 
 from clear_mlflow.cli.help import Command
-from clear_mlflow.core.cache_dir import default_cache_dir
+from clear_mlflow.core.cache_dir import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.progress import can_show_bars
@@ -32,26 +32,32 @@ def data() -> None:
 
 @data.command(
     cls=Command,
-    examples=("clear-mlflow data download clear10 ~/data/clear10",),
+    examples=(
+        "clear-mlflow data download clear10",
+        "clear-mlflow data download clear10 ~/data/clear10",
+    ),
 )
 @click.argument("dataset", type=click.Choice(["clear10", "clear100"]))
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
 @click.option(
     "--revision",
     default="main",
     metavar="TEXT",
     help="Branch, tag or commit of the dataset's repository on the Hugging Face hub.",
 )
-def download(dataset: str, folder: Path, revision: str) -> None:
+def download(dataset: str, folder: Path | None, revision: str) -> None:
     """Fetch CLEAR-10 or CLEAR-100 to DIR; then train with data_root=DIR.
 
-    After an interruption, the same command resumes the download. HF_ENDPOINT names a mirror,
-    HF_TOKEN a token. Archives that are already in DIR are unpacked without network.
+    Without DIR it goes below CLEAR_MLFLOW_DATA, where training looks for it, and which is "data" in
+    the cache folder unless it is set. After an interruption, the same command resumes the download.
+    HF_ENDPOINT names a mirror, HF_TOKEN a token. Archives that are already in DIR are unpacked
+    without network.
     """
     from clear_mlflow.data.fetching.download import RELEASES
     from clear_mlflow.data.fetching.download import download as fetch
     from clear_mlflow.data.files import path_text
 
+    folder = folder or default_data_dir() / dataset
     with progress_for_bytes() as progress:
         unpacked = fetch(RELEASES[dataset], folder, revision=revision, on_progress=progress.tell)
     where = path_text(folder)
@@ -61,7 +67,11 @@ def download(dataset: str, folder: Path, revision: str) -> None:
 
 @data.command(
     cls=Command,
-    examples=("clear-mlflow data check ~/data/clear10", "clear-mlflow data check --cache"),
+    examples=(
+        "clear-mlflow data check clear10",
+        "clear-mlflow data check ~/data/clear10",
+        "clear-mlflow data check --cache",
+    ),
     exit_codes={
         0: "Nothing is wrong.",
         1: "Something is wrong with the dataset, and is listed; or a bug, with a traceback.",
@@ -86,9 +96,16 @@ def download(dataset: str, folder: Path, revision: str) -> None:
 )
 @click.option("--cache", "cache", is_flag=True, help="In place of DIR: check the cache folder.")
 def check(folder: Path | None, as_json: bool, dataset: str, dataset_args: str, cache: bool) -> None:
-    """List what the dataset in DIR contains, and everything that is wrong with it."""
+    """List what the dataset in DIR contains, and everything that is wrong with it.
+
+    For DIR, clear10 and clear100 name what was downloaded below CLEAR_MLFLOW_DATA.
+    """
     from clear_mlflow.cli.check_report import print_cache, print_findings
     from clear_mlflow.data.checking.findings import check as look_over
+    from clear_mlflow.data.sources import CLEAR
+
+    if str(folder) in CLEAR:
+        folder = default_data_dir() / str(folder)
 
     given = folder is not None or dataset != AUTO
     if cache == given or (cache and (as_json or dataset_args != NONE)):

@@ -101,14 +101,21 @@ def features(
 
     import torch
 
-    from clear_mlflow.cli.data import progress_for_images
+    from clear_mlflow.cli.data import progress_for_bytes, progress_for_images
     from clear_mlflow.core.cache_dir import default_cache_dir
     from clear_mlflow.data import load_stream
+    from clear_mlflow.data.fetching.download import clear_folder
+    from clear_mlflow.data.sources import CLEAR
     from clear_mlflow.learning.arguments import named_dataset
     from clear_mlflow.learning.device import resolve_device
     from clear_mlflow.learning.inference.extract import extract, load_backbone
 
+    if folder in CLEAR:
+        dataset, folder = folder, AUTO
     dataset, arguments = named_dataset(dataset, folder, dataset_args)
+    if folder == AUTO and dataset in CLEAR:
+        with progress_for_bytes() as progress:
+            clear_folder(dataset, progress.tell)
     place = torch.device(resolve_device(device))
     cache_dir = default_cache_dir()
     frozen = load_backbone(backbone, weights)

@@ -1,4 +1,4 @@
-"""Where what can be computed again, and what waits for a store, lies on this machine."""
+"""Where what can be computed or downloaded again, and what waits for a store, is kept."""
 
 from __future__ import annotations
 
@@ -24,3 +24,9 @@ def default_cache_dir() -> Path:
         raise DataError(
             f"there is no cache folder: {error}; set CLEAR_MLFLOW_CACHE to one"
         ) from None
+
+
+def default_data_dir() -> Path:
+    """CLEAR_MLFLOW_DATA, else ``data`` in the cache folder: datasets that were downloaded."""
+    named = os.environ.get("CLEAR_MLFLOW_DATA")
+    return Path(named).expanduser().absolute() if named else default_cache_dir() / "data"

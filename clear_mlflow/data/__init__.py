@@ -11,9 +11,10 @@ from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.checking.content import stream_of
 from clear_mlflow.data.embedded import EMBEDDED, LICENCE, embedded_digest, embedded_root
+from clear_mlflow.data.fetching.download import clear_folder
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.layouts import find_listing, read_any
-from clear_mlflow.data.sources import is_own_stream, needs_folder, source_of, stream_name
+from clear_mlflow.data.sources import CLEAR, is_own_stream, source_of, stream_name
 from clear_mlflow.data.sources._entries import Entry as Entry
 from clear_mlflow.data.sources._entries import listing_of as listing_of
 from clear_mlflow.data.splits import AUTO, IID, check_protocol
@@ -36,7 +37,8 @@ def load_stream(
         dataset: the name of an embedded dataset, as ``digits``; a kind of stream of one's own, as
             ``folder``, or the ``package.module:function`` that gives one; any other name is that of
             the dataset that lies at *data_root*, in one of CLEAR's layouts.
-        data_root: the dataset's folder; ``auto``, and nothing else, for an embedded one.
+        data_root: the dataset's folder; ``auto`` for an embedded one, and for CLEAR's folder below
+            ``CLEAR_MLFLOW_DATA``, which is downloaded where it is not there.
         cache_dir: where an embedded dataset is written on first use, and where the hashes of
             files that do not change stay from run to run.
         arguments: values of a stream's own arguments, by name; each other one has its default.
@@ -49,8 +51,8 @@ def load_stream(
         DataError: the dataset is missing, damaged, or of no known layout.
     """
     check_protocol(protocol, split)
-    if data_root == AUTO and needs_folder(dataset):
-        raise DataError(f"dataset {dataset} needs its folder; pass data_root=DIR")
+    if data_root == AUTO and dataset in CLEAR:
+        data_root = str(clear_folder(dataset))
     if is_own_stream(dataset):
         listing = own_listing(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
         stream = stream_of(

@@ -8,13 +8,22 @@ from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.checking.damaged import sound_stream
 from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCache
+from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.features.stored import load_features
+from clear_mlflow.data.fetching.download import clear_folder
+from clear_mlflow.data.sources import CLEAR
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.augment import augmentation
 from clear_mlflow.learning.session import StreamTraining
+
+
+def fetch(config: TrainConfig, progress: TrainingProgress) -> None:
+    """Download CLEAR where a configuration leaves its folder to us and it is not there."""
+    if config.data_root == AUTO and config.dataset in CLEAR:
+        clear_folder(config.dataset, progress.downloading)
 
 
 def prepare(
@@ -37,6 +46,8 @@ def prepare(
             there.
         ConfigError: the model cannot train on batches as small as its smallest bucket.
     """
+    with progress:
+        fetch(config, progress)
     stream = load_stream(
         config.dataset,
         config.data_root,
@@ -68,7 +79,7 @@ def prepare(
             cache=cache,
             resize=augmentation(config.augment, config.image_size).resize,
             damaged=config.damaged,
-            root=default_cache_dir() if config.data_root == AUTO else Path(config.data_root),
+            root=default_cache_dir() if config.dataset in EMBEDDED else Path(stream.source),
             on_image=progress.images_decoded,
         )
     return StreamTraining(

@@ -34,6 +34,9 @@ class TrainingProgress:
     def __exit__(self, *_: object) -> None:
         """Leave the terminal as it was."""
 
+    def downloading(self, what: str, done: int, total: int | None) -> None:
+        """*what* is done to *done* of *total* bytes; 0 of 0 is mere news."""
+
     def images_decoded(self, done: int, total: int) -> None:
         """*done* of the *total* images that are needed next are decoded."""
 
@@ -70,6 +73,14 @@ class LineProgress(TrainingProgress):
         self._stream = stream
         self._started = math.nan
         self._losses = _recent_losses()
+        self._downloading = ""
+
+    def downloading(self, what: str, done: int, total: int | None) -> None:
+        """A line for each step of a download."""
+        if what != self._downloading:
+            self._stream.write(f"{what}\n")
+            self._stream.flush()
+        self._downloading = what
 
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Take the time."""
@@ -187,6 +198,21 @@ class TerminalProgress(TrainingProgress):
 
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
+
+    def downloading(self, what: str, done: int, total: int | None) -> None:
+        """Move the lower bar, in megabytes."""
+        if total == 0:
+            self._bars.console.print(what, markup=False, highlight=False)
+        elif done == total or self._is_time_to_draw():
+            ends = None if total is None else total // 10**6
+            self._bars.update(
+                self._step_bar,
+                description=f"{what}, MB",
+                total=ends,
+                completed=done // 10**6,
+                visible=True,
+            )
+            self._bars.refresh()
 
     def images_decoded(self, done: int, total: int) -> None:
         """Move the lower bar."""

@@ -68,14 +68,16 @@ def _train(
     say: Callable[[dict[str, Any]], None],
 ) -> None:
     from clear_mlflow.learning.parallel.group import process_group
-    from clear_mlflow.learning.prepare import prepare
+    from clear_mlflow.learning.prepare import fetch, prepare
     from clear_mlflow.learning.progress import TrainingProgress, progress_for
     from clear_mlflow.learning.session import check
 
     place = place_of_environment()
     config = check(config, place)
-    say(messages.checked(config.values()))
     progress = progress_for(sys.stderr) if place.keeps_record else TrainingProgress()
+    with progress:
+        fetch(config, progress)  # before the supervisor opens a run
+    say(messages.checked(config.values()))
     with process_group(place, config.device, precision=config.precision) as group:
         # Not when the supervisor asks for it: by then it has been to the store.
         training = prepare(config, progress, group)

@@ -289,7 +289,7 @@ def test_killed_supervisor_leaves_rows_that_evaluate_scores(
         (["--strategy", "rehearse"], "expected one of"),
         (["--model", "resnet181"], "resnet18"),
         (["--dataset", "clear11"], "expected one of digits, digits-writers, clear10, clear100"),
-        (["--dataset", "clear10"], "needs its folder"),
+        (["--dataset", "folder"], "needs its folder"),
         (["--dataset", "clear10", "--data-root", "nowhere"], "nowhere"),
         (["--epochs", "0"], "at least 1"),
         (["--lr", "-0.1"], "above 0"),

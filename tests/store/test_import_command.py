@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import result_files as files
 from click.testing import CliRunner
+from published import SECOND_PLACE
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import assemble
@@ -17,7 +18,6 @@ from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.store.search import Selection, select
 
-PUBLISHED = Path(__file__).parents[3] / "shared" / "clear10_challenge_second_place.csv"
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
 NAN = float("nan")
 
@@ -187,39 +187,36 @@ def test_odd_file_names_do_no_harm(store, experiment_id, tmp_path, odd):
     np.testing.assert_array_equal(record_of(store, run).matrix.values, SQUARE)
 
 
-# The published matrix has no licence: it is read where it lies, and is in no checkout.
-if PUBLISHED.exists():
-
-    def test_the_published_matrix_gives_the_published_numbers(store, experiment_id):
-        """2nd place of the CLEAR-10 challenge, through the run and not around it."""
-        done = run_import(PUBLISHED, "--dataset", "clear10", "--name", "2nd place")
-        assert done.exit_code == 0, done.output
-        run = stored(store, experiment_id)["2nd place"]
-        found = {name: f"{value:.7f}" for name, value in run.data.metrics.items()}
-        exact = {
-            "clear/in_domain_accuracy": "0.9228127",
-            "clear/next_domain_accuracy": "0.9168179",
-            "clear/backward_transfer": "0.9387415",
-            "clear/forward_transfer": "0.8865838",
-            "clear/accuracy": "0.9358454",
-            "renate/average_accuracy": "0.9510467",
-        }
-        assert {name: found[name] for name in exact} == exact
-        # As the challenge printed them: score / in-domain / next-domain / backward / forward.
-        printed = [
-            f"{run.data.metrics[f'clear/{name}']:.3f}"
-            for name in (
-                "challenge_score",
-                "in_domain_accuracy",
-                "next_domain_accuracy",
-                "backward_transfer",
-                "forward_transfer",
-            )
-        ]
-        assert printed == ["0.916", "0.923", "0.917", "0.939", "0.887"]
-        np.testing.assert_array_equal(
-            record_of(store, run).matrix.values, np.loadtxt(PUBLISHED, delimiter=",")
+def test_the_published_matrix_gives_the_published_numbers(store, experiment_id, tmp_path):
+    """2nd place of the CLEAR-10 challenge, through the run and not around it."""
+    published = tmp_path / "published.csv"
+    published.write_text("\n".join(",".join(map(str, row)) for row in SECOND_PLACE))
+    done = run_import(published, "--dataset", "clear10", "--name", "2nd place")
+    assert done.exit_code == 0, done.output
+    run = stored(store, experiment_id)["2nd place"]
+    found = {name: f"{value:.7f}" for name, value in run.data.metrics.items()}
+    exact = {
+        "clear/in_domain_accuracy": "0.9228127",
+        "clear/next_domain_accuracy": "0.9168179",
+        "clear/backward_transfer": "0.9387415",
+        "clear/forward_transfer": "0.8865838",
+        "clear/accuracy": "0.9358454",
+        "renate/average_accuracy": "0.9510467",
+    }
+    assert {name: found[name] for name in exact} == exact
+    # As the challenge printed them: score / in-domain / next-domain / backward / forward.
+    printed = [
+        f"{run.data.metrics[f'clear/{name}']:.3f}"
+        for name in (
+            "challenge_score",
+            "in_domain_accuracy",
+            "next_domain_accuracy",
+            "backward_transfer",
+            "forward_transfer",
         )
+    ]
+    assert printed == ["0.916", "0.923", "0.917", "0.939", "0.887"]
+    np.testing.assert_array_equal(record_of(store, run).matrix.values, SECOND_PLACE)
 
 
 def test_every_format_and_option_is_documented(project):

@@ -24,6 +24,8 @@ class Hub:
     # of what was asked for, then the end), corrupt, stall (half, then silence), trickle, ignore
     # (a range), or a status such as 404; "503 9000" asks to come back after 9,000 seconds.
     moods: list[str] = field(default_factory=lambda: ["good"])
+    # What it says that a file holds, where that is not so.
+    sizes: dict[str, int] = field(default_factory=dict)
     asked: list[tuple[str, str, str | None, str | None]] = field(default_factory=list)
     url: str = ""
     ended: threading.Event = field(default_factory=threading.Event)
@@ -33,8 +35,12 @@ class Hub:
 
     @property
     def ranges(self) -> list[str | None]:
-        """The Range header of every GET so far."""
-        return [asked_range for method, _, asked_range, _ in self.asked if method == "GET"]
+        """The Range header of every GET of a file so far; hub clients ask for other things, too."""
+        return [
+            asked_range
+            for method, path, asked_range, _ in self.asked
+            if method == "GET" and "/resolve/" in path
+        ]
 
 
 @contextmanager
@@ -103,7 +109,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Linked-Etag", etag)
         self.send_header("X-Repo-Commit", "0" * 40)
         self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(len(content) - start))
+        size = len(content) - start
+        if not with_body:
+            size = hub.sizes.get(path.removeprefix(prefix), size)
+        self.send_header("Content-Length", str(size))
         self.end_headers()
         if with_body:
             self._send_body(content[start:], mood)

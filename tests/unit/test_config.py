@@ -68,7 +68,7 @@ def test_a_recipe_names_every_value_that_is_auto(dataset):
         ({"lr": "inf"}, "finite"),
         ({"lr": "0"}, "above 0"),
         ({"weight_decay": "-1"}, "at least 0"),
-        ({"dataset": "clear10"}, "needs its folder"),
+        ({"dataset": "folder"}, "needs its folder"),
         ({"data_root": "/somewhere"}, "embedded"),
         ({"dataset": "clear10", "data_root": "~nobody-of-this-name/x"}, "no home folder"),
         ({"dataset": "clear10", "data_root": "a\0b"}, "printable"),

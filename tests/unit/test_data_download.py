@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -192,7 +193,10 @@ def test_lasting_trouble_ends_in_one_line_that_says_what_to_do(
     assert "\n" not in line
     for archive in release.archives:
         assert f"{archive.file} (MD5 {archive.md5})" in line
-    assert f"put them into {tmp_path}" in line
+    assert (
+        f"clear-mlflow data download small DIR' where there is one and copy DIR to {tmp_path}"
+        in line
+    )
     assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
 
 
@@ -207,7 +211,7 @@ def test_a_corrupt_archive_is_removed_and_fetched_once_more(release, hub, tmp_pa
 
 def test_archives_fetched_by_hand_are_unpacked_without_a_network(release, files, tree, tmp_path):
     """They stay where they were put."""
-    with pytest.raises(DataError, match="by hand"):
+    with pytest.raises(DataError, match="run the command again, which unpacks them"):
         download(release, tmp_path, endpoint="http://127.0.0.1:9", patience=HURRIED)
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
@@ -255,7 +259,7 @@ def test_a_crash_while_unpacking_leaves_no_split(release, hub, tree, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
     hub.asked.clear()
     fetch(release, tmp_path, hub)
-    assert len(hub.asked) == 1  # the archive that had arrived is not fetched again
+    assert len(hub.ranges) == 1  # the archive that had arrived is not fetched again
     assert same_as(tree, tmp_path)
 
 
@@ -273,13 +277,37 @@ def test_somebody_elses_folder_is_left_alone(release, hub, tree, tmp_path):
     assert hub.asked == []
 
 
-def test_two_at_once_do_not_mix(release, hub, tmp_path):
-    """The second one says so and goes."""
+def test_two_at_once_download_once(release, hub, tree, tmp_path):
+    """The second one says so, waits, and has what the first one fetched."""
+    told = []
     (tmp_path / WORK_FOLDER).mkdir()
-    with (tmp_path / WORK_FOLDER / "lock").open("wb") as lock:
+    with (tmp_path / WORK_FOLDER / "lock").open("wb") as lock, ThreadPoolExecutor() as pool:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(DataError, match="another process is downloading"):
-            fetch(release, tmp_path, hub)
+        second = pool.submit(
+            fetch, release, tmp_path, hub, on_progress=lambda what, *_: told.append(what)
+        )
+        while not told:
+            time.sleep(0.01)
+        assert told == [f"another process is downloading to {tmp_path}: waiting"]
+        assert hub.asked == []
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        assert second.result() == ("train_image_only", "test")
+    assert same_as(tree, tmp_path)
+
+
+def test_the_room_that_it_takes_is_said_before_the_first_byte(release, hub, files, tmp_path):
+    """All that is fetched, and the most that is there at once: both splits and the last archive."""
+    told = []
+    hub.sizes = {TRAIN: 3_000_000_000, TEST: 2_000_000_000}
+    hub.moods = ["404"]
+    with pytest.raises(DataError, match="404"):
+        fetch(release, tmp_path, hub, on_progress=lambda what, *_: told.append(what))
+    assert f"small to {tmp_path}: 5.0 GB to download, 7.0 GB of disk needed, " in told[0]
+    hub.sizes = {TRAIN: 10**18}
+    hub.asked.clear()
+    with pytest.raises(DataError, match=r"2000000000.0 GB of disk needed, [^\n]* free; make room"):
+        fetch(release, tmp_path, hub)
+    assert hub.ranges == []
 
 
 def test_a_folder_that_cannot_be_written_is_told(release, hub, tmp_path):
@@ -352,7 +380,7 @@ def test_mirror_and_token_come_from_the_environment(release, hub, tree, tmp_path
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     # The hub's library may ask for other things on its own account, without the token.
     resolved = [(path, token) for _, path, _, token in hub.asked if "/resolve/" in path]
-    assert [token for _, token in resolved] == ["Bearer hf_secret"] * 2
+    assert [token for _, token in resolved] == ["Bearer hf_secret"] * 4  # sizes, and files
     assert same_as(tree, tmp_path / "root")
 
 

@@ -26,8 +26,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
+from clear_mlflow.core.cache_dir import default_data_dir
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.core.untrusted import (
@@ -39,6 +40,7 @@ from clear_mlflow.core.untrusted import (
 from clear_mlflow.core.version import __version__
 from clear_mlflow.data.fetching.archives import unpack
 from clear_mlflow.data.files import CLASS_LIST, is_folder, path_text, reason
+from clear_mlflow.data.layouts import find_layout
 
 MARKER = ".clear-mlflow.json"
 WORK_FOLDER = ".clear-mlflow-download"
@@ -106,8 +108,8 @@ RELEASES = {
 OnProgress = Callable[[str, int, "int | None"], None]
 
 
-def _tell_nobody(what: str, done: int, total: int | None) -> None:
-    return None
+def tell_nobody(what: str, done: int, total: int | None) -> None:
+    """Show no progress."""
 
 
 def download(
@@ -117,7 +119,7 @@ def download(
     revision: str = "main",
     endpoint: str | None = None,
     patience: Patience = Patience(),
-    on_progress: OnProgress = _tell_nobody,
+    on_progress: OnProgress = tell_nobody,
 ) -> tuple[str, ...]:
     """Make *root* hold the dataset; continue where an earlier call stopped.
 
@@ -139,13 +141,12 @@ def download(
         DataError: an archive cannot be fetched, is damaged, or cannot be unpacked; the folder
             cannot be written; or something else is in its place.
     """
-    missing = [archive for archive in release.archives if not _is_finished(root, archive)]
-    if not missing:
+    if not _missing(release, root):
         return ()
-    with _locked(root) as work:
+    with _locked(root, on_progress) as work:
         hub = _Hub(release.repository, revision, endpoint, work, patience, on_progress)
-        # Another process may have finished one while this one waited for nothing but its turn.
-        missing = [archive for archive in release.archives if not _is_finished(root, archive)]
+        missing = _missing(release, root)  # another process may have finished while this one waited
+        _expect_room(hub, missing, release, root)
         for archive in missing:
             by_hand = root / archive.file
             if by_hand.is_file():
@@ -171,13 +172,34 @@ class _Unreachable(Exception):  # noqa: N818 (a state of the network; never seen
 def _by_hand(why: str, missing: list[Archive], release: Release, root: Path) -> str:
     files = " and ".join(f"{archive.file} (MD5 {archive.md5})" for archive in missing)
     return (
-        f"{why}; run the command again to go on, or fetch {files} by hand from dataset "
-        f"{release.repository} on the Hugging Face hub, put them into {path_text(root)}, and run "
-        "the command again, which unpacks them"
+        f"{why}; run the command again to go on; without a network here, run 'clear-mlflow data "
+        f"download {release.name} DIR' where there is one and copy DIR to {path_text(root)}, or "
+        f"put {files} of dataset {release.repository} on the Hugging Face hub there and run the "
+        "command again, which unpacks them"
     )
 
 
+def clear_folder(name: str, on_progress: OnProgress = tell_nobody) -> Path:
+    """The folder of CLEAR-10 or CLEAR-100 below the data folder; downloaded where it is not there.
+
+    Raises:
+        DataError: it is not there and cannot be downloaded; see :func:`download`.
+    """
+    root = default_data_dir() / name
+    try:
+        there = not (root / WORK_FOLDER).exists() and bool(find_layout(root, names=(name,)))
+    except DataError:
+        there = False
+    if not there:
+        download(RELEASES[name], root, on_progress=on_progress)
+    return root
+
+
 # -- what is there ------------------------------------------------------------------------------
+
+
+def _missing(release: Release, root: Path) -> list[Archive]:
+    return [archive for archive in release.archives if not _is_finished(root, archive)]
 
 
 def _is_finished(root: Path, archive: Archive) -> bool:
@@ -204,7 +226,7 @@ def _is_finished(root: Path, archive: Archive) -> bool:
 
 
 @contextmanager
-def _locked(root: Path) -> Iterator[Path]:
+def _locked(root: Path, on_progress: OnProgress) -> Iterator[Path]:
     """The folder for unfinished things, made, cleaned of a crash's leavings, and held alone."""
     work = root / WORK_FOLDER
     try:
@@ -219,9 +241,8 @@ def _locked(root: Path) -> Iterator[Path]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise DataError(
-                f"another process is downloading to {path_text(root)}; wait until it has ended"
-            ) from None
+            on_progress(f"another process is downloading to {path_text(root)}: waiting", 0, 0)
+            fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError:
             pass  # a file system without locks: then the user must see to it
         for leaving in work.glob("*.unpacking"):
@@ -272,23 +293,38 @@ class _Hub:
             f"expected {archive.md5}"
         )
 
-    def _fetch_part(self, archive: Archive, part: Path) -> None:
+    def size(self, archive: Archive) -> int | None:
+        """The archive's bytes, as the hub says; None where it does not: fetching it says why."""
+        from huggingface_hub import get_hf_file_metadata
+
+        errors = _network_errors()
+        try:
+            return get_hf_file_metadata(self._url(archive), timeout=self.patience.stall).size
+        except errors:
+            return None
+
+    def _url(self, archive: Archive) -> str:
         # Here and not above: it takes half a second, and training never needs it.
         from huggingface_hub import hf_hub_url
-        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
-        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-        # The bases are those of all that the HTTP library raises, whichever one the hub's client
-        # uses.
-        network_errors: tuple[type[Exception], ...] = (OSError, *HfHubHTTPError.__bases__)
         try:
-            url = hf_hub_url(
+            return hf_hub_url(
                 self.repository,
                 archive.file,
                 repo_type="dataset",
                 revision=self.revision,
                 endpoint=self.endpoint,
             )
+        except ValueError as error:
+            raise DataError(f"{archive.file} cannot be asked for: {reason(error)}") from None
+
+    def _fetch_part(self, archive: Archive, part: Path) -> None:
+        from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        network_errors = _network_errors()
+        url = self._url(archive)
+        try:
             headers = build_hf_headers(library_name="clear_mlflow", library_version=__version__)
         except (ValueError, OSError) as error:
             raise DataError(f"{archive.file} cannot be asked for: {reason(error)}") from None
@@ -343,7 +379,6 @@ class _Hub:
                 if start and not _continues(response, start):
                     file.truncate(start := 0)
                 total = _total_bytes(response, start)
-                _expect_room(file, part, total - start if total else 0, archive)
                 done, window_start, window_bytes = start, time.monotonic(), 0
                 what = f"downloading {archive.file}"
                 self.on_progress(what, done, total)
@@ -376,6 +411,13 @@ class _Hub:
         return what
 
 
+def _network_errors() -> tuple[type[Exception], ...]:
+    """The bases of all that the HTTP library raises, whichever one the hub's client uses."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return (OSError, *HfHubHTTPError.__bases__)
+
+
 def _size(part: Path) -> int:
     return part.stat().st_size if part.is_file() else 0
 
@@ -394,14 +436,42 @@ def _writing(part: Path) -> Iterator[None]:
         raise
 
 
-def _expect_room(file: BinaryIO, part: Path, needed: int, archive: Archive) -> None:
-    status = os.fstatvfs(file.fileno())
-    free = status.f_bavail * status.f_frsize
-    if needed > min(free, MAX_ARCHIVE_BYTES):
+def _expect_room(hub: _Hub, missing: list[Archive], release: Release, root: Path) -> None:
+    """Say how much is fetched and how much room it takes, before the first byte of it.
+
+    An archive lies beside what it unpacks to, photographs that no packing makes smaller, until the
+    next one is fetched.
+
+    Raises:
+        DataError: there is not enough room.
+    """
+    to_fetch = unpacked = needed = 0
+    for archive in missing:
+        size: int | None = _size(root / archive.file)  # fetched by hand
+        more = 0
+        if not size:
+            if (size := hub.size(archive)) is None:
+                return
+            there = (hub.work / archive.file, hub.work / f"{archive.file}.part")
+            more = max(size - sum(map(_size, there)), 0)
+        to_fetch += more
+        needed = max(needed, unpacked + more + size)
+        unpacked += size
+    free = shutil.disk_usage(root).free
+    say = (
+        f"{release.name} to {path_text(root)}: {_gb(to_fetch)} to download, {_gb(needed)} of disk "
+        f"needed, {_gb(free)} free"
+    )
+    if needed > free:
         raise DataError(
-            f"{archive.file} needs {needed} more bytes below {path_text(part.parent.parent)}, "
-            f"where {free} are free; make room or choose another folder, then run the command again"
+            f"{say}; make room or name another folder (CLEAR_MLFLOW_DATA, or DIR of clear-mlflow "
+            "data download), then run the command again"
         )
+    hub.on_progress(say, 0, 0)
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def _continues(response: Any, start: int) -> bool:

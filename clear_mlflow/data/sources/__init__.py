@@ -39,9 +39,7 @@ def is_own_stream(dataset: str) -> bool:
 
 def needs_folder(dataset: str) -> bool:
     """Whether a dataset cannot be read without ``data_root``."""
-    if is_own_function(dataset) or dataset in EMBEDDED:
-        return False
-    return dataset not in SOURCES or bool(source_of(dataset).NEEDS_FOLDER)
+    return dataset in SOURCES and bool(source_of(dataset).NEEDS_FOLDER)
 
 
 def source_of(dataset: str) -> Any:

@@ -17,7 +17,7 @@ from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
 from clear_mlflow.core.text import shown
 from clear_mlflow.data.embedded import EMBEDDED
-from clear_mlflow.data.sources import CLEAR, SOURCES, needs_folder, stream_name
+from clear_mlflow.data.sources import SOURCES, needs_folder, stream_name
 from clear_mlflow.learning.anytime.schedule import OFF, EvalInterval, parse_interval
 from clear_mlflow.learning.parameters.recipes import (
     AUTO,
@@ -118,8 +118,9 @@ class TrainConfig:
         DATA,
         parse_path,
         python="str | Path",
-        help="Folder of the dataset, in any of CLEAR's layouts, or of your own stream; auto for an "
-        "embedded one.",
+        help="Folder of the dataset, in any of CLEAR's layouts, or of your own stream. auto, of "
+        "CLEAR: its folder below CLEAR_MLFLOW_DATA, downloaded where it is not there; an embedded "
+        "dataset has none.",
     )
     # As texts; when the dataset has checked them, all of them, as values of their types.
     dataset_args: Mapping[str, Argument] = _parameter(
@@ -380,13 +381,10 @@ class TrainConfig:
         }
         config = cls(**values)
         if config.data_root == AUTO and needs_folder(dataset):
-            whose = (
-                f"the folder that it was unpacked to (clear-mlflow data download {dataset} DIR "
-                "fetches it)"
-                if dataset in CLEAR
-                else "the folder that the images lie in"
+            raise ConfigError(
+                f"dataset {dataset} needs its folder; pass data_root=DIR, the folder that the "
+                "images lie in"
             )
-            raise ConfigError(f"dataset {dataset} needs its folder; pass data_root=DIR, {whose}")
         if config.data_root != AUTO and dataset in EMBEDDED:
             raise ConfigError(
                 f"data_root is {config.data_root}, but dataset {dataset} is embedded and reads no "

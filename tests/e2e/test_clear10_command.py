@@ -1,0 +1,177 @@
+"""``mlflow run . -P dataset=clear10``, to the letter: what is not there is downloaded.
+
+The hub is a server of this test, with small archives in the released layout; what would be fetched
+otherwise is 5 GB. Their checksums take the places of the authors' in each process that starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+
+import pytest
+from file_server import Hub, serving
+from released_layout import write_released
+
+from clear_mlflow.data.fetching.download import RELEASES, WORK_FOLDER
+
+CLEAR10 = RELEASES["clear10"]
+TRAIN, TEST = (archive.file for archive in CLEAR10.archives)
+# CLEAR's own recipe, but for what takes hours.
+SHORT = ("model=small_cnn", "image_size=32", "epochs=1")
+PATCH = """
+import dataclasses
+from clear_mlflow.data.fetching import download
+known = download.RELEASES["clear10"]
+archives = tuple(
+    dataclasses.replace(a, md5=md5) for a, md5 in zip(known.archives, {md5s!r}, strict=True)
+)
+download.RELEASES["clear10"] = dataclasses.replace(known, archives=archives)
+"""
+
+
+@pytest.fixture(scope="module")
+def archives(tmp_path_factory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("archives")
+    tree = write_released(folder / "tree", train_folder="train_image_only", size=(32, 32))
+    files = {}
+    for archive in CLEAR10.archives:
+        with zipfile.ZipFile(folder / archive.file, "w") as opened:
+            for path in sorted((tree / archive.folder).rglob("*")):
+                opened.write(path, path.relative_to(tree))
+        files[archive.file] = (folder / archive.file).read_bytes()
+    return files
+
+
+@pytest.fixture
+def hub(archives):
+    with serving(Hub(files=dict(archives), repository=f"datasets/{CLEAR10.repository}")) as hub:
+        yield hub
+
+
+@pytest.fixture
+def begin(project, experiment_id, hub, archives, tmp_path):
+    """Starts ``mlflow run``, in a process group of its own."""
+    begun = []
+    patched = tmp_path / "patched"
+    patched.mkdir()
+    md5s = [hashlib.md5(content).hexdigest() for content in archives.values()]
+    (patched / "sitecustomize.py").write_text(PATCH.format(md5s=md5s))
+
+    def begin(**environment: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "mlflow", "run", ".", "--env-manager", "local"]
+        asked = [word for given in ("dataset=clear10", *SHORT) for word in ("-P", given)]
+        begun.append(
+            subprocess.Popen(
+                [*command, *asked, "--experiment-name", "test"],
+                cwd=project,
+                env={
+                    **os.environ,
+                    "PYTHONPATH": os.pathsep.join([str(patched), str(project)]),
+                    "HF_ENDPOINT": hub.url,
+                    "HF_HOME": str(tmp_path / "home"),
+                    "CLEAR_MLFLOW_DATA": str(tmp_path / "data"),
+                    **environment,
+                },
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        )
+        return begun[-1]
+
+    yield begin
+    for process in begun:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def finished(process: subprocess.Popen) -> str:
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, output
+    return output
+
+
+def the_error(process: subprocess.Popen) -> str:
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode != 0
+    (line,) = (line for line in output.splitlines() if line.startswith("error: "))
+    assert "Traceback" not in output.partition("error: ")[0]
+    return line
+
+
+def test_killed_while_downloading_and_run_again(
+    begin, hub, store, experiment_id, archives, tmp_path
+):
+    """What had arrived stays; the next run says what it fetches, trains, and needs no hub again."""
+    hub.moods = ["stall", "good"]
+    first = begin()
+    part = tmp_path / "data" / "clear10" / WORK_FOLDER / f"{TRAIN}.part"
+    deadline = time.monotonic() + 120
+    while not (part.is_file() and part.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+
+    output = finished(begin())
+    assert f"clear10 to {tmp_path / 'data' / 'clear10'}: " in output
+    assert f"downloading {TEST}\n" in output
+    assert hub.ranges == [None, f"bytes={len(archives[TRAIN]) // 2}-", None]
+    (run,) = store.search_runs([experiment_id], "tags.`clear_mlflow.rows` = 'complete'")
+    assert run.info.status == "FINISHED"
+    assert run.data.params["data_root"] == "auto"
+    assert {"clear/in_domain_accuracy", "renate/forgetting"} <= set(run.data.metrics)
+    (data,) = run.inputs.dataset_inputs
+    assert json.loads(data.dataset.source) == {"uri": str(tmp_path / "data" / "clear10")}
+
+    hub.asked.clear()
+    for arguments in (["download", "clear10"], ["check", "clear10"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "clear_mlflow", "data", *arguments],
+            env={**os.environ, "CLEAR_MLFLOW_DATA": str(tmp_path / "data"), "HF_HUB_OFFLINE": "1"},
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        # Its marker has the small archives' checksums, which are not the authors'.
+        expected = "holds another dataset" if "download" in arguments else "nothing is wrong"
+        assert expected in done.stdout + done.stderr
+    assert hub.asked == []
+
+
+def test_two_at_once_download_once(begin, hub, store, experiment_id):
+    """Each archive is asked for once; both runs train."""
+    for output in [finished(process) for process in (begin(), begin())]:
+        assert "clear/in_domain_accuracy" in output
+    assert hub.ranges == [None, None]
+    runs = store.search_runs([experiment_id], "tags.`clear_mlflow.rows` = 'complete'")
+    assert len(runs) == 2
+
+
+@pytest.mark.parametrize("what", ["no network", "offline", "disk"])
+def test_what_cannot_be_downloaded_is_one_line(begin, hub, store, experiment_id, what, tmp_path):
+    """It names the folder, and the command for a machine that has a network; nothing is trained."""
+    if what == "no network":
+        process = begin(HF_ENDPOINT="http://127.0.0.1:9")
+    elif what == "offline":
+        process = begin(HF_HUB_OFFLINE="1")
+    else:
+        hub.sizes = {TRAIN: 10**18}
+        process = begin()
+    line = the_error(process)
+    assert str(tmp_path / "data" / "clear10") in line
+    if what == "disk":
+        assert "2000000000.0 GB of disk needed" in line
+    else:
+        assert "run 'clear-mlflow data download clear10 DIR' where there is one" in line
+        assert ("HF_HUB_OFFLINE forbids it" in line) == (what == "offline")
+    assert hub.ranges == []
+    (run,) = store.search_runs([experiment_id])  # which MLflow opened
+    assert run.info.status == "FAILED"
