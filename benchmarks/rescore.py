@@ -148,7 +148,7 @@ def one(work: str, experiment: str, *arguments: str) -> dict[str, float]:
     if work == "build":
         build_runs(client, experiment, int(words[0]))
     import clear_mlflow.cli.scoring_output
-    import clear_mlflow.report.heatmap  # noqa: F401
+    import clear_mlflow.report.pictures  # noqa: F401
 
     began = time.perf_counter()
     if work == "evaluate":

@@ -3,7 +3,8 @@
 Nothing here knows MLflow or torch: matrices come in, tables and texts go out.
 """
 
-from clear_mlflow.comparison.build import LEVEL, Arrangement, Comparison, arrange, compare
+from clear_mlflow.comparison.arrangement import LEVEL, Arrangement, arrange
+from clear_mlflow.comparison.build import Comparison, compare
 from clear_mlflow.comparison.groups import Group
 from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.comparison.verdicts import PairTest, Verdict

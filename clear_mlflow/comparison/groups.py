@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, measured_split
-from clear_mlflow.core.text import shortened, shown
+from clear_mlflow.core.text import NOT_MEASURED, shortened, shown
 from clear_mlflow.statistics import SeedSummary, seed_summary
 
 NOT_SAID = "(none)"
@@ -43,10 +43,10 @@ class Group:
 
     @cached_property
     def counted(self) -> tuple[Subject, ...]:
-        """The runs whose metrics count: a run that ended early measured something else.
+        """The runs whose metrics count: an average after five buckets is none after ten.
 
-        Its average after five buckets is no average after ten. Its cells and curves are
-        comparable, step by step, and stay. One that diverged has no result that a mean could hold.
+        Cells and curves of a run that ended early are comparable, step by step, and stay. One that
+        diverged has no result for a mean.
         """
         return tuple(
             m for m in self.members if m.record.matrix.num_rows == self.length and not m.diverged
@@ -111,20 +111,11 @@ def group_runs(
     level: float,
     rowless: Sequence[RowlessRun] = (),
 ) -> tuple[list[Group], list[Setting], list[str]]:
-    """Put runs together that agree in all labels and in their setting.
+    """Put runs together that agree in all labels *by* and in their setting; none: each by itself.
 
-    Args:
-        subjects: the runs; of two with the same id the first counts.
-        by: names of labels; none: each run is a group.
-        level: of the intervals over seeds.
-        rowless: runs that diverged before their first row; each joins the groups of its labels.
-
-    Returns:
-        The groups in the order of their first run, the settings, and what a reader has to know of
-        how it was done, a sentence each.
-
-    Raises:
-        ConfigError: no run has one of the labels.
+    The groups in the order of their first run, the settings, and sentences on how it was done. Of
+    two runs with the same id the first counts; a run without rows joins the groups of its labels.
+    ConfigError where no run has one of the labels.
     """
     known = {name for subject in subjects for name in subject.labels}
     for name in by:
@@ -149,17 +140,13 @@ def group_runs(
             )
         else:
             members.append(subject)
-    lengths = {
-        setting: max(
-            (
-                m.record.matrix.num_rows
-                for m in unique
-                if m.setting == settings[setting] and not m.diverged
-            ),
-            default=len(settings[setting].buckets),
+    lengths = [
+        max(
+            (m.record.matrix.num_rows for m in unique if m.setting == setting and not m.diverged),
+            default=len(setting.buckets),
         )
-        for setting in range(len(settings))
-    }
+        for setting in settings
+    ]
     names = _names(list(found), found, by, settings)
     groups = [
         Group(
@@ -272,5 +259,13 @@ def seeds_text(group: Group) -> str:
 
 
 def cut(name: str) -> str:
-    """A name from outside as a sentence may hold it."""
+    """A name from outside as a sentence may have it."""
     return shortened(name, 60)
+
+
+def mean_text(found: SeedSummary | None, number: Callable[[float], str], sign: str = "± ") -> str:
+    """A metric's mean over seeds and its deviation, or a dash where no seed defines it."""
+    if found is None:
+        return NOT_MEASURED
+    spread = "" if found.std is None else f" {sign}{number(found.std)}"
+    return f"{number(found.mean)}{spread}"

@@ -8,38 +8,34 @@ from collections.abc import Iterator
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.core.text import shortened
 from clear_mlflow.report.exports import csv_text, inert
-from clear_mlflow.statistics import SeedSummary
 
 _LONGEST_NAME = 200
 _PARTS = ("mean", "std", "low", "high", "n")
+
+_Cell = str | int | float | None  # None where a value is not defined
 
 
 def leaderboard_columns(comparison: Comparison) -> list[str]:
     """Names of the columns: five for each metric, and what was grouped by behind them."""
     return [
-        "rank",
-        "group",
-        "runs",
+        *("rank", "group", "runs"),
         *(f"{metric} {part}" for metric in _metrics(comparison) for part in _PARTS),
         *(f"by {name}" for name in comparison.group_by),
-        "dataset",
-        "protocol",
-        "split",
-        "run ids",
+        *("dataset", "protocol", "split", "run ids"),
     ]
 
 
-def leaderboard_rows(comparison: Comparison) -> Iterator[list[str | int | float | None]]:
-    """A row per group, best first; None where a value is not defined."""
+def leaderboard_rows(comparison: Comparison) -> Iterator[list[_Cell]]:
+    """A row per group, best first."""
     for rank, group in enumerate(comparison.groups, start=1):
         setting = comparison.settings[group.setting]
-        cells: list[str | int | float | None] = [rank, _text(group.name), len(group.members)]
+        cells: list[_Cell] = [rank, _text(group.name), len(group.members)]
         for metric in _metrics(comparison):
             found = group.metrics.get(metric)
             if found is None:
                 cells += [None, None, None, None, 0]
             else:
-                cells += [found.mean, found.std, *_ends(found), found.n]
+                cells += [found.mean, found.std, *(found.interval or (None, None)), found.n]
         cells += [_text(group.labels[name]) for name in comparison.group_by]
         cells += [_text(setting.dataset), setting.protocol, setting.split]
         yield [*cells, " ".join(member.run_id for member in group.members)]
@@ -58,20 +54,10 @@ def leader_numbers(comparison: Comparison) -> dict[str, float]:
     return {name: leader.metrics[name].mean for name in names if name in leader.metrics}
 
 
-def _metrics(comparison: Comparison) -> list[str]:
-    """The one that ranks first: a table's first columns are those that are seen."""
-    return sorted(comparison.metrics, key=lambda metric: metric != comparison.ranked_by)
-
-
 def leaderboard_table(comparison: Comparison) -> str:
     """The leaderboard as MLflow's table artifact."""
-    return json.dumps(
-        {
-            "columns": leaderboard_columns(comparison),
-            "data": list(leaderboard_rows(comparison)),
-        },
-        allow_nan=False,
-    )
+    table = {"columns": leaderboard_columns(comparison), "data": [*leaderboard_rows(comparison)]}
+    return json.dumps(table, allow_nan=False)
 
 
 def leaderboard_csv(comparison: Comparison) -> str:
@@ -79,19 +65,19 @@ def leaderboard_csv(comparison: Comparison) -> str:
 
     A text that a spreadsheet would take for a formula has an apostrophe put before it.
     """
-    header = map(inert, leaderboard_columns(comparison))
-    lines = (map(_csv_cell, row) for row in leaderboard_rows(comparison))
-    return csv_text([[*header], *([*line] for line in lines)])
+    header = [*map(inert, leaderboard_columns(comparison))]
+    return csv_text([header, *([*map(_csv_cell, row)] for row in leaderboard_rows(comparison))])
 
 
-def _csv_cell(value: str | int | float | None) -> str:
+def _metrics(comparison: Comparison) -> list[str]:
+    """The one that ranks first: a table's first columns are those that are seen."""
+    return sorted(comparison.metrics, key=lambda metric: metric != comparison.ranked_by)
+
+
+def _csv_cell(value: _Cell) -> str:
     if value is None:
         return ""
     return inert(value) if isinstance(value, str) else repr(value)
-
-
-def _ends(found: SeedSummary) -> list[float | None]:
-    return [None, None] if found.interval is None else list(found.interval)
 
 
 def _text(text: str) -> str:

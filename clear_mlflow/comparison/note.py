@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.groups import Group, seeds_text
-from clear_mlflow.core.text import NOT_MEASURED
+from clear_mlflow.comparison.groups import Group, mean_text, seeds_text
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, PAD, escaped, num_bytes
 
 _MOST_LINKED = 10  # runs of one group with a link of their own
@@ -16,9 +15,7 @@ _MOST_LINKED = 10  # runs of one group with a link of their own
 def comparison_note(comparison: Comparison, *, page: str) -> str:
     """Leaderboard, verdicts and warnings as Markdown, below MLflow's limit of 8,000 characters.
 
-    Args:
-        comparison: what is described.
-        page: address of the page, as MLflow's UI takes it.
+    *page* is the address of the page, as MLflow's UI takes it.
     """
     groups = comparison.groups
     heading = f"### {len(comparison.subjects)} runs in {len(groups)} groups compared"
@@ -27,8 +24,6 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
     # What is real before what is not: a long list is cut off at its end.
     ordered = sorted(comparison.verdicts, key=lambda verdict: verdict.outcome != "different")
     verdicts = [f"- {escaped(verdict.sentence, 500)}" for verdict in ordered]
-    if comparison.across is not None:
-        verdicts += [f"- {escaped(sentence, 400)}" for sentence in comparison.across.sentences]
     warnings = [f"- {escaped(warning, 400)}" for warning in comparison.warnings]
     # The table gets what it needs first, up to half of the room; then verdicts, then warnings.
     link = f"[**Everything on one page**]({page})"
@@ -47,14 +42,14 @@ def comparison_note(comparison: Comparison, *, page: str) -> str:
 
 def _leaders(comparison: Comparison) -> list[str]:
     """The first groups in one line: MLflow's page folds a description after some four lines."""
-    ranked = comparison.ranked_by
+    ranked, number = comparison.ranked_by, comparison.score.number
     if ranked is None:
         return []
-    leaders, number = [], comparison.score.number
-    for group in comparison.groups[:4]:
-        if found := group.metrics.get(ranked):
-            spread = "" if found.std is None else f" ± {number(found.std)}"
-            leaders.append(f"{escaped(group.name, 40)} **{number(found.mean)}**{spread}")
+    leaders = [
+        f"{escaped(group.name, 40)} **{mean_text(group.metrics[ranked], number)}**"
+        for group in comparison.groups[:4]
+        if ranked in group.metrics
+    ]
     more = ", …" if len(comparison.groups) > 4 else ""
     return [f"`{ranked}`: {', '.join(leaders)}{more}", ""]
 
@@ -76,12 +71,8 @@ def _table(comparison: Comparison) -> list[str]:
         f"|:--|--:|{'--:|' * len(metrics)}:--|",
     ]
     for group in comparison.groups:
-        cells = []
-        for metric in metrics:
-            found = group.metrics.get(metric)
-            spread = "" if found is None or found.std is None else f" ± {number(found.std)}"
-            cells.append(NOT_MEASURED if found is None else f"{number(found.mean)}{spread}")
-        cells = [escaped(group.name, 60), seeds_text(group), *cells, _links(group)]
+        values = [mean_text(group.metrics.get(metric), number) for metric in metrics]
+        cells = [escaped(group.name, 60), seeds_text(group), *values, _links(group)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

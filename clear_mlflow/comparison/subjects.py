@@ -54,16 +54,14 @@ class Subject:
     @cached_property
     def setting(self) -> Setting:
         """What has to be the same in two runs whose numbers are set side by side."""
-        matrix, dataset = self.record.matrix, self.record.dataset
-        counts = None if matrix.num_instances is None else tuple(matrix.num_instances.tolist())
-        record = self.record
+        record, matrix = self.record, self.record.matrix
         return Setting(
-            dataset.name,
-            dataset.digest,
+            record.dataset.name,
+            record.dataset.digest,
             record.protocol,
             record.split,
             matrix.buckets,
-            counts,
+            None if matrix.num_instances is None else tuple(matrix.num_instances.tolist()),
             matrix.score,
         )
 
@@ -75,18 +73,11 @@ class Subject:
 
 @dataclass(frozen=True, kw_only=True)
 class RowlessRun:
-    """A run that diverged before its first row: a result of its method, and no matrix.
-
-    Args:
-        run_id: of the run.
-        name: for people; any text.
-        seed: None: not known.
-        labels: what it may be grouped by.
-    """
+    """A run that diverged before its first row: a result of its method, and no matrix."""
 
     run_id: str
     name: str
-    seed: int | None
+    seed: int | None  # None: not known
     labels: Mapping[str, str]
 
 

@@ -1,17 +1,14 @@
-"""Which groups are set against which, by which test, and what may be said of it."""
+"""By which test a pair of groups is compared, and what may be said of it."""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 
 from clear_mlflow.comparison.groups import Group, cut
-from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
-from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.text import shown
+from clear_mlflow.comparison.pairs import Pair, PairPlan
+from clear_mlflow.comparison.subjects import RowlessRun, Subject
 from clear_mlflow.metrics import Metric
 from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.statistics import (
@@ -20,28 +17,27 @@ from clear_mlflow.statistics import (
     Equivalence,
     ImageBootstrap,
     Interval,
-    SeedTest,
     TTest,
     hedges_g,
     holm,
     holm_factors,
-    p_text,
-    paired_permutation,
     paired_t,
-    probability_of_improvement,
     seeds_needed,
-    unpaired_permutation,
     verdict,
     welch_t,
 )
 from clear_mlflow.statistics.conclusion import DIFFERENT, EQUIVALENT, TOO_FEW, amount_text
 from clear_mlflow.statistics.power import FEWEST, MOST
 
-# Groups of a setting that are all tested against each other: 15 sentences. Of more groups, each is
-# tested against the leader.
-ALL_PAIRS = 6
-# Single runs of a setting whose predictions are read: megabytes each.
-MOST_READ = 24
+_PAIRED, _WELCH, _BOOTSTRAP = "paired t-test", "Welch's t-test", "paired bootstrap"
+_ASSUMED = {
+    _PAIRED: "The paired t-test takes the differences by seed as normally distributed.",
+    _WELCH: "Welch's t-test takes the seeds of each side as normally distributed.",
+    _BOOTSTRAP: (
+        "The paired bootstrap is of two trained models, over test images: it says nothing about "
+        "other seeds."
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +58,6 @@ class PairTest:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SeedEvidence:
-    """What seeds say of a pair beside the t-test."""
-
-    hedges_g: float | None
-    better: float  # the probability that a run of A is better than a run of B
-    better_interval: Interval
-    permutation: SeedTest
-
-
-@dataclass(frozen=True, kw_only=True)
 class Verdict:
     """What may be said of two groups on the metric that verdicts are on."""
 
@@ -80,90 +66,12 @@ class Verdict:
     metric: str
     outcome: str  # as of statistics.verdict
     sentence: str
-    beside: tuple[
-        str, ...
-    ] = ()  # further sentences: effect sizes, the permutation test, more seeds
+    beside: tuple[str, ...] = ()  # further sentences: the effect size, how many more seeds
     test: PairTest | None = None  # None: too few seeds, or nothing varies
     adjusted_interval: Interval | None = None  # leaves out 0 just where the adjusted p is small
-    evidence: SeedEvidence | None = None
+    hedges_g: float | None = None
     equivalence: Equivalence | None = None
     more_seeds: tuple[int, int] | None = None  # of A and of B, for a power of 80 %
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairPlan:
-    """Which pairs are tested.
-
-    Args:
-        pairs: positions of groups, each pair in the order of the leaderboard.
-        possible: pairs that could be tested and are not, because the leader was found by looking:
-            they are adjusted for as if they were.
-        baselines: positions of groups that the others are set against; none: the leaders are.
-        leaders: positions of groups that were found by looking, and that all others of many are
-            set against.
-    """
-
-    pairs: tuple[tuple[int, int], ...]
-    possible: tuple[tuple[int, int], ...] = ()
-    baselines: tuple[int, ...] = ()
-    leaders: tuple[int, ...] = ()
-
-
-def plan_pairs(
-    groups: Sequence[Group], settings: Sequence[Setting], baseline: str | None
-) -> PairPlan:
-    """All pairs of a few groups, every group against the leader of many, or against a baseline.
-
-    Args:
-        groups: best first.
-        settings: that the groups are of; two groups of different ones are never tested.
-        baseline: name of a group, or one of its labels; None: none.
-
-    Raises:
-        ConfigError: no group, or several of one setting, have the name of the baseline.
-    """
-    by_setting: dict[int, list[int]] = defaultdict(list)
-    for position, group in enumerate(groups):
-        if group.counted:
-            by_setting[group.setting].append(position)
-    pairs: list[tuple[int, int]] = []
-    possible: list[tuple[int, int]] = []
-    baselines, leaders = [], []
-    for setting, positions in by_setting.items():
-        if baseline is not None:
-            found = _baseline(groups, positions, baseline, settings[setting])
-            if found is not None:
-                baselines.append(found)
-                pairs += [(min(p, found), max(p, found)) for p in positions if p != found]
-        elif len(positions) <= ALL_PAIRS:
-            pairs += combinations(positions, 2)
-        else:
-            leaders.append(positions[0])
-            pairs += [(positions[0], p) for p in positions[1:]]
-            possible += combinations(positions[1:], 2)
-    if baseline is not None and not baselines:
-        names = ", ".join(shown(cut(group.name)) for group in groups[:20])
-        raise ConfigError(f"baseline is {shown(baseline)}, which no group is; there are {names}")
-    return PairPlan(
-        pairs=tuple(pairs),
-        possible=tuple(possible),
-        baselines=tuple(baselines),
-        leaders=tuple(leaders),
-    )
-
-
-def _baseline(
-    groups: Sequence[Group], positions: Sequence[int], baseline: str, setting: Setting
-) -> int | None:
-    named = [p for p in positions if groups[p].name == baseline]
-    named = named or [p for p in positions if baseline in groups[p].labels.values()]
-    if len(named) > 1:
-        names = ", ".join(shown(cut(groups[p].name)) for p in named[:20])
-        raise ConfigError(
-            f"baseline is {shown(baseline)}, which {len(named)} groups on {cut(setting.dataset)} "
-            f"are; name one of {names}"
-        )
-    return named[0] if named else None
 
 
 def judge_pairs(
@@ -172,7 +80,7 @@ def judge_pairs(
     *,
     metrics: Sequence[Metric | AnytimeMetric],
     bootstraps: Sequence[ImageBootstrap],
-    correct: Mapping[tuple[int, int], tuple[CorrectMatrix, CorrectMatrix]],
+    correct: Mapping[Pair, tuple[CorrectMatrix, CorrectMatrix]],
     level: float,
     margin: float | None,
     in_percent: bool = True,
@@ -180,7 +88,7 @@ def judge_pairs(
     """Verdicts on the first metric, and tests of all the others.
 
     Holm's adjustment is over all pairs of the verdicts, and over all pairs and metrics of the
-    others: each of the two holds a false finding in at most ``1 - level`` of all comparisons.
+    others: each of the two contains a false finding in at most ``1 - level`` of all comparisons.
 
     Args:
         groups: best first.
@@ -193,14 +101,11 @@ def judge_pairs(
         in_percent: metrics are fractions: sentences give differences in percentage points.
     """
     metric, *others = (one.name for one in metrics)
-    judge = _Judge(groups, metric, metrics[0].higher_is_better, level, margin, in_percent)
-    tests: dict[str, dict[tuple[int, int], _Test]] = {one.name: {} for one in metrics}
-    untested: dict[tuple[int, int], _SeedValues] = {}
+    tests: dict[str, dict[Pair, _Test]] = {one.name: {} for one in metrics}
+    untested: dict[Pair, _SeedValues] = {}
     for pair in plan.pairs:
         a, b = (groups[position] for position in pair)
-        images = {}
-        if pair in correct:
-            images = _over_images(*correct[pair], bootstraps[a.setting])
+        images = _over_images(*correct[pair], bootstraps[a.setting]) if pair in correct else {}
         for name, found in tests.items():
             values = _seed_values(a, b, name)
             test = images.get(name) or (_over_seeds(a, b, values) if values else None)
@@ -208,32 +113,24 @@ def judge_pairs(
                 found[pair] = test
             elif name == metric and values is not None:
                 untested[pair] = values
-    images_read = any(test.unit == "images" for test in tests[metric].values())
+    images_read = any(test.values is None for test in tests[metric].values())
     possible = sum(
         _is_testable(groups[a], groups[b], metric, images_read) for a, b in plan.possible
     )
-    verdicts = judge.tested(tests[metric], possible)
+    judge = _Judge(groups, metric, metrics[0].higher_is_better, level, margin, in_percent)
+    verdicts = judge.tested(tests[metric], len(tests[metric]) + possible)
     family = len(tests[metric]) + len(untested) + possible
     verdicts |= {pair: judge.untested(pair, found, family) for pair, found in untested.items()}
+
     flat = [(name, pair, test) for name in others for pair, test in tests[name].items()]
     adjusted = holm(
         [test.t.p_value for _, _, test in flat], family=len(flat) + possible * len(others)
     )
     exploratory = [
-        _pair_test(pair, name, test, p_value, level)
+        test.result(pair, name, p_value, level)
         for (name, pair, test), p_value in zip(flat, adjusted, strict=True)
     ]
     return [verdicts[pair] for pair in plan.pairs if pair in verdicts], exploratory
-
-
-_ASSUMED = {
-    "paired t-test": "The paired t-test takes the differences by seed as normally distributed.",
-    "Welch's t-test": "Welch's t-test takes the seeds of each side as normally distributed.",
-    "paired bootstrap": (
-        "The paired bootstrap is of two trained models, over test images: it says nothing about "
-        "other seeds."
-    ),
-}
 
 
 def tests_about(verdicts: Sequence[Verdict], level: float) -> str:
@@ -244,22 +141,26 @@ def tests_about(verdicts: Sequence[Verdict], level: float) -> str:
     sentences = [assumed for method, assumed in _ASSUMED.items() if method in used]
     sentences.append(
         "Interval and p-value are of one test and adjusted by Holm's method: of comparisons of "
-        f"equal methods at most {100 * (1 - level):.2g} % hold any finding."
+        f"equal methods at most {100 * (1 - level):.2g} % contain any finding."
     )
     return " ".join(sentences)
 
 
 @dataclass(frozen=True)
 class _SeedValues:
-    """A metric of two groups, over seeds."""
+    """A metric of two groups, over seeds; in the order of the seeds where they are paired."""
 
-    a: list[float]  # in the order of the seeds where they are paired
+    a: list[float]
     b: list[float]
     paired: bool
 
     @property
     def difference(self) -> float:
         return math.fsum(self.a) / len(self.a) - math.fsum(self.b) / len(self.b)
+
+    @property
+    def fewest(self) -> int:
+        return min(len(self.a), len(self.b))
 
     @property
     def t(self) -> TTest | None:
@@ -274,11 +175,25 @@ class _SeedValues:
 
 @dataclass(frozen=True)
 class _Test:
-    unit: str
     method: str
     t: TTest
     evidence: str
     values: _SeedValues | None  # None: over images
+
+    def result(self, pair: Pair, metric: str, adjusted: float, level: float) -> PairTest:
+        return PairTest(
+            a=pair[0],
+            b=pair[1],
+            metric=metric,
+            unit="images" if self.values is None else "seeds",
+            method=self.method,
+            n_a=self.t.n_a,
+            n_b=self.t.n_b,
+            difference=self.t.difference,
+            interval=self.t.interval(level),
+            p_value=self.t.p_value,
+            adjusted=adjusted,
+        )
 
 
 def _seed_values(a: Group, b: Group, metric: str) -> _SeedValues | None:
@@ -306,11 +221,11 @@ def _seed(run: Subject | RowlessRun) -> int | None:
 
 def _over_seeds(a: Group, b: Group, values: _SeedValues) -> _Test | None:
     t = values.t
-    if t is None or min(len(values.a), len(values.b)) < FEWEST:
+    if t is None or values.fewest < FEWEST:
         return None
-    method = "paired t-test" if values.paired else "Welch's t-test"
+    method = _PAIRED if values.paired else _WELCH
     evidence = "; ".join([f"{method} over {values.counts}", *_remarks(a), *_remarks(b)])
-    return _Test("seeds", method, t, evidence, values)
+    return _Test(method, t, evidence, values)
 
 
 def _remarks(group: Group) -> Iterator[str]:
@@ -333,8 +248,7 @@ def _over_images(a: CorrectMatrix, b: CorrectMatrix, bootstrap: ImageBootstrap) 
         return {}
     return {
         name: _Test(
-            "images",
-            "paired bootstrap",
+            _BOOTSTRAP,
             TTest(test.difference, test.error, math.inf, test.n, test.n, paired=True),
             f"paired bootstrap over {_images(test)} of one training each, which says nothing about "
             "other seeds",
@@ -358,24 +272,6 @@ def _is_testable(a: Group, b: Group, metric: str, images_read: bool) -> bool:
     return values is not None and _over_seeds(a, b, values) is not None
 
 
-def _pair_test(
-    pair: tuple[int, int], metric: str, test: _Test, adjusted: float, level: float
-) -> PairTest:
-    return PairTest(
-        a=pair[0],
-        b=pair[1],
-        metric=metric,
-        unit=test.unit,
-        method=test.method,
-        n_a=test.t.n_a,
-        n_b=test.t.n_b,
-        difference=test.t.difference,
-        interval=test.t.interval(level),
-        p_value=test.t.p_value,
-        adjusted=adjusted,
-    )
-
-
 @dataclass(frozen=True)
 class _Judge:
     """Makes verdicts of tests."""
@@ -387,16 +283,11 @@ class _Judge:
     margin: float | None
     in_percent: bool
 
-    def tested(
-        self, tests: Mapping[tuple[int, int], _Test], possible: int
-    ) -> dict[tuple[int, int], Verdict]:
-        """One for each test, adjusted for all of them and for *possible* ones beside them."""
-        family = len(tests) + possible
+    def tested(self, tests: Mapping[Pair, _Test], family: int) -> dict[Pair, Verdict]:
+        """One for each test, adjusted for a family of at least as many."""
         plain = [test.t.p_value for test in tests.values()]
         adjusted, factors = holm(plain, family=family), holm_factors(plain, family=family)
-        equivalences: list[Equivalence | None] = [None] * len(tests)
-        if self.margin is not None:
-            equivalences = [*self._equivalences(list(tests.values()), self.margin, family)]
+        equivalences = self._equivalences([*tests.values()], family)
         return {
             pair: self._verdict(pair, test, p_value, factor, family, equivalence)
             for (pair, test), p_value, factor, equivalence in zip(
@@ -404,57 +295,19 @@ class _Judge:
             )
         }
 
-    def untested(self, pair: tuple[int, int], values: _SeedValues, family: int) -> Verdict:
-        """Of seeds that no test can be made of: fewer than three, or all alike."""
-        a, b = (self.groups[position] for position in pair)
-        one, other, t = cut(a.name), cut(b.name), values.t
-        fewest = min(len(values.a), len(values.b))
-        size = amount_text(abs(values.difference), in_percent=self.in_percent)
-        remarks = "".join(f"; {remark}" for group in (a, b) for remark in _remarks(group))
-        more, beside = None, []
-        if fewest < FEWEST:
-            lead = "both are the same"
-            if values.difference:
-                lead = f"{self._leader(pair, values.difference)} is ahead by {size}"
-            sentence = (
-                f"Too few seeds to say whether {one} and {other} differ at {self.metric}: {lead} "
-                f"over {values.counts}, and a verdict takes {FEWEST}{remarks}."
-            )
-            more, how_many = self._more(values, t, (1 - self.level) / family)
-            beside = [how_many]
-        elif abs(values.difference) <= 1e-12:
-            sentence = (
-                f"{one} and {other} gave the same {self.metric} over {values.counts}{remarks}."
-            )
-        else:
-            sentence = (
-                f"{self._leader(pair, values.difference)} is ahead at {self.metric} by the same "
-                f"{size} in all of {values.counts}{remarks}: where nothing varies, seeds say "
-                "nothing of chance. Stored predictions would, of the test images."
-            )
-        return Verdict(
-            a=pair[0],
-            b=pair[1],
-            metric=self.metric,
-            outcome=TOO_FEW,
-            sentence=sentence,
-            beside=tuple(beside),
-            more_seeds=more,
-        )
-
-    def _equivalences(
-        self, tests: Sequence[_Test], margin: float, family: int
-    ) -> Iterator[Equivalence]:
-        plain = [test.t.equivalence_p(margin) for test in tests]
-        for test, adjusted, factor in zip(
-            tests, holm(plain, family=family), holm_factors(plain, family=family), strict=True
-        ):
-            level = 1 - 2 * (1 - self.level) / factor
-            yield Equivalence(margin, adjusted, test.t.interval(level))
+    def _equivalences(self, tests: Sequence[_Test], family: int) -> list[Equivalence | None]:
+        if self.margin is None:
+            return [None] * len(tests)
+        plain = [test.t.equivalence_p(self.margin) for test in tests]
+        adjusted, factors = holm(plain, family=family), holm_factors(plain, family=family)
+        return [
+            Equivalence(self.margin, p, test.t.interval(1 - 2 * (1 - self.level) / factor))
+            for test, p, factor in zip(tests, adjusted, factors, strict=True)
+        ]
 
     def _verdict(
         self,
-        pair: tuple[int, int],
+        pair: Pair,
         test: _Test,
         p_value: float,
         factor: float,
@@ -462,7 +315,7 @@ class _Judge:
         equivalence: Equivalence | None,
     ) -> Verdict:
         interval = test.t.interval(1 - (1 - self.level) / factor)
-        said = verdict(
+        found = verdict(
             cut(self.groups[pair[0]].name),
             cut(self.groups[pair[1]].name),
             self.metric,
@@ -474,79 +327,71 @@ class _Judge:
             equivalence=equivalence,
             higher_is_better=self.higher_is_better,
             in_percent=self.in_percent,
-            of_models=test.unit == "images",
+            of_models=test.values is None,
             level=self.level,
         )
-        beside, evidence, more = [], None, None
+        beside, size, more = [], None, None
         if test.values is not None:
-            evidence = self._evidence(pair, test.values)
-            beside = self._beside(pair, test, evidence)
-            if said.outcome not in (DIFFERENT, EQUIVALENT):
+            size = hedges_g(test.values.a, test.values.b)
+            if size is not None:
+                beside.append(f"Effect size: Hedges' g {abs(size):.1f}.")
+            if found.outcome not in (DIFFERENT, EQUIVALENT):
                 more, how_many = self._more(test.values, test.t, (1 - self.level) / factor)
                 beside.append(how_many)
         return Verdict(
             a=pair[0],
             b=pair[1],
             metric=self.metric,
-            outcome=said.outcome,
-            sentence=said.sentence,
+            outcome=found.outcome,
+            sentence=found.sentence,
             beside=tuple(beside),
-            test=_pair_test(pair, self.metric, test, p_value, self.level),
+            test=test.result(pair, self.metric, p_value, self.level),
             adjusted_interval=interval,
-            evidence=evidence,
+            hedges_g=size,
             equivalence=equivalence,
             more_seeds=more,
         )
 
-    def _evidence(self, pair: tuple[int, int], values: _SeedValues) -> SeedEvidence:
-        higher = self.higher_is_better
-        worst = -math.inf if higher else math.inf
-        runs_a, runs_b = (
-            [value for _, value in group.values(self.metric)] + [worst] * len(group.diverged)
-            for group in (self.groups[position] for position in pair)
+    def untested(self, pair: Pair, values: _SeedValues, family: int) -> Verdict:
+        """Of seeds that no test can be made of: fewer than three, or all alike."""
+        a, b = (self.groups[position] for position in pair)
+        one, other = cut(a.name), cut(b.name)
+        leader = one if (values.difference > 0) == self.higher_is_better else other
+        size = amount_text(abs(values.difference), in_percent=self.in_percent)
+        remarks = "".join(f"; {remark}" for group in (a, b) for remark in _remarks(group))
+        more, beside = None, []
+        if values.fewest < FEWEST:
+            lead = f"{leader} is ahead by {size}" if values.difference else "both are the same"
+            sentence = (
+                f"Too few seeds to say whether {one} and {other} differ at {self.metric}: {lead} "
+                f"over {values.counts}, and a verdict takes {FEWEST}{remarks}."
+            )
+            more, how_many = self._more(values, values.t, (1 - self.level) / family)
+            beside = [how_many]
+        elif abs(values.difference) <= 1e-12:
+            sentence = (
+                f"{one} and {other} gave the same {self.metric} over {values.counts}{remarks}."
+            )
+        else:
+            sentence = (
+                f"{leader} is ahead at {self.metric} by the same {size} in all of {values.counts}"
+                f"{remarks}: where nothing varies, seeds say nothing of chance. Stored predictions "
+                "would, of the test images."
+            )
+        return Verdict(
+            a=pair[0],
+            b=pair[1],
+            metric=self.metric,
+            outcome=TOO_FEW,
+            sentence=sentence,
+            beside=tuple(beside),
+            more_seeds=more,
         )
-        better, interval = probability_of_improvement(
-            runs_a, runs_b, higher_is_better=higher, level=self.level
-        )
-        permutation = paired_permutation if values.paired else unpaired_permutation
-        return SeedEvidence(
-            hedges_g=hedges_g(values.a, values.b),
-            better=better,
-            better_interval=interval,
-            permutation=permutation(values.a, values.b),
-        )
-
-    def _beside(self, pair: tuple[int, int], test: _Test, evidence: SeedEvidence) -> list[str]:
-        """From the side of the one that is ahead."""
-        a_leads = (test.t.difference > 0) == self.higher_is_better
-        ahead, behind = pair if a_leads else pair[::-1]
-        chance, (low, high) = evidence.better, evidence.better_interval
-        if not a_leads:
-            chance, low, high = 1 - chance, 1 - high, 1 - low
-        size = "" if evidence.hedges_g is None else f"Hedges' g {abs(evidence.hedges_g):.1f}; "
-        chances = (
-            f"Effect size, not adjusted: {size}a run of {cut(self.groups[ahead].name)} beats one "
-            f"of {cut(self.groups[behind].name)} with probability {chance:.2f} "
-            f"({100 * self.level:g} % interval {low:.2f} to {high:.2f})"
-        )
-        if any(self.groups[position].diverged for position in pair):
-            chances += ", where a run that diverged is worse than any"
-        permutation = evidence.permutation
-        kind = "An exact permutation test" if permutation.exact else "A permutation test"
-        counts = test.values.counts if test.values else ""
-        least = f", the smallest that {counts} allow"
-        if permutation.p_value > permutation.smallest_p * (1 + 1e-9):
-            least = f" ({counts} allow no less than {permutation.smallest_p:.2g})"
-        return [
-            f"{chances}.",
-            f"{kind}, not adjusted, gives p {p_text(permutation.p_value)}{least}.",
-        ]
 
     def _more(
         self, values: _SeedValues, t: TTest | None, alpha: float
     ) -> tuple[tuple[int, int] | None, str]:
         """How many more seeds A and B would take, and a sentence on it."""
-        counts = len(values.a), len(values.b)
         needed = None if t is None else seeds_needed(t, alpha=alpha)
         what = "the difference"
         if t is not None and self.margin is not None and abs(t.difference) < self.margin:
@@ -554,8 +399,7 @@ class _Judge:
             if equal is not None and (needed is None or equal < needed):
                 needed, what = equal, "equivalence within the margin"
         if t is None:
-            needed = FEWEST
-            sentence = f"At least {needed} seeds of each are needed."
+            needed, sentence = FEWEST, f"At least {FEWEST} seeds of each are needed"
         elif needed is None:
             return None, (
                 f"At this difference and spread, {MOST} seeds of each would still be too few."
@@ -563,13 +407,8 @@ class _Judge:
         else:
             sentence = (
                 f"At this difference and spread, {needed} seeds of each would show {what} with a "
-                "power of 80 %."
+                "power of 80 %"
             )
-        more = max(0, needed - counts[0]), max(0, needed - counts[1])
-        if more[0] == more[1]:
-            return more, f"{sentence[:-1]}: {more[0]} more."
-        return more, f"{sentence[:-1]}: {more[0]} and {more[1]} more."
-
-    def _leader(self, pair: tuple[int, int], difference: float) -> str:
-        a_leads = (difference > 0) == self.higher_is_better
-        return cut(self.groups[pair[0 if a_leads else 1]].name)
+        more = max(0, needed - len(values.a)), max(0, needed - len(values.b))
+        counts = f"{more[0]}" if more[0] == more[1] else f"{more[0]} and {more[1]}"
+        return more, f"{sentence}: {counts} more."

@@ -34,7 +34,7 @@ from clear_mlflow.comparison import (
     arrange,
     compare,
 )
-from clear_mlflow.comparison.build import only_score
+from clear_mlflow.comparison.arrangement import only_score
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.groups import cut
 from clear_mlflow.comparison.leaderboard import (
@@ -49,7 +49,7 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.evaluation.read_correctness import read_correctness
-from clear_mlflow.evaluation.read_inside import read_inside, read_with_inside
+from clear_mlflow.evaluation.read_inside import read_with_inside
 from clear_mlflow.learning.parameters.config import TrainConfig, stored_parameters
 from clear_mlflow.learning.parameters.logged import is_of_a_training, logged_parameters
 from clear_mlflow.metrics import METRICS, Metric, undefined
@@ -94,7 +94,6 @@ def read_comparison(
     jobs: int | None = None,
     verify: str = "auto",
     over_images: bool = True,
-    most_inside: int = 40,
 ) -> tuple[Comparison, list[LeftOut], str]:
     """Read the runs and compare them; nothing is written.
 
@@ -115,8 +114,6 @@ def read_comparison(
             :func:`~clear_mlflow.store.matrices.stored_rows_of`.
         over_images: whether single runs are tested, and get intervals, over their test images:
             that reads megabytes of stored predictions a run, and takes a tenth of a second a run.
-        most_inside: runs whose tests inside buckets are drawn, of the first groups: that reads
-            hundreds of files a run.
 
     Returns:
         The comparison, the runs that are not in it, and the experiment of the first that is.
@@ -174,14 +171,7 @@ def read_comparison(
             hits[subject.run_id] = found
         elif problem is not None:
             refused.append(f"Predictions of {cut(subject.name)} are not used: {problem}.")
-    drawn = {}
-    wanted = arrangement.wants_tests(most_inside)
-    for subject, tests, problem in read_inside(client, wanted):
-        if tests is not None:
-            drawn[subject.run_id] = tests
-        elif problem is not None:
-            refused.append(_unused_tests(subject.name, problem))
-    comparison = compare(arrangement, hits, over_images=over_images, inside=drawn)
+    comparison = compare(arrangement, hits)
     passed_over = [
         f"Left out: {cut(run.run_name)} ({cut(run.run_id[:8])}), {run.reason}." for run in left_out
     ]
@@ -522,7 +512,6 @@ def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:
         ],
         "verdicts": [_verdict_json(comparison, verdict) for verdict in comparison.verdicts],
         "exploratory": [_test_json(comparison, test) for test in comparison.exploratory],
-        "across_datasets": None if comparison.across is None else asdict(comparison.across),
         "warnings": list(comparison.warnings),
         "left_out": [asdict(run) for run in left_out],
     }
@@ -530,7 +519,7 @@ def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:
 
 
 def _verdict_json(comparison: Comparison, verdict: Verdict) -> dict[str, object]:
-    content: dict[str, object] = {
+    return {
         **({} if verdict.test is None else _test_json(comparison, verdict.test)),
         "a": comparison.groups[verdict.a].name,
         "b": comparison.groups[verdict.b].name,
@@ -540,17 +529,9 @@ def _verdict_json(comparison: Comparison, verdict: Verdict) -> dict[str, object]
         "beside": list(verdict.beside),
         "interval_adjusted": verdict.adjusted_interval,
         "equivalence": None if verdict.equivalence is None else asdict(verdict.equivalence),
+        "hedges_g": verdict.hedges_g,
         "more_seeds": verdict.more_seeds,
     }
-    if evidence := verdict.evidence:
-        content |= {
-            "hedges_g": evidence.hedges_g,
-            "probability_of_improvement": evidence.better,
-            "probability_interval": evidence.better_interval,
-            "permutation_p": evidence.permutation.p_value,
-            "permutation_smallest_p": evidence.permutation.smallest_p,
-        }
-    return content
 
 
 def _test_json(comparison: Comparison, test: PairTest) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""What runs that are compared hold of tests inside their buckets: metrics, and what is drawn."""
+"""The metrics of tests inside buckets of runs that are compared."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.comparison import Subject
-from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.metrics import Metric
-from clear_mlflow.scoring.anytime_scores import read_anytime_scores, read_tests
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.scoring.anytime_scores import read_anytime_scores
 from clear_mlflow.store.matrices import StoredMatrix, read_matrices
 
 
@@ -51,19 +48,3 @@ def read_with_inside(
             except ClearError as error:
                 problem = str(error)
         yield stored, summary, problem
-
-
-def read_inside(
-    client: MlflowClient, subjects: Iterable[Subject]
-) -> Iterator[tuple[Subject, AnytimeMatrix | None, str | None]]:
-    """For each run its tests inside buckets, None where it has none, and why they are not used."""
-    for subject in subjects:
-        record = subject.record
-        try:
-            with mlflow_errors(f"read run {subject.run_id}"):
-                run = client.get_run(subject.run_id)
-            tests = read_tests(client, run)
-            matrix = AnytimeMatrix.of_tests(tests, record.matrix, record.protocol)
-            yield subject, matrix if tests else None, None
-        except ClearError as error:
-            yield subject, None, str(error)

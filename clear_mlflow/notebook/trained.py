@@ -17,9 +17,8 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.version import __version__
 from clear_mlflow.evaluation.compare import read_comparison
-from clear_mlflow.report.canvas import png
-from clear_mlflow.report.heatmap import heatmap_figure
 from clear_mlflow.report.page.fragment import run_html
+from clear_mlflow.report.pictures import heatmap_figure, png
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
 from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.store.client import MlflowClient, mlflow_errors
@@ -116,7 +115,14 @@ class TrainedRun(AccuracyMatrix):
         return ComparedRuns(comparison)
 
     def _repr_html_(self) -> str:
-        return run_html(self.name, self._evidence, self.metrics, self.reasons, self.links)
+        return run_html(
+            self.name,
+            self._evidence,
+            self.metrics,
+            self.reasons,
+            self.links,
+            lower_is_better=self._lower_is_better,
+        )
 
     def __str__(self) -> str:
         parts = (

@@ -38,21 +38,22 @@ class Ramp:
         channels = [np.interp(place, np.arange(len(known)), known[:, c] / 255) for c in range(3)]
         return np.stack([*channels, np.ones_like(place)], axis=-1)
 
+    def hex_and_ink(self, value: float) -> tuple[str, str]:
+        """The colour of a value from 0 to 1 for style sheets, and what can be read on it."""
+        colour = self.at(value)
+        code = "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
+        return f"#{code}", "#fff" if is_dark(colour) else "#111"
+
     def css(self, prefix: str, ramp: str) -> str:
-        """Classes ``v0`` to ``v100``, each with an ink that can be read on it; and the whole ramp.
+        """Classes *prefix* 0 to 100 with ink that can be read, and one, *ramp*, of the whole ramp.
 
         Classes of a style sheet, so that a cell costs few bytes.
-
-        Args:
-            prefix: of the classes of single colours, as ``v``.
-            ramp: the class of the ramp.
         """
         stops = ",".join(f"#{point}" for point in self.points.split())
         rules = [f".ramp .{ramp}{{background:linear-gradient(to right,{stops})}}"]
-        for i, colour in enumerate(self.at(np.linspace(0, 1, 101))):
-            code = "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
-            ink = "fff" if is_dark(colour) else "111"
-            rules.append(f".{prefix}{i}{{background:#{code};color:#{ink}}}")
+        for i in range(101):
+            background, ink = self.hex_and_ink(i / 100)
+            rules.append(f".{prefix}{i}{{background:{background};color:{ink}}}")
         return "".join(rules)
 
 

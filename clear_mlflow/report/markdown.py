@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import NOT_MEASURED, percent, shortened
-from clear_mlflow.metrics import ALL_METRICS, anytime, name_of, of_score
-from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.core.text import percent, shortened
+from clear_mlflow.metrics import name_of
+from clear_mlflow.report.score_lines import ScoreLine, score_lines
 
 # MLflow cuts a longer description off, silently, and with it the end of a table. Counted in bytes,
 # because some of its stores do.
@@ -42,12 +42,12 @@ def description(
 
     Args:
         record: what the run has stored; under ``streaming`` only its evidence is shown.
-        summary: metric name to value, as from ``summarize``.
-        reasons: metric name to reason, as from ``explain``.
+        summary: metric name to value.
+        reasons: metric name to why it has no value.
+        lower_is_better: names of a user's own metrics of which less is better.
         title: the heading; the dataset and the state of the run when not given.
         facts: more of what a reader wants to know first, as strategy and model.
         report: address of the run's page, as MLflow's UI takes it; None: no link.
-        lower_is_better: names of a user's own metrics of which less is better.
     """
     matrix = record.evidence
     state = f"{record.rows[-1]} of {matrix.num_buckets}"
@@ -73,18 +73,17 @@ def description(
         _facts(known),
         "",
     ]
-    tail = ["", *_metrics(summary, reasons, lower_is_better, matrix.score)]
+    lines = score_lines(summary, reasons, lower_is_better=lower_is_better, score=matrix.score)
+    tail = ["", *_metrics(lines)]
     for decimals in (1, 0):
         text = "\n".join([*head, *_matrix(matrix, decimals), *tail]) + "\n"
         if num_bytes(text) <= MAX_NOTE_BYTES:
             return text
     note = f"The matrix of {matrix.num_buckets} buckets is too large for this page; see the "
-    lines = [*head, note + "artifacts in accuracy&#95;matrix.", *tail]
-    while (
-        num_bytes("\n".join(lines)) > MAX_NOTE_BYTES
-    ):  # only where a caller brings facts without end
-        lines.pop()
-    return "\n".join(lines) + "\n"
+    text = "\n".join([*head, note + "artifacts in accuracy&#95;matrix.", *tail])
+    while num_bytes(text) > MAX_NOTE_BYTES:  # only where a caller brings facts without end
+        text = text.rpartition("\n")[0]
+    return text + "\n"
 
 
 def _link(report: str, score: Score) -> str:
@@ -137,25 +136,13 @@ def _plain(key: str) -> str:
     return re.sub(r"[!-,/:-@\[-^`{-~]", "_", shortened(key, _LONGEST_KEY))
 
 
-def _metrics(
-    summary: Mapping[str, float],
-    reasons: Mapping[str, str],
-    lower_is_better: Set[str],
-    score: Score,
-) -> list[str]:
-    lines = [f"| metric | {PAD}value{PAD} | |", "|:--|--:|:--|"]
-    known = {m.name: m.higher_is_better for m in of_score(ALL_METRICS, score)}
-    known |= {m.name: m.higher_is_better for m in predicted.METRICS}
-    known |= {m.name: m.higher_is_better for m in anytime.METRICS}
-    for name in dict.fromkeys([*known, *summary, *reasons]):
-        shown = f"`{name}`" if name in known else escaped(name, 60)
-        if name in summary:
-            better = "" if known.get(name, name not in lower_is_better) else "lower is better"
-            lines.append(f"| {shown} | {score.number(summary[name])} | {better} |")
-        elif name in reasons:
-            reason = escaped(reasons[name], 100)
-            lines.append(f"| {shown} | {NOT_MEASURED} | {reason} |")
-    return lines
+def _metrics(lines: Iterable[ScoreLine]) -> list[str]:
+    table = [f"| metric | {PAD}value{PAD} | |", "|:--|--:|:--|"]
+    for line in lines:
+        name = f"`{line.name}`" if line.is_known else escaped(line.name, 60)
+        about = line.about if line.value is not None else escaped(line.reason, 100)
+        table.append(f"| {name} | {line.text} | {about} |")
+    return table
 
 
 def escaped(text: str, limit: int) -> str:

@@ -11,9 +11,8 @@ from rich.text import Text
 
 from clear_mlflow.core.matrix import AccuracyMatrix, named_rows
 from clear_mlflow.core.score import ACCURACY, Score
-from clear_mlflow.core.text import NOT_MEASURED, ending, printable, shortened
-from clear_mlflow.metrics import ALL_METRICS, anytime, of_score
-from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.core.text import ending, printable, shortened
+from clear_mlflow.report.score_lines import score_lines
 
 _WIDTH = 80  # what a terminal has at least, and what is assumed where there is none
 _LABEL = 14  # columns for what was trained through
@@ -65,28 +64,15 @@ def metrics_table(
     lower_is_better: Set[str] = frozenset(),
     score: Score = ACCURACY,
 ) -> Table:
-    """Every metric with its value, or with the reason why it has none.
-
-    Args:
-        summary: metric name to value, as from ``summarize``.
-        reasons: metric name to reason, as from ``explain``.
-        lower_is_better: names of a user's own metrics of which less is better.
-        score: that the metrics are of.
-    """
-    known = {m.name: m.higher_is_better for m in of_score(ALL_METRICS, score)}
-    known |= {m.name: m.higher_is_better for m in predicted.METRICS}
-    known |= {m.name: m.higher_is_better for m in anytime.METRICS}
+    """Every metric with its value, or with the reason why it has none; see :func:`score_lines`."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), pad_edge=False, show_edge=False)
     table.add_column("metric", no_wrap=True)
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("")
-    for name in dict.fromkeys([*known, *summary, *reasons]):
-        shown = Text(printable(name))
-        if name in summary:
-            better = "" if known.get(name, name not in lower_is_better) else "lower is better"
-            table.add_row(shown, score.number(summary[name]), Text(better, style="dim"))
-        elif name in reasons:
-            table.add_row(shown, NOT_MEASURED, Text(printable(reasons[name]), style="dim"))
+    for line in score_lines(summary, reasons, lower_is_better=lower_is_better, score=score):
+        table.add_row(
+            Text(printable(line.name)), line.text, Text(printable(line.about), style="dim")
+        )
     return table
 
 

@@ -29,9 +29,8 @@ from clear_mlflow.journal.sender import Sender, exit_patience, unsent_error
 from clear_mlflow.journal.spool import Entry
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow
 from clear_mlflow.metrics import of_families
-from clear_mlflow.report.canvas import load_drawing
-from clear_mlflow.report.heatmap import heatmap_array
 from clear_mlflow.report.page.run_page import load_run_page
+from clear_mlflow.report.pictures import heatmap_array, load_drawing
 from clear_mlflow.runs.background import BackgroundWorker
 from clear_mlflow.runs.tracked_curve import TrackedCurve
 from clear_mlflow.scoring.apply import to_metrics

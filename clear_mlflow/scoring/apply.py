@@ -12,10 +12,9 @@ from mlflow.entities import Metric, RunTag
 from clear_mlflow.core.matrix import named_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
-from clear_mlflow.report.canvas import png_array
 from clear_mlflow.report.exports import matrix_csv, matrix_json
-from clear_mlflow.report.heatmap import heatmap_png
 from clear_mlflow.report.page.run_page import run_page
+from clear_mlflow.report.pictures import heatmap_png, png_array
 from clear_mlflow.scoring.computed import Computed, prediction_tables
 from clear_mlflow.scoring.plan import Plan
 from clear_mlflow.scoring.series import Point

@@ -16,8 +16,8 @@ from clear_mlflow.core.record import Record, RowRecord
 from clear_mlflow.metrics import DEFAULT_FAMILIES, METRICS, Metric, anytime, course, of_score
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics.from_predictions import PredictionMetric, Predictions, confusion
-from clear_mlflow.report.confusion import confusion_png
 from clear_mlflow.report.exports import matrix_csv
+from clear_mlflow.report.pictures import confusion_png
 from clear_mlflow.report.prediction_tables import calibration_csv, confusion_csv, per_class_csv
 from clear_mlflow.scoring.series import Series, all_series, milliseconds
 from clear_mlflow.store import names

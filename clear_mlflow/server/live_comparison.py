@@ -25,7 +25,6 @@ from clear_mlflow.store.search import search
 
 # Runs that one page lists and compares: what a request may cost.
 MOST_RUNS = 500
-_MOST_INSIDE = 16  # of them, those whose hundreds of tests inside buckets are read and drawn
 _JOBS = 8
 
 
@@ -92,7 +91,6 @@ def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str
         # A scored run's rows are in its tag, which the listing brought; else files are read.
         verify="none",
         over_images=False,
-        most_inside=_MOST_INSIDE,
     )
     notes = _notes(question, runs, comparison, is_cut=len(found) > MOST_RUNS)
     warnings = tuple(without_addresses(text) for text in (*notes, *comparison.warnings))

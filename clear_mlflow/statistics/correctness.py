@@ -65,14 +65,8 @@ class CorrectMatrix:
         if not found:
             raise RecordError("no predictions arrived; expected those of a row at least")
         rows = tuple(sorted(found))
-        return cls(
-            evaluation_set=images.digest,
-            buckets=images.buckets,
-            bucket=images.bucket,
-            rows=rows,
-            right=np.stack([found[row].hits(images) for row in rows]),
-            cluster=images.cluster,
-        )
+        right = np.stack([found[row].hits(images) for row in rows])
+        return cls(images.digest, images.buckets, images.bucket, rows, right, images.cluster)
 
     @property
     def num_rows(self) -> int:
@@ -94,36 +88,24 @@ class CorrectMatrix:
         )
 
     def after(self, k: int) -> CorrectMatrix:
-        """The hits of the run cut off after k buckets.
-
-        Raises:
-            RecordError: no row is left then.
-        """
+        """The hits of the run cut off after k buckets; RecordError where no row is left."""
         count = sum(row <= k for row in self.rows)
         return replace(self, rows=self.rows[:count], right=self.right[:count])
 
 
 def check_same_images(a: CorrectMatrix, b: CorrectMatrix) -> None:
-    """Refuse to pair answers to different images.
-
-    Raises:
-        RecordError: the evaluation sets are not the same.
-    """
+    """Raise RecordError where two runs answered different images."""
     if a.evaluation_set != b.evaluation_set:
         raise RecordError(
             f"the runs were tested on different images ({shown(a.evaluation_set, 24)} and "
-            f"{shown(b.evaluation_set, 24)}) and cannot be paired; compare their counts as "
-            "independent, or re-test one of them"
+            f"{shown(b.evaluation_set, 24)}) and cannot be paired; re-test one of them"
         )
 
 
 def image_clusters(*runs: CorrectMatrix) -> NDArray[np.int64]:
     """(N,): which images show the same thing, numbered from 0 in the order of first images.
 
-    Args:
-        runs: tested on the same images; the clusters are those of the first run that knows any.
-            Where none does, as in records from before they were stored, each image is a cluster of
-            its own.
+    The runs were tested on the same images; the first that knows clusters counts.
     """
     known = [run.cluster for run in runs if run.cluster is not None]
     if not known:

@@ -37,20 +37,10 @@ def holm(p_values: Sequence[float], *, family: int | None = None) -> list[float]
 
 
 def holm_factors(p_values: Sequence[float], *, family: int | None = None) -> list[float]:
-    """By how much Holm's adjustment multiplies each p-value.
+    """By how much Holm's adjustment multiplies each p-value, at least 1; arguments as of holm.
 
     An interval at a level of ``1 - alpha / factor`` agrees with the adjusted test: it leaves out 0
     just where the adjusted p-value is at most alpha.
-
-    Args:
-        p_values: of the comparisons.
-        family: how many there are in all, as for :func:`holm`.
-
-    Returns:
-        In the same order; at least 1.
-
-    Raises:
-        RecordError: as :func:`holm`.
 
     >>> [round(factor, 2) for factor in holm_factors([0.01, 0.04, 0.03])]
     [3.0, 1.5, 2.0]

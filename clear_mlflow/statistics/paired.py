@@ -10,7 +10,7 @@ behind them do takes several seeds: :mod:`clear_mlflow.statistics.seeds`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,8 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 from scipy.stats import binom
 
-from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
-from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, UndefinedMetricError
+from clear_mlflow.core.matrix import AccuracyMatrix, whole_grid
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.statistics.correctness import (
@@ -29,12 +29,13 @@ from clear_mlflow.statistics.correctness import (
     image_clusters,
 )
 from clear_mlflow.statistics.intervals import Interval, check_level
-from clear_mlflow.statistics.linear_forms import KnownForms, all_cells, from_cells
 
 # Image draws held at a time, 8 bytes each, whatever the number of images and resamples: they stay
 # in a core's cache, and their products are small enough that BLAS does not hand them to threads,
 # which took four times the CPU time at 10 buckets of 550 images.
 _BLOCK = 1 << 16
+_PROBES = 3  # random matrices on which a weighted sum has to agree with its metric
+_TOLERANCE = 1e-9  # rounding is 1e-15; a maximum is off by 1e-3 and more
 
 
 @dataclass(frozen=True)
@@ -52,28 +53,16 @@ class PairedTest:
         return (self.only_a - self.only_b) / self.n
 
 
-@dataclass(frozen=True, eq=False)
-class CellTests:
-    """Exact McNemar in every cell; row 0 is the initialisation. NaN: not measured by both."""
-
-    p_values: NDArray[np.float64]  # (k + 1, T), two-sided, not adjusted: see `holm`
-    differences: NDArray[np.float64]  # (k + 1, T), accuracy of A minus accuracy of B
-    only_a: NDArray[np.int64]  # (k + 1, T), images that only A got right; 0 where not measured
-    only_b: NDArray[np.int64]
-
-
 @dataclass(frozen=True)
 class BootstrapTest:
     """A metric of two runs, over resampled test images."""
 
-    metric: str
     a: float
     b: float
     difference: float  # a - b
     error: float  # standard error of the difference: its deviation over the resamples
-    interval: Interval  # of the difference
-    p_value: float  # two-sided
-    smallest_p: float  # 2 / (resamples + 1): what p is where no resample disagrees
+    interval: Interval  # of the difference, from percentiles
+    p_value: float  # two-sided; at least 2 / (resamples + 1)
     n: int  # test images, of all buckets
     clusters: int  # of these images; n where each is of its own
     resamples: int  # those on which the metric is defined for both
@@ -110,122 +99,42 @@ def mcnemar_exact(
             "truth value of each for every image, at least one"
         )
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
-    if cluster is None:
-        p_value = float(_sign_test(np.array(only_a), np.array(only_b)))
-    else:
-        numbers = np.unique(np.asarray(cluster), return_inverse=True)[1]
-        p_value = _sign_flip_test(np.bincount(numbers, a.astype(float) - b).astype(np.int64))
+    numbers = np.arange(len(a)) if cluster is None else np.unique(cluster, return_inverse=True)[1]
+    p_value = _sign_flip_test(np.bincount(numbers, a.astype(float) - b).astype(np.int64))
     return PairedTest(p_value=p_value, only_a=only_a, only_b=only_b, n=len(a))
 
 
-def mcnemar_cells(a: CorrectMatrix, b: CorrectMatrix) -> CellTests:
+def mcnemar_cells(a: CorrectMatrix, b: CorrectMatrix) -> NDArray[np.float64]:
     """Exact McNemar in every cell that both runs measured; of clusters, where images form any.
+
+    Returns:
+        (k + 1, T), two-sided p-values, not adjusted (see :func:`holm`); row 0 is the
+        initialisation; NaN: not measured by both.
 
     Raises:
         RecordError: the runs were tested on different images.
     """
     check_same_images(a, b)
-    width = len(a.buckets)
-    totals = np.bincount(a.bucket, minlength=width)
-    shape = (min(a.num_rows, b.num_rows) + 1, width)
-    only_a, only_b = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    p_values = np.full(shape, np.nan)
     cluster = image_clusters(a, b)
-    clustered = [
-        j for j in range(width) if len(np.unique(cluster[a.bucket == j])) < totals[j]
-    ]  # most often none: a cluster's images lie in different buckets
+    found = np.full((min(a.num_rows, b.num_rows) + 1, len(a.buckets)), np.nan)
     for row in sorted(set(a.rows) & set(b.rows)):
         one, other = a.right[a.rows.index(row)], b.right[b.rows.index(row)]
-        only_a[row] = np.bincount(a.bucket[one & ~other], minlength=width)
-        only_b[row] = np.bincount(a.bucket[other & ~one], minlength=width)
-        p_values[row] = np.where(totals > 0, _sign_test(only_a[row], only_b[row]), np.nan)
-        for j in clustered:
+        for j in np.unique(a.bucket).tolist():
             here = a.bucket == j
-            p_values[row, j] = mcnemar_exact(one[here], other[here], cluster[here]).p_value
-    with np.errstate(invalid="ignore"):
-        differences = np.where(np.isnan(p_values), np.nan, (only_a - only_b) / totals)
-    return CellTests(p_values, differences, only_a, only_b)
-
-
-def paired_bootstrap(
-    a: CorrectMatrix,
-    b: CorrectMatrix,
-    *,
-    metrics: Sequence[Metric] = METRICS,
-    protocol: str = "iid",
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> dict[str, BootstrapTest]:
-    """Does a metric of two runs differ by more than another draw of test images would explain?
-
-    Images are drawn with replacement within each bucket; one draw serves all rows of both runs, so
-    what the rows and the runs have in common stays in common. Where images form clusters, whole
-    clusters are drawn, and buckets that share any are drawn together. The interval is the
-    percentile interval of the difference; p is twice the smaller share of resamples on one side of
-    0, both counted with one added, so that it is never 0.
-
-    Both runs are cut off after as many buckets as the shorter one was trained on.
-
-    Args:
-        a: hits of one run.
-        b: of another one, on the same images.
-        metrics: to look at; any function of the matrix.
-        protocol: ``iid`` or ``streaming``.
-        level: of confidence, between 0 and 1.
-        resamples: how many draws of test images.
-        seed: of the draws; the same seed gives the same result.
-
-    Returns:
-        Metric name to test; metrics that are not defined for both runs are not there.
-
-    Raises:
-        RecordError: the runs were tested on different images, or share no row's number.
-        ConfigError: the level, the protocol or the number of resamples is none.
-
-    Source:
-        Efron & Tibshirani 1993, An introduction to the bootstrap, sections 13.3 and 16.4; Field &
-        Welsh 2007, Bootstrapping clustered data, JRSS B 69: the randomized cluster bootstrap.
-    """
-    kept = ImageBootstrap(
-        metrics=metrics, protocol=protocol, level=level, resamples=resamples, seed=seed
-    )
-    return kept.test(a, b)
-
-
-def bootstrap_intervals(
-    run: CorrectMatrix,
-    *,
-    metrics: Sequence[Metric] = METRICS,
-    protocol: str = "iid",
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> dict[str, Interval]:
-    """A percentile interval of each metric of one run, over resampled test images.
-
-    Unlike :func:`metric_intervals` this knows which images several rows were right on, so it is
-    narrower, and it takes any metric, forgetting included; it draws clusters of images as
-    :func:`paired_bootstrap` does. A maximum of noisy numbers is biased
-    upwards, and more so on resamples: an interval of forgetting leans that way.
-
-    Returns:
-        Metric name to interval; metrics that are not defined are not there.
-
-    Raises:
-        ConfigError: the level, the protocol or the number of resamples is none.
-    """
-    kept = ImageBootstrap(
-        metrics=metrics, protocol=protocol, level=level, resamples=resamples, seed=seed
-    )
-    return kept.intervals(run)
+            found[row, j] = mcnemar_exact(one[here], other[here], cluster[here]).p_value
+    return found
 
 
 class ImageBootstrap:
-    """:func:`paired_bootstrap` and :func:`bootstrap_intervals` of many runs, each drawn once.
+    """Does a metric of runs move by more than another draw of test images would explain?
+
+    Images are drawn with replacement within each bucket; one draw serves all rows of all runs, so
+    what the rows and the runs have in common stays in common. Where images form clusters, whole
+    clusters are drawn, and buckets that share any are drawn together. A maximum of noisy numbers is
+    biased upwards, and more so on resamples: an interval of forgetting leans that way.
 
     The draws follow from the seed and from the test images alone, so a run gives the same values on
-    them whoever it is compared with. These are kept: 8 bytes a metric and draw, of each run.
+    them whatever it is compared with. These are kept: 8 bytes a metric and draw, of each run.
 
     Args:
         metrics: to look at; any function of the matrix.
@@ -235,7 +144,11 @@ class ImageBootstrap:
         seed: of the draws.
 
     Raises:
-        ConfigError: the level or the number of resamples is none.
+        ConfigError: the level is not between 0 and 1, or there is no resample.
+
+    Source:
+        Efron & Tibshirani 1993, An introduction to the bootstrap, sections 13.3 and 16.4; Field &
+        Welsh 2007, Bootstrapping clustered data, JRSS B 69: the randomized cluster bootstrap.
     """
 
     def __init__(
@@ -255,41 +168,51 @@ class ImageBootstrap:
         self._level = level
         self._resamples = resamples
         self._seed = seed
-        self._forms = KnownForms(metrics, protocol=protocol)
+        self._sums: dict[object, Mapping[str, _WeightedSum]] = {}
         # As long as a run is in here, no other one has its number.
         self._drawn: dict[tuple[int, int, bytes], tuple[CorrectMatrix, _Side]] = {}
 
     def test(self, a: CorrectMatrix, b: CorrectMatrix) -> dict[str, BootstrapTest]:
-        """What :func:`paired_bootstrap` gives."""
+        """The difference of each metric that is defined for both runs, by the metric's name.
+
+        Both runs are cut off after as many buckets as the shorter one was trained on. The interval
+        is the percentile interval of the difference; p is twice the smaller share of resamples on
+        one side of 0, both counted with one added, so that it is never 0.
+
+        Raises:
+            RecordError: the runs were tested on different images, or share no row's number.
+            ConfigError: the protocol is unknown.
+        """
         check_same_images(a, b)
         last, cluster = min(a.num_rows, b.num_rows), image_clusters(a, b)
         of_a, of_b = (self._side(run, last, cluster) for run in (a, b))
         found = {}
-        for name, value_a in of_a.values.items():
-            if name not in of_b.values:
-                continue
-            value_b = of_b.values[name]
+        for name in of_a.values.keys() & of_b.values.keys():
             changes = of_a.drawn[name] - of_b.drawn[name]
             changes = changes[~np.isnan(changes)]
             if not len(changes):
                 continue
+            # What is 0 but for rounding counts on both sides, as what is 0 does.
+            below, above = int((changes <= 1e-12).sum()), int((changes >= -1e-12).sum())
             found[name] = BootstrapTest(
-                metric=name,
-                a=value_a,
-                b=value_b,
-                difference=value_a - value_b,
+                a=of_a.values[name],
+                b=of_b.values[name],
+                difference=of_a.values[name] - of_b.values[name],
                 error=float(changes.std()),
                 interval=_percentiles(changes, self._level),
-                p_value=_two_sided(changes),
-                smallest_p=2 / (len(changes) + 1),
+                p_value=min(1.0, 2 * (min(below, above) + 1) / (len(changes) + 1)),
                 n=len(a.bucket),
                 clusters=int(cluster.max()) + 1,
                 resamples=len(changes),
             )
-        return found
+        return {metric.name: found[metric.name] for metric in self._metrics if metric.name in found}
 
     def intervals(self, run: CorrectMatrix) -> dict[str, Interval]:
-        """What :func:`bootstrap_intervals` gives."""
+        """A percentile interval of each metric that is defined for one run, by its name.
+
+        Raises:
+            ConfigError: the protocol is unknown.
+        """
         side, found = self._side(run, run.num_rows, image_clusters(run)), {}
         for name, drawn in side.drawn.items():
             defined = drawn[~np.isnan(drawn)]
@@ -305,18 +228,18 @@ class ImageBootstrap:
         return self._drawn[key][1]
 
     def _draw(self, run: CorrectMatrix, cluster: NDArray[np.int64]) -> _Side:
-        matrix = run.matrix()
-        forms, values, drawn = self._forms.of(matrix), {}, {}
+        matrix, values, drawn = run.matrix(), {}, {}
+        sums = self._weighted_sums(matrix)
         cells = _resampled_cells(run, cluster, self._resamples, self._seed)
         for metric in self._metrics:
             value = self._value(metric, matrix)
             if value is None:
                 continue
             values[metric.name] = value
-            if form := forms.get(metric.name):
-                drawn[metric.name] = form(cells)
+            if metric.name in sums:
+                drawn[metric.name] = sums[metric.name](cells)
                 continue
-            found = [self._value(metric, from_cells(some, matrix)) for some in cells]
+            found = [self._value(metric, _with_cells(some, matrix)) for some in cells]
             drawn[metric.name] = np.array([np.nan if v is None else v for v in found])
         return _Side(values, drawn)
 
@@ -326,6 +249,62 @@ class ImageBootstrap:
         except UndefinedMetricError:
             return None
 
+    def _weighted_sums(self, matrix: AccuracyMatrix) -> Mapping[str, _WeightedSum]:
+        """The metrics that are weighted sums of the cells: on 2,000 draws, a product of matrices.
+
+        Nothing is declared: a metric is evaluated on matrices that differ in one cell, and what
+        that gives is checked on random ones. Matrices measured at the same cells are probed once.
+        """
+        cells = whole_grid(matrix)[: matrix.num_rows + 1]
+        counts = matrix.num_instances
+        key = (
+            np.isnan(cells).tobytes(),
+            None if counts is None else counts.tobytes(),
+            matrix.buckets,
+        )
+        if key in self._sums:
+            return self._sums[key]
+        where = np.argwhere(~np.isnan(cells))
+        middle = np.where(np.isnan(cells), np.nan, 0.5)
+        probes = [middle]
+        for i, j in where:
+            probe = middle.copy()
+            probe[i, j] = 1.0
+            probes.append(probe)
+        draws = np.random.default_rng(0)
+        checks = [middle * draws.random(cells.shape) for _ in range(_PROBES)]
+        matrices = [_with_cells(one, matrix).masked(self._protocol) for one in (*probes, *checks)]
+        found = {}
+        for metric in self._metrics:
+            try:
+                values = np.array([metric.function(one) for one in matrices], dtype=np.float64)
+            except ClearError:
+                continue
+            slopes = (values[1 : len(probes)] - values[0]) / 0.5
+            weights = np.zeros(cells.shape)
+            weights[tuple(where.T)] = np.where(np.abs(slopes) < _TOLERANCE, 0.0, slopes)
+            form = _WeightedSum(float(values[0] - 0.5 * weights.sum()), weights)
+            stated = np.array([form(check) for check in checks])
+            # NaN, which a function of a user's may give, agrees with nothing.
+            if bool((np.abs(stated - values[len(probes) :]) < _TOLERANCE).all()):
+                found[metric.name] = form
+        self._sums[key] = found
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class _WeightedSum:
+    """A metric as ``constant + sum of weights * cells``."""
+
+    constant: float
+    weights: NDArray[np.float64]  # (k + 1, T); 0 where the metric does not look
+
+    def __call__(self, cells: NDArray[np.float64]) -> NDArray[np.float64]:
+        """(...,) of cells (..., k + 1, T)."""
+        used = self.weights != 0
+        found: NDArray[np.float64] = self.constant + cells[..., used] @ self.weights[used]
+        return found
+
 
 @dataclass(frozen=True, eq=False)
 class _Side:
@@ -333,6 +312,11 @@ class _Side:
 
     values: dict[str, float]  # as measured
     drawn: dict[str, NDArray[np.float64]]  # (resamples,), on each draw; NaN = not defined
+
+
+def _with_cells(cells: NDArray[np.float64], like: AccuracyMatrix) -> AccuracyMatrix:
+    """(k + 1, T) cells with the keys and counts of a matrix."""
+    return AccuracyMatrix(cells[1:], cells[0], like.num_instances, like.buckets)
 
 
 def _resampled_cells(
@@ -348,7 +332,7 @@ def _resampled_cells(
     bucket = run.bucket
     # Whole numbers up to 2**24 are exact in single precision: the sums of weights are.
     right = run.right.T.astype(np.float32)
-    found = np.full((resamples, *all_cells(run.matrix()).shape), np.nan)
+    found = np.full((resamples, run.num_rows + 1, len(run.buckets)), np.nan)
     for together in _sharing_clusters(bucket, cluster, len(run.buckets)):
         drawn_from = np.unique(cluster[np.isin(bucket, together)])
         n, hits, images = len(drawn_from), {}, {}
@@ -357,14 +341,12 @@ def _resampled_cells(
             images[j] = np.bincount(of_cluster, minlength=n).astype(np.float32)
             hits[j] = np.zeros((n, right.shape[1]), np.float32)
             np.add.at(hits[j], of_cluster, right[bucket == j])
-        for start, count in _blocks(resamples, n):
-            weights = np.bincount(
-                (
-                    draws.integers(0, n, size=(count, n), dtype=np.int64)
-                    + n * np.arange(count)[:, np.newaxis]
-                ).ravel(),
-                minlength=count * n,
-            )
+        size = max(1, _BLOCK // n)
+        for start in range(0, resamples, size):
+            count = min(size, resamples - start)
+            chosen = draws.integers(0, n, size=(count, n), dtype=np.int64)
+            chosen += n * np.arange(count)[:, np.newaxis]
+            weights = np.bincount(chosen.ravel(), minlength=count * n)
             weights = weights.reshape(count, n).astype(np.float32)
             for j in together:
                 correct = (weights @ hits[j]).astype(np.float64)
@@ -390,29 +372,9 @@ def _sharing_clusters(
             yield together
 
 
-def _blocks(resamples: int, n: int) -> Iterator[tuple[int, int]]:
-    size = max(1, _BLOCK // n)
-    for start in range(0, resamples, size):
-        yield start, min(size, resamples - start)
-
-
 def _percentiles(drawn: NDArray[np.float64], level: float) -> Interval:
     low, high = np.quantile(drawn, [0.5 - level / 2, 0.5 + level / 2])
     return Interval(float(low), float(high))
-
-
-def _two_sided(changes: NDArray[np.float64]) -> float:
-    # What is 0 but for rounding counts on both sides, as what is 0 does.
-    below = int((changes <= 1e-12).sum()) + 1
-    above = int((changes >= -1e-12).sum()) + 1
-    return min(1.0, 2 * min(below, above) / (len(changes) + 1))
-
-
-def _sign_test(only_a: NDArray[np.int64], only_b: NDArray[np.int64]) -> NDArray[np.float64]:
-    found: NDArray[np.float64] = np.minimum(
-        1.0, 2 * binom.cdf(np.minimum(only_a, only_b), only_a + only_b, 0.5)
-    )
-    return found
 
 
 def _sign_flip_test(differences: NDArray[np.int64]) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from bisect import bisect_left
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from scipy.stats import nct
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import shown
-from clear_mlflow.statistics.t_tests import TTest
+from clear_mlflow.statistics.seeds import TTest
 
 POWER = 0.8  # the chance of a finding that is worth training for
 FEWEST = 3  # seeds of a verdict
@@ -75,20 +75,12 @@ def seeds_needed(test: TTest, *, alpha: float = 0.05, margin: float | None = Non
     >>> seeds_needed(test), seeds_needed(test, alpha=0.05 / 15)
     (10, 19)
     """
-
-    def enough(seeds: int) -> bool:
-        return power(test, seeds, alpha=alpha, margin=margin) >= POWER
-
-    return _first(enough) if enough(MOST) else None
-
-
-def _first(enough: Callable[[int], bool]) -> int:
-    """The smallest number that is enough, where the largest one is and more never is less."""
-    low, high = FEWEST, MOST
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle + 1, high)
-    return low
+    number = FEWEST + bisect_left(
+        range(FEWEST, MOST + 1),
+        POWER,
+        key=lambda seeds: power(test, seeds, alpha=alpha, margin=margin),
+    )
+    return number if number <= MOST else None
 
 
 def _above(critical: float, freedom: float, effect: float) -> float:

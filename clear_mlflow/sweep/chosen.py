@@ -5,7 +5,7 @@ from __future__ import annotations
 import yaml
 
 from clear_mlflow.comparison import Comparison
-from clear_mlflow.comparison.build import methods
+from clear_mlflow.comparison.arrangement import methods
 from clear_mlflow.core.matrix import validated_split
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.store import names

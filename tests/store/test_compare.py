@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import os
-import re
 import subprocess
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from comparisons import NUM_TEST, counts, log_predictions, log_run
 from forked import programs
+from html_pages import Page
 
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.cli import main
@@ -65,11 +65,10 @@ def test_a_comparison_is_a_run_that_holds_it_all(store, experiment_id, runs):
         "leaderboard.json",
         "leaderboard.csv",
         "compared_runs.json",
-        "figures/metrics.png",
-        "figures/curves.png",
+        "figures/metrics.svg",
+        "figures/curves.svg",
         "figures/matrix_01.png",
         "figures/matrix_02.png",
-        "figures/difference_01_02.png",
     }
     assert set(run.data.tags[names.COMPARED_TAG].split(",")) == {r.info.run_id for r in runs}
     assert run.data.tags[names.COMPARED_COUNT_TAG] == "4"
@@ -189,8 +188,9 @@ def test_stored_predictions_settle_single_runs(store, experiment_id, tmp_path):
     assert "The model of replay is better than the model of naive at clear/challenge_score" in told
     assert "test images of one training each, which says nothing about other seeds)." in told
     _, folder = comparison_of(store, experiment_id)
-    marked = re.findall(r'<td class="w\d+ s"', (folder / names.COMPARISON_PAGE).read_text())
-    assert len(marked) == 16
+    data = json.loads(Page((folder / names.COMPARISON_PAGE).read_text()).scripts[0])
+    p_values = [p for row in data["marks"]["0-1"] for p in row]
+    assert sum(p < data["alpha"] for p in p_values) == 16
 
 
 def test_predictions_that_contradict_their_rows_are_not_used(store, experiment_id, tmp_path):

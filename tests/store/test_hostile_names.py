@@ -24,7 +24,7 @@ from clear_mlflow.comparison.terminal_summary import comparison_text
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.text import one_line
 from clear_mlflow.report.exports import matrix_csv
-from clear_mlflow.report.heatmap import heatmap_png
+from clear_mlflow.report.pictures import heatmap_png
 from clear_mlflow.store.ui_urls import report_link
 
 HOSTILE = {

@@ -17,7 +17,7 @@ from clear_mlflow.core.predictions import (
 )
 from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.report.confusion import confusion_png
+from clear_mlflow.report.pictures import confusion_png
 from clear_mlflow.scoring import prediction_scores as tracked
 from clear_mlflow.statistics import CorrectMatrix
 from clear_mlflow.store import names

@@ -19,7 +19,7 @@ from clear_mlflow.cli import main
 from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.core.record import assemble, row_file_name
 from clear_mlflow.metrics import METRICS
-from clear_mlflow.statistics import CorrectMatrix, linear_forms, metric_intervals, paired_bootstrap
+from clear_mlflow.statistics import CorrectMatrix, ImageBootstrap
 from clear_mlflow.store import names
 
 FAMILY = '''
@@ -180,7 +180,7 @@ def test_test_images_of_single_runs_tell_of_it(store, experiment_id, tmp_path):
 
 
 def test_torchmetrics_and_statistics_take_it(family):
-    """The same numbers from counts on a device; and what is linear is found to be so."""
+    """The same numbers from counts on a device, and a bootstrap of two runs."""
     correct = counts(150, 3)
     matrix = record_of(correct).matrix
     metric = MatrixMetrics(WIDTH, metrics=(*METRICS, *family.METRICS))
@@ -188,13 +188,6 @@ def test_torchmetrics_and_statistics_take_it(family):
         metric.update_row(row, right, [200] * WIDTH)
     computed = {name: value.item() for name, value in metric.compute().items()}
     assert computed == pytest.approx(summarize(matrix) | by_loops(matrix, WIDTH))
-    forms = linear_forms(matrix, metrics=family.METRICS)
-    assert forms.keys() == {"evenness/late_learning"}
-    weights = np.zeros((WIDTH + 1, WIDTH))
-    weights[1, 0], weights[WIDTH, WIDTH - 1] = -1, 1
-    np.testing.assert_allclose(forms["evenness/late_learning"].weights, weights)
-    (interval,) = metric_intervals(matrix, metrics=family.METRICS).values()
-    assert interval.low < by_loops(matrix, WIDTH)["evenness/late_learning"] < interval.high
     images = EvaluationSet(
         buckets=("1", "2"),
         class_names=("a", "b"),
@@ -210,7 +203,7 @@ def test_torchmetrics_and_statistics_take_it(family):
         )
         for share in (0.4, 0.8)
     )
-    found = paired_bootstrap(a, b, metrics=family.METRICS, resamples=50)
+    found = ImageBootstrap(metrics=family.METRICS, resamples=50).test(a, b)
     assert found.keys() == {"evenness/late_learning", "evenness/spread"}
     for name, test in found.items():
         of_a, of_b = (by_loops(side.matrix(), 2)[name] for side in (a, b))

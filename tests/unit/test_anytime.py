@@ -25,7 +25,7 @@ from clear_mlflow.metrics.anytime.continual_evaluation import (
     windowed_forgetting,
     windowed_plasticity,
 )
-from clear_mlflow.report.page.inside_charts import inside_charts
+from clear_mlflow.report.page.inside import inside_charts
 
 N = 40
 WHEN = "2026-01-31T12:00:00.123+00:00"

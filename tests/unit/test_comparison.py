@@ -1,9 +1,12 @@
 """Grouping, ranking, testing, and the warnings: what a comparison says of runs."""
 
 import csv
+import dataclasses
 import io
 import json
+import re
 import statistics
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -14,11 +17,13 @@ from clear_mlflow.comparison import arrange, compare
 from clear_mlflow.comparison.figures import figures
 from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_table
 from clear_mlflow.comparison.note import comparison_note
+from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.statistics import CorrectMatrix
 
 BY = ("strategy", "dataset")
 SCORE = "clear/challenge_score"
+MINIMUM = "continual_evaluation/minimum_accuracy"
 
 
 def compared(subjects, by=BY, **options):
@@ -116,7 +121,12 @@ def test_one_run_only():
     assert found.verdicts == found.exploratory == ()
     assert found.groups[0].metrics[SCORE].interval is None
     assert "one run each" in found.warnings[0]
-    assert found.image_intervals[0][SCORE].low < found.groups[0].metrics[SCORE].mean
+    assert found.interval_of(0, SCORE) == (None, False)
+    run = found.groups[0].members[0]
+    found = compare(arrange([run], BY), {run.run_id: hits_of(counts(180, 0))})
+    interval, is_over_images = found.interval_of(0, SCORE)
+    assert is_over_images
+    assert interval.low < found.groups[0].metrics[SCORE].mean < interval.high
 
 
 def test_a_run_that_ended_early_is_left_out_of_means():
@@ -216,17 +226,21 @@ def test_leaderboard_says_what_the_groups_say():
 
 
 def test_figures_are_pictures():
-    """One of the metrics, one of the curves, one per matrix and one per difference."""
-    found = compared([*seeds_of("a$x^", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
+    """Of the metrics and of the curves the page's own drawing; one per matrix."""
+    found = compared([*seeds_of("a$x^<b>", 180, range(2)), *seeds_of("b 🚌", 120, [0])])
     files = dict(figures(found))
-    assert set(files) == {
-        "metrics.png",
-        "curves.png",
-        "matrix_01.png",
-        "matrix_02.png",
-        "difference_01_02.png",
-    }
-    assert all(content.startswith(b"\x89PNG") for content in files.values())
+    assert set(files) == {"metrics.svg", "curves.svg", "matrix_01.png", "matrix_02.png"}
+    page = comparison_page(found, title="t", footer="f")
+    for name, content in files.items():
+        if name.endswith(".png"):
+            assert content.startswith(b"\x89PNG")
+            continue
+        drawn = ElementTree.fromstring(content)
+        assert drawn.tag == "{http://www.w3.org/2000/svg}svg"
+        assert "a$x^<b>" in [part.text for part in drawn.iter()]
+        curves = re.findall(r'<(?:path class="(?:line|band|reach)"|circle)[^>]*>', content.decode())
+        assert len(curves) > 4
+        assert all(curve in page for curve in curves if "h26" not in curve)
 
 
 def test_the_note_fits_and_leads_with_what_is_real():
@@ -240,3 +254,46 @@ def test_the_note_fits_and_leads_with_what_is_real():
     assert len(note.encode()) < 8000
     assert "<b>" not in note
     assert "more" in note
+
+
+def with_tests(name, level, seed, every):
+    """A run with a minimum over tests inside its buckets."""
+    run = subject(name, counts(level, seed), seed=seed)
+    summary = {**run.summary, MINIMUM: level * (1 - seed / 100) / 400}
+    return dataclasses.replace(run, summary=summary, test_every=every)
+
+
+def test_metrics_of_tests_inside_buckets_are_compared_as_all_others():
+    """In the leaderboard, tested over seeds, and to rank by; what lacks them is named."""
+    runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
+    runs += [with_tests("replay", 160, seed, "2") for seed in range(3)]
+    found = compared(runs, rank_by=MINIMUM)
+    assert {verdict.metric for verdict in found.verdicts} == {MINIMUM}
+    assert not any("test_every" in text for text in found.warnings)
+    found = compared([*runs, *seeds_of("er_ace", 150, range(2))])
+    assert MINIMUM in {test.metric for test in found.exploratory}
+    assert [MINIMUM in group.metrics for group in found.groups] == [True, False, True]
+    (line,) = [text for text in found.warnings if "test_every" in text]
+    assert line.startswith("2 of 8 runs were not tested inside their buckets (test_every): ")
+
+
+def test_tests_at_other_intervals_are_shown_and_not_tested():
+    """A shorter interval finds lower minima: that is no difference of methods."""
+    runs = [with_tests("naive", 120, seed, "2") for seed in range(3)]
+    runs += [with_tests("replay", 160, seed, "1") for seed in range(3)]
+    found = compared(runs)
+    assert any("(test_every: '1', '2')" in text for text in found.warnings)
+    assert all(MINIMUM in group.metrics for group in found.groups)
+    assert MINIMUM not in {test.metric for test in found.exploratory}
+    assert found.exploratory
+    assert compared(runs, rank_by=MINIMUM).verdicts == ()
+
+
+def test_of_two_runs_of_one_training_the_one_with_tests_counts():
+    """Whichever is listed first."""
+    run = with_tests("naive", 120, 0, "2")
+    plain = dataclasses.replace(run, run_id="plain", test_every=None)
+    for subjects in ([run, plain], [plain, run]):
+        arrangement = arrange(subjects, BY)
+        assert [member.test_every for member in arrangement.subjects] == ["2"]
+        assert any("repeats" in note for note in arrangement.notes)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import clear_mlflow
-from clear_mlflow.comparison.build import TUNED
+from clear_mlflow.comparison.arrangement import TUNED
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.sources import DATASETS
 from clear_mlflow.learning.parameters.config import (

@@ -12,14 +12,14 @@ PURE = [
     "clear_mlflow.metrics.from_predictions",
     "clear_mlflow.metrics.anytime",
     "clear_mlflow.learning.anytime.schedule",
-    "clear_mlflow.report.page.inside_charts",
+    "clear_mlflow.report.page.inside",
     "clear_mlflow.core.record",
     "clear_mlflow.report.prediction_tables",
     "clear_mlflow.statistics",
     "clear_mlflow.report.terminal_tables",
     "clear_mlflow.report.markdown",
     "clear_mlflow.report.exports",
-    "clear_mlflow.report.heatmap",
+    "clear_mlflow.report.pictures",
     "clear_mlflow.importers",
     "clear_mlflow.comparison",
     "clear_mlflow.comparison.figures",
@@ -52,7 +52,7 @@ def test_drawing_uses_no_pyplot():
     """A picture from a thread must not touch what a user's own session draws with."""
     code = (
         "import sys; from clear_mlflow import AccuracyMatrix\n"
-        "from clear_mlflow.report.heatmap import heatmap_png\n"
+        "from clear_mlflow.report.pictures import heatmap_png\n"
         "heatmap_png(AccuracyMatrix([[0.5]]), 'x')\n"
         "assert 'matplotlib.pyplot' not in sys.modules"
     )

@@ -16,9 +16,14 @@ from rich.console import Console
 
 from clear_mlflow import AccuracyMatrix, explain, summarize
 from clear_mlflow.metrics import ALL_METRICS, METRICS
-from clear_mlflow.report.canvas import png_array
-from clear_mlflow.report.confusion import confusion_figure, confusion_png
-from clear_mlflow.report.heatmap import heatmap_array, heatmap_figure, heatmap_png
+from clear_mlflow.report.pictures import (
+    confusion_figure,
+    confusion_png,
+    heatmap_array,
+    heatmap_figure,
+    heatmap_png,
+    png_array,
+)
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
 
 TEN = AccuracyMatrix(np.full((10, 10), 1.0), initial=[0.0912] * 10)

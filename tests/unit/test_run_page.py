@@ -175,7 +175,7 @@ def test_every_cell_is_on_the_page():
     assert data["rows"] == [0, 1, 2, 3]
     assert data["cells"][3] == [0.6, 0.8, 0.96]
     assert data["cells"][2] == [None] * 3
-    assert data["means"][2][1] == 0
+    assert data["means"][2] == ["", 0]
     assert data["start"] == 3
     assert "Rows that are not stored: 2." in text
 
@@ -276,7 +276,7 @@ def test_of_very_many_buckets_some_are_shown():
     assert len(data["rows"]) == len(data["columns"]) == 100
     assert (data["rows"][0], data["rows"][-1]) == (0, 250)
     assert data["columns"][-1] == 249
-    assert data["means"][-1] == [round(np.mean(range(250)) / 250, 6), 250]
+    assert data["means"][-1] == ["49.8", 250]
     assert len(text) < 1_500_000
     assert "100 rows and columns of 250 buckets" in text
 

@@ -20,18 +20,19 @@ from clear_mlflow.data.evaluation_set import evaluation_set
 from clear_mlflow.metrics import METRICS
 from clear_mlflow.statistics import (
     CorrectMatrix,
-    bootstrap_intervals,
-    cell_intervals,
+    ImageBootstrap,
     mcnemar_cells,
     mcnemar_exact,
     paired,
-    paired_bootstrap,
-    wilson_interval,
 )
 
 BY_NAME = {metric.name: metric for metric in METRICS}
 IN_DOMAIN = "clear/in_domain_accuracy"
 FORGETTING = "renate/forgetting"
+
+
+def paired_bootstrap(a, b, **options):
+    return ImageBootstrap(**options).test(a, b)
 
 
 def a_run(
@@ -127,17 +128,11 @@ def test_numbers_without_clusters_are_those_of_before():
         assert tuple(test.interval) == (-0.1920833333333331, 0.2375)
         assert test.p_value == 0.8982035928143712
         assert (test.n, test.clusters) == (120, 120)
-        alone = bootstrap_intervals(one, resamples=500, seed=9)[FORGETTING]
+        alone = ImageBootstrap(resamples=500, seed=9).intervals(one)[FORGETTING]
         assert tuple(alone) == (-0.17083333333333334, 0.14385416666666656)
-        assert mcnemar_cells(one, other).p_values[2].tolist() == pytest.approx(
+        assert mcnemar_cells(one, other)[2].tolist() == pytest.approx(
             [0.6900379657745361, 1.0, 0.26317596435546875], rel=1e-13
         )
-        cells = cell_intervals(one)
-        assert np.array_equal(cells, wilson_interval(one_counts(one), [40, 30, 50]))
-
-
-def one_counts(run: CorrectMatrix) -> NDArray[np.float64]:
-    return np.array([np.bincount(run.bucket[right], minlength=3) for right in run.right])
 
 
 def test_the_cluster_bootstrap_is_its_slow_twin(monkeypatch):
@@ -189,11 +184,7 @@ def test_buckets_that_share_nothing_are_drawn_apart():
         assert doubled[name].interval == pytest.approx(tuple(test.interval))
         assert doubled[name].p_value == test.p_value
         assert (doubled[name].n, doubled[name].clusters) == (120, 60)
-    assert mcnemar_cells(*twice).p_values == pytest.approx(mcnemar_cells(*single).p_values)
-    (low, high), (low_1, high_1) = cell_intervals(twice[0]), cell_intervals(single[0])
-    # Doubles are worth as many images as there are clusters, but for n - 1 in place of n.
-    assert low == pytest.approx(low_1, abs=0.005)
-    assert high == pytest.approx(high_1, abs=0.005)
+    assert mcnemar_cells(*twice) == pytest.approx(mcnemar_cells(*single))
 
 
 @settings(max_examples=60, deadline=None)
@@ -218,19 +209,6 @@ def test_mcnemar_of_clusters_counts_all_signs(images):
     assert alone.p_value == pytest.approx(sign_test)
 
 
-def test_a_cell_that_all_got_right_counts_clusters():
-    """Forty images of ten scans, all right: Wilson's interval of ten of ten."""
-    bucket = np.repeat([0, 1], [40, 5])
-    run = a_run(
-        np.ones((3, 45), bool), bucket, np.concatenate([np.arange(40) // 4, 100 + np.arange(5)])
-    )
-    low, high = cell_intervals(run)
-    expected = binomtest(10, 10).proportion_ci(0.95, "wilson")
-    assert low[:, 0] == pytest.approx(expected.low)
-    assert (high == 1).all()
-    assert low[:, 1] == pytest.approx(binomtest(5, 5).proportion_ci(0.95, "wilson").low)
-
-
 def coverage(times: int, level: float, *, knows: bool) -> tuple[int, int, int]:
     """How often intervals of an accuracy, and a test of equal models, are right, by simulation.
 
@@ -246,11 +224,10 @@ def coverage(times: int, level: float, *, knows: bool) -> tuple[int, int, int]:
             right = np.broadcast_to(draws.random(90) < 0.8, (6, 90))[:, cluster]
             sides.append(a_run(right, bucket, cluster if knows else None))
         metrics = [BY_NAME[IN_DOMAIN]]
-        low, high = bootstrap_intervals(sides[0], metrics=metrics, level=level, resamples=200)[
-            IN_DOMAIN
-        ]
+        bootstrap = ImageBootstrap(metrics=metrics, level=level, resamples=200)
+        low, high = bootstrap.intervals(sides[0])[IN_DOMAIN]
         in_domain += low <= 0.8 <= high
-        test = paired_bootstrap(*sides, metrics=metrics, level=level, resamples=200)[IN_DOMAIN]
+        test = bootstrap.test(*sides)[IN_DOMAIN]
         within += test.interval.low <= 0 <= test.interval.high
         found_equal += test.p_value > 1 - level
     return in_domain, within, found_equal

@@ -1,12 +1,13 @@
-"""Tests over seeds, and many at once: against scipy, against enumeration, and under the null."""
+"""Summaries and t-tests over seeds, power, Holm, sentences: against scipy, papers, simulation."""
 
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -14,112 +15,180 @@ from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.statistics import (
     Equivalence,
     Interval,
+    TTest,
+    hedges_g,
     holm,
-    paired_permutation,
+    holm_factors,
+    paired_t,
+    power,
     seed_summary,
-    unpaired_permutation,
+    seeds_needed,
     verdict,
+    welch_t,
 )
 
-some_values = st.lists(st.integers(0, 20).map(lambda n: n / 20), min_size=2, max_size=6)
-one_or_more = st.lists(st.integers(0, 20).map(lambda n: n / 20), min_size=1, max_size=6)
+values = st.lists(st.integers(0, 1000).map(lambda n: n / 1000), min_size=2, max_size=7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(a=values, b=values, level=st.sampled_from([0.9, 0.95]))
+def test_t_tests_are_scipys(a: list[float], b: list[float], level: float) -> None:
+    """p, degrees of freedom and interval of both; the interval holds 0 just where p is high."""
+    found = welch_t(a, b)
+    if found is None:
+        assert max(np.ptp(a), np.ptp(b)) == 0
+    else:
+        expected = stats.ttest_ind(a, b, equal_var=False)
+        assert found.p_value == pytest.approx(expected.pvalue)
+        assert found.freedom == pytest.approx(expected.df)
+        assert found.interval(level) == pytest.approx(tuple(expected.confidence_interval(level)))
+        low, high = found.interval(level)
+        assert (low <= 0 <= high) == (found.p_value >= 1 - level - 1e-9)
+    shorter = min(len(a), len(b))
+    a, b = a[:shorter], b[:shorter]
+    pairs = paired_t(a, b)
+    if pairs is not None:
+        expected = stats.ttest_rel(a, b)
+        assert pairs.p_value == pytest.approx(expected.pvalue)
+        assert pairs.freedom == expected.df
+        assert pairs.interval(level) == pytest.approx(tuple(expected.confidence_interval(level)))
+
+
+def test_no_spread_is_no_test() -> None:
+    """The same difference in every seed, or one value: nothing to test against, no width of 0."""
+    assert paired_t([0.5, 0.7], [0.4, 0.6]) is None
+    assert paired_t([0.5], [0.4]) is None
+    assert welch_t([0.5, 0.5], [0.4, 0.4, 0.4]) is None
+    assert welch_t([0.5], [0.4, 0.6]) is None
+    # One constant side is known exactly: a test of the other one's mean.
+    found = welch_t([0.5] * 3, [0.4, 0.42, 0.47])
+    assert found is not None
+    assert found.p_value == pytest.approx(stats.ttest_1samp([0.4, 0.42, 0.47], 0.5).pvalue)
+    summary = seed_summary([0.5, 0.5, 0.5])
+    assert (summary.n, summary.std, summary.interval) == (3, 0.0, None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(a=values, margin=st.floats(0.01, 0.5))
+def test_equivalence_is_two_one_sided_tests(a: list[float], margin: float) -> None:
+    """Scipy's one-sided tests against each end of the margin; found just where 90 % lie inside."""
+    b = np.random.default_rng(len(a)).normal(0.5, 0.05, len(a))
+    found = welch_t(a, b)
+    assert found is not None
+    sides = [
+        stats.ttest_ind(np.array(a) + margin, b, equal_var=False, alternative="greater").pvalue,
+        stats.ttest_ind(np.array(a) - margin, b, equal_var=False, alternative="less").pvalue,
+    ]
+    assert found.equivalence_p(margin) == pytest.approx(max(sides), abs=1e-12)
+    low, high = found.interval(0.9)
+    assert (-margin < low and high < margin) == (found.equivalence_p(margin) < 0.05)
+
+
+def test_lakens_example_of_equivalence() -> None:
+    """Lakens 2017, table 1 of the tutorial's raw example: Welch's t, means 4.55 and 4.87."""
+    spread_a, spread_b, n_a, n_b = 1.05**2 / 15, 1.11**2 / 15, 15, 15
+    error = math.sqrt(spread_a + spread_b)
+    freedom = (spread_a + spread_b) ** 2 / (spread_a**2 / 14 + spread_b**2 / 14)
+    test = TTest(4.55 - 4.87, error, freedom, n_a, n_b, paired=False)
+    lower = stats.t.sf((-0.32 + 1) / error, freedom)
+    assert test.equivalence_p(1.0) == pytest.approx(lower)
+    assert test.p_value == pytest.approx(
+        stats.ttest_ind_from_stats(4.55, 1.05, 15, 4.87, 1.11, 15, equal_var=False).pvalue
+    )
+
+
+def test_hedges_g_is_unbiased() -> None:
+    """Over many draws of three seeds its mean is the true effect, which Cohen's d overstates."""
+    draws = np.random.default_rng(1)
+    a, b = draws.normal(2.0, 1, (20_000, 3)), draws.normal(0.0, 1, (20_000, 3))
+    found = np.array([hedges_g(x, y) for x, y in zip(a, b, strict=True)])
+    assert found.mean() == pytest.approx(2.0, abs=0.05)
+    assert hedges_g([1, 1], [2, 2]) is None
+    assert hedges_g([1], [2, 3]) is None
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize(("n", "alpha"), [(3, 0.05), (5, 0.05 / 15), (10, 0.05)])
+def test_power_is_the_share_of_findings(paired: bool, n: int, alpha: float) -> None:
+    """Simulated with the effect that the test takes for the truth."""
+    draws, times = np.random.default_rng(n), 4000
+    freedom = n - 1 if paired else 2 * (n - 1)
+    error = math.sqrt((1 if paired else 2) / n)
+    effect = 1.2 * stats.t.ppf(1 - alpha / 2, freedom) * error
+    test = TTest(effect, error, freedom, n, n, paired=paired)
+    found = 0
+    for _ in range(times):
+        if paired:
+            one = paired_t(draws.normal(effect, 1, n), np.zeros(n))
+        else:
+            one = welch_t(draws.normal(effect, 1, n), draws.normal(0, 1, n))
+        found += one is not None and one.p_value <= alpha
+    # Welch's own degrees of freedom are estimated, and fewer: then up to a tenth is promised.
+    expected = power(test, n, alpha=alpha)
+    assert found / times == pytest.approx(expected, abs=0.03 if paired else 0.12)
+
+
+@pytest.mark.parametrize(
+    ("effect", "paired", "needed"),
+    # Cohen 1988's tables at 80 %, two-sided 5 %: t of one sample, and of two.
+    [(0.5, True, 34), (0.8, True, 15), (1.0, True, 10), (0.8, False, 26), (0.5, False, 64)],
+)
+def test_seeds_needed_are_cohens(effect: float, paired: bool, needed: int) -> None:
+    """And with as many the power is there, with one fewer it is not."""
+    n = 5
+    error = math.sqrt((1 if paired else 2) / n)
+    test = TTest(effect, error, n - 1 if paired else 2 * (n - 1), n, n, paired=paired)
+    assert seeds_needed(test) == needed
+    assert power(test, needed) >= 0.8 > power(test, needed - 1)
+
+
+def test_seeds_needed_has_an_end() -> None:
+    """No difference is never found; a clear one, at three; equivalence in its own number."""
+    none = TTest(0.0, 0.1, 4, 5, 5, paired=True)
+    assert seeds_needed(none) is None
+    assert seeds_needed(TTest(5.0, 0.01, 4, 5, 5, paired=True)) == 3
+    needed = seeds_needed(none, margin=0.2)
+    assert needed is not None
+    draws = np.random.default_rng(0)
+    tests = [paired_t(draws.normal(0, 0.1 * 5**0.5, needed), np.zeros(needed)) for _ in range(2000)]
+    found = np.mean([test is not None and test.equivalence_p(0.2) <= 0.05 for test in tests])
+    assert found == pytest.approx(power(none, needed, margin=0.2), abs=0.03)
+    for effect in (3.0, 30.0, 300.0, 3e6):  # scipy's series ends somewhere; the power does not
+        assert power(TTest(effect, 0.1, 2, 3, 3, paired=True), 3, alpha=0.001) > 0.5
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6), st.integers(0, 10))
+def test_holms_factor_is_the_level_of_an_interval(found: list[float], more: int) -> None:
+    """A larger family is the same with p-values of 1; p times its factor is the adjusted p."""
+    family = len(found) + more
+    adjusted = holm(found, family=family)
+    assert adjusted == pytest.approx(holm([*found, *[1.0] * more])[: len(found)])
+    for p, factor, after in zip(found, holm_factors(found, family=family), adjusted, strict=True):
+        assert factor >= 1 - 1e-9
+        assert min(1.0, p * factor) == pytest.approx(after)
+
+
 p_values = st.lists(st.floats(0, 1), min_size=1, max_size=6)
 
 
 @settings(max_examples=40, deadline=None)
-@given(values=some_values, level=st.sampled_from([0.8, 0.95]))
-def test_a_summary_is_scipys_t_interval(values: list[float], level: float) -> None:
+@given(found=values, level=st.sampled_from([0.8, 0.95]))
+def test_a_summary_is_scipys_t_interval(found: list[float], level: float) -> None:
     """Mean, the sample's standard deviation, and the interval of the mean."""
-    found = seed_summary(values, level=level)
-    assert (found.n, found.mean) == (len(values), pytest.approx(np.mean(values)))
-    assert found.std == pytest.approx(np.std(values, ddof=1))
-    assert (found.interval is None) == (len(set(values)) == 1)
-    if found.std:
-        expected = stats.t.interval(level, len(values) - 1, np.mean(values), stats.sem(values))
-        assert found.interval == pytest.approx(expected)
+    summary = seed_summary(found, level=level)
+    assert (summary.n, summary.mean) == (len(found), pytest.approx(np.mean(found)))
+    assert summary.std == pytest.approx(np.std(found, ddof=1))
+    assert (summary.interval is None) == (len(set(found)) == 1)
+    if summary.std:
+        expected = stats.t.interval(level, len(found) - 1, np.mean(found), stats.sem(found))
+        assert summary.interval == pytest.approx(expected)
 
 
 def test_one_seed_has_no_interval() -> None:
     """Undefined is not zero: one seed says nothing of the spread."""
     found = seed_summary([0.5])
     assert (found.n, found.mean, found.std, found.interval) == (1, 0.5, None, None)
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=7))
-@example([(0, 1), (0, 2), (3, 0)])
-@example([(9, 8), (3, 1), (4, 7), (2, 2)])
-def test_the_paired_test_is_an_enumeration_of_signs(pairs: list[tuple[int, int]]) -> None:
-    """Ties of tenths count as ties, though sums of tenths round."""
-    a, b = np.array(pairs).T / 10
-    found, back = paired_permutation(a, b), paired_permutation(b, a)
-    changes = [x - y for x, y in pairs]
-    seen = abs(sum(changes))
-    as_far = [
-        abs(sum(s * c for s, c in zip(signs, changes, strict=True))) >= seen
-        for signs in itertools.product((1, -1), repeat=len(pairs))
-    ]
-    assert found.p_value == pytest.approx(np.mean(as_far))
-    assert found.difference == pytest.approx(np.mean(changes) / 10)
-    assert found.p_value >= found.smallest_p == min(1, 2 / 2 ** len(pairs))
-    assert (found.n_a, found.n_b, found.paired, found.exact) == (len(a), len(a), True, True)
-    assert (back.p_value, back.difference) == (found.p_value, -found.difference)
-
-
-@settings(max_examples=40, deadline=None)
-@given(a=one_or_more, b=one_or_more)
-def test_the_unpaired_test_is_an_enumeration_of_labels(a: list[float], b: list[float]) -> None:
-    """Every way to share the values out; two-sided as twice the smaller side."""
-    found, back = unpaired_permutation(a, b), unpaired_permutation(b, a)
-    pooled, changes = np.array([*a, *b]), []
-    for chosen in itertools.combinations(range(len(pooled)), len(a)):
-        rest = [i for i in range(len(pooled)) if i not in chosen]
-        changes.append(pooled[list(chosen)].mean() - pooled[rest].mean())
-    seen = np.mean(a) - np.mean(b)
-    sides = [(np.array(changes) <= seen + 1e-9).mean(), (np.array(changes) >= seen - 1e-9).mean()]
-    assert found.p_value == pytest.approx(min(1, 2 * min(sides)))
-    assert found.p_value >= found.smallest_p == min(1, 2 / len(changes))
-    assert (found.n_a, found.n_b, found.paired, found.exact) == (len(a), len(b), False, True)
-    assert (back.p_value, back.difference) == (
-        pytest.approx(found.p_value),
-        pytest.approx(-found.difference),
-    )
-
-
-def test_many_seeds_are_drawn_and_the_draw_can_be_repeated() -> None:
-    """Where all ways are too many; close to Student's test, which many seeds make right."""
-    draws = np.random.default_rng(3)
-    a, b = draws.normal(0.2, 1, 30), draws.normal(0, 1, 30)
-    for test, student in [
-        (paired_permutation, stats.ttest_rel(a, b)),
-        (unpaired_permutation, stats.ttest_ind(a, b)),
-    ]:
-        found = test(a, b, seed=1)
-        assert not found.exact
-        assert found == test(a, b, seed=1)
-        assert found.p_value == pytest.approx(student.pvalue, abs=0.02)
-
-
-def test_false_positives_stay_within_the_level() -> None:
-    """Simulated under the null, with six seeds: at most 5 % fall to 0.05, and some do."""
-    draws, times = np.random.default_rng(4), 600
-    paired = unpaired = 0
-    for _ in range(times):
-        shared = draws.normal(0, 2, 6)  # what a seed does to both methods
-        a, b = shared + draws.normal(0, 1, 6), shared + draws.normal(0, 1, 6)
-        paired += paired_permutation(a, b).p_value <= 0.05
-        unpaired += unpaired_permutation(a[:4], draws.normal(0, 5**0.5, 4)).p_value <= 0.05
-    most = stats.binom.ppf(1 - 1e-4, times, 0.05)
-    assert 0 < paired <= most
-    assert 0 < unpaired <= most
-
-
-def test_pairing_sees_through_what_seeds_share() -> None:
-    """A gain of 1 under a seed effect of 5: paired it is seen, unpaired it is not."""
-    shared = np.arange(8) * 5.0
-    a, b = shared + np.array([1, 1.2, 0.9, 1.1, 0.8, 1, 1.3, 0.7]), shared
-    assert paired_permutation(a, b).p_value == 2 / 2**8
-    assert unpaired_permutation(a, b).p_value > 0.5
 
 
 def by_closed_testing(found: list[float]) -> list[float]:
@@ -243,18 +312,20 @@ def test_of_two_single_runs_the_sentence_is_about_two_models() -> None:
 
 
 def test_input_that_cannot_be_is_one_line() -> None:
-    """NaN would silently make every test meaningless."""
-    with pytest.raises(ConfigError, match=r"level is 1\.5"):
-        seed_summary([0.5], level=1.5)
-    for call in (paired_permutation, unpaired_permutation):
-        with pytest.raises(RecordError, match=r"values of B are .*finite number per seed"):
-            call([0.5], [float("nan")])
-    with pytest.raises(RecordError, match="2 and 1 values arrived to be paired"):
-        paired_permutation([0.5, 0.6], [0.5])
-    for wrong in ([], ["x"], [[0.5]]):
-        with pytest.raises(RecordError, match="expected a"):
-            seed_summary(wrong)
-    with pytest.raises(RecordError, match=r"p-values are .*expected numbers from 0 to 1"):
-        holm([0.5, float("nan")])
-    with pytest.raises(ConfigError, match="comparisons is 0"):
-        said(comparisons=0)
+    """What arrived, what was expected; NaN would silently make every test meaningless."""
+    test = TTest(0.1, 0.1, 4, 5, 5, paired=True)
+    for call, error, message in (
+        (lambda: test.equivalence_p(0), ConfigError, "margin is 0; expected a number above 0"),
+        (lambda: power(test, 1), ConfigError, "1 seeds and alpha"),
+        (lambda: paired_t([0.5, 0.6], [0.5]), RecordError, "2 and 1 values arrived to be paired"),
+        (lambda: welch_t([0.5], [math.nan]), RecordError, "values of B are .*finite number per"),
+        (lambda: seed_summary([0.5], level=1.5), ConfigError, "level is 1.5"),
+        (lambda: seed_summary([]), RecordError, "expected a finite number"),
+        (lambda: seed_summary(["x"]), RecordError, "expected a finite number"),  # type: ignore
+        (lambda: seed_summary([[0.5]]), RecordError, "expected a finite number"),  # type: ignore
+        (lambda: holm([0.5, math.nan]), RecordError, "expected numbers from 0 to 1"),
+        (lambda: holm([0.1, 0.2], family=1), RecordError, "2 p-values of a family of 1"),
+        (lambda: said(comparisons=0), ConfigError, "comparisons is 0"),
+    ):
+        with pytest.raises(error, match=message):
+            call()

@@ -7,9 +7,8 @@ from typing import Any
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page.charts import curve_parts, metric_plots, plots_about
-from clear_mlflow.comparison.page.inside_section import inside_parts
 from clear_mlflow.comparison.page.matrices_section import differences, matrices
-from clear_mlflow.comparison.page.tables import across, leaderboard, verdicts
+from clear_mlflow.comparison.page.tables import leaderboard, verdicts
 from clear_mlflow.comparison.page.wording import group_name, many, setting_text, short
 from clear_mlflow.report.colours import DIVERGING
 from clear_mlflow.report.page import rendered
@@ -31,7 +30,7 @@ def comparison_page(
     Args:
         comparison: what is shown.
         title: its heading; any text.
-        footer: who made it, and when.
+        footer: the program that made it, and when.
         more_seeds: name of the artifact that trains the seeds that are needed; None: none is.
         chosen: name of the artifact that tests what leads each method; None: nothing was chosen.
         run_address: where a run of an id is seen; None: not known.
@@ -49,12 +48,10 @@ def comparison_page(
         chosen=chosen,
         warnings=comparison.warnings,
         **verdicts(comparison),
-        across=across(comparison),
         board=leaderboard(comparison),
         plots=list(metric_plots(comparison)),
         plots_about=plots_about(comparison),
         curves=list(curve_parts(comparison)),
-        inside=list(inside_parts(comparison)),
         **matrices(comparison),
         **differences(comparison),
         runs=list(_runs(comparison, run_address)),

@@ -1,18 +1,17 @@
-"""The comparison page's drawings: every metric with its interval, and learning curves."""
+"""The comparison's charts: every metric with its interval, and learning curves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.curves import (
-    MOST_CURVES,
-    Curve,
-    CurveChart,
-    bucket_charts,
-    mean_charts,
-)
+from clear_mlflow.comparison.groups import Group
 from clear_mlflow.comparison.page.wording import interval_text, many, setting_text, short
 from clear_mlflow.core.score import Score
 from clear_mlflow.report.colours import GROUPS
@@ -20,14 +19,19 @@ from clear_mlflow.report.page.line_chart import (
     Line,
     LinePoint,
     axis_over,
+    future_mean,
     line_chart,
     padded,
+    past_mean,
     round_ticks,
 )
-from clear_mlflow.statistics import SeedSummary
+from clear_mlflow.statistics import SeedSummary, seed_summary
 
-# The most groups whose dots fit beside their names.
-_MOST_DOTS = 24
+# The most groups whose dots fit beside their names, and whose curves a reader can distinguish.
+_MOST_DOTS, _MOST_CURVES = 24, 8
+
+# From (T + 1, T) cells of a run and buckets trained so far to a value; NaN = not defined there.
+_Value = Callable[[NDArray[np.float64], int], float]
 
 
 def plots_about(comparison: Comparison) -> str:
@@ -45,8 +49,8 @@ def plots_about(comparison: Comparison) -> str:
 
 
 def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
-    """For each metric a drawing: a dot and an interval for each group."""
-    shown = list(enumerate(comparison.groups))[:_MOST_DOTS]
+    """For each metric what the macro ``dots`` draws: a dot and an interval for each group."""
+    score, shown = comparison.score, list(enumerate(comparison.groups))[:_MOST_DOTS]
     longest = max(len(short(group.name, 20)) for _, group in shown)
     width, left, right, line = 420, 24 + 6 * longest, 404, 22
     for metric in comparison.metrics:
@@ -58,22 +62,20 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         if not found:
             continue
         ends = [e for _, _, s, interval, _ in found for e in (s.mean, *(interval or ()))]
-        low, high, ticks = _axis(min(ends), max(ends), comparison.score)
+        low, high = _ends(min(ends), max(ends), score)
 
         def at(value: float, low: float = low, high: float = high) -> float:
             return round(left + (right - left) * (value - low) / (high - low), 1)
 
         dots = []
         for row, (position, group, summary, interval, images) in enumerate(found):
-            name = short(group.name)
             evidence = "test images" if images else many(summary.n, "seed")
-            score = comparison.score
             value = f"{score.number(summary.mean)} {interval_text(interval, score)}".rstrip()
             dots.append(
                 {
                     "colour": position % len(GROUPS),
-                    "name": short(name, 20),
-                    "title": f"{name}: {value}; {evidence}",
+                    "name": short(group.name, 20),
+                    "title": f"{short(group.name)}: {value}; {evidence}",
                     "x": at(summary.mean),
                     "y": 16 + line * row,
                     "low": None if interval is None else at(interval.low),
@@ -87,54 +89,55 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
             "width": width,
             "left": left,
             "height": 16 + line * len(dots) + 16,
-            "ticks": [{"at": at(tick), "text": text} for tick, text in ticks],
+            "ticks": [{"at": at(tick), "text": text} for tick, text in round_ticks(low, high, 4)],
             "dots": dots,
         }
 
 
-def _axis(low: float, high: float, score: Score) -> tuple[float, float, list[tuple[float, str]]]:
-    """Ends a little outside, and three to six round numbers between them."""
-    if score.is_accuracy:  # a difference of a hundredth of a point fills no panel
-        span = max(high - low, 0.01)
-        low, high = low - 0.06 * span, high + 0.06 * span
-    else:
-        low, high = padded(low, high)
-    return low, high, round_ticks(low, high, 4)
+def _ends(low: float, high: float, score: Score) -> tuple[float, float]:
+    """A little outside of all values."""
+    if not score.is_accuracy:
+        return padded(low, high)
+    span = max(high - low, 0.01)  # a difference of a hundredth of a point fills no panel
+    return low - 0.06 * span, high + 0.06 * span
 
 
 def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
     """For each setting its learning curves: of means, and of every bucket."""
-    for setting in range(len(comparison.settings)):
+    score, level = comparison.score, comparison.level
+    for setting, description in enumerate(comparison.settings):
         groups = [(p, g) for p, g in enumerate(comparison.groups) if g.setting == setting]
-        shown = groups[:MOST_CURVES]
-        last = len(comparison.settings[setting].buckets)
-        buckets = [
-            (chart.title, _lines(chart, comparison))
-            for chart in bucket_charts(shown, comparison.level)
+        shown, last = groups[:_MOST_CURVES], len(description.buckets)
+        means = [
+            (f"Mean {score.name} on the buckets trained on so far", past_mean),
+            (f"Mean {score.name} on the buckets still to come", future_mean),
         ]
-        score = comparison.score
-        axis = axis_over([line for _, lines in buckets for line in lines], score)
+        of_means = _with_lines(means, shown, level, score)
+        of_buckets = _with_lines(
+            [(f"Bucket {key}", partial(_cell, j)) for j, key in enumerate(description.buckets)],
+            shown,
+            level,
+            score,
+        )
+        axis = axis_over([line for _, lines in of_buckets for line in lines], score)
         times = shown[0][1].members[0].record.times
         across = "the dates of the buckets, true to scale" if times else "buckets trained on"
         about = f"Across: {across}. {axis.about}"
         if any(len(group.members) > 1 for _, group in shown):
-            about += f" Band: {100 * comparison.level:g} % interval of the mean over seeds."
+            about += f" Band: {100 * level:g} % interval of the mean over seeds."
         if len(groups) > len(shown):
             about += f" The first {len(shown)} of {len(groups)} groups of the leaderboard."
         yield {
             "setting": setting_text(comparison, setting) if len(comparison.settings) > 1 else "",
             "about": about,
             "legend": [
-                {
-                    "colour": position % len(GROUPS),
-                    "dash": position // len(GROUPS) % 3,
-                    "name": short(group.name),
-                }
+                {"colour": colour, "dash": dash, "name": short(group.name)}
                 for position, group in shown
+                for colour, dash in [_style(position)]
             ],
             "means": [
                 line_chart(
-                    chart.title,
+                    title,
                     lines,
                     last,
                     size=(560, 300),
@@ -142,32 +145,50 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
                     dots=True,
                     times=times,
                 )
-                for chart in mean_charts(shown, comparison.level)
-                for lines in [_lines(chart, comparison)]
+                for title, lines in of_means
             ],
             "buckets": [
                 line_chart(title, lines, last, size=(240, 165), axis=axis, dots=False, times=times)
-                for title, lines in buckets
+                for title, lines in of_buckets
             ],
         }
 
 
-def _lines(chart: CurveChart, comparison: Comparison) -> list[Line]:
-    return [_line(curve, comparison) for curve in chart.curves]
+def _with_lines(
+    charts: Sequence[tuple[str, _Value]],
+    groups: Sequence[tuple[int, Group]],
+    level: float,
+    score: Score,
+) -> list[tuple[str, list[Line]]]:
+    """The lines of each chart; charts and lines without any point are left out."""
+    found = []
+    for title, value in charts:
+        lines = [_line(position, group, value, level, score) for position, group in groups]
+        found.append((title, [line for line in lines if line.points]))
+    return [(title, lines) for title, lines in found if lines]
 
 
-def _line(curve: Curve, comparison: Comparison) -> Line:
-    name = short(comparison.groups[curve.group].name, 60)
-    points = [
-        LinePoint(
-            k,
-            summary.mean,
-            f"{name}, after {k}: {_with_spread(summary, comparison.score)}",
-            None if summary.interval is None else (summary.interval.low, summary.interval.high),
-        )
-        for k, summary in curve.points
-    ]
-    return Line(curve.group % len(GROUPS), points, curve.group // len(GROUPS) % 3)
+def _line(position: int, group: Group, value: _Value, level: float, score: Score) -> Line:
+    """A value after each number of trained buckets, over the seeds of a group that define it."""
+    name, points = short(group.name, 60), []
+    for k in range(len(group.grid)):
+        values = [value(member.grid, k) for member in group.members]
+        values = [found for found in values if not math.isnan(found)]
+        if values:
+            summary = seed_summary(values, level=level)
+            title = f"{name}, after {k}: {_with_spread(summary, score)}"
+            points.append(LinePoint(k, summary.mean, title, summary.interval))
+    colour, dash = _style(position)
+    return Line(colour, points, dash)
+
+
+def _style(position: int) -> tuple[int, int]:
+    """The colour and the dashes of a group."""
+    return position % len(GROUPS), position // len(GROUPS) % 3
+
+
+def _cell(bucket: int, cells: NDArray[np.float64], k: int) -> float:
+    return float(cells[k, bucket])
 
 
 def _with_spread(summary: SeedSummary, score: Score) -> str:

@@ -16,6 +16,11 @@ def short(text: str, limit: int = _LONGEST_NAME) -> str:
     return one_line(text, limit)
 
 
+def many(count: int, what: str) -> str:
+    """A count and what is counted, as in ``1 run`` and ``2 runs``."""
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
+
+
 def setting_text(comparison: Comparison, position: int) -> str:
     """A setting's dataset, test set and protocol."""
     setting = comparison.settings[position]
@@ -37,33 +42,14 @@ def group_name(comparison: Comparison, group: Group) -> str:
     return name
 
 
-def seed_text(seed: int | None) -> str:
-    """A run's seed."""
-    return "no seed" if seed is None else f"seed {seed}"
-
-
 def interval_text(interval: Interval | None, score: Score, decimals: int = 4) -> str:
     """An interval in brackets; nothing for none."""
     if interval is None:
         return ""
-    low, high = (
-        f"{end:.{decimals}f}" if score.is_accuracy else score.number(end) for end in interval
-    )
-    return f"[{low}, {high}]"
-
-
-def signed(value: float, score: Score) -> str:
-    """A difference, with its sign."""
-    if score.is_accuracy:
-        return f"{value:+.4f}"
-    return f"{'+' if value > 0 else ''}{score.number(value)}"
+    number = f"{{:.{decimals}f}}".format if score.is_accuracy else score.number
+    return f"[{number(interval.low)}, {number(interval.high)}]"
 
 
 def p_value_text(value: float) -> str:
-    """A p-value."""
+    """A p-value in a table."""
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def many(count: int, what: str) -> str:
-    """A count and what is counted, as in ``1 run`` and ``2 runs``."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"

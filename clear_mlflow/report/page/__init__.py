@@ -38,17 +38,12 @@ def rendered(page: str, *, over: str | None = None, colours: str = "", **content
     css = "".join([":root{", of_groups, "}", *styles, SCALE.css("v", "scale"), colours])
     js = "".join(_optional_text(f"{name}.js") for name in pages)
     template = _environment().get_template(f"{pages[-1]}.html")
-    text = template.render(below=f"{page}.html", css=_Own(css), js=_Own(js), **content)
+    text = template.render(below=f"{page}.html", css=own_style(css), js=_Own(js), **content)
     return text.strip() + "\n"
 
 
 def rendered_part(name: str, **content: object) -> str:
-    """A part of another program's page.
-
-    Args:
-        name: package and name of its template: ``clear_mlflow.report.page/fragment``, for example.
-        content: what the template names; any texts, which it escapes.
-    """
+    """A template by itself, as ``clear_mlflow.report.page/fragment``; it escapes the content."""
     return _environment().get_template(f"{name}.html").render(**content).strip()
 
 
@@ -84,6 +79,11 @@ class _Own(str):
 
     def __html__(self) -> str:
         return str(self)
+
+
+def own_style(css: str) -> str:
+    """A style of this package's own, with nothing from outside in it, for templates to take."""
+    return _Own(css)
 
 
 @lru_cache(maxsize=1)

@@ -20,7 +20,7 @@ from clear_mlflow.metrics.from_predictions import Predictions
 
 # In base64: a page of both is below two megabytes.
 MOST_BYTES = 1_500_000
-# Of more classes, who is taken for whom fills no table that a person reads.
+# Of more classes, which is taken for which fills no table that a person reads.
 MOST_CLASSES = 1000
 _LONGEST_NAME = 60
 
@@ -28,21 +28,17 @@ _LONGEST_NAME = 60
 def packed_answers(predictions: Predictions) -> dict[str, Any]:
     """What the page's script reads: classes, totals, and the answers of as many rows as fit.
 
-    Rows are taken from the last one down, until they fill :data:`MOST_BYTES`.
-
-    Returns:
-        ``classes``, their names; ``wide``, whether a class takes two bytes; ``totals``, (T,
-        classes) test images as uint32; ``rows``, row to its sorted predicted classes, uint8 or
-        uint16. Arrays are little-endian, deflated, in base64.
+    ``wide``: whether a class takes two bytes; ``totals``, (T, classes) test images as uint32;
+    ``rows``, row to its sorted predicted classes, uint8 or uint16, from the last row down until
+    they fill :data:`MOST_BYTES`. Arrays are little-endian, deflated, in base64.
     """
     images = predictions.images
     classes = len(images.class_names)
     wide = classes > 256
     group = images.bucket.astype(np.int64) * classes + images.label
-    totals = np.bincount(group, minlength=len(images.buckets) * classes).astype("<u4")
-    packed = {"totals": _packed(totals)}
+    totals = _packed(np.bincount(group, minlength=len(images.buckets) * classes).astype("<u4"))
     rows: dict[int, str] = {}
-    room = MOST_BYTES - len(packed["totals"])
+    room = MOST_BYTES - len(totals)
     for row in sorted(predictions.answers, reverse=True):
         ordered = np.sort(group * classes + predictions.answers[row].labels) % classes
         text = _packed(ordered.astype("<u2" if wide else "u1"))
@@ -50,12 +46,8 @@ def packed_answers(predictions: Predictions) -> dict[str, Any]:
         if room < 0:
             break
         rows[row] = text
-    return {
-        "classes": [one_line(name, _LONGEST_NAME) for name in images.class_names],
-        "wide": wide,
-        **packed,
-        "rows": rows,
-    }
+    names = [one_line(name, _LONGEST_NAME) for name in images.class_names]
+    return {"classes": names, "wide": wide, "totals": totals, "rows": rows}
 
 
 def _packed(numbers: NDArray[Any]) -> str:

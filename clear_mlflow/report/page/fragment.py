@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-import numpy as np
-
-from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.text import NOT_MEASURED, one_line
-from clear_mlflow.metrics import METRICS, of_score
-from clear_mlflow.report.cell_scale import CellScale, scale_over
-from clear_mlflow.report.colours import SCALE, is_dark
+from clear_mlflow.core.matrix import AccuracyMatrix, whole_grid
+from clear_mlflow.core.text import one_line
+from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.page import rendered_part
-from clear_mlflow.report.page.matrix_map import matrix_map, spread_positions
+from clear_mlflow.report.page.matrix_map import matrix_map
+from clear_mlflow.report.score_lines import score_lines
 
-_UNMEASURED = "background:#eee;color:#888"
+_FRAGMENT = "clear_mlflow.report.page/fragment"
 
 
 def run_html(
@@ -24,6 +21,8 @@ def run_html(
     summary: Mapping[str, float],
     reasons: Mapping[str, str],
     links: Sequence[str] = (),
+    *,
+    lower_is_better: Set[str] = frozenset(),
 ) -> str:
     """A run that has ended.
 
@@ -32,75 +31,46 @@ def run_html(
         matrix: its cells that are evidence.
         summary: metric name to value.
         reasons: metric name to why it has none.
-        links: lines that say where to look at it; an address in them becomes a link.
+        links: lines that name where to look at it; an address in them becomes a link.
+        lower_is_better: names of a user's own metrics of which less is better.
     """
-    score = matrix.score
-    lower = {metric.name for metric in of_score(METRICS, score) if not metric.higher_is_better}
-    metrics = [
-        {
-            "name": one_line(name, 80),
-            "value": score.number(summary[name]) if name in summary else NOT_MEASURED,
-            "about": ("lower is better" if name in lower else "")
-            if name in summary
-            else one_line(reasons[name], 200),
-        }
-        for name in dict.fromkeys([*summary, *reasons])
-    ]
+    lines = score_lines(summary, reasons, lower_is_better=lower_is_better, score=matrix.score)
     return rendered_part(
-        "clear_mlflow.report.page/fragment",
+        _FRAGMENT,
         title=one_line(title, 160),
         progress=None,
         map=_coloured(matrix),
-        metrics=metrics,
+        metrics=[
+            {
+                "name": one_line(line.name, 80),
+                "value": line.text,
+                "about": one_line(line.about, 200),
+            }
+            for line in lines
+        ],
         links=[_link(line) for line in links],
     )
 
 
-def progress_html(
-    text: str, done: float, total: float, matrix: AccuracyMatrix | None, links: Sequence[str] = ()
-) -> str:
-    """A run in training.
-
-    Args:
-        text: what is being done.
-        done: how much of it, out of *total*.
-        total: above 0.
-        matrix: the cells so far that are evidence; None: none yet.
-        links: as of :func:`run_html`.
-    """
+def progress_html(text: str, done: float, total: float, matrix: AccuracyMatrix | None) -> str:
+    """A run in training: what is being done, how much of a total above 0, the evidence so far."""
     return rendered_part(
-        "clear_mlflow.report.page/fragment",
+        _FRAGMENT,
         title="",
         progress={"text": one_line(text, 160), "done": f"{done:g}", "total": f"{total:g}"},
         map=None if matrix is None else _coloured(matrix),
         metrics=[],
-        links=[_link(line) for line in links],
+        links=[],
     )
 
 
 def _coloured(matrix: AccuracyMatrix) -> dict[str, Any]:
-    initial = np.full(matrix.num_buckets, np.nan) if matrix.initial is None else matrix.initial
-    grid = np.vstack([initial, matrix.values])
+    """The map of what was measured so far, and what its cells are."""
+    grid = whole_grid(matrix)
     scale = scale_over(matrix.score, [grid])
-    rows, columns = spread_positions(len(grid)), spread_positions(matrix.num_buckets)
-    found = matrix_map(grid, matrix.buckets, rows=rows, columns=columns, scale=scale)
-    drawn = [i for i in rows if i > 0 or matrix.initial is not None]
-    for i, row in zip(drawn, found["rows"], strict=True):
-        for j, cell in zip(columns, row["cells"], strict=True):
-            cell["style"] = _style(float(grid[i, j]), scale, outlined=i == j + 1)
-            cell["text"] = cell["text"] or NOT_MEASURED
-    found["about"] = f"{matrix.score.caption}; row: trained through, column: tested on."
-    return found
-
-
-def _style(value: float, scale: CellScale, *, outlined: bool) -> str:
-    if np.isnan(value):
-        return _UNMEASURED
-    colour = SCALE.at(scale.shade(value))
-    code = "".join(f"{round(255 * channel):02x}" for channel in colour[:3])
-    ink = "#fff" if is_dark(colour) else "#111"
-    edge = f";box-shadow:inset 0 0 0 1.5px {ink}" if outlined else ""
-    return f"background:#{code};color:{ink}{edge}"
+    grid = grid[: matrix.num_rows + 1]
+    about = f"{matrix.score.caption}; row: trained through, column: tested on."
+    return {**matrix_map(grid, matrix.buckets, scale=scale, in_cells=True), "about": about}
 
 
 def _link(line: str) -> dict[str, str]:

@@ -84,12 +84,7 @@ def round_ticks(low: float, high: float, steps: int) -> list[tuple[float, str]]:
 
 
 def past_mean(grid: NDArray[np.float64], k: int) -> float:
-    """Mean of the score on the k buckets trained on; NaN where a cell of them was not measured.
-
-    Args:
-        grid: (T + 1, T); row 0 is the initialisation.
-        k: buckets trained so far.
-    """
+    """Mean of a (T + 1, T) grid on the k buckets trained on; NaN where one was not measured."""
     return float(grid[k, :k].mean()) if k else math.nan
 
 
@@ -141,7 +136,7 @@ def line_chart(
         last: buckets of the stream, at least 1; the axis across runs from 0 to there.
         size: width and height.
         axis: the one up.
-        dots: a dot for each point; otherwise only for a line of a single one, in a small chart.
+        dots: a dot for each point; otherwise only where the point or a line of one has it.
         times: of the buckets, ascending: the axis across is then of time, true to scale, and what
             was measured before training is drawn before the first, at their mean distance.
         places: where 0 to *last* lie on the axis across, from 0 to 1, where not evenly.

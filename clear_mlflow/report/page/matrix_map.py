@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.text import ending, printable
+from clear_mlflow.core.text import NOT_MEASURED, ending, printable
 from clear_mlflow.report.cell_scale import CellScale
+from clear_mlflow.report.colours import SCALE
 
 _LONGEST_KEY = 8
 # The most rows and columns that a person can distinguish on a page; of more, so many are shown,
@@ -25,60 +26,52 @@ def spread_positions(count: int) -> list[int]:
     return [round(i * (count - 1) / (MOST_SHOWN - 1)) for i in range(MOST_SHOWN)]
 
 
+def shown_rows(grid: NDArray[np.float64]) -> list[int]:
+    """Rows of a (T + 1, T) grid that are shown: no initialisation without cells."""
+    return [i for i in spread_positions(len(grid)) if i > 0 or not np.isnan(grid[i]).all()]
+
+
 def matrix_map(
     grid: NDArray[np.float64],
     buckets: Sequence[str],
     *,
-    rows: Sequence[int] | None = None,
-    columns: Sequence[int] | None = None,
+    scale: CellScale,
     seeds: NDArray[np.int64] | None = None,
     members: int = 1,
-    scale: CellScale | None = None,
+    in_cells: bool = False,
 ) -> dict[str, Any]:
-    """Columns and rows as the macro ``heat`` draws them; no row of an initialisation without cells.
+    """Columns and rows as the macro ``heat`` draws them.
 
     Args:
         grid: (T + 1, T); row 0 is the initialisation; NaN = not measured.
         buckets: keys of the T buckets.
-        rows: of the grid, which are shown; all when not given.
-        columns: likewise.
+        scale: of the colours.
         seeds: (T + 1, T), runs that measured each cell; all members when not given.
         members: runs that the grid is the mean of.
-        scale: of its cells; that of accuracies when not given.
+        in_cells: put the colours into the cells, for a page that has no style sheet of ours.
     """
-    scale = scale or CellScale()
-    across = range(len(buckets)) if columns is None else columns
-    return {
-        "columns": key_columns([buckets[j] for j in across]),
-        "rows": [
-            {
-                "first": i == 0,
-                "label": row_label(i, buckets),
-                "cells": [
-                    _cell(
-                        float(grid[i, j]),
-                        "d" if i == j + 1 else "",
-                        members if seeds is None else int(seeds[i, j]),
-                        members,
-                        scale,
-                    )
-                    for j in across
-                ],
-            }
-            for i in (range(len(grid)) if rows is None else rows)
-            if i > 0 or not np.isnan(grid[i]).all()
-        ],
-    }
-
-
-def key_columns(buckets: Sequence[str]) -> list[dict[str, str]]:
-    """Heads of columns: the key as there is room for it, and in full."""
-    return [{"short": short_key(key), "full": printable(key)} for key in buckets]
-
-
-def row_label(i: int, buckets: Sequence[str]) -> str:
-    """What a row was trained through."""
-    return "initial" if i == 0 else f"after {short_key(buckets[i - 1])}"
+    columns = spread_positions(len(buckets))
+    rows = [
+        {
+            "first": i == 0,
+            "label": "initial" if i == 0 else f"after {short_key(buckets[i - 1])}",
+            "cells": [
+                _cell(
+                    float(grid[i, j]),
+                    scale,
+                    is_diagonal=i == j + 1,
+                    few=""
+                    if seeds is None or seeds[i, j] == members
+                    else f"mean of {seeds[i, j]} of {members} seeds",
+                    in_cells=in_cells,
+                )
+                for j in columns
+            ],
+        }
+        for i in shown_rows(grid)
+    ]
+    heads = [{"short": short_key(buckets[j]), "full": printable(buckets[j])} for j in columns]
+    return {"columns": heads, "rows": rows, "css": _TABLE_CSS if in_cells else ""}
 
 
 def short_key(key: str) -> str:
@@ -86,16 +79,26 @@ def short_key(key: str) -> str:
     return ending(key, _LONGEST_KEY)
 
 
+_TABLE_CSS = "border-collapse:separate;border-spacing:1px;font-size:11px"
+_CELL_CSS = "text-align:center;padding:3px 5px;font-variant-numeric:tabular-nums;"
+
+
 def _cell(
-    value: float, diagonal: str, seeds: int, members: int, scale: CellScale
+    value: float, scale: CellScale, *, is_diagonal: bool, few: str, in_cells: bool
 ) -> dict[str, str]:
     if math.isnan(value):
-        return {"style": "x", "text": "", "title": ""}
-    few = "few" if seeds < members else ""
+        css = f"{_CELL_CSS}background:#eee;color:#888" if in_cells else ""
+        return {"style": "x", "text": NOT_MEASURED if in_cells else "", "title": "", "css": css}
+    shade = float(scale.shade(value))
+    css = ""
+    if in_cells:
+        background, ink = SCALE.hex_and_ink(shade)
+        edge = f";box-shadow:inset 0 0 0 1.5px {ink}" if is_diagonal else ""
+        css = f"{_CELL_CSS}background:{background};color:{ink}{edge}"
+    style = [f"v{round(100 * shade)}", "d" if is_diagonal else "", "few" if few else ""]
     return {
-        "style": " ".join(
-            filter(None, [f"v{round(100 * float(scale.shade(value)))}", diagonal, few])
-        ),
+        "style": " ".join(filter(None, style)),
         "text": scale.score.cell(value),
-        "title": f"mean of {seeds} of {members} seeds" if few else "",
+        "title": few,
+        "css": css,
     }

@@ -18,7 +18,6 @@
     return made;
   };
   const percent = (share) => (100 * share).toFixed(1);
-  const shown = (value) => (data.accuracy ? `${percent(value)} %` : `${Number(value.toPrecision(4))}`);
 
   // What comes packed: deflated numbers in base64.
   const unpacked = async (text) => {
@@ -142,12 +141,13 @@
       value.textContent = "Not measured.";
     } else if (c === 0) {
       const [mean, number] = data.means[r];
-      value.textContent = `${shown(mean)} on average over ${number} buckets`
+      value.textContent = `${mean}${data.unit} on average over ${number} buckets`
         + (images === null || number < buckets.length ? "" : `, ${images} ${data.what}`);
     } else {
       const share = data.cells[r][chosen[0]];
       const counted = data.accuracy ? `: ${Math.round(share * images)} of` : ",";
-      value.textContent = shown(share) + (images === null ? "" : `${counted} ${images} ${data.what}`);
+      value.textContent = `${lines[r].cells[c].textContent}${data.unit}`
+        + (images === null ? "" : `${counted} ${images} ${data.what}`);
     }
     looked += 1;
     const mine = looked;

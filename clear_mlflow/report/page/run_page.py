@@ -8,7 +8,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import date
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,14 @@ from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.matrix import TEST, whole_grid
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import NOT_MEASURED, one_line
+from clear_mlflow.core.text import one_line
 from clear_mlflow.core.version import __version__
-from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric, anytime, of_score
-from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.metrics.anytime import AnytimeMetric
-from clear_mlflow.metrics.from_predictions import PredictionMetric, Predictions
+from clear_mlflow.metrics import ALL_METRICS, METRICS, anytime, of_score
+from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.page import load, rendered
 from clear_mlflow.report.page.answers import MOST_CLASSES, packed_answers
-from clear_mlflow.report.page.inside_charts import inside_charts
+from clear_mlflow.report.page.inside import inside_charts
 from clear_mlflow.report.page.line_chart import (
     Line,
     LinePoint,
@@ -36,7 +33,14 @@ from clear_mlflow.report.page.line_chart import (
     line_chart,
     past_mean,
 )
-from clear_mlflow.report.page.matrix_map import MOST_SHOWN, matrix_map, short_key, spread_positions
+from clear_mlflow.report.page.matrix_map import (
+    MOST_SHOWN,
+    matrix_map,
+    short_key,
+    shown_rows,
+    spread_positions,
+)
+from clear_mlflow.report.score_lines import ScoreLine, score_lines
 
 _PAGE = "clear_mlflow.report.page/run"
 # Raised when the page changes, so that stored ones are written again.
@@ -88,10 +92,8 @@ class RunReport:
     def stamp(self, rows: str) -> str:
         """A short text that changes with the page, but for predictions and tests inside buckets.
 
-        It is known without reading any: they are stored once, beside their rows.
-
-        Args:
-            rows: a digest of the rows.
+        It is known without reading any: they are stored once, beside their rows, of which *rows* is
+        a digest.
         """
         score = self.record.matrix.score
         built_in = {metric.name for metric in of_score(ALL_METRICS, score)}
@@ -124,35 +126,24 @@ def load_run_page() -> None:
 def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
     """The whole page; the same report gives the same text.
 
-    Args:
-        report: what is shown.
-        over: a template that extends the page's: see :func:`~clear_mlflow.report.page.rendered`.
-        more: what that one names.
+    *over* is a template that extends the page's, *more* what that one names: see
+    :func:`~clear_mlflow.report.page.rendered`.
     """
-    record = report.record
-    keys = record.matrix.buckets
+    record, score = report.record, report.record.matrix.score
+    keys, counts = record.matrix.buckets, record.matrix.num_instances
     grid = whole_grid(record.evidence)
-    score = record.matrix.score
     scale = scale_over(score, [grid])
-    rows, columns = spread_positions(len(keys) + 1), spread_positions(len(keys))
-    shown = [i for i in rows if i > 0 or not np.isnan(grid[0]).all()]
-    answers = None
-    if report.predictions is not None:
-        answers = _answers(report.predictions)
-    counts = record.matrix.num_instances
-    data = {
-        "rows": shown,
-        "columns": columns,
-        "keys": [short_key(key) for key in keys],
-        "cells": [[_number(grid[i, j], score) for j in columns] for i in shown],
-        "means": [_mean(grid[i], score) for i in shown],
-        "accuracy": score.is_accuracy,
-        "images": None if counts is None else counts.tolist(),
-        "what": _measured_on(record),
-        "streaming": record.protocol == "streaming",
-        "answers": answers,
-        "start": _start(grid),
+    answers = _answers(report.predictions)
+    lines = {
+        line.name: line
+        for line in score_lines(
+            report.summary, report.reasons, lower_is_better=report.lower_is_better, score=score
+        )
     }
+    families = [(label, _family(family, lines, score)) for family, label in _FAMILIES.items()]
+    inside = [] if report.tests is None else _tiles([m.name for m in anytime.METRICS], lines)
+    inside = [tile for tile in inside if tile["value"]]
+    in_tiles = {tile["full"] for tile in [*inside, *(t for _, tiles in families for t in tiles)]}
     return rendered(
         _PAGE,
         over=over,
@@ -161,21 +152,17 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
         warnings=_warnings(report),
         footer=f"Run {one_line(report.run_id, 80)}, from its stored rows, by clear_mlflow "
         f"{__version__}.",
-        map=matrix_map(grid, keys, rows=rows, columns=columns, scale=scale),
+        map=matrix_map(grid, keys, scale=scale),
         score=score,
         ends=scale.ends,
-        matrix_about=" ".join(
-            filter(None, [_matrix_about(report, len(rows) < len(keys) + 1), scale.about])
-        ),
+        matrix_about=" ".join(filter(None, [_matrix_about(report), scale.about])),
         without_predictions=report.without_predictions if answers is None else "",
-        answers_about=_answers_about(report, answers),
-        families=[_tiles(family, report) for family in _FAMILIES],
-        inside_metrics=_inside_tiles(report),
-        others=_others(report),
-        curves=_curves(grid, keys, report.record.times, score),
-        across="the dates of the buckets, true to scale"
-        if report.record.times
-        else "buckets trained on",
+        answers_about=_answers_about(report.predictions, answers),
+        families=[{"name": label, "tiles": tiles} for label, tiles in families],
+        inside_metrics=inside,
+        others=_others([line for line in lines.values() if line.name not in in_tiles]),
+        curves=_curves(grid, keys, record.times, score),
+        across="the dates of the buckets, true to scale" if record.times else "buckets trained on",
         inside=None if report.tests is None else inside_charts(report.tests),
         configuration=_facts(report.configuration, report.asked),
         dataset=_facts(_dataset(report)),
@@ -183,21 +170,37 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
         buckets=_buckets(report),
         has_num_train=bool(report.num_train),
         environment=_facts(report.environment),
-        data=data,
+        data={
+            "rows": shown_rows(grid),
+            "columns": spread_positions(len(keys)),
+            "keys": [short_key(key) for key in keys],
+            "cells": [
+                [_rounded(grid[i, j], score) for j in spread_positions(len(keys))]
+                for i in shown_rows(grid)
+            ],
+            "means": [_mean(grid[i], score) for i in shown_rows(grid)],
+            "accuracy": score.is_accuracy,
+            "unit": score.unit,
+            "images": None if counts is None else counts.tolist(),
+            "what": _measured_on(record),
+            "streaming": record.protocol == "streaming",
+            "answers": answers,
+            "start": _start(grid),
+        },
         **more,
     )
 
 
-def _number(value: float, score: Score) -> float | None:
+def _rounded(value: float, score: Score) -> float | None:
     if math.isnan(value):
         return None
     return round(float(value), _DIGITS) if score.is_accuracy else float(f"{value:.{_DIGITS}g}")
 
 
-def _mean(cells: NDArray[np.float64], score: Score) -> list[float]:
+def _mean(cells: NDArray[np.float64], score: Score) -> tuple[str, int]:
     """Mean over the buckets that were measured, and how many these are."""
     measured = cells[~np.isnan(cells)]
-    return [(_number(measured.mean(), score) or 0.0) if measured.size else 0.0, measured.size]
+    return (score.cell(float(measured.mean())) if measured.size else ""), measured.size
 
 
 def _measured_on(record: Record) -> str:
@@ -244,29 +247,28 @@ def _listed(numbers: Sequence[int]) -> str:
     return few if len(numbers) <= 20 else f"{few} and {len(numbers) - 20} more"
 
 
-def _matrix_about(report: RunReport, is_sampled: bool) -> str:
-    record = report.record
+def _matrix_about(report: RunReport) -> str:
+    matrix = report.record.matrix
     about = (
-        f"Row: trained through; column: tested on; {record.split} {record.matrix.score.label}. "
+        f"Row: trained through; column: tested on; {report.record.split} {matrix.score.label}. "
         "The diagonal is outlined."
     )
-    if is_sampled:
+    if matrix.num_buckets >= MOST_SHOWN:
         about += (
-            f" {MOST_SHOWN} rows and columns of {report.record.matrix.num_buckets} buckets, "
+            f" {MOST_SHOWN} rows and columns of {matrix.num_buckets} buckets, "
             "spread evenly; all are in the artifact accuracy_matrix/matrix.csv."
         )
     return about
 
 
-def _answers(predictions: Predictions) -> dict[str, Any] | None:
-    if len(predictions.images.class_names) > MOST_CLASSES:
+def _answers(predictions: Predictions | None) -> dict[str, Any] | None:
+    if predictions is None or len(predictions.images.class_names) > MOST_CLASSES:
         return None
     return packed_answers(predictions)
 
 
-def _answers_about(report: RunReport, answers: Mapping[str, Any] | None) -> str:
+def _answers_about(predictions: Predictions | None, answers: Mapping[str, Any] | None) -> str:
     """What of the predictions the page does not hold."""
-    predictions = report.predictions
     if predictions is None:
         return ""
     if answers is None:
@@ -280,83 +282,43 @@ def _answers_about(report: RunReport, answers: Mapping[str, Any] | None) -> str:
     return ""
 
 
-def _tiles(family: str, report: RunReport) -> dict[str, Any]:
-    tiles = []
-    score = report.record.matrix.score
-    for metric in of_score(METRICS, score):
-        name = metric.name.removeprefix(f"{family}/")
-        if name == metric.name:
-            continue
-        value = report.summary.get(metric.name)
-        tiles.append(
-            {
-                "name": name.replace("_", " "),
-                "full": metric.name,
-                "value": "" if value is None else score.number(value),
-                "reason": one_line(report.reasons.get(metric.name, "not computed"), 200),
-                "meaning": one_line(metric.meaning, 200),
-                "lower": not metric.higher_is_better,
-            }
-        )
-    return {"name": _FAMILIES[family], "tiles": tiles}
+def _family(family: str, lines: Mapping[str, ScoreLine], score: Score) -> list[dict[str, Any]]:
+    """The tiles of a family's metrics, those that were not computed among them."""
+    of_family = [m for m in of_score(METRICS, score) if m.name.startswith(f"{family}/")]
+    missing = {
+        m.name: ScoreLine(m.name, None, "not computed", m.meaning, True, m.higher_is_better)
+        for m in of_family
+    }
+    return _tiles([m.name for m in of_family], {**missing, **lines})
 
 
-def _inside_tiles(report: RunReport) -> list[dict[str, Any]]:
-    """The metrics of tests inside buckets; none of a run without such tests."""
-    score = report.record.matrix.score
+def _tiles(names: Sequence[str], lines: Mapping[str, ScoreLine]) -> list[dict[str, Any]]:
     return [
         {
-            "name": metric.name.partition("/")[2].replace("_", " "),
-            "full": metric.name,
-            "value": score.number(report.summary[metric.name]),
-            "meaning": _meaning(metric),
-            "lower": not metric.higher_is_better,
+            "name": name.partition("/")[2].replace("_", " "),
+            "full": name,
+            "value": lines[name].value or "",
+            "reason": one_line(lines[name].reason, 200),
+            "meaning": one_line(lines[name].meaning, 200),
+            "lower": not lines[name].higher_is_better,
         }
-        for metric in _inside(report)
+        for name in names
+        if name in lines
     ]
 
 
-def _inside(report: RunReport) -> list[AnytimeMetric]:
-    """The metrics that are shown beside the charts of tests inside buckets."""
-    return [m for m in anytime.METRICS if report.tests is not None and m.name in report.summary]
-
-
-def _meaning(metric: Metric | PredictionMetric | AnytimeMetric) -> str:
-    """The first line of what a metric's function says of itself."""
-    if isinstance(metric, Metric):
-        return one_line(metric.meaning, 200)
-    function: Callable[..., float] = metric.function
-    while isinstance(function, partial):
-        function = function.func
-    return one_line((function.__doc__ or "").strip().partition("\n")[0], 200)
-
-
-def _others(report: RunReport) -> list[dict[str, str]]:
+def _others(lines: Sequence[ScoreLine]) -> list[dict[str, str]]:
     """Metrics beside the tiles: other families, of predictions, a user's own."""
-    known: dict[str, Metric | PredictionMetric | AnytimeMetric]
-    score = report.record.matrix.score
-    known = {m.name: m for m in of_score(ALL_METRICS, score)}
-    known |= {m.name: m for m in predicted.METRICS}
-    known |= {m.name: m for m in anytime.METRICS}
-    in_tiles = {metric.name for metric in of_score(METRICS, score)}
-    in_tiles |= {metric.name for metric in _inside(report)}
-    found = []
-    for name in dict.fromkeys([*known, *report.summary, *report.reasons]):
-        value = report.summary.get(name)
-        if name in in_tiles or (value is None and name not in report.reasons):
-            continue
-        metric = known.get(name)
-        higher = name not in report.lower_is_better if metric is None else metric.higher_is_better
-        found.append(
-            {
-                "name": one_line(name, 80),
-                "value": NOT_MEASURED if value is None else score.number(value),
-                "meaning": "" if metric is None else _meaning(metric),
-                "reason": "" if value is not None else one_line(report.reasons[name], 200),
-                "better": "" if higher else "lower is better",
-            }
-        )
-    return found
+    return [
+        {
+            "name": one_line(line.name, 80),
+            "value": line.text,
+            "meaning": line.meaning,
+            "reason": one_line(line.reason, 200) if line.value is None else "",
+            "better": "" if line.higher_is_better else "lower is better",
+        }
+        for line in lines
+    ]
 
 
 def _curves(

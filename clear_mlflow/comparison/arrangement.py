@@ -1,0 +1,213 @@
+"""From runs to groups: which there are, which leads, and which are to be tested."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from clear_mlflow.comparison.groups import Group, group_runs
+from clear_mlflow.comparison.pairs import PairPlan, plan_pairs
+from clear_mlflow.comparison.subjects import RowlessRun, Setting, Subject
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import VALIDATION
+from clear_mlflow.core.score import Score
+from clear_mlflow.core.text import shown
+from clear_mlflow.metrics import METRICS, Metric, anytime, name_of, of_score
+from clear_mlflow.metrics.anytime import AnytimeMetric
+
+LEVEL = 0.95
+# Single runs whose predictions are read: megabytes each.
+MOST_READ = 24
+
+# Parameters of a training that are chosen by what they give. Others say what is compared (strategy,
+# model), what it may cost (memory), or where it is computed.
+TUNED = (
+    "strategy_args",
+    "augment",
+    "epochs",
+    "batch_size",
+    "optimizer",
+    "optimizer_state",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "schedule",
+    "lr_step",
+    "lr_gamma",
+    "warmup_epochs",
+    "label_smoothing",
+    "clip_norm",
+)
+
+# What a leaderboard is ranked by where nobody says: the first that most groups define.
+_RANKED_BY = (
+    "clear/challenge_score",
+    "renate/average_accuracy",
+    "clear/next_domain_accuracy",
+    "clear/in_domain_accuracy",
+)
+
+# What a table of 80 columns has room for beside the metric that ranks.
+_HEADLINE = (
+    "clear/in_domain_accuracy",
+    "clear/next_domain_accuracy",
+    "renate/average_accuracy",
+    "renate/forgetting",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arrangement:
+    """Runs in groups, best first; nothing is tested yet."""
+
+    groups: tuple[Group, ...]
+    settings: tuple[Setting, ...]
+    group_by: tuple[str, ...]
+    metrics: tuple[str, ...]  # that one group at least defines
+    definitions: tuple[Metric, ...]  # of the metrics of matrices that are compared
+    ranked_by: str | None  # that verdicts are on, too; None: no group defines any
+    plan: PairPlan
+    lost: tuple[RowlessRun, ...]  # runs that diverged before their first row, of no group
+    notes: tuple[str, ...]  # sentences on how the groups came to be
+    level: float
+    margin: float | None  # the largest difference that does not matter
+
+    @property
+    def subjects(self) -> tuple[Subject, ...]:
+        """All runs that have rows, group by group."""
+        return tuple(member for group in self.groups for member in group.members)
+
+    @property
+    def is_validation(self) -> bool:
+        """Whether all runs were measured on validation images."""
+        return all(setting.split == VALIDATION for setting in self.settings)
+
+    @property
+    def score(self) -> Score:
+        """What all runs were scored by."""
+        return self.settings[0].score
+
+    @property
+    def headline_metrics(self) -> list[str]:
+        """The metric that ranks, and those named most often: for tables of a few columns."""
+        usual = (name_of(name, self.score) for name in _HEADLINE)
+        names = dict.fromkeys([self.ranked_by, *usual])
+        return [name for name in names if name in self.metrics]
+
+    def is_higher_better(self, metric: str | None) -> bool:
+        """Whether more of a metric is better."""
+        return _is_higher_better((*self.definitions, *anytime.METRICS), metric)
+
+    def wants_predictions(self) -> list[Subject]:
+        """Groups' only results, tested pairs first: their test images give tests and intervals."""
+        if not self.score.is_accuracy:  # predictions are of classes
+            return []
+        alone = [p for p, group in enumerate(self.groups) if group.is_alone]
+        paired = [p for pair in self.plan.pairs if set(pair) <= set(alone) for p in pair]
+        return [self.groups[p].counted[0] for p in dict.fromkeys([*paired, *alone])][:MOST_READ]
+
+
+def arrange(
+    subjects: Sequence[Subject],
+    by: Sequence[str],
+    *,
+    rank_by: str | None = None,
+    baseline: str | None = None,
+    margin: float | None = None,
+    rowless: Sequence[RowlessRun] = (),
+    level: float = LEVEL,
+    metrics: Sequence[Metric] = METRICS,
+) -> Arrangement:
+    """Group the runs, rank the groups, and choose which of them are to be tested.
+
+    Args:
+        subjects: the runs.
+        by: names of labels that runs of one group share; none: each run is a group.
+        rank_by: the metric that ranks, and that verdicts are on; None: the first usual one that
+            most groups define.
+        baseline: name of a group, or one of its labels, that all others are tested against; None:
+            the leader, or all pairs of a few groups.
+        margin: the largest difference that does not matter, above 0, in the metric's unit; None:
+            equivalence is not asked for.
+        rowless: runs that diverged before their first row.
+        level: of all intervals and findings.
+        metrics: that the runs' summaries are of.
+
+    Raises:
+        ConfigError: there is no run, runs are of several scores, no run has a label or the metric,
+            no group is the baseline, or the margin is not above 0.
+    """
+    if margin is not None and not 0 < margin < np.inf:
+        raise ConfigError(f"margin is {shown(margin)}; expected a number above 0")
+    metrics = of_score(metrics, only_score(subjects))
+    definitions: list[Metric | AnytimeMetric] = [*metrics, *anytime.METRICS]
+    groups, settings, notes = group_runs(subjects, by, level, rowless)
+    defined = {name for group in groups for name in group.metrics}
+    compared = tuple(metric.name for metric in definitions if metric.name in defined)
+    if rank_by is not None and rank_by not in defined:
+        raise ConfigError(
+            f"rank_by is {shown(rank_by)}, which no run defines; "
+            f"there are {', '.join(compared) or 'none'}"
+        )
+    usual = [name_of(name, settings[0].score) for name in _RANKED_BY]
+    ranked_by = rank_by or max(
+        compared,
+        key=lambda name: (
+            sum(name in group.metrics for group in groups),
+            -usual.index(name) if name in usual else -len(usual),
+        ),
+        default=None,
+    )
+
+    def rank(group: Group) -> tuple[int, bool, float]:
+        found = group.metrics.get(ranked_by or "")
+        sign = -1 if _is_higher_better(definitions, ranked_by) else 1
+        return group.setting, found is None, sign * found.mean if found else 0.0
+
+    ranked = tuple(sorted(groups, key=rank))
+    known_runs = {run.run_id for group in groups for run in group.rowless}
+    return Arrangement(
+        groups=ranked,
+        settings=tuple(settings),
+        group_by=tuple(by),
+        metrics=compared,
+        definitions=tuple(metrics),
+        ranked_by=ranked_by,
+        plan=plan_pairs(ranked, settings, baseline),
+        lost=tuple(run for run in rowless if run.run_id not in known_runs),
+        notes=tuple(notes),
+        level=level,
+        margin=margin,
+    )
+
+
+def only_score(subjects: Sequence[Subject]) -> Score:
+    """What all runs were scored by; ConfigError where there is no run, or several scores."""
+    counts = Counter(subject.record.matrix.score for subject in subjects)
+    if not counts:
+        raise ConfigError("no run with rows of an accuracy matrix arrived; nothing to compare")
+    if len(counts) > 1:
+        listed = ", ".join(
+            f"{score.name} ({score.better} is better; {count} run{'' if count == 1 else 's'})"
+            for score, count in counts.items()
+        )
+        raise ConfigError(f"runs of different scores arrived: {listed}; compare those of one score")
+    return next(iter(counts))
+
+
+def methods(arrangement: Arrangement) -> list[list[Group]]:
+    """Groups of one setting that differ in nothing but what is tuned, in order of rank."""
+    found: dict[tuple[object, ...], list[Group]] = {}
+    for group in arrangement.groups:
+        labels = tuple((n, text) for n, text in group.labels.items() if n not in TUNED)
+        # Runs for themselves have no labels: nobody said what they are candidates of.
+        key = (group.setting, labels) if group.labels else (group.setting, group.name)
+        found.setdefault(key, []).append(group)
+    return list(found.values())
+
+
+def _is_higher_better(definitions: Sequence[Metric | AnytimeMetric], name: str | None) -> bool:
+    return all(metric.higher_is_better for metric in definitions if metric.name == name)

@@ -1,0 +1,83 @@
+"""Which groups are set against which."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+from clear_mlflow.comparison.groups import Group, cut
+from clear_mlflow.comparison.subjects import Setting
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import shown
+
+# Groups of a setting that are all tested against each other: 15 sentences. Of more groups, each is
+# tested against the leader.
+ALL_PAIRS = 6
+
+Pair = tuple[int, int]  # positions of groups, in the order of the leaderboard
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairPlan:
+    """Which pairs are tested."""
+
+    pairs: tuple[Pair, ...]
+    # Pairs that could be tested and are not, because the leader was found by looking: they are
+    # adjusted for as if they were.
+    possible: tuple[Pair, ...] = ()
+    baselines: tuple[int, ...] = ()  # that the others are set against; none: the leaders are
+    leaders: tuple[int, ...] = ()  # found by looking, and set against all others of many
+
+
+def plan_pairs(
+    groups: Sequence[Group], settings: Sequence[Setting], baseline: str | None
+) -> PairPlan:
+    """All pairs of a few groups, every group against the leader of many, or against a baseline.
+
+    Groups come best first; two of different settings are never tested. ConfigError where no group,
+    or several of one setting, have the baseline as their name or one of their labels.
+    """
+    by_setting: dict[int, list[int]] = defaultdict(list)
+    for position, group in enumerate(groups):
+        if group.counted:
+            by_setting[group.setting].append(position)
+    pairs: list[Pair] = []
+    possible: list[Pair] = []
+    baselines, leaders = [], []
+    for setting, positions in by_setting.items():
+        if baseline is not None:
+            found = _baseline(groups, positions, baseline, settings[setting])
+            if found is not None:
+                baselines.append(found)
+                pairs += [(min(p, found), max(p, found)) for p in positions if p != found]
+        elif len(positions) <= ALL_PAIRS:
+            pairs += combinations(positions, 2)
+        else:
+            leaders.append(positions[0])
+            pairs += [(positions[0], p) for p in positions[1:]]
+            possible += combinations(positions[1:], 2)
+    if baseline is not None and not baselines:
+        names = ", ".join(shown(cut(group.name)) for group in groups[:20])
+        raise ConfigError(f"baseline is {shown(baseline)}, which no group is; there are {names}")
+    return PairPlan(
+        pairs=tuple(pairs),
+        possible=tuple(possible),
+        baselines=tuple(baselines),
+        leaders=tuple(leaders),
+    )
+
+
+def _baseline(
+    groups: Sequence[Group], positions: Sequence[int], baseline: str, setting: Setting
+) -> int | None:
+    named = [p for p in positions if groups[p].name == baseline]
+    named = named or [p for p in positions if baseline in groups[p].labels.values()]
+    if len(named) > 1:
+        names = ", ".join(shown(cut(groups[p].name)) for p in named[:20])
+        raise ConfigError(
+            f"baseline is {shown(baseline)}, which {len(named)} groups on {cut(setting.dataset)} "
+            f"are; name one of {names}"
+        )
+    return named[0] if named else None
