@@ -38,11 +38,11 @@ from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, 
 from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import (
     LostRunError,
+    heartbeat,
     holding,
     lives_here,
     refuse_if_lost,
     sign_of_life,
-    told_by,
     trains_now,
 )
 from clear_mlflow.store.ui_urls import link_comparison, run_links
@@ -103,7 +103,7 @@ def open_run(
         opened = retry_on_conflict(
             lambda: mlflow.start_run(
                 run_name=new_name,
-                tags=holding(run),
+                tags=holding(),
                 log_system_metrics=monitor.get() if monitor.is_set() else system_metrics,
             )
         )
@@ -116,7 +116,8 @@ def open_again(run: Run, tags: Mapping[str, str]) -> None:
     with mlflow_errors(f"open run {run.info.run_id} again"):
         mlflow.start_run(
             run_id=run.info.run_id,
-            tags={**holding(run), **tags},
+            # Who holds it was said when it was taken: one that wakes here does not say it anew.
+            tags={names.PROCESS_TAG: heartbeat(), **tags},
             log_system_metrics=monitor.get() if monitor.is_set() else True,
         )
 
@@ -144,7 +145,7 @@ def join(client: MlflowClient, run_id: str) -> None:
 
 def take(client: MlflowClient, run: Run) -> None:
     """Hold a run from now on; whoever held it stores nothing more in it."""
-    log_tags(client, run.info.run_id, holding(run))
+    log_tags(client, run.info.run_id, holding())
 
 
 def close_abandoned(client: MlflowClient, run: Run) -> None:
@@ -163,7 +164,7 @@ def close_abandoned(client: MlflowClient, run: Run) -> None:
     if str(now.info.status) != "RUNNING":
         return  # it was closed meanwhile
     for tag in (names.PROCESS_TAG, names.HOLDER_TAG):
-        if told_by(now, tag) != told_by(run, tag):
+        if now.data.tags.get(tag) != run.data.tags.get(tag):
             raise TrackingError(f"run {run_id} is trained into again; it is left as it is")
     end(client, run_id, "KILLED", "the process that trained it is gone")
 
@@ -230,9 +231,9 @@ def end(
         elif status is not None:
             client.set_terminated(run_id, status)
         run = client.get_run(run_id)
-        for tag in names.as_held({names.PROCESS_TAG: ""}, run.data.tags).keys() & run.data.tags:
+        if names.PROCESS_TAG in run.data.tags:
             try:
-                client.delete_tag(run_id, tag)
+                client.delete_tag(run_id, names.PROCESS_TAG)
             except MlflowException as gone:  # another evaluate has closed it, too
                 if gone.error_code != "RESOURCE_DOES_NOT_EXIST":
                     raise

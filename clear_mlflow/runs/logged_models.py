@@ -212,7 +212,7 @@ def _accuracies(computed: Computed, row: int, model: LoggedModel) -> list[Metric
         name: {row: computed.points[name][row]}
         for name in bucket_metric_names(
             computed.record.evidence.buckets,
-            names.bucket_series(computed.points, computed.record.matrix.score.name),
+            names.bucket_series(computed.record.matrix.score.name),
         )
         if row in computed.points.get(name, {})
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,14 +37,12 @@ from clear_mlflow.runs.lifecycle import open_again, refuse_second
 from clear_mlflow.store import names
 from clear_mlflow.store.client import check_artifact_root, mlflow_errors
 from clear_mlflow.store.heartbeat import (
-    FRESH_SECONDS,
     begins_now,
     give_back,
     heartbeat,
-    may_still_store,
+    refuse_if_lost,
     take_hold,
     time_ahead,
-    told_by,
 )
 from clear_mlflow.store.rows import parse_rows, read_row_files, stored_rows
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
@@ -55,8 +52,6 @@ from clear_mlflow.store.states import StoredState, read_newest_state, stored_sta
 WHERE = ("device", "data_root", "allocator")
 
 _CLAIM = "resumed/"  # a parameter's name, followed by the number of the claim
-# How long after its claim a process may take to show that it trains.
-_CLAIM_SECONDS = 20.0
 _WAIT = "wait until it has ended, or start a new run"
 
 
@@ -325,42 +320,26 @@ def data_of(facts: StreamMetadata) -> dict[str, Any]:
 def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = False) -> None:
     """Take a run over, and make it MLflow's active one; of several processes, one can.
 
-    Whoever comes first writes a parameter that MLflow lets nobody write again. A process that
-    trained into it and was only suspended or cut off stores nothing more in it.
-
-    Args:
-        client: the store.
-        point: the run, as it was read.
-        assume_dead: believe the user that the process which trained into it is dead.
-
-    Raises:
-        TrackingError: another process has it, or has changed it since it was read.
+    A parameter that MLflow lets nobody write again decides between those that begin at once. Of
+    any others, the one whose token is in the run holds it; the rest store nothing more in it.
     """
     run_id = point.run.info.run_id
-    until = time.monotonic() + 2 * _CLAIM_SECONDS
     with mlflow_errors(f"take over run {run_id}"):
-        while True:
-            run = client.get_run(run_id)
-            refuse_second(client, run, _WAIT, assume_dead=assume_dead)
-            claims = _claims(run)
-            claim = claims[-1] if claims else None
-            shown_up = _resumes(run) >= len(claims)
-            if shown_up or not begins_now(claim, _CLAIM_SECONDS):
-                _tell_of_time_ahead(run_id, None if shown_up else claim)
-                break
-            if time.monotonic() > until:
-                raise _taken(run_id)
-            time.sleep(0.2)
+        run = client.get_run(run_id)
+        refuse_second(client, run, _WAIT, assume_dead=assume_dead)
+        claims = _claims(run)
+        if len(claims) > _resumes(run) and begins_now(claims[-1]):
+            raise _taken(run_id)  # it has not said yet that it trains
+        number = len(claims) + 1
         try:
-            client.log_param(run_id, f"{_CLAIM}{len(claims) + 1}", heartbeat())
+            client.log_param(run_id, f"{_CLAIM}{number}", heartbeat())
         except MlflowException as error:
             if error.error_code == "INVALID_PARAMETER_VALUE":
                 raise _taken(run_id) from error
             raise
         take_hold(client, run)
-        if may_still_store(run):
-            time.sleep(FRESH_SECONDS)
         now = client.get_run(run_id)
+    refuse_if_lost(now)
     rows = {int(name[4:-5]) for name in stored_rows(client, now)}
     if rows != point.records.keys() | point.damaged or stored_states(client, now) != point.states:
         with mlflow_errors(f"give run {run_id} back"):
@@ -368,19 +347,20 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
         raise TrackingError(
             f"run {run_id} was resumed by another process just now; resume it again"
         )
-    open_again(now, {names.RESUMES_TAG: str(len(claims) + 1)})
+    open_again(now, {names.RESUMES_TAG: str(number)})
 
 
 def _taken(run_id: str) -> TrackingError:
     return TrackingError(f"another process trains into run {run_id} now; {_WAIT}")
 
 
-def _tell_of_time_ahead(run_id: str, told: str | None) -> None:
+def _tell_of_time_ahead(run: Run) -> None:
     """Say that a heartbeat counts for nothing that would otherwise hold this process up."""
-    if ahead := time_ahead(told):
+    if ahead := time_ahead(run):
         warn(
-            f"run {run_id} holds a heartbeat from {ahead.total_seconds() / 60:.0f} minutes ahead "
-            "of this machine's clock; it is no sign of life: a clock is wrong, or it was made up"
+            f"run {run.info.run_id} holds a heartbeat from {ahead.total_seconds() / 60:.0f} "
+            "minutes ahead of this machine's clock; it is no sign of life: a clock is wrong, or "
+            "it was made up"
         )
 
 
@@ -429,7 +409,7 @@ def _run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
         )
     refuse_second(client, run, _WAIT, assume_dead=assume_dead)
     if str(run.info.status) == "RUNNING":
-        _tell_of_time_ahead(run_id, told_by(run, names.PROCESS_TAG))
+        _tell_of_time_ahead(run)
     _check_version(run_id, run.data.tags.get(names.VERSION_TAG, "unknown"))
     check_artifact_root(client.tracking_uri, f"run {run_id}", str(run.info.artifact_uri))
     return run

@@ -85,7 +85,6 @@ class TrackedRun(ABC):
         self.run_id = run_id
         self.families = tuple(families)
         self._run_name = run_id
-        self._logged: frozenset[str] = frozenset()  # metrics that the run held when it was entered
         self._about: RunMetadata | None = None
         self._rows: list[AccuracyRow] = []
         self._held_back: list[Metric] = []  # accuracies of the first rows, on each bucket
@@ -107,7 +106,6 @@ class TrackedRun(ABC):
         with mlflow_errors(f"log the configuration of run {self.run_id}"):
             run = self.client.get_run(self.run_id)
             self._run_name = run.info.run_name or self.run_id
-            self._logged = frozenset(run.data.metrics)
             self._describe(run)
         self._sender.open(self.run_id)
         if self._parent is None:
@@ -159,7 +157,7 @@ class TrackedRun(ABC):
                     matrix,
                     row.row,
                     of_families(self.families),
-                    names.bucket_series(self._logged, row.score.name),
+                    names.bucket_series(row.score.name),
                 )
                 metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
                 # Before the state: a run that is resumed from it does not repeat these steps.
@@ -308,7 +306,7 @@ class TrackedRun(ABC):
             return
         with suppress(LostRunError):  # the next row reports it
             for run_id in self._alive:
-                beat(self.client, self._sender.hold.check(run_id, now=True))
+                beat(self.client, self._sender.hold.check(run_id))
             self._log_picture()
 
     def _log_picture(self) -> None:

@@ -50,7 +50,7 @@ def read_anytime_scores(
     if names.ANYTIME_TAG not in run.data.tags:
         return AnytimeScores()
     stamp = anytime_stamp(record)
-    if not thorough and names.as_of_now(run.data.tags).get(names.ANYTIME_SCORED_TAG) == stamp:
+    if not thorough and run.data.tags.get(names.ANYTIME_SCORED_TAG) == stamp:
         logged = run.data.metrics
         summary = {m.name: logged[m.name] for m in anytime.METRICS if m.name in logged}
         return AnytimeScores(summary, is_unread=True)

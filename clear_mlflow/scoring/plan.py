@@ -132,7 +132,7 @@ def to_look_up(stored: Stored, computed: Computed, depth: Depth) -> LookUp:
             for folder, is_needed in (
                 (names.MATRIX_FOLDER, depth.thorough and not both.reports_are_of_others),
                 (PREDICTIONS_FOLDER, both.same_answers),
-                (names.ROOT_FOLDER, depth.thorough),
+                ("", depth.thorough),
             )
             if is_needed
         ),

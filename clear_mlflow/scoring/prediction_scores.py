@@ -114,7 +114,7 @@ def read_prediction_scores(
     """
     if not keeps_predictions(run):
         return None
-    stamp, had_picture = last_predictions(names.as_of_now(run.data.tags))
+    stamp, had_picture = last_predictions(run.data.tags)
     is_whole = stamp == prediction_stamp(record, metrics) and (had_picture or not pictures)
     if is_whole and not thorough:
         logged = run.data.metrics

@@ -121,8 +121,7 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
     scoring = scoring or Scoring()
     run_id, run_name = run.info.run_id, run.info.run_name or run.info.run_id
     rows = stored_rows_of(client, run, scoring.verify)
-    tags = names.as_of_now(run.data.tags)
-    stored = Stored(values=run.data.metrics, tags=tags, facts=facts_of(run))
+    stored = Stored(values=run.data.metrics, tags=run.data.tags, facts=facts_of(run))
     if not rows.records:
         return Scores(run_id, run_name, None, plan_without_rows(stored), rows.from_tag, {}, {})
     record = assemble(rows.records)
@@ -145,7 +144,7 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
             families=families,
             metrics=metrics,
             prediction_metrics=scoring.prediction_metrics,
-            bucket_series=names.bucket_series(run.data.metrics, record.matrix.score.name),
+            bucket_series=names.bucket_series(record.matrix.score.name),
             answers=read_prediction_scores(
                 client,
                 run,
@@ -158,7 +157,7 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
         )
         found = _looked_up(client, run, stored, to_look_up(stored, computed, scoring.depth))
         lacking = plan(found, computed, scoring.depth)
-        return computed, replace(lacking, tags=names.as_held(lacking.tags, run.data.tags))
+        return computed, lacking
 
     computed, lacking = planned(scoring.depth.thorough)
     is_unread = computed.predicted.is_unread or computed.anytime.is_unread

@@ -23,7 +23,7 @@ def state_of(store: MlflowClient, run: Run) -> list[object]:
     tag, the names and sizes of the row files are asked for, and of one in training those of its
     tests inside buckets.
     """
-    info, tags = run.info, names.as_of_now(run.data.tags)
+    info, tags = run.info, run.data.tags
     state: list[object] = [
         *(info.run_id, info.run_name, info.status, info.end_time),
         run.data.params,

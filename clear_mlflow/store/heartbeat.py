@@ -40,11 +40,8 @@ SILENCE = timedelta(minutes=15)
 CLOCKS_DIFFER = timedelta(minutes=5)
 # How long a heartbeat of another machine that seems to be old is watched: it beats twice in this.
 WATCH_SECONDS = 70.0
-# How long a process that found its token in a run may store without looking again. On a clock that
-# runs on while the process or its machine is suspended: whoever slept longer looks first.
-FRESH_SECONDS = 1.0
 _LOOK_SECONDS = 5.0
-_PROC_STAT = Path("/proc/stat")
+_PROC = Path("/proc")
 
 
 class LostRunError(TrackingError):
@@ -53,100 +50,50 @@ class LostRunError(TrackingError):
 
 def heartbeat() -> str:
     """This process and this moment, as the process tag holds them; to be set again and again."""
-    own = _process(os.getpid())
     return json.dumps(
         {
             "host": _host(),
             "pid": os.getpid(),
-            "started": own.started,
-            "ticks": own.ticks,
+            "started": _started(os.getpid()),
             "alive_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            "token": _token(),
+            "token": _token(os.getpid()),
         }
     )
 
 
-def holding(run: Run | None = None) -> dict[str, str]:
-    """The tags by which this process takes a run; whoever held it until then has lost it.
-
-    Args:
-        run: that is taken; None: a new one.
-    """
+def holding() -> dict[str, str]:
+    """The tags by which this process takes a run; whoever held it until then has lost it."""
     now = heartbeat()
-    written = {names.PROCESS_TAG: now, names.HOLDER_TAG: now}
-    # Where a run of before shows them: a process of an earlier version looks for them there.
-    return names.as_held(written, run.data.tags if run else {})
+    return {names.PROCESS_TAG: now, names.HOLDER_TAG: now}
 
 
 def take_hold(client: MlflowClient, run: Run) -> None:
     """Take a run without saying that this process trains into it."""
-    _set(client, run, names.HOLDER_TAG, heartbeat())
+    client.set_tag(run.info.run_id, names.HOLDER_TAG, heartbeat())
 
 
 def beat(client: MlflowClient, run: Run) -> None:
     """Say that the process of a run lives; to be said again and again."""
-    _set(client, run, names.PROCESS_TAG, heartbeat())
+    client.set_tag(run.info.run_id, names.PROCESS_TAG, heartbeat())
 
 
 def give_back(client: MlflowClient, run: Run) -> None:
-    """Undo :func:`take_hold`: others judge by the heartbeat of before whether they may have it.
-
-    Args:
-        client: the store.
-        run: as it was before.
-    """
-    before = told_by(run, names.HOLDER_TAG)
-    holder = _read(told_by(client.get_run(run.info.run_id), names.HOLDER_TAG))
-    if holder is None or holder.token != _token():
-        return
-    if before is None:
+    """Undo :func:`take_hold`: nobody holds the run, and its last heartbeat says who may have it."""
+    if _holds(client.get_run(run.info.run_id)):
         client.delete_tag(run.info.run_id, names.HOLDER_TAG)
-    else:
-        _set(client, run, names.HOLDER_TAG, before)
-
-
-def told_by(run: Run, tag: str) -> str | None:
-    """What a run says in the tag of its process or of its holder, now or under its name before."""
-    return names.as_of_now(run.data.tags).get(tag)
-
-
-def _set(client: MlflowClient, run: Run, tag: str, text: str) -> None:
-    for key, value in names.as_held({tag: text}, run.data.tags).items():
-        client.set_tag(run.info.run_id, key, value)
 
 
 class Hold:
-    """Looks whether this process still holds runs.
-
-    Args:
-        client: the store.
-    """
+    """Looks whether this process still holds runs; once it has lost one, it says so always."""
 
     def __init__(self, client: MlflowClient) -> None:
         self._client = client
-        self._seen: dict[str, tuple[float, Run]] = {}
         self.lost: LostRunError | None = None
 
-    def check(self, run_id: str, *, now: bool = False) -> Run:
-        """Make sure that this process holds a run, unless it was made sure of a moment ago.
-
-        Args:
-            run_id: of the run.
-            now: look in any case.
-
-        Returns:
-            The run, as it was when it was looked at last.
-
-        Raises:
-            LostRunError: another process has taken it over; from then on it is raised always.
-            TrackingError: the store does not answer.
-        """
+    def check(self, run_id: str) -> Run:
+        """The run as it is now, where this process holds it; :class:`LostRunError` otherwise."""
         if self.lost is not None:
             raise self.lost
-        at = _uptime()
-        seen = self._seen.get(run_id)
-        if seen is not None and not now and at - seen[0] < FRESH_SECONDS:
-            return seen[1]
         with mlflow_errors(f"read run {run_id}"):
             run = self._client.get_run(run_id)
         try:
@@ -154,18 +101,13 @@ class Hold:
         except LostRunError as lost:
             self.lost = lost
             raise
-        self._seen[run_id] = at, run
         return run
 
 
 def refuse_if_lost(run: Run) -> None:
-    """Make sure that this process holds a run.
-
-    Raises:
-        LostRunError: it does not.
-    """
-    holder = _read(told_by(run, names.HOLDER_TAG))
-    if holder is None or holder.token != _token():
+    """Raise :class:`LostRunError` where this process does not hold a run."""
+    if not _holds(run):
+        holder = _read(run.data.tags.get(names.HOLDER_TAG))
         by = "nobody that says so" if holder is None else holder.who
         raise LostRunError(
             f"run {run.info.run_id} is held by {by}: it was taken over while this process was "
@@ -175,7 +117,7 @@ def refuse_if_lost(run: Run) -> None:
 
 def trains_now(client: MlflowClient, run: Run) -> bool:
     """Whether a process of ours trains into the run, and has not been found dead."""
-    says_so = told_by(run, names.PROCESS_TAG) is not None
+    says_so = names.PROCESS_TAG in run.data.tags
     return _is_running(run) and says_so and not is_abandoned(client, run)
 
 
@@ -216,21 +158,6 @@ def sign_of_life(run: Run) -> str | None:
     )
 
 
-def begins_now(told: str | None, seconds: float) -> bool:
-    """Whether a process that said so by a heartbeat may be about to train.
-
-    Args:
-        told: what :func:`heartbeat` gave that process; None: no process said so.
-        seconds: how long it may take.
-    """
-    found = _read(told)
-    return (
-        found is not None
-        and -CLOCKS_DIFFER <= found.age < timedelta(seconds=seconds)
-        and (not found.is_here or found.lives)
-    )
-
-
 def lives_here(run: Run) -> bool:
     """Whether the process that trains into a run is one of this machine's, and is there."""
     found = _trainer(run)
@@ -243,19 +170,20 @@ def is_from_here(run: Run) -> bool:
     return found is None or found.is_here
 
 
-def may_still_store(run: Run) -> bool:
-    """Whether the process that held a run may be about to store something that it looked for."""
-    holder = _read(told_by(run, names.HOLDER_TAG))
-    return holder is not None and not (holder.is_here and not holder.lives)
-
-
-def time_ahead(told: str | None) -> timedelta | None:
-    """How far a heartbeat lies in the future, where that is too far for it to be a sign of life.
-
-    Args:
-        told: what :func:`heartbeat` gave; None and anything else are not in the future.
-    """
+def begins_now(told: str | None) -> bool:
+    """Whether another process that said so by a heartbeat may be about to train."""
     found = _read(told)
+    return (
+        found is not None
+        and found.token != _token(os.getpid())
+        and -CLOCKS_DIFFER <= found.age < timedelta(seconds=WATCH_SECONDS)
+        and (not found.is_here or found.lives)
+    )
+
+
+def time_ahead(run: Run) -> timedelta | None:
+    """How far a run's heartbeat lies in the future, where that is too far for a sign of life."""
+    found = _read(run.data.tags.get(names.PROCESS_TAG))
     return -found.age if found is not None and found.age < -CLOCKS_DIFFER else None
 
 
@@ -264,12 +192,15 @@ class _Heartbeat:
     """What a heartbeat says, read back; anyone may have written it."""
 
     host: str
-    is_here: bool  # of this machine and container: its process can be asked for
     pid: int
-    started: float
-    ticks: int | None  # between the machine's start and the process's; no clock step moves them
+    started: float  # as _started gives it on that machine
     said_at: datetime
-    token: str | None
+    token: str
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is of this machine and container: its process can be asked for."""
+        return self.host == _host()
 
     @property
     def age(self) -> timedelta:
@@ -285,16 +216,10 @@ class _Heartbeat:
     @property
     def lives(self) -> bool:
         """Whether the process, which is one of this machine's, is there."""
-        try:
-            process = _process(self.pid)
+        try:  # a number is used again: only the start shows that it is the same process
+            return abs(_started(self.pid) - self.started) < 1.0
         except ProcessLookupError:
             return False
-        if process.is_zombie:
-            return False
-        # A number is used again: only the start shows that it is the same process.
-        if self.ticks is None:  # of an earlier version, or of another system
-            return abs(process.started - self.started) < 1.0
-        return process.ticks == self.ticks
 
 
 def _trainer(run: Run) -> _Heartbeat | None:
@@ -303,20 +228,24 @@ def _trainer(run: Run) -> _Heartbeat | None:
     The last heartbeat, unless another process has taken the run since: a late beat of the one that
     has lost it is no sign of life of the one that holds it.
     """
-    found = _read(told_by(run, names.PROCESS_TAG))
-    holder = _read(told_by(run, names.HOLDER_TAG))
+    tags = run.data.tags
+    found, holder = _read(tags.get(names.PROCESS_TAG)), _read(tags.get(names.HOLDER_TAG))
     if found is None or holder is None or holder.token == found.token:
         return found
     return holder
 
 
+def _holds(run: Run) -> bool:
+    holder = _read(run.data.tags.get(names.HOLDER_TAG))
+    return holder is not None and holder.token == _token(os.getpid())
+
+
 def _read(told: str | None) -> _Heartbeat | None:
     try:
-        process = json_object(told or "", MAX_TAG_BYTES)
-        said_at = datetime.fromisoformat(process["alive_at"])
-        host, pid, started = str(process["host"]), int(process["pid"]), float(process["started"])
-        ticks, token = process.get("ticks"), process.get("token")
-        found = _Heartbeat(host, host == _host(), pid, started, ticks, said_at, token)
+        said = json_object(told or "", MAX_TAG_BYTES)
+        said_at = datetime.fromisoformat(said["alive_at"])
+        host, pid, started = str(said["host"]), int(said["pid"]), float(said["started"])
+        found = _Heartbeat(host, pid, started, said_at, str(said["token"]))
         found.age  # noqa: B018 (a time without its zone has none)
     except (RecordError, LookupError, ValueError, TypeError, OverflowError):
         return None
@@ -328,7 +257,7 @@ _watched: dict[str, tuple[str | None, float]] = {}  # run to its heartbeat, and 
 
 def _stands_still(client: MlflowClient, run: Run) -> bool:
     """Whether the heartbeat of another machine is not seen to change for as long as two take."""
-    run_id, told = run.info.run_id, told_by(run, names.PROCESS_TAG)
+    run_id, told = run.info.run_id, run.data.tags.get(names.PROCESS_TAG)
     if _watched.get(run_id, (None, 0.0))[0] != told:
         # All that are open are watched from now on, so that many take no longer than one.
         with mlflow_errors(f"watch run {run_id}"):
@@ -336,7 +265,7 @@ def _stands_still(client: MlflowClient, run: Run) -> bool:
                 [run.info.experiment_id], "attributes.status = 'RUNNING'", max_results=1000
             )
         for other in (*beside, run):
-            said = told_by(other, names.PROCESS_TAG)
+            said = other.data.tags.get(names.PROCESS_TAG)
             if _watched.get(other.info.run_id, (None, 0.0))[0] != said:
                 _watched[other.info.run_id] = said, time.monotonic()
     until = _watched[run_id][1] + WATCH_SECONDS
@@ -348,7 +277,7 @@ def _stands_still(client: MlflowClient, run: Run) -> bool:
     while True:
         with mlflow_errors(f"watch run {run_id}"):
             now = client.get_run(run_id)
-        if told_by(now, names.PROCESS_TAG) != told:
+        if now.data.tags.get(names.PROCESS_TAG) != told:
             return False
         left = until - time.monotonic()
         if left <= 0:
@@ -360,62 +289,36 @@ def _is_running(run: Run) -> bool:
     return str(run.info.status) == "RUNNING"
 
 
-def _token() -> str:
-    return _token_of(os.getpid())
-
-
 @functools.cache
-def _token_of(pid: int) -> str:
+def _token(pid: int) -> str:
+    """What this process alone writes into runs; a forked child has another."""
     return secrets.token_hex(8)
 
 
-def _uptime() -> float:
-    """Seconds on a clock that nobody sets, and that runs on while the machine is suspended."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+def _started(pid: int) -> float:
+    """When a process that lives on this machine started; ProcessLookupError of any other number.
 
-
-@dataclass(frozen=True)
-class _Process:
-    """A process of this machine."""
-
-    started: float  # seconds since 1970, by the clock as it is set now
-    ticks: int | None  # between the machine's start and its own; None where the system has none
-    is_zombie: bool
-
-
-def _process(pid: int) -> _Process:
-    """A process of this machine.
-
-    Raises:
-        ProcessLookupError: it has none of this number.
+    In ticks since the machine's start, which no clock that is set moves; without /proc in seconds
+    since 1970.
     """
-    if not _PROC_STAT.exists():
-        return _process_without_proc(pid)
     try:
-        # The name of the program, in parentheses, may hold anything.
-        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError) as error:  # also a number that no machine gives out
-        raise ProcessLookupError from error
-    ticks = int(stat[19])
-    started = _boot_time() + ticks / os.sysconf("SC_CLK_TCK")
-    return _Process(started, ticks, is_zombie=stat[0] == "Z")
+        if (_PROC / "stat").exists():
+            # The name of the program, in parentheses, may hold anything.
+            stat = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+            if stat[0] == "Z":
+                raise ProcessLookupError(pid)
+            return float(stat[19])
+        import psutil  # here: on Linux, a machine that only reads runs may lack it
 
-
-def _boot_time() -> int:
-    """When this machine started, in seconds since 1970 by the clock as it is set now."""
-    return int(_PROC_STAT.read_text().partition("\nbtime ")[2].split()[0])
-
-
-def _process_without_proc(pid: int) -> _Process:
-    """As :func:`_process`, on macOS for one."""
-    import psutil  # here: on Linux, a machine that only reads runs may lack it
-
-    try:
         process = psutil.Process(pid)
-        is_zombie = process.status() == psutil.STATUS_ZOMBIE
-        return _Process(process.create_time(), None, is_zombie=is_zombie)
-    except (psutil.Error, ValueError, OverflowError) as error:
-        raise ProcessLookupError from error
+        if process.status() == psutil.STATUS_ZOMBIE:
+            raise ProcessLookupError(pid)
+        return float(process.create_time())
+    except ProcessLookupError:
+        raise
+    # Also a number that no machine gives out; psutil's own errors have no base of the system's.
+    except Exception as error:
+        raise ProcessLookupError(pid) from error
 
 
 def _host() -> str:

@@ -91,7 +91,7 @@ def stored_rows_of(client: MlflowClient, run: Run, verify: str = "auto") -> Stor
     if verify not in VERIFY:
         raise ConfigError(f"verify is {verify!r}; expected one of {', '.join(VERIFY)}")
     run_id = run.info.run_id
-    tag = names.as_of_now(run.data.tags).get(names.MATRIX_TAG)
+    tag = run.data.tags.get(names.MATRIX_TAG)
     if verify == "none" or (verify == "auto" and not are_rows_local(run)):
         cached = read_matrix_tag(run_id, tag)
         if (

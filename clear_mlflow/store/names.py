@@ -1,7 +1,6 @@
 """Names of the tags and artifacts that clear_mlflow writes into an MLflow run."""
 
 import re
-from collections.abc import Iterable, Mapping
 
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 
@@ -100,24 +99,6 @@ IMPORTED_DIGEST_TAG = "clear_mlflow.imported_sha256"
 MLFLOW_NOTE = "mlflow.note.content"
 MLFLOW_TABLES = "mlflow.loggedArtifacts"
 
-# Tags that MLflow's pages hide, by the names under which runs of before show them.
-_SHOWN_BEFORE = {
-    tag.removeprefix("mlflow."): tag
-    for tag in (
-        *(SCORED_TAG, REPORT_TAG, MATRIX_TAG, VERSIONS_TAG, REPLACED_TAG, NOTE_TAG),
-        *(
-            PREDICTIONS_SCORED_TAG,
-            ANYTIME_SCORED_TAG,
-            SWEEP_COMPARISON_TAG,
-            PROCESS_TAG,
-            HOLDER_TAG,
-        ),
-    )
-}
-
-# What a listing of all artifacts asks for.
-ROOT_FOLDER = ""
-
 # The leading group's mean of a metric, on a comparison and on a sweep.
 LEADER_METRICS = "leader/"
 
@@ -125,10 +106,8 @@ LEADER_METRICS = "leader/"
 # are sorted by name, the prefix puts them behind the summary metrics. Of another score, its name is
 # in the place of accuracy: test_rmse/bucket_01.
 BUCKET_SERIES = "test_accuracy/bucket_"
-# The same in older runs, which keep this name.
-BUCKET_SERIES_BEFORE = "accuracy/bucket_"
 # Of any score, as test_rmse/bucket_01.
-_ANY_BUCKET_SERIES = re.compile(r"(test_[A-Za-z][A-Za-z0-9_-]*|accuracy)/bucket_")
+_ANY_BUCKET_SERIES = re.compile(r"test_[A-Za-z][A-Za-z0-9_-]*/bucket_")
 
 # Mean loss of a window of training steps; the step is that of the optimiser.
 CURVE_LOSS = "train/loss"
@@ -197,51 +176,18 @@ IMAGE_PER_ROW = "accuracy_matrix_by_row"
 IMAGE_FINAL = "accuracy_matrix"
 
 
-def as_of_now(tags: Mapping[str, str]) -> dict[str, str]:
-    """A run's tags under the names that they have now.
-
-    What nobody has to see lies under names that MLflow's pages hide, which begin with "mlflow.";
-    runs of before show it.
-
-    >>> as_of_now({"clear_mlflow.scored": "d", "strategy": "naive"})
-    {'strategy': 'naive', 'mlflow.clear_mlflow.scored': 'd'}
-    """
-    now = {key: text for key, text in tags.items() if key not in _SHOWN_BEFORE}
-    return now | {name: tags[key] for key, name in _SHOWN_BEFORE.items() if key in tags}
-
-
-def as_held(written: Mapping[str, str], tags: Mapping[str, str]) -> dict[str, str]:
-    """Tags to write, under the names that a run holds them by: one of before keeps its own.
-
-    Args:
-        written: under the names of now.
-        tags: that the run holds.
-    """
-    kept = {now: before for before, now in _SHOWN_BEFORE.items() if before in tags}
-    return {kept.get(key, key): text for key, text in written.items()}
-
-
 def dataset_digest(digest: str) -> str:
     """A dataset's digest, as much of it as MLflow keeps of one: 36 characters."""
     return digest.removeprefix("sha256:")[:36]
 
 
-def bucket_series(metrics: Iterable[str], score: str = "accuracy") -> str:
+def bucket_series(score: str = "accuracy") -> str:
     """What the names of a run's numbers per bucket begin with.
 
-    Args:
-        metrics: names of those that it holds.
-        score: what these numbers are.
-
-    >>> bucket_series(["clear/accuracy"]), bucket_series(["accuracy/bucket_01"])
-    ('test_accuracy/bucket_', 'accuracy/bucket_')
-    >>> bucket_series([], "rmse")
-    'test_rmse/bucket_'
+    >>> bucket_series(), bucket_series("rmse")
+    ('test_accuracy/bucket_', 'test_rmse/bucket_')
     """
-    if score != "accuracy":
-        return f"test_{score}/bucket_"
-    is_of_before = any(name.startswith(BUCKET_SERIES_BEFORE) for name in metrics)
-    return BUCKET_SERIES_BEFORE if is_of_before else BUCKET_SERIES
+    return f"test_{score}/bucket_"
 
 
 def is_of_bucket(metric: str) -> bool:

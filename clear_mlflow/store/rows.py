@@ -22,7 +22,6 @@ from clear_mlflow.store.names import (
     MATRIX_TAG,
     ROWS_TAG,
     SCORED_TAG,
-    as_of_now,
     is_of_bucket,
 )
 
@@ -205,7 +204,7 @@ def _refuse_lost_rows(run: Run, found: Collection[str]) -> None:
     Raises:
         RecordError: it knows of rows that are not found.
     """
-    tags = as_of_now(run.data.tags)
+    tags = run.data.tags
     tagged = tagged_rows(run.info.run_id, tags.get(MATRIX_TAG))
     if lost := sorted(tagged - set(found)):
         raise lost_rows_error(run, lost[0] if len(lost) == 1 else f"{lost[0]} to {lost[-1]}")

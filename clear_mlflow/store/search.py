@@ -196,4 +196,4 @@ def _experiments(client: MlflowClient, wanted: str | None) -> list[str]:
 def _is_wanted(run: Run, selection: Selection) -> bool:
     if run.data.tags.get(names.KIND_TAG) in names.WITHOUT_ROWS:
         return False
-    return not (selection.unscored_only and names.SCORED_TAG in names.as_of_now(run.data.tags))
+    return not (selection.unscored_only and names.SCORED_TAG in run.data.tags)

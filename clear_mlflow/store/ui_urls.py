@@ -377,7 +377,7 @@ def _experiment(client: MlflowClient, named: str) -> Experiment | None:
 
 def _page_of_run(client: MlflowClient, run: Run) -> str:
     """A run's report, a comparison's page, a sweep's comparison; else the run itself."""
-    tags = names.as_of_now(run.data.tags)
+    tags = run.data.tags
     if compared := _comparison_of_sweep(tags):
         return _page_of_run(client, client.get_run(compared))
     page = names.REPORT_HTML if names.REPORT_TAG in tags else None

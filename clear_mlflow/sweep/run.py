@@ -180,9 +180,7 @@ class Sweep:
             with mlflow_errors(f"tag run {run_id}"):
                 client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
                 made = {"run_id": run_id, "of": digest_of(key)}
-                above = client.get_run(result.run_id).data.tags
-                tag = names.as_held({names.SWEEP_COMPARISON_TAG: json.dumps(made)}, above)
-                log_tags(client, result.run_id, tag)
+                client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, json.dumps(made))
             return replace(result, comparison_run=run, comparison=comparison)
         except ClearError as error:
             return replace(result, problems=(f"the runs were not compared: {error}",))
@@ -496,7 +494,7 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None
         }
         if not before:
             tags[MLFLOW_RUN_NAME] = name or _name(grid)
-        log_tags(client, run_id, names.as_held(tags, above.data.tags if above else {}))
+        log_tags(client, run_id, tags)
         client.update_run(run_id, status="RUNNING")
         client.log_text(run_id, grid.text, names.SWEEP_GRID)
     return run_id
@@ -574,7 +572,7 @@ def _within(limit: int, lines: list[str], more: Iterable[str]) -> list[str]:
 def _comparison_before(client: MlflowClient, run_id: str, key: str) -> Run | None:
     """The comparison of the very same runs, if it is there."""
     with mlflow_errors(f"read run {run_id}"):
-        tags = names.as_of_now(client.get_run(run_id).data.tags)
+        tags = client.get_run(run_id).data.tags
         text = tags.get(names.SWEEP_COMPARISON_TAG)
         with suppress(ValueError, KeyError, TypeError):
             before = json.loads(text or "null")

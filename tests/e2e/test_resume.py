@@ -500,7 +500,7 @@ def beat(minutes, **changes):
     )
 
 
-def test_a_claim_from_the_future_blocks_nobody(interrupted, tmp_path, capfd):
+def test_a_claim_of_a_process_that_is_gone_blocks_nobody(interrupted, tmp_path):
     """Else one parameter, which nobody can take away again, would keep the run for ever."""
     client, run_id = interrupted
     client.log_param(run_id, "resumed/1", beat(60 * 24 * 365))
@@ -510,9 +510,6 @@ def test_a_claim_from_the_future_blocks_nobody(interrupted, tmp_path, capfd):
     run = client.get_run(run_id)
     assert run.data.tags[names.RESUMES_TAG] == "2"
     assert "resumed/2" in run.data.params
-    said = capfd.readouterr().err
-    assert re.search(r"warning: run .* holds a heartbeat from 52\d{4} minutes ahead", said), said
-    assert said.count("warning: ") == 1
 
 
 def test_a_heartbeat_from_the_future_blocks_nobody(interrupted, tmp_path, capfd, monkeypatch):
@@ -527,7 +524,9 @@ def test_a_heartbeat_from_the_future_blocks_nobody(interrupted, tmp_path, capfd,
     train_elsewhere(client, run_id, beat(60 * 24 * 365))
     take_over(client, read_resume_point(client, run_id, tmp_path))
     assert client.get_run(run_id).data.tags[names.RESUMES_TAG] == "1"
-    assert capfd.readouterr().err.count("it is no sign of life") == 1
+    said = capfd.readouterr().err
+    assert re.search(r"warning: run .* holds a heartbeat from 52\d{4} minutes ahead", said), said
+    assert said.count("warning: ") == 1
 
 
 @pytest.fixture
@@ -553,9 +552,7 @@ def test_what_waits_is_sent_before_a_resume(interrupted, left, tmp_path):
     assert row.read_text() == text
     assert not left.exists()
     # A sweep reads what its worker resumes.
-    assert client.get_run(run_id).data.tags.get(names.HOLDER_TAG) == run.data.tags.get(
-        names.HOLDER_TAG
-    )
+    assert names.HOLDER_TAG not in client.get_run(run_id).data.tags
 
 
 def test_a_journal_that_is_written_to_says_that_the_run_trains(interrupted, left, tmp_path):
@@ -611,18 +608,17 @@ def test_the_journal_of_another_run_is_not_sent(interrupted, left, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("minutes", "lives", "begins"),
-    [(-16, False, False), (-14, True, False), (0, True, True), (4, True, True), (6, False, False)],
+    ("minutes", "lives"), [(-16, False), (-14, True), (0, True), (4, True), (6, False)]
 )
-def test_a_heartbeat_counts_while_clocks_may_differ_so(minutes, lives, begins):
+def test_a_heartbeat_counts_while_clocks_may_differ_so(minutes, lives):
     """From another machine, whose clock is what it has been set to."""
     run = SimpleNamespace(
         info=SimpleNamespace(status="RUNNING"),
         data=SimpleNamespace(tags={names.PROCESS_TAG: beat(minutes)}),
     )
     assert liveness.seems_abandoned(run) != lives
-    assert liveness.begins_now(beat(minutes), seconds=20) == begins
-    assert (liveness.time_ahead(beat(minutes)) is not None) == (minutes > 5)
+    assert liveness.begins_now(beat(minutes, token="other")) == (0 <= minutes <= 5)
+    assert (liveness.time_ahead(run) is not None) == (minutes > 5)
 
 
 def test_a_run_that_has_changed_is_refused(interrupted, tmp_path):

@@ -49,13 +49,7 @@ class TakenOver(KnownTraining):
             yield measured
 
 
-@pytest.fixture
-def looks_always(monkeypatch):
-    """Without the second for which a look at the token counts."""
-    monkeypatch.setattr(liveness, "FRESH_SECONDS", 0.0)
-
-
-def test_who_lost_a_run_stores_nothing_more_and_says_who_holds_it(store, looks_always):
+def test_who_lost_a_run_stores_nothing_more_and_says_who_holds_it(store):
     """One error; the run is as the other left it, and what was measured is on local disk."""
     training = TakenOver(store, after=2)
     with pytest.raises(LostRunError, match=r"is held by process \d+ on another since 20") as lost:
@@ -81,7 +75,7 @@ def test_the_terminal_says_no_status_of_a_run_that_is_anothers(capsys):
     assert capsys.readouterr() == ("", "error: run ab12 is held by b\n")
 
 
-def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store, looks_always):
+def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
     """After an outage longer than the limit: sent when the other has ended, the same rows."""
     training = TakenOver(store, after=3)
     with pytest.raises(LostRunError):
@@ -105,7 +99,7 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store, lo
     assert (histories(store, run.info.run_id), lost.read_bytes()) == before
 
 
-def test_a_journal_is_not_sent_while_another_process_trains(store, looks_always):
+def test_a_journal_is_not_sent_while_another_process_trains(store):
     """It would store rows that the other is about to measure."""
     training = TakenOver(store, after=2)
     with pytest.raises(LostRunError):
@@ -180,7 +174,10 @@ def test_a_refusal_says_how_old_the_last_sign_of_life_is_and_what_to_do(store, e
 def test_a_late_beat_of_who_lost_the_run_says_nothing_of_who_holds_it(store, experiment_id):
     """It was sent in the moment after its look; whoever holds the run beats again soon."""
     old = (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat(timespec="seconds")
-    late, gone = of_another(), json.dumps({**json.loads(heartbeat()), "ticks": 1, "token": "gone"})
+    late, gone = (
+        of_another(),
+        json.dumps({**json.loads(heartbeat()), "started": 1, "token": "gone"}),
+    )
     lives = json.dumps({**json.loads(heartbeat()), "token": "lives"})
     for process, holder, abandoned in (
         (late, gone, True),
@@ -195,14 +192,11 @@ def test_a_late_beat_of_who_lost_the_run_says_nothing_of_who_holds_it(store, exp
 
 def test_a_run_that_was_taken_and_given_back_is_judged_as_before(store, experiment_id):
     """Its rows had changed since they were read, so the process that took it ends."""
-    before = of_another()
-    for tags in ({}, {names.HOLDER_TAG: before}):
+    for tags in ({}, {names.HOLDER_TAG: of_another()}):
         run = store.create_run(experiment_id, tags=tags)
         liveness.take_hold(store, run)
         liveness.give_back(store, run)
-        assert store.get_run(run.info.run_id).data.tags.get(names.HOLDER_TAG) == tags.get(
-            names.HOLDER_TAG
-        )
+        assert names.HOLDER_TAG not in store.get_run(run.info.run_id).data.tags
     liveness.take_hold(store, run)
     store.set_tag(run.info.run_id, names.HOLDER_TAG, after := of_another())
     liveness.give_back(store, run)  # another one has taken it since

@@ -288,7 +288,7 @@ def test_a_run_whose_process_is_gone_is_closed_as_killed(store, experiment_id, t
     run_id = running(store, experiment_id)
     tag = store.get_run(run_id).data.tags[names.PROCESS_TAG]
 
-    store.set_tag(run_id, names.PROCESS_TAG, json.dumps({**json.loads(tag), "ticks": 0}))
+    store.set_tag(run_id, names.PROCESS_TAG, json.dumps({**json.loads(tag), "started": 0}))
     (synced,) = sync_each([left(store, run_id, tmp_path)])
     assert synced.done
     status, error, _ = ended(store, run_id)

@@ -23,8 +23,7 @@ from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import bound_retries, mlflow_errors
 from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import (
-    _process,
-    begins_now,
+    _started,
     heartbeat,
     is_abandoned,
     time_ahead,
@@ -60,23 +59,18 @@ def ago(**time):
 
 
 def test_a_number_that_was_given_out_again_is_another_process(store, experiment_id):
-    """Only its start tells that the process which trained is gone; older versions told the time."""
+    """Only its start tells that the process which trained is gone."""
     assert trains_now(store, beating(store, experiment_id))
-    started = psutil.Process().create_time()
-    assert trains_now(store, beating(store, experiment_id, ticks=None, started=started + 0.5))
-    others = [{"ticks": None, "started": started + seconds} for seconds in (-60, 2)]
-    for other in (*others, {"ticks": 1}):
-        run = beating(store, experiment_id, **other)
-        assert is_abandoned(store, run)
-        assert not trains_now(store, run)
-        assert not begins_now(run.data.tags[names.PROCESS_TAG], 60)
+    run = beating(store, experiment_id, started=_started(os.getpid()) - 2)
+    assert is_abandoned(store, run)
+    assert not trains_now(store, run)
 
 
 def test_a_process_that_has_ended_is_gone(store, experiment_id):
     """Also while nobody has taken note of its end."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         # As the child itself would tell it: the start is that of its own process.
-        told = {"pid": child.pid, "ticks": _process(child.pid).ticks, "alive_at": ago(days=1)}
+        told = {"pid": child.pid, "started": _started(child.pid), "alive_at": ago(days=1)}
         run = beating(store, experiment_id, **told)
         assert not is_abandoned(store, run)  # it is asked for; its age does not matter
         child.stdin.close()
@@ -99,27 +93,27 @@ def test_of_another_machine_s_process_the_age_decides(store, experiment_id, age,
     """A quarter of an hour's silence; a clock may differ by five minutes."""
     run = beating(store, experiment_id, host="elsewhere", alive_at=ago(**age))
     assert is_abandoned(store, run) is abandoned
-    ahead = time_ahead(run.data.tags[names.PROCESS_TAG])
+    ahead = time_ahead(run)
     assert (ahead is not None) is (age == {"minutes": -6})
 
 
 def test_processes_are_as_psutil_has_them(monkeypatch):
     """Where Linux is read itself, and where psutil is asked, as on other systems."""
-    for proc in ("/proc/stat", "/nowhere"):
-        monkeypatch.setattr("clear_mlflow.store.heartbeat._PROC_STAT", Path(proc))
-        found = _process(os.getppid())
-        assert found.started == pytest.approx(psutil.Process(os.getppid()).create_time(), abs=0.5)
-        assert not found.is_zombie
+    seconds = psutil.Process(os.getppid()).create_time()
+    ticks = (seconds - psutil.boot_time()) * os.sysconf("SC_CLK_TCK")
+    for proc, started in (("/proc", ticks), ("/nowhere", seconds)):
+        monkeypatch.setattr("clear_mlflow.store.heartbeat._PROC", Path(proc))
+        assert _started(os.getppid()) == pytest.approx(started, abs=150)
         for pid in (2**30, 10**400, -1):
             with pytest.raises(ProcessLookupError):
-                _process(pid)
+                _started(pid)
 
 
 def test_who_is_never_called_abandoned(store, experiment_id):
     """A run of somebody else's, one that has ended, and one whose tag is none of ours."""
     others = store.get_run(store.create_run(experiment_id).info.run_id)
     damaged = beating(store, experiment_id, pid="first")
-    ended = beating(store, experiment_id, ticks=1)
+    ended = beating(store, experiment_id, started=1)
     store.set_terminated(ended.info.run_id)
     for run in (others, damaged, store.get_run(ended.info.run_id)):
         assert not is_abandoned(store, run)

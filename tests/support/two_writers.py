@@ -183,7 +183,6 @@ def become(machine: Path, uri: str) -> None:
     patch.setattr(heartbeat, "CLOCKS_DIFFER", timedelta(seconds=2))
     patch.setattr(heartbeat, "WATCH_SECONDS", 1.5)
     patch.setattr(heartbeat, "_LOOK_SECONDS", 0.3)
-    patch.setattr(going_on, "_CLAIM_SECONDS", 1.0)
     patch.setattr(tracked_run, "BackgroundWorker", partial(BackgroundWorker, every=0.4))
     patch.setattr(tracked_run.TrackedRun, "_log_picture", lambda self: None)
     patch.setattr(apply, "heatmap_png", lambda matrix, title: PICTURE)
@@ -191,7 +190,7 @@ def become(machine: Path, uri: str) -> None:
         cut = _cut(getattr(SqlAlchemyStore, name), machine / "cut off")
         patch.setattr(SqlAlchemyStore, name, cut)
     if UNFENCED in os.environ:
-        for module in (heartbeat, lifecycle):
+        for module in (heartbeat, lifecycle, going_on):
             patch.setattr(module, "refuse_if_lost", lambda run: None)
     os.environ |= {
         "CLEAR_MLFLOW_CACHE": str(machine),

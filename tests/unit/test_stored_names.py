@@ -61,16 +61,6 @@ def test_the_tags_of_stored_runs_stay():
     }
 
 
-def test_a_tag_that_is_hidden_now_is_read_and_kept_where_it_was_shown():
-    """Under its name of before; a run that has none gets it where MLflow's pages hide it."""
-    for key, now in vars(names).items():
-        if key.endswith("_TAG"):
-            before = now.removeprefix("mlflow.")
-            assert names.as_of_now({before: "x"}) == names.as_of_now({now: "x"}) == {now: "x"}
-            assert names.as_held({now: "y"}, {before: "x"}) == {before: "y"}
-            assert names.as_held({now: "y"}, {}) == {now: "y"}
-
-
 def test_the_artifacts_of_stored_runs_stay():
     """Row files first of all."""
     assert f"{ROWS_FOLDER}/{row_file_name(3)}" == "accuracy_matrix/rows/row_003.json"
