@@ -78,9 +78,14 @@ def beat(client: MlflowClient, run: Run) -> None:
 
 
 def give_back(client: MlflowClient, run: Run) -> None:
-    """Undo :func:`take_hold`: nobody holds the run, and its last heartbeat says who may have it."""
-    if _holds(client.get_run(run.info.run_id)):
-        client.delete_tag(run.info.run_id, names.HOLDER_TAG)
+    """Undo :func:`take_hold` of a run as it was before, unless another process has taken it since."""
+    run_id, before = run.info.run_id, run.data.tags.get(names.HOLDER_TAG)
+    if not _holds(client.get_run(run_id)):
+        return
+    if before is None:
+        client.delete_tag(run_id, names.HOLDER_TAG)
+    else:
+        client.set_tag(run_id, names.HOLDER_TAG, before)
 
 
 class Hold:
