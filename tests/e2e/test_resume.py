@@ -627,8 +627,7 @@ def test_a_run_that_has_changed_is_refused(interrupted, tmp_path):
     """Somebody went on with it between our look at it and our claim."""
     client, run_id = interrupted
     point = read_resume_point(client, run_id, tmp_path)
-    (state,) = artifacts(client.get_run(run_id)).glob("training_state/*.json")
-    state.unlink()
+    next(artifacts(client.get_run(run_id)).glob("training_state/*.json")).unlink()
     with pytest.raises(TrackingError, match="was resumed by another process"):
         take_over(client, point)
     assert client.get_run(run_id).info.status == "KILLED"
