@@ -78,7 +78,7 @@ def beat(client: MlflowClient, run: Run) -> None:
 
 
 def give_back(client: MlflowClient, run: Run) -> None:
-    """Undo :func:`take_hold` of a run as it was before, unless another process has taken it since."""
+    """Undo :func:`take_hold` of a run as it was before; one that was taken since is left alone."""
     run_id, before = run.info.run_id, run.data.tags.get(names.HOLDER_TAG)
     if not _holds(client.get_run(run_id)):
         return
