@@ -275,7 +275,7 @@ class TrainingRun(TrackedRun):
             return
         if self._holds_states and not self._sender.is_away:
             with suppress(Exception):
-                run = self._sender.hold.check(self.run_id, now=before is None)
+                run = self._sender.hold.check(self.run_id)
                 remove_states(self.client, run, before=before)
 
     def _log_params(self, run: Run) -> None:
