@@ -51,8 +51,6 @@ def train(
     label_smoothing: float = 0,
     clip_norm: float = 0,
     precision: Literal["auto", "off", "tf32", "bf16"] = "auto",
-    channels_last: bool | Literal["on", "off"] = True,
-    allocator: bool | Literal["on", "off"] = True,
     compile: bool | Literal["on", "off"] = False,  # noqa: A002
     predictions: Literal["labels", "none", "probs"] = "labels",
     test_every: int | str = "off",
@@ -121,9 +119,6 @@ def train(
         precision: Arithmetic of passes: off (float32), tf32 or bf16. auto: bf16 where
             the device has instructions for it, else off; off on the embedded datasets
             and on features.
-        channels_last: Memory layout in which convolutions are fastest.
-        allocator: Let the training process keep freed memory for reuse; changes no
-            result.
         compile: Compile the model with torch.compile.
         predictions: What to store of the model's answer for each test image: the
             predicted class (labels), the probabilities too (probs), or nothing (none).
@@ -195,8 +190,6 @@ def train_ensemble(
     label_smoothing: float = 0,
     clip_norm: float = 0,
     precision: Literal["auto", "off", "tf32", "bf16"] = "auto",
-    channels_last: bool | Literal["on", "off"] = True,
-    allocator: bool | Literal["on", "off"] = True,
     compile: bool | Literal["on", "off"] = False,  # noqa: A002
     predictions: Literal["labels", "none", "probs"] = "labels",
     test_every: int | str = "off",
@@ -266,9 +259,6 @@ def train_ensemble(
         precision: Arithmetic of passes: off (float32), tf32 or bf16. auto: bf16 where
             the device has instructions for it, else off; off on the embedded datasets
             and on features.
-        channels_last: Memory layout in which convolutions are fastest.
-        allocator: Let the training process keep freed memory for reuse; changes no
-            result.
         compile: Compile the model with torch.compile.
         predictions: What to store of the model's answer for each test image: the
             predicted class (labels), the probabilities too (probs), or nothing (none).

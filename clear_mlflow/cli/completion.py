@@ -7,14 +7,16 @@ from collections.abc import Callable, Iterable
 import click
 from click.shell_completion import CompletionItem
 
-from clear_mlflow.learning.parameters.config import parameter_choices, parameter_defaults
+from clear_mlflow.learning.parameters.config import (
+    parameter_choices,
+    parameter_defaults,
+    parameters_with,
+)
 from clear_mlflow.learning.parameters.recipes import AUTO, LINEAR, NONE
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.metrics import FAMILIES
 
 _Completion = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
-
-_PATHS = {"data_root": "dir", "weights": "file"}
 
 
 def completion(name: str) -> _Completion:
@@ -27,8 +29,8 @@ def completion(name: str) -> _Completion:
     def complete(
         context: click.Context, parameter: click.Parameter, typed: str
     ) -> list[CompletionItem]:
-        if name in _PATHS:
-            return [CompletionItem(typed, type=_PATHS[name])]
+        if kind := parameters_with("path").get(name):
+            return [CompletionItem(typed, type=kind)]
         if name == "metrics":  # of several with commas between, the last is completed
             before, comma, typed = typed.rpartition(",")
             return _items(FAMILIES, typed, before + comma)

@@ -50,7 +50,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.evaluation.read_correctness import read_correctness
 from clear_mlflow.evaluation.read_inside import read_with_inside
-from clear_mlflow.learning.parameters.config import TrainConfig, stored_parameters
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import is_of_a_training, logged_parameters
 from clear_mlflow.metrics import METRICS, Metric, undefined
 from clear_mlflow.runs.lifecycle import create_run, end
@@ -320,10 +320,6 @@ def _labels(stored: StoredMatrix) -> dict[str, str]:
         for name, text in stored.params.items()
         if name.startswith("used/")
     }
-    if "image_size" in labels and "augment" not in labels:  # trained before there was one
-        labels["augment"] = stored_parameters(labels)["augment"]
-    if "arithmetic" not in labels and _is_off_on_a_gpu(labels):  # trained before it was recorded
-        labels["precision"] = "off or tf32"
     return {**labels, **_without_role(stored.params)}
 
 
@@ -333,15 +329,10 @@ def _without_role(params: Mapping[str, str]) -> dict[str, str]:
         return {}
     told = {name: _unquoted(text) for name, text in logged_parameters(params).items()}
     try:
-        config = TrainConfig.resolve(stored_parameters(told))
+        config = TrainConfig.resolve(told)
     except ConfigError:
         return {}
     return {name: text for name, text in config.as_text().items() if name in config.without_role}
-
-
-def _is_off_on_a_gpu(labels: Mapping[str, str]) -> bool:
-    of_images = labels.get("features", "none") == "none"
-    return of_images and labels.get("device") == "cuda" and labels.get("precision") == "off"
 
 
 def _unquoted(text: str) -> str:

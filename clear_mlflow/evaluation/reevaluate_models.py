@@ -15,7 +15,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_WEIGHTS_BYTES, json_texts, read_bytes
-from clear_mlflow.learning.parameters.config import TrainConfig, stored_parameters
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.learning.parameters.logged import dataset_runs_code
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.in_process import train_in_process
@@ -147,6 +147,6 @@ def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, st
             "program that trained them"
         )
     # Where to compute is this machine's to say; the weights are in the stored file.
-    stored = stored_parameters(stored)
+    known = {name: text for name, text in stored.items() if name in parameter_defaults()}
     here = {"device": "auto", "weights": "none", "compile": "off"}
-    return {**stored, **here, "log_models": "none", "test_every": "off"}
+    return {**known, **here, "log_models": "none", "test_every": "off"}

@@ -161,8 +161,7 @@ def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.
             weights=config.weights,
             freeze=config.freeze,
         )
-    model = model.to(stream.device)
-    return model.to(memory_format=torch.channels_last) if config.channels_last == "on" else model
+    return model.to(stream.device).to(memory_format=torch.channels_last)
 
 
 def measure_row(

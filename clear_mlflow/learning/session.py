@@ -320,7 +320,6 @@ class StreamTraining:
             image_size=config.image_size,
             augment=config.augment,
             precision=config.precision,
-            channels_last=config.channels_last == "on",
             strategy=config.strategy,
             dataset=self.stream.name,
             bucket=row.buckets[row.row - 1] if row.row else "",

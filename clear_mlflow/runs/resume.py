@@ -27,8 +27,8 @@ from clear_mlflow.journal.spool import HeldError, Spool, left_spools, read_origi
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import (
     TrainConfig,
-    parameter_defaults,
-    stored_parameters,
+    parameters_with,
+    parse_parameter,
 )
 from clear_mlflow.learning.parameters.logged import dataset_runs_code
 from clear_mlflow.learning.parameters.recipes import AUTO
@@ -49,7 +49,7 @@ from clear_mlflow.store.states import StoredState, read_newest_state, stored_sta
 
 # Parameters that may change when a run is resumed: they say where it computes. The digest shows
 # whether the folder holds the same dataset.
-WHERE = ("device", "data_root", "allocator")
+WHERE = frozenset(parameters_with("may_move"))
 
 _CLAIM = "resumed/"  # a parameter's name, followed by the number of the claim
 _WAIT = "wait until it has ended, or start a new run"
@@ -199,7 +199,7 @@ def read_resume_point(
     if state is not None:
         _check_version(run_id, state.manifest.package_version)
         _check_torch(state.manifest.torch_version)
-        if stored_parameters(state.manifest.config) != dict(config):
+        if state.manifest.config != dict(config):
             raise TrackingError(
                 f"run {run_id} cannot be resumed: its training state was taken with other "
                 f"parameters than its config.json has "
@@ -261,7 +261,7 @@ def parameters_to_resume(
         for name, text in told.items()
         # A strategy's and a dataset's own are compared when those that are left out are known.
         if name not in (*WHERE, "strategy_args", "dataset_args")
-        and not config.is_said_by(name, text)
+        and parse_parameter(name, text) != getattr(config, name)
     }
     if differing:
         raise _other_parameters(point, _differences(differing, point.config))
@@ -451,10 +451,6 @@ def _config_of(client: MlflowClient, run: Run) -> tuple[dict[str, str], TrainCon
         text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{names.CONFIG_JSON}")
     try:
         config = json_texts(text, MAX_CONFIG_BYTES)
-        config = stored_parameters(config)
-        lacking = [name for name in parameter_defaults() if name not in config]
-        if lacking:
-            raise RecordError(f"it lacks {lacking[0]}")
         return config, TrainConfig.resolve(config)
     except (RecordError, ConfigError) as error:
         raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error

@@ -16,13 +16,12 @@ import yaml
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_RUNS, decoded, read_bytes
-from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
 from clear_mlflow.learning.parameters.recipes import NONE
 
 _DEEPEST = 5  # a value, in a list, of a parameter, in an entry, of runs
 _SECTIONS = ("fixed", "grid", "runs")
 # Written out, so that a worker with another working folder finds the same files.
-_PATHS = ("data_root", "weights")
 # Every run's name contains these in any case; it names the others where they vary.
 _NAMED = ("strategy", "dataset", "seed", "seeds")
 _SEEDS = ("seed", "seeds")
@@ -102,7 +101,7 @@ def fingerprint(config: TrainConfig) -> str:
     >>> fingerprint(TrainConfig.resolve({})) == fingerprint(TrainConfig.resolve({"lr": "0.020"}))
     True
     """
-    texts = config.said_since_added()
+    texts = config.as_text()
     texts.pop("metrics", None)  # what is logged of a run decides nothing of its rows
     return digest_of(texts)
 
@@ -207,7 +206,7 @@ def _planned(asked: dict[str, str], number: int) -> PlannedRun:
         config = TrainConfig.resolve(asked)
     except ConfigError as error:
         raise ConfigError(f"run {number}: {error}") from None
-    paths = {name: str(getattr(config, name)) for name in _PATHS if name in asked}
+    paths = {name: str(getattr(config, name)) for name in parameters_with("path") if name in asked}
     return PlannedRun({**asked, **paths}, config, "", fingerprint(config))
 
 

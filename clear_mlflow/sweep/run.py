@@ -29,7 +29,7 @@ from clear_mlflow.engines import Ended, Engine, Task
 from clear_mlflow.evaluation.compare import read_comparison, write_comparison
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.journal.sender import is_final
-from clear_mlflow.learning.parameters.config import TrainConfig, stored_parameters
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, num_bytes
@@ -401,7 +401,7 @@ def _fingerprint_of_run(run: Run) -> str:
     """
     if parameters := logged_parameters(run.data.params):
         with suppress(ConfigError):
-            return fingerprint(TrainConfig.resolve(stored_parameters(parameters)))
+            return fingerprint(TrainConfig.resolve(parameters))
     return str(run.data.tags[names.SWEEP_RUN_TAG])
 
 

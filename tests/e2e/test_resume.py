@@ -363,9 +363,9 @@ def test_other_parameters_are_refused(interrupted, tmp_path, given, told):
 
 
 def test_where_it_computes_may_differ(interrupted, tmp_path):
-    """A device, a folder, an allocator; another text for the same number; auto says nothing."""
+    """A device, a folder; another text for the same number; auto says nothing."""
     point = read_resume_point(*interrupted, tmp_path)
-    given = {"device": "auto", "allocator": "off", "lr": "1.0", "batch_size": "auto"}
+    given = {"device": "auto", "lr": "1.0", "batch_size": "auto"}
     asked, _ = parameters_to_resume(point, given)
     config = TrainConfig.resolve({**asked, "device": "cuda"})
     check_parameters(point, config)
@@ -461,8 +461,8 @@ def test_runs_that_cannot_be_resumed_say_why(interrupted, tmp_path):
     refused(TrackingError, "there is no such run", "../../etc")
     shutil.rmtree(artifacts(run) / "training_state")
     refused(TrackingError, "rows 0 to .* and no training state")
-    (artifacts(run) / "config.json").write_text('{"epochs": "5"}')
-    refused(RecordError, "config.json of run .* is damaged: it lacks")
+    (artifacts(run) / "config.json").write_text('{"epochs": 5}')
+    refused(RecordError, "config.json of run .* is damaged: ")
     (artifacts(run) / "config.json").unlink()
     refused(TrackingError, "lacks config.json")
     for kind, told in (("ensemble", "is the run above an ensemble"), ("compare", "it is compare")):

@@ -90,9 +90,7 @@ def test_a_model_that_draws_random_numbers_when_it_is_tested_learns_the_same(tmp
 
     monkeypatch.setattr(naive.Naive, "build_model", classmethod(built))
     numbers = iter(range(100))
-    assert_nothing_changed(
-        lambda: image_stream(tmp_path / str(next(numbers))), config(channels_last="off")
-    )
+    assert_nothing_changed(lambda: image_stream(tmp_path / str(next(numbers))), config())
 
 
 @pytest.mark.parametrize("interval", ["1", "2", "3steps", "2steps"])

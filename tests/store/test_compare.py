@@ -271,6 +271,7 @@ def test_what_is_undecided_names_the_command_that_trains_more_seeds(store, exper
             for name, text in config.as_text().items():
                 if parameter_defaults()[name] == "auto":
                     store.log_param(run.info.run_id, f"used/{name}", text)
+            store.log_param(run.info.run_id, "used/arithmetic", "float32")
     result = invoke("--experiment", "test")
     assert result.exit_code == 0, result.output
     _, folder = comparison_of(store, experiment_id)
@@ -305,15 +306,12 @@ def test_a_baseline_and_a_margin(store, experiment_id, runs):
 
 
 def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, experiment_id):
-    """One group for each way to crop; a run of before there was a choice is among the squares."""
-    stored = (None, "square", "random_crop")
-    for seed, augment in enumerate(stored):
+    """One group for each way to crop."""
+    for seed, augment in enumerate(("square", "square", "random_crop")):
         name = f"naive clear10 seed {seed}"
         run = log_run(store, experiment_id, name, counts(120, seed), strategy="naive", seed=seed)
         params = {"dataset": "clear10", "image_size": "auto", "used/image_size": "224"}
-        if augment is not None:
-            params |= {"augment": "auto", "used/augment": augment}
-        for key, value in params.items():
+        for key, value in (params | {"augment": "auto", "used/augment": augment}).items():
             store.log_param(run.info.run_id, key, value)
     result = invoke("--experiment", "test", "--group-by", "strategy")
     assert result.exit_code == 0, result.output
@@ -323,14 +321,12 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
     assert sizes == {"square": 2, "random_crop": 1}
 
 
-def test_parameters_of_runs_of_before_and_of_now_are_read_alike(store, experiment_id):
-    """By what was in force, one that plays no role now and was logged as used then, too."""
+def test_parameters_of_a_project_and_of_a_command_are_read_alike(store, experiment_id):
+    """By what was in force, also of one that plays no role, which a project logs."""
     asked = {"strategy": "naive", "lr": "auto", "memory": "auto", "epochs": "3"}
     config = TrainConfig.resolve(asked)
-    auto = [name for name, text in parameter_defaults().items() if text == "auto"]
-    before = asked | {f"used/{name}": config.as_text()[name] for name in auto}
     by_project = asked | parameters_to_log(config, asked, asked, of_project=True)
-    logged = (before, by_project, parameters_to_log(config, asked, {}))
+    logged = (by_project, parameters_to_log(config, asked, {}))
     for seed, params in enumerate(logged):
         name = f"naive clear10 seed {seed}"
         run = log_run(store, experiment_id, name, counts(120, seed), strategy="naive", seed=seed)
@@ -341,23 +337,4 @@ def test_parameters_of_runs_of_before_and_of_now_are_read_alike(store, experimen
     _, folder = comparison_of(store, experiment_id)
     (group,) = json.loads((folder / "compared_runs.json").read_text())["groups"]
     assert group["labels"] == {"lr": "0.02", "memory": "300", "epochs": "3"}
-    assert len(group["runs"]) == 3
-
-
-def test_float32_of_before_it_was_told_from_tf32_is_neither(store, experiment_id):
-    """On a GPU; a CPU's float32 was always one."""
-    stored = {("cuda", None), ("cuda", "float32"), ("cpu", None), ("cpu", "float32")}
-    for seed, (device, arithmetic) in enumerate(sorted(stored, key=str)):
-        name = f"naive clear10 seed {seed}"
-        run = log_run(store, experiment_id, name, counts(120, seed), strategy="naive", seed=seed)
-        params = {"used/device": device, "used/precision": "off"}
-        if arithmetic is not None:
-            params["used/arithmetic"] = arithmetic
-        for key, value in params.items():
-            store.log_param(run.info.run_id, key, value)
-    result = invoke("--experiment", "test", "--group-by", "precision")
-    assert result.exit_code == 0, result.output
-    _, folder = comparison_of(store, experiment_id)
-    told = json.loads((folder / "compared_runs.json").read_text())
-    sizes = {group["name"]: len(group["runs"]) for group in told["groups"]}
-    assert sizes == {"off": 3, "off or tf32": 1}
+    assert len(group["runs"]) == 2

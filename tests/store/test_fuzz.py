@@ -54,7 +54,7 @@ from clear_mlflow.importers._literal_pickle import read_literals
 from clear_mlflow.journal.spool import End, Spool, read_origin
 from clear_mlflow.learning.checkpoint import read_state
 from clear_mlflow.learning.models import build_model
-from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults, parse_parameter
 from clear_mlflow.learning.parameters.logged import read_config_file
 from clear_mlflow.scoring.plan import _read_versions
 from clear_mlflow.store import heartbeat as liveness
@@ -442,7 +442,7 @@ def test_configurations(seed):
             said = json.loads(path.read_bytes())
             for name in parameter_defaults():
                 text = said.get(name, parameter_defaults()[name])
-                assert text == "auto" or config.is_said_by(name, text), name
+                assert text == "auto" or parse_parameter(name, text) == getattr(config, name), name
             assert TrainConfig.resolve(config.as_text()) == config
 
 

@@ -203,7 +203,6 @@ def test_heads_on_features_are_asked_about_features(store, experiment_id):
         {"num_classes": 10**9},
         {"model": ["small_cnn"]},
         {"strategy": None},
-        {"channels_last": "yes"},
         {"more": 1},
         {"requirements": 3},
     ],
@@ -213,7 +212,7 @@ def test_what_a_file_says_of_itself_may_be_anything(tmp_path, wrong):
     """It comes from a store: one line, and no gigabytes."""
     about = ModelDescription(
         model="small_cnn", num_classes=2, class_names=("a", "b"), width=0, image_size=24,
-        augment="none", precision="off", channels_last=True, strategy="naive", dataset="digits",
+        augment="none", precision="off", strategy="naive", dataset="digits",
         bucket="1", requirements=(),
     )  # fmt: skip
     path = tmp_path / "after_001.safetensors"

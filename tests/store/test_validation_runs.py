@@ -64,6 +64,7 @@ def log_candidate(store, experiment_id, strategy, level, seed, *, split, digest,
     for name, text in TrainConfig.resolve(asked).as_text().items():
         if parameter_defaults()[name] == "auto":
             store.log_param(run.info.run_id, f"used/{name}", text)
+    store.log_param(run.info.run_id, "used/arithmetic", "float32")
 
 
 def log_grid(store, experiment_id, split, digest):

@@ -66,7 +66,7 @@ def test_every_choice_of_a_signature_is_one(function):
         ({"compile": True, "resumable": False}, {"compile": "on", "resumable": "off"}),
         ({"seeds": [0, 1]}, {"seeds": "0,1"}),
         ({"epochs": 5, "memory": 0.1, "lr": 1}, {"epochs": "5", "memory": "0.1", "lr": "1"}),
-        ({"momentum": 0.9, "seed": 0, "channels_last": True}, {}),
+        ({"momentum": 0.9, "seed": 0, "resumable": True}, {}),
         ({"strategy_args": {"alpha": 0.5, "on": True}}, {"strategy_args": "alpha=0.5,on=yes"}),
         ({"compile": "on", "split": 0}, {"compile": "on", "split": "0"}),
     ],

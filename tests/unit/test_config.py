@@ -15,10 +15,8 @@ from clear_mlflow.data.sources import DATASETS
 from clear_mlflow.learning.parameters.config import (
     OPTIMISATION,
     TrainConfig,
-    names_of_first_version,
     parameter_defaults,
     parameter_groups,
-    stored_parameters,
 )
 from clear_mlflow.learning.parameters.logged import (
     is_of_a_training,
@@ -27,7 +25,6 @@ from clear_mlflow.learning.parameters.logged import (
     read_config_file,
 )
 from clear_mlflow.learning.parameters.recipes import EMBEDDED_RECIPES
-from clear_mlflow.sweep.grid import fingerprint
 
 ASKED = [
     {},
@@ -103,14 +100,6 @@ def test_any_texts_are_resolved_or_refused(asked):
     assert TrainConfig.resolve(json.loads(config.to_json())) == config
 
 
-def test_what_says_a_value():
-    """Another way to write the same number does; auto does not."""
-    config = TrainConfig.resolve({})
-    assert config.is_said_by("weight_decay", "1e-05")
-    assert not config.is_said_by("epochs", "auto")
-    assert not config.is_said_by("epochs", None)
-
-
 SOME_ASKED = st.fixed_dictionaries(
     {},
     optional={
@@ -128,22 +117,18 @@ SOME_ASKED = st.fixed_dictionaries(
 )
 
 
-@given(SOME_ASKED, st.sampled_from(["alone", "mlflow run", "before"]))
+@given(SOME_ASKED, st.sampled_from(["alone", "mlflow run"]))
 def test_what_a_run_logs_tells_what_was_asked_for(asked, how):
-    """However it was started, and in runs of before: a sweep finds its run again."""
+    """However it was started: a sweep finds its run again."""
     config = TrainConfig.resolve(asked)
     trained = replace(config, device="cpu", precision="off")
     if how == "alone":
         logged = parameters_to_log(trained, asked, {})
         again = parameters_to_log(trained, asked, logged)
         assert again == {}
-    elif how == "mlflow run":
+    else:
         there = {**parameter_defaults(), **asked}
         logged = {**there, **parameters_to_log(trained, asked, there, of_project=True)}
-    else:
-        texts = trained.as_text()
-        logged = {**parameter_defaults(), **asked}
-        logged |= {f"used/{n}": texts[n] for n, d in parameter_defaults().items() if d == "auto"}
     assert is_of_a_training(logged)
     assert TrainConfig.resolve(logged_parameters(logged)) == config
 
@@ -172,7 +157,6 @@ def test_values_go_to_another_process_as_they_are():
     assert TrainConfig(**json.loads(json.dumps(config.values()))) == config
     assert TrainConfig.resolve(config.as_text()) == config
     assert config.as_text()["strategy_args"] == "buffer=reservoir,alpha=0.5"
-    assert config.is_said_by("strategy_args", "buffer=reservoir,alpha=0.5")
     with pytest.raises(ConfigError, match="alpha is given twice"):
         TrainConfig.resolve({"strategy_args": "alpha=1,alpha=2"})
 
@@ -210,63 +194,7 @@ def test_no_weight_of_a_head_on_stored_features_decays():
     assert TrainConfig.resolve(asked).weight_decay == 0.1
 
 
-@pytest.mark.parametrize(
-    ("stored", "augment"),
-    [
-        ({"dataset": "clear10", "image_size": "224"}, "square"),
-        ({"dataset": "clear10", "image_size": "32"}, "square"),
-        ({"dataset": "clear100", "features": "moco_b0"}, "none"),
-        ({"dataset": "digits", "image_size": "32"}, "none"),
-        ({"dataset": "digits", "image_size": "64"}, "square"),
-        ({"dataset": "clear10", "augment": "random_crop_flip"}, "random_crop_flip"),
-    ],
-)
-def test_runs_of_before_there_was_augment_were_squares(stored, augment):
-    """What they stored says no such thing; it is known all the same."""
-    found = stored_parameters(stored)
-    assert (found["augment"], found["metrics"]) == (augment, "clear,renate")
-    assert found.items() >= stored.items()
-    assert stored_parameters({**stored, "metrics": "gem"})["metrics"] == "gem"
-
-
-# What config.json of the first version names; no name is ever added here.
-FIRST_VERSION = {
-    *("allocator", "batch_size", "channels_last", "clip_norm", "compile"),
-    *("damaged", "data_root", "dataset", "device", "epochs"),
-    *("features", "freeze", "image_size", "label_smoothing", "log_models"),
-    *("lr", "lr_gamma", "lr_step", "memory", "model"),
-    *("momentum", "optimizer", "optimizer_state", "precision", "predictions"),
-    *("protocol", "resumable", "schedule", "seed", "seeds"),
-    *("split", "strategy", "strategy_args", "warmup_epochs", "weight_decay"),
-    "weights",
-}
-
-
-def test_a_parameter_that_is_new_says_what_runs_before_it_did():
-    """Its field has ``before``: without it, older runs could not be resumed, nor repeated."""
-    assert names_of_first_version() == FIRST_VERSION
-    whole = TrainConfig.resolve({}).as_text()
-    old = {name: text for name, text in whole.items() if name in FIRST_VERSION}
-    config = TrainConfig.resolve(stored_parameters(old))
-    assert config == TrainConfig.resolve({})
-    # What a sweep of the first version called its run, which it finds again.
-    assert config.said_since_added().keys() - {"augment"} == FIRST_VERSION
-    assert fingerprint(config) == "ec4a9c25d6dfe888c1ef46a3f4fd24d7"
-
-
 def test_what_a_search_chooses_is_known_to_comparisons():
     """All that shapes the optimisation, and the two that say how: none is a method of its own."""
     of_optimisation = {name for name, group in parameter_groups().items() if group == OPTIMISATION}
     assert set(TUNED) == of_optimisation | {"strategy_args", "augment"}
-
-
-def test_a_configuration_of_an_earlier_run_repeats_it(tmp_path):
-    """All that there was is there; a file that a user wrote gets the defaults of now."""
-    clear = {"dataset": "clear10", "data_root": "/d"}
-    whole = TrainConfig.resolve(clear).as_text()
-    old = {name: text for name, text in whole.items() if name in FIRST_VERSION}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(old))
-    assert TrainConfig.resolve(read_config_file(path)).augment == "square"
-    path.write_text(json.dumps(clear))
-    assert TrainConfig.resolve(read_config_file(path)).augment == "random_crop"

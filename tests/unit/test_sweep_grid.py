@@ -20,7 +20,7 @@ VALUES = {
     "seed": [0, 1, 2, 3],
     "lr": ["0.1", 0.02],
     "schedule": ["constant", "cosine"],
-    "channels_last": ["on", "off"],
+    "compile": ["on", "off"],
 }
 SOME = st.fixed_dictionaries(
     {},
@@ -74,8 +74,8 @@ def test_entries_of_runs_are_grids_of_their_own(tmp_path):
 
 def test_values_are_the_texts_that_stand_there(tmp_path):
     """YAML's own on, 1_0 and 1:30 would be a truth value, ten and ninety."""
-    found = read_grid(written(tmp_path, "runs: [{channels_last: on, seed: 7, lr: 1e-3}]"))
-    assert found.runs[0].asked == {"channels_last": "on", "seed": "7", "lr": "1e-3"}
+    found = read_grid(written(tmp_path, "runs: [{compile: on, seed: 7, lr: 1e-3}]"))
+    assert found.runs[0].asked == {"compile": "on", "seed": "7", "lr": "1e-3"}
     assert found.runs[0].config.lr == 0.001
     with pytest.raises(ConfigError, match="seed is '1:30'"):
         read_grid(written(tmp_path, "runs: [{seed: 1:30}]"))

@@ -25,7 +25,6 @@ class ModelDescription:
         image_size: side of the square that is cropped from an image, pixels.
         augment: how test images are scaled; see :mod:`~clear_mlflow.learning.samples.augment`.
         precision: what it was tested in, as a training's parameter of that name.
-        channels_last: the memory layout that it was tested in.
         strategy: what trained it.
         dataset: what it was trained on.
         bucket: key of the bucket that was trained last.
@@ -39,7 +38,6 @@ class ModelDescription:
     image_size: int
     augment: str
     precision: str
-    channels_last: bool
     strategy: str
     dataset: str
     bucket: str

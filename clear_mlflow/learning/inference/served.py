@@ -43,10 +43,7 @@ class ServedModel:
     def __init__(self, model: nn.Module, about: ModelDescription, device: torch.device) -> None:
         self.about = about
         self._device = device
-        model = model.eval().to(device)
-        if about.channels_last:
-            model = model.to(memory_format=torch.channels_last)
-        self._model = model
+        self._model = model.eval().to(device).to(memory_format=torch.channels_last)
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
         """Ask the model.

@@ -29,7 +29,6 @@ from clear_mlflow.learning.parameters.recipes import (
     RECIPES,
     SQUARE,
     STREAM_RECIPE,
-    cropping_before_augment,
 )
 from clear_mlflow.learning.parameters.values import (
     Argument,
@@ -67,7 +66,10 @@ def _parameter(
     default: str = AUTO,
     python: str = "",
     about: str = "",
-    before: str | Callable[[Mapping[str, str]], str] | None = None,
+    unused: Callable[[TrainConfig], bool] = lambda config: False,
+    of_machine: bool = False,
+    may_move: bool = False,
+    path: Literal["", "dir", "file"] = "",
 ) -> Any:
     """A field that is a training's parameter.
 
@@ -78,10 +80,16 @@ def _parameter(
         default: the text that it has when nobody says anything.
         python: the type that a caller in Python gives, where it does not follow from the field's.
         about: what it is, as Python's documentation says it, where that differs from the help.
-        before: what runs did that were trained before there was this parameter, as a text or as
-            what they stored says it; None: every run that is stored has it. A new parameter's is
-            what leaves their rows what they are.
+        unused: whether it means nothing, given the other parameters.
+        of_machine: the training process alone knows what ``auto`` means.
+        may_move: another value is allowed when a run is resumed, since it says where it computes.
+        path: a value may be the path of this.
     """
+    of_step = group == OPTIMISATION
+
+    def has_no_role(config: TrainConfig) -> bool:
+        return (of_step and config.strategy in WITHOUT_STEPS) or unused(config)
+
     return field(
         metadata={
             "group": group,
@@ -91,7 +99,10 @@ def _parameter(
             "choices": getattr(parse, "known", ()),
             "python": python,
             "about": about,
-            "before": before,
+            "unused": has_no_role,
+            "of_machine": of_machine,
+            "may_move": may_move,
+            "path": path,
         }
     )
 
@@ -117,6 +128,8 @@ class TrainConfig:
     data_root: str = _parameter(
         DATA,
         parse_path,
+        may_move=True,
+        path="dir",
         python="str | Path",
         help="Folder of the dataset, in any of CLEAR's layouts, or of your own stream. auto, of "
         "CLEAR: its folder below CLEAR_MLFLOW_DATA, downloaded where it is not there; an embedded "
@@ -127,7 +140,6 @@ class TrainConfig:
         DATA,
         parse_arguments,
         default=NONE,
-        before=NONE,
         python="str | Mapping[str, object]",
         about='How your own stream is read: {"name": value}, or name=value,name=value; '
         "docs/own-streams.md lists what there is.",
@@ -184,6 +196,7 @@ class TrainConfig:
     memory: int | float = _parameter(
         METHOD,
         parse_memory,
+        unused=lambda config: config.strategy in WITHOUT_BUFFER,
         help="What a strategy with a buffer may keep: images, or below 1 a fraction of the "
         "stream's training images; other strategies ignore it.",
     )
@@ -196,6 +209,7 @@ class TrainConfig:
     weights: str = _parameter(
         MODEL,
         parse_weights,
+        path="file",
         default=NONE,
         python="str | Path",
         help="What the model starts from: none, DEFAULT (torchvision's best pretrained weights), "
@@ -208,12 +222,14 @@ class TrainConfig:
         help="backbone: train the head alone and leave all other weights as they are.",
     )
     image_size: int = _parameter(
-        MODEL, whole(least=8), help="Side of the model's square input, pixels."
+        MODEL,
+        whole(least=8),
+        unused=lambda config: config.features != NONE,
+        help="Side of the model's square input, pixels.",
     )
     augment: str = _parameter(
         MODEL,
         one_of(AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, SQUARE, NONE),
-        before=cropping_before_augment,
         help="How images are cropped: random_crop, as the CLEAR authors do; random_crop_flip, "
         "mirrored too; square, the centre alone, cropped and mirrored; none: the centre.",
     )
@@ -238,6 +254,7 @@ class TrainConfig:
     momentum: float = _parameter(
         OPTIMISATION,
         number(least=0, below=1),
+        unused=lambda config: config.optimizer != "sgd",
         default="0.9",
         help="SGD's momentum; the other optimisers ignore it.",
     )
@@ -253,11 +270,13 @@ class TrainConfig:
     lr_step: int = _parameter(
         OPTIMISATION,
         whole(least=1),
+        unused=lambda config: config.schedule != "step",
         help="Under schedule step, epochs after which the learning rate is multiplied by lr_gamma.",
     )
     lr_gamma: float = _parameter(
         OPTIMISATION,
         number(above=0),
+        unused=lambda config: config.schedule != "step",
         default="0.1",
         help="Factor on the learning rate every lr_step epochs.",
     )
@@ -282,20 +301,9 @@ class TrainConfig:
     precision: str = _parameter(
         HARDWARE,
         one_of(AUTO, "off", "tf32", "bf16"),
+        of_machine=True,
         help="Arithmetic of passes: off (float32), tf32 or bf16. auto: bf16 where the device has "
         "instructions for it, else off; off on the embedded datasets and on features.",
-    )
-    channels_last: str = _parameter(
-        HARDWARE,
-        one_of("on", "off"),
-        default="on",
-        help="Memory layout in which convolutions are fastest.",
-    )
-    allocator: str = _parameter(
-        HARDWARE,
-        one_of("on", "off"),
-        default="on",
-        help="Let the training process keep freed memory for reuse; changes no result.",
     )
     compile: str = _parameter(
         HARDWARE, one_of("off", "on"), default="off", help="Compile the model with torch.compile."
@@ -311,7 +319,6 @@ class TrainConfig:
         RECORD,
         parse_test_every,
         default=OFF,
-        before=OFF,
         python="int | str",
         help="Test inside each bucket, too: every so many epochs, as 1, or steps, as 200steps; "
         "off: after each bucket alone.",
@@ -320,7 +327,6 @@ class TrainConfig:
         RECORD,
         parse_families,
         default=DEFAULT_METRICS,
-        before=DEFAULT_METRICS,
         python="str | Sequence[str]",
         about='Families of metrics to log, for example ["clear", "gem"]; docs/metrics.md lists '
         "them.",
@@ -351,19 +357,16 @@ class TrainConfig:
         "of its own under one parent. One process trains an ensemble; several refuse it.",
     )
     device: str = _parameter(
-        HARDWARE, one_of(AUTO, "cpu", "cuda"), help="cpu, cuda, or auto: cuda where there is one."
+        HARDWARE,
+        one_of(AUTO, "cpu", "cuda"),
+        of_machine=True,
+        may_move=True,
+        help="cpu, cuda, or auto: cuda where there is one.",
     )
 
     @classmethod
     def resolve(cls, asked: Mapping[str, str]) -> TrainConfig:
-        """Check and complete the parameters that a user asked for.
-
-        Args:
-            asked: parameter name to text; a missing name means its default.
-
-        Raises:
-            ConfigError: a name is unknown, or a text is not a value of its parameter.
-        """
+        """Check and complete the parameters that a user asked for, name to text."""
         unknown = sorted(set(asked) - set(parameter_defaults()))
         if unknown:
             raise ConfigError(
@@ -435,22 +438,8 @@ class TrainConfig:
         """Every parameter as the text that :meth:`resolve` reads back to the same value."""
         return {name: _as_text(value) for name, value in self.values().items()}
 
-    def said_since_added(self) -> dict[str, str]:
-        """:meth:`as_text` without each later parameter that says what runs before it did.
-
-        What identifies a configuration stays the same when a parameter is added.
-        """
-        return {
-            name: text
-            for name, text in self.as_text().items()
-            if not (isinstance(before := _ADDED.get(name), str) and self.is_said_by(name, before))
-        }
-
     def values(self) -> dict[str, Any]:
-        """Every parameter's value, of which ``TrainConfig(**values)`` makes the same again.
-
-        They are what JSON holds, so that another process can be given them as they are.
-        """
+        """Every parameter as JSON holds it; ``TrainConfig(**values)`` makes the same again."""
         return asdict(self)
 
     @property
@@ -468,33 +457,13 @@ class TrainConfig:
         """How much is trained from one test inside a bucket to the next; None: there are none."""
         return parse_interval(self.test_every)
 
-    def is_said_by(self, name: str, text: str | None) -> bool:
-        """Whether a text, as it was asked for, names the value in force; ``auto`` does not."""
-        try:
-            return (
-                text is not None and _as_text(parse_parameter(name, text)) == self.as_text()[name]
-            )
-        except ConfigError:
-            return False
-
     @property
     def without_role(self) -> frozenset[str]:
         """Names of the parameters that mean nothing, given the others.
 
         Nothing is known of what a strategy of your own uses, so none is named because of it.
         """
-        unused: set[str] = set()
-        if self.strategy in WITHOUT_BUFFER:
-            unused.add("memory")
-        if self.optimizer != "sgd":
-            unused.add("momentum")
-        if self.schedule != "step":
-            unused |= {"lr_step", "lr_gamma"}
-        if self.strategy in WITHOUT_STEPS:
-            unused |= {n for n, group in parameter_groups().items() if group == OPTIMISATION}
-        if self.features != NONE:
-            unused.add("image_size")
-        return frozenset(unused)
+        return frozenset(n for n, f in _FIELDS.items() if f.metadata["unused"](self))
 
     def to_json(self) -> str:
         """The configuration as ``config.json``, which ``--config`` reads back."""
@@ -502,9 +471,6 @@ class TrainConfig:
 
 
 _FIELDS = {f.name: f for f in fields(TrainConfig)}
-_ADDED = {
-    name: f.metadata["before"] for name, f in _FIELDS.items() if f.metadata["before"] is not None
-}
 
 
 def parameter_defaults() -> dict[str, str]:
@@ -512,22 +478,9 @@ def parameter_defaults() -> dict[str, str]:
     return {name: f.metadata["default"] for name, f in _FIELDS.items()}
 
 
-def stored_parameters(stored: Mapping[str, str]) -> dict[str, str]:
-    """Parameters that a run stored, with those that the version which trained it did not have.
-
-    Args:
-        stored: parameter name to text.
-    """
-    found = dict(stored)
-    for name, before in _ADDED.items():
-        if name not in stored:
-            found[name] = before if isinstance(before, str) else before(stored)
-    return found
-
-
-def names_of_first_version() -> frozenset[str]:
-    """Names of the parameters that every run stores, however old it is."""
-    return frozenset(_FIELDS.keys() - _ADDED.keys())
+def parameters_with(trait: Literal["of_machine", "may_move", "path"]) -> dict[str, Any]:
+    """What these parameters say of a trait of theirs, by name; see ``TrainConfig``'s fields."""
+    return {name: f.metadata[trait] for name, f in _FIELDS.items() if f.metadata[trait]}
 
 
 def switches() -> frozenset[str]:
@@ -571,11 +524,7 @@ def _as_text(value: Any) -> str:
 
 
 def parse_parameter(name: str, text: str) -> Any:
-    """The value that a parameter's text is; ``auto`` is resolved elsewhere.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """The value that a parameter's text is, or ConfigError; ``auto`` is resolved elsewhere."""
     try:
         return _FIELDS[name].metadata["parse"](text)
     except ValueError as error:

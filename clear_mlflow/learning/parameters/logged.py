@@ -1,4 +1,4 @@
-"""What runs log of a training's parameters, and what the stored ones of any version mean today."""
+"""What runs log of a training's parameters, and how they are read back."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.data.sources import is_own_function
 from clear_mlflow.learning.parameters.config import (
     TrainConfig,
-    names_of_first_version,
     parameter_defaults,
-    stored_parameters,
+    parameters_with,
+    parse_parameter,
 )
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import argument_text
-
-# Only the training process knows their values, so what was asked for distinguishes two runs.
-_OF_THE_MACHINE = frozenset({"device", "precision"})
 
 
 def parameters_to_log(
@@ -43,23 +40,19 @@ def parameters_to_log(
         of_project: ``mlflow run`` opened it; then every parameter that may be ``auto`` is given
             as used, so that such runs have the same columns.
     """
-    defaults, found = parameter_defaults(), {}
+    defaults, found, unused = parameter_defaults(), {}, config.without_role
     for name, text in config.as_text().items():
-        told = asked.get(name, defaults[name])
-        plays_a_role = name not in config.without_role
-        if name in there:
-            is_told = config.is_said_by(name, there[name])
-            if of_project and defaults[name] == AUTO:
-                is_told = False
-            if plays_a_role and not is_told:
+        asked_for = asked.get(name, defaults[name])
+        if name in unused:
+            if name not in there and asked_for != defaults[name]:
+                found[f"asked/{name}"] = asked_for
+        elif name in there:
+            if (of_project and defaults[name] == AUTO) or not _names(config, name, there[name]):
                 found[f"used/{name}"] = text
-        elif plays_a_role:
+        else:
             found[name] = text
-            if not config.is_said_by(name, told):
-                found[f"asked/{name}"] = told
-        elif told != defaults[name]:
-            found[f"asked/{name}"] = told
-    # Before this was recorded, off was TF32 on most GPUs.
+            if not _names(config, name, asked_for):
+                found[f"asked/{name}"] = asked_for
     found["used/arithmetic"] = config.arithmetic
     # One name per argument: a column of its own to sort and compare runs by.
     for name, value in config.strategy_args.items():
@@ -71,23 +64,24 @@ def parameters_to_log(
     return {name: text for name, text in ordered if name not in there}
 
 
+def _names(config: TrainConfig, name: str, text: str) -> bool:
+    """Whether a text, as it was asked for, names the value in force; ``auto`` does not."""
+    try:
+        value = parse_parameter(name, text)
+    except ConfigError:
+        return False
+    in_force = getattr(config, name)
+    if isinstance(value, Mapping):  # of texts here, and of values of their types there
+        in_force = {key: argument_text(one) for key, one in in_force.items()}
+    return bool(value == in_force)
+
+
 def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
-    """What a run logged of what it was trained with; where ``auto`` was asked for, what that was.
-
-    Runs of before logged what was asked for under a parameter's own name, always.
-
-    Args:
-        logged: all parameters of the run.
-    """
-    found = {}
-    for name, default in parameter_defaults().items():
+    """Of all parameters that a run logged, what it was trained with, whatever ``auto`` was."""
+    of_machine, found = parameters_with("of_machine"), {}
+    for name in parameter_defaults():
         used, asked = f"used/{name}", f"asked/{name}"
-        order = (
-            (used, name, asked)
-            if default == AUTO and name not in _OF_THE_MACHINE
-            else (asked, name)
-        )
-        for key in order:
+        for key in (asked, name) if name in of_machine else (used, name, asked):
             if key in logged:
                 found[name] = logged[key]
                 break
@@ -96,7 +90,7 @@ def logged_parameters(logged: Mapping[str, str]) -> dict[str, str]:
 
 def is_of_a_training(logged: Mapping[str, str]) -> bool:
     """Whether parameters were logged by a training of this program."""
-    return not logged.keys().isdisjoint({"used/arithmetic", "used/epochs"})
+    return "used/arithmetic" in logged
 
 
 def dataset_runs_code(parameters: Mapping[str, str]) -> bool:
@@ -109,18 +103,11 @@ def dataset_runs_code(parameters: Mapping[str, str]) -> bool:
 
 
 def read_config_file(path: Path) -> dict[str, str]:
-    """Read the parameters in a ``config.json`` that an earlier run logged.
-
-    Raises:
-        ConfigError: the file cannot be read, or is not a JSON object of texts.
-    """
+    """The parameters, as text, in a ``config.json`` of a run or one that a user wrote."""
     try:
-        content = json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
+        return json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
     except (OSError, RecordError) as error:
         raise ConfigError(
             f"cannot read the configuration {path}: {error}; expected a JSON object of texts, as "
             "config.json of a run is"
         ) from error
-    # A run's own names all parameters that there were; what a user wrote may leave out any.
-    is_of_a_run = content.keys() >= names_of_first_version()
-    return stored_parameters(content) if is_of_a_run else content

@@ -82,18 +82,3 @@ RECIPES: Mapping[str, Mapping[str, str]] = {
     **dict.fromkeys(CLEAR, _CLEAR_RECIPE),
     "own streams": STREAM_RECIPE,
 }
-
-
-def cropping_before_augment(stored: Mapping[str, str]) -> str:
-    """How a run cropped its images that was trained before there was ``augment``.
-
-    Photographs were ``square``; embedded digits, and stored features, were as they are now.
-
-    Args:
-        stored: the parameters that it stored, name to text.
-    """
-    as_they_are = stored.get("features", NONE) != NONE or (
-        stored.get("dataset", "digits") == "digits"
-        and stored.get("image_size", AUTO) in (AUTO, _DIGITS_RECIPE["image_size"])
-    )
-    return NONE if as_they_are else SQUARE
