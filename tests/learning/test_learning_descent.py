@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from learning_streams import CPU, config, random_stream
+from learning_streams import CPU, config, random_stream, squares
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -218,7 +218,7 @@ def test_a_frozen_backbone_changes_in_nothing_but_its_head(name):
     images = torch.randint(0, 256, (8, 32, 32, 3), dtype=torch.uint8)
     settings = config(model=name, image_size=32, freeze="backbone", epochs=1)
     descent = GradientDescent(model, settings, keys=("1",), progress=TrainingProgress())
-    samples = Samples(images, torch.arange(8) % 3)
+    samples = Samples(squares(images), torch.arange(8) % 3)
     descent.run(samples, position=0, hooks=Strategy(settings, None, model, None))
     head = {id(p) for p in head_of(model).parameters()}
     of_head = {k for k, p in model.named_parameters() if id(p) in head}

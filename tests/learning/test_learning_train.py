@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from learning_streams import CPU, config, random_stream
+from learning_streams import CPU, config, pixels_of, random_stream, squares
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -114,9 +114,8 @@ def descent_on(model, settings):
 def test_a_bucket_trains_as_the_written_out_optimiser_does():
     """Also that momentum and schedule start anew at the second bucket."""
     settings = config(epochs=3, lr_step=2, momentum=0.8, weight_decay=0.01)
-    samples = Samples(
-        torch.randint(0, 256, (9, 8, 8, 3), dtype=torch.uint8), torch.arange(9).remainder(3)
-    )
+    images = squares(torch.randint(0, 256, (9, 8, 8, 3), dtype=torch.uint8))
+    samples = Samples(images, torch.arange(9).remainder(3))
     ours, twin = linear_model(), linear_model()
     descent, hooks = descent_on(ours, settings)
     for position in range(2):
@@ -143,7 +142,7 @@ def test_counts_equal_testing_image_by_image():
             answers.append(logits.index(max(logits)))
             expected[bucket[i]] += answers[-1] == labels[i].item()
     model.train()
-    held_out = HeldOutImages(images, labels, bucket, counts)
+    held_out = HeldOutImages(squares(images).centre_crops(), labels, bucket, counts)
     tested = measure(model, held_out, device=CPU, probabilities=True)
     assert tested.correct == tuple(expected)
     assert tested.labels.tolist() == answers
@@ -227,7 +226,8 @@ def test_same_seed_gives_the_same_rows_and_weights_to_the_bit(tmp_path, monkeypa
 
 def test_what_layers_draw_does_not_depend_on_what_was_drawn_before():
     """Dropout at one bucket and epoch is the same, however much was tested or resumed before."""
-    samples = Samples(torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8), torch.arange(8) % 3)
+    images = squares(torch.randint(0, 256, (8, 8, 8, 3), dtype=torch.uint8))
+    samples = Samples(images, torch.arange(8) % 3)
     trained = []
     for drawn_before in (0, 7):
         model = linear_model().insert(1, nn.Dropout(0.5)).eval()  # as testing leaves it
@@ -331,7 +331,7 @@ def test_no_bucket_is_held_while_the_strategy_or_the_next_bucket_needs_room(tmp_
         def training_set(self, position):
             held.append([images() is not None for images in given])
             samples = super().training_set(position)
-            copied = Samples(samples.images.clone(), samples.labels.clone())
+            copied = Samples(squares(pixels_of(samples)), samples.labels.clone())
             given.append(weakref.ref(copied.images))
             return copied
 
@@ -355,9 +355,9 @@ def test_the_stream_holds_one_bucket_at_a_time(tmp_path):
             given.append(weakref.ref(samples.images))
             return samples
 
-        def _decode(self, images, *, done, total):
+        def _decode(self, images, done, total):
             held.append(any(earlier() is not None for earlier in given))
-            return super()._decode(images, done=done, total=total)
+            return super()._decode(images, done, total)
 
     stream, _ = random_stream(tmp_path, train=(6, 4, 5), test=(2, 3, 2), side=8)
     list(train(Watched(stream, image_size=8, device=CPU), config(), progress=Recorded()))
@@ -483,7 +483,10 @@ def test_what_bfloat16_cannot_tell_apart_is_no_tie(model):
         head.bias.copy_(torch.tensor([7.0, 7.001]))
     images = torch.randint(0, 256, (3, 64, 64, 3), dtype=torch.uint8)
     held_out = HeldOutImages(
-        images, torch.ones(3, dtype=torch.int64), torch.zeros(3, dtype=int), (3,)
+        squares(images).centre_crops(),
+        torch.ones(3, dtype=torch.int64),
+        torch.zeros(3, dtype=int),
+        (3,),
     )
     tested = measure(network, held_out, device=CPU, precision="bf16")
     assert tested.labels.tolist() == [1, 1, 1]

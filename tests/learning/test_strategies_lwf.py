@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learning_streams import config
+from learning_streams import config, pixels_of
 from strategy_runs import (
     assert_close,
     feature_stream,
@@ -124,7 +124,7 @@ def test_the_written_down_answers_are_the_old_models_in_evaluation_mode(tmp_path
     old, answers = seen[1]
     assert not old.training
     assert old is not model
-    images = stream.train(1).images
+    images = pixels_of(stream.train(1))
     assert len(answers) == len(images)
     normalised = Normaliser(8, stream.device)(images)
     for n in range(len(images)):

@@ -8,8 +8,11 @@ import numpy as np
 import torch
 from PIL import Image
 
+from clear_mlflow.data.decoding.decode import DecodedImages
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
 from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.samples.augment import augmentation
+from clear_mlflow.learning.samples.photos import photos_of
 
 CPU = torch.device("cpu")
 
@@ -19,6 +22,18 @@ def config(**changes):
     asked = {"model": "small_cnn", "image_size": "8", "epochs": "2", "batch_size": "4"}
     asked |= {"lr": "0.05", "memory": "6", "device": "cpu"}
     return TrainConfig.resolve({**asked, **{name: str(value) for name, value in changes.items()}})
+
+
+def squares(pixels, how=None):
+    """(N, side, side, 3), uint8, as a stream has images: shown as they are, or as is said."""
+    count, side = pixels.shape[:2]
+    decoded = DecodedImages(pixels.numpy().reshape(-1), np.full((count, 2), side))
+    return photos_of(decoded, how or augmentation("none", side))
+
+
+def pixels_of(samples):
+    """(N, side, side, 3), uint8: what images show in their middle."""
+    return samples.images.centre_crops().cut(0, len(samples))
 
 
 def write_images(folder, images, labels):

@@ -17,33 +17,22 @@ _SMALLEST_PHOTO = 64
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to an image; a test sees the centre of what a training may see.
+    """What is done to an image; a test sees the centre of what a training may see."""
 
-    Args:
-        resize: what is decoded and kept of the image.
-        size: side of the crops, pixels: of the model's input.
-        crop: training crops lie anywhere, each place as likely as any other; else at the centre.
-        flip: half of the training crops are mirrored, left to right.
-    """
-
-    resize: Resize
-    size: int
-    crop: bool
-    flip: bool
+    resize: Resize  # what is decoded and kept of the image
+    size: int  # side of the crops, pixels: of the model's input
+    crop: bool  # training crops lie anywhere, each place as likely as any other; else at the centre
+    flip: bool  # half of the training crops are mirrored, left to right
 
 
 def augmentation(name: str, image_size: int) -> Augmentation:
-    """The augmentation of a name.
+    """The augmentation of a name, for a model's input of *image_size* pixels a side.
 
     ``random_crop`` is torchvision's ``Resize(image_size)`` and ``RandomCrop(image_size)`` to train
     on, ``Resize(image_size)`` and ``CenterCrop(image_size)`` to test on; ``random_crop_flip`` adds
     ``RandomHorizontalFlip()``; ``none`` trains on what is tested. ``square`` is what this program
     did before it had the others: the shorter side is scaled to a seventh more than the model's
     input, the central square is kept, cropped and mirrored.
-
-    Args:
-        name: of them.
-        image_size: side of the model's input, pixels.
     """
     if name == SQUARE:
         margin = image_size // 7 if image_size >= _SMALLEST_PHOTO else 0

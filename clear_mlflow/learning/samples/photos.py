@@ -46,12 +46,6 @@ class Photos:
         """Bytes of all images."""
         return int((self.sizes.prod(axis=1) * 3).sum())
 
-    def take(self, index: NDArray[np.int64]) -> Photos:
-        """Those at *index*, in that order; no pixel is copied."""
-        return Photos(
-            self.parts, self.part[index], self.first[index], self.sizes[index], self.augmentation
-        )
-
     def to(self, device: torch.device) -> Photos:
         """The same on an accelerator, end to end in this order."""
         num_bytes = self.sizes.prod(axis=1) * 3
@@ -70,12 +64,7 @@ class Photos:
         return Photos((placed,), np.zeros_like(self.part), first, self.sizes, self.augmentation)
 
     def training_crops(self, order: Tensor, draws: torch.Generator) -> Crops:
-        """A crop of each image, as an epoch takes them.
-
-        Args:
-            order: (M,), int64, on a CPU: which images, in the order of their use.
-            draws: a CPU generator.
-        """
+        """A crop of each image in (M,) *order*, int64, on a CPU, as an epoch takes them."""
         chosen = order.numpy()
         if not self.augmentation.crop:
             return self._crops(chosen, self._centre(chosen), self._flips(len(order), draws))
@@ -134,6 +123,11 @@ class Crops:
     mirrored: Tensor | None  # (M,), bool, with the photos; None where none is
 
     @property
+    def device(self) -> torch.device:
+        """Where they lie."""
+        return self.photos.device
+
+    @property
     def side(self) -> int:
         """Of each crop, pixels."""
         return self.photos.augmentation.size
@@ -176,19 +170,13 @@ def photos_of(decoded: DecodedImages, augmentation: Augmentation) -> Photos:
 
 
 def photos_at(buckets: dict[int, Photos], picks: SampleIndices) -> Photos:
-    """Photographs of several buckets, each left where it is.
-
-    Args:
-        buckets: by position in the stream, each in one part; all that *picks* names.
-        picks: which, in their order.
-    """
-    number = {position: n for n, position in enumerate(buckets)}
+    """Photographs of several buckets, by their position and each in one part, left where it is."""
     first = np.empty(len(picks), dtype=np.int64)
     sizes = np.empty((len(picks), 2), dtype=np.int64)
     part = np.empty(len(picks), dtype=np.int64)
-    for position, photos in buckets.items():
+    for n, (position, photos) in enumerate(buckets.items()):
         here = np.flatnonzero(picks.bucket == position)
-        part[here] = number[position]
+        part[here] = n
         first[here] = photos.first[picks.index[here]]
         sizes[here] = photos.sizes[picks.index[here]]
     parts = tuple(photos.parts[0] for photos in buckets.values())
