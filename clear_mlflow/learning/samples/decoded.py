@@ -159,7 +159,6 @@ class DecodedStream(TrainingStream):
         self.augmentation = augmentation(augment, image_size)
         self._decoded = decode if cache is None else cache.images
         self._on_image = on_image
-        self._mapped: dict[int, Photos] = {}
 
     def _fetch(self, picks: SampleIndices) -> Photos:
         positions = [int(position) for position in np.unique(picks.bucket)]
@@ -175,15 +174,9 @@ class DecodedStream(TrainingStream):
         return self._placed(photos_at(opened, picks)).centre_crops()
 
     def _open(self, position: int) -> Photos:
-        """One bucket's images: where the cache has mapped them, else decoded into memory anew."""
-        if position in self._mapped:
-            return self._mapped[position]
+        """One bucket's images: where the cache maps them, else decoded into memory anew."""
         images = self._train_sets[position]
-        decoded = self._decode(images, 0, len(images))
-        opened = photos_of(decoded, self.augmentation)
-        if isinstance(decoded.pixels, np.memmap):
-            self._mapped[position] = opened
-        return opened
+        return photos_of(self._decode(images, 0, len(images)), self.augmentation)
 
     def _decode(self, images: ImageSet, done: int, total: int) -> DecodedImages:
         return self._decoded(
