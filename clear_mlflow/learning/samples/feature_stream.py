@@ -39,7 +39,7 @@ class FeatureStream(TrainingStream):
 
     def _fetch_tests(self, counts: tuple[int, ...]) -> Tensor:
         room = self._room_for(sum(counts))
-        for part, rows in zip(torch.split(room, counts), self._features.test, strict=True):
+        for part, rows in zip(torch.split(room, list(counts)), self._features.test, strict=True):
             part.copy_(torch.from_numpy(np.array(rows)))  # a mapped file, which is read-only
         return room
 
