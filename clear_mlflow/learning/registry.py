@@ -8,7 +8,7 @@ from pathlib import Path
 
 ENTRY_POINTS = "clear_mlflow.strategies"
 
-# What parameters mean nothing to: their classes say and do it.
+# What parameters mean nothing to, for what has no torch to ask their classes, which declare it.
 WITHOUT_BUFFER = frozenset(
     {
         *("cumulative", "cwr", "ewc", "from_scratch", "joint", "linear", "lwf", "naive", "ncm"),

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from learning_streams import config
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.buffers import buffer_names
-from clear_mlflow.learning.buffers._base import load_buffer
-from clear_mlflow.learning.buffers.biased_reservoir import parse_alpha
+from clear_mlflow.learning.buffers import BUFFERS, load_buffer, parse_alpha
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.strategies._base import check_strategy
 
@@ -43,7 +41,7 @@ def held(buffer):
     return list(zip(buffer.picks.bucket.tolist(), buffer.picks.index.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("name", buffer_names())
+@pytest.mark.parametrize("name", BUFFERS)
 @settings(max_examples=25, deadline=None)
 @given(labels_of_buckets=streams, capacity=st.integers(1, 12))
 def test_a_buffer_tells_what_it_kept(name, labels_of_buckets, capacity):
@@ -61,7 +59,7 @@ def test_a_buffer_tells_what_it_kept(name, labels_of_buckets, capacity):
             assert len(buffer) == min(seen, capacity)
 
 
-@pytest.mark.parametrize("name", buffer_names())
+@pytest.mark.parametrize("name", BUFFERS)
 def test_what_is_held_follows_from_the_seed(name):
     """Another seed holds other images; the same one the same."""
     labels = [[0, 1, 2, 3] * 10] * 3
@@ -186,7 +184,7 @@ def test_a_wrong_alpha_is_one_line(alpha):
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("name", sorted(set(buffer_names()) - {"biased_reservoir"}))
+@pytest.mark.parametrize("name", sorted(set(BUFFERS) - {"biased_reservoir"}))
 def test_alpha_is_refused_where_it_means_nothing(name):
     """Rather than ignored."""
     with pytest.raises(ConfigError, match="only buffer=biased_reservoir takes"):

@@ -26,7 +26,7 @@ ON_IMAGES = [
     {"strategy": "replay", "optimizer_state": "keep"},
     {"strategy": "derpp"},
     {"strategy": "lwf", "epochs": 1},
-    {"strategy": "ewc", "strategy_args": "fisher=sampled", "epochs": 1},
+    {"strategy": "ewc", "strategy_args": "images=20", "epochs": 1},
     {"strategy": "cwr"},
     {"strategy": "from_scratch", "epochs": 1},
     {"model": "mobilenet_v3_small", "epochs": 1, "lr": 0.001},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +14,7 @@ from hypothesis import strategies as st
 from learning_streams import CPU, config, pixels_of, random_stream
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.buffers import buffer_names
-from clear_mlflow.learning.buffers._base import Buffer, load_buffer
-from clear_mlflow.learning.buffers.class_balanced import class_quotas, lowest_of_each_class
+from clear_mlflow.learning.buffers import class_quotas, lowest_of_each_class
 from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS, strategy_names
 from clear_mlflow.learning.samples.decoded import DecodedStream, Samples
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
@@ -99,21 +96,7 @@ def test_what_means_nothing_to_a_strategy_is_what_its_class_says():
     """The lists name those without a buffer, and those whose numbers no step of descent makes."""
     classes = {name: load_strategy(name) for name in strategy_names()}
     assert {name for name, kind in classes.items() if not kind.needs_memory} == WITHOUT_BUFFER
-    closed = {name for name, kind in classes.items() if "_statistics" in vars_of_module(kind)}
-    assert closed == WITHOUT_STEPS
-
-
-def vars_of_module(kind):
-    """Names of the private modules of strategies that a strategy's module imports from."""
-    text = Path(sys.modules[kind.__module__].__file__).read_text(encoding="utf-8")
-    return {line.split(".")[-1].split(" ")[0] for line in text.splitlines() if "import" in line}
-
-
-def test_every_buffer_module_holds_its_class():
-    """A new buffer is one new file: its name finds it."""
-    assert {"class_balanced", "reservoir", "biased_reservoir"} <= set(buffer_names())
-    for name in buffer_names():
-        assert issubclass(load_buffer(name), Buffer)
+    assert {name for name, kind in classes.items() if not kind.takes_steps} == WITHOUT_STEPS
 
 
 def test_an_unknown_strategy_is_answered_with_the_known_ones():

@@ -108,7 +108,6 @@ def test_a_frozen_backbone_stays_as_it_is(tmp_path, name):
     [
         ("ewc", "strength=-1", "strength is -1.0 in strategy_args; pass 0 or more"),
         ("ewc", "gamma=1.5", "gamma is 1.5 in strategy_args; pass 0 to 1"),
-        ("ewc", "fisher=batch", "fisher is 'batch' in strategy_args; pass sampled, exact, empir"),
         ("ewc", "images=-1", "images is -1 in strategy_args; pass 0 or more"),
         ("ewc", "lambda=1", "'lambda=1', which is no argument of strategy ewc; known are strength"),
         ("si", "strength=-1", "strength is -1.0 in strategy_args; pass 0 or more"),

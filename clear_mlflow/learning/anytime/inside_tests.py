@@ -16,15 +16,8 @@ from clear_mlflow.learning.anytime.schedule import EvalInterval
 class InsideTests:
     """Tests a model while a bucket is trained on, at each multiple of an interval.
 
-    Not at the bucket's end, where its row is measured.
-
-    Args:
-        model: that is trained.
-        interval: between tests.
-        keys: of all buckets, in stream order.
-        num_instances: test images, per bucket.
-        test: gives right test images per bucket; None where an output is no finite number.
-        done: is given each test.
+    Not at the bucket's end, where its row is measured. ``test`` gives right test images per bucket,
+    or None where an output is no finite number; ``done`` is given each test.
     """
 
     def __init__(
@@ -47,11 +40,7 @@ class InsideTests:
         self._step = self._num_steps = self._every = 0
 
     def begin(self, position: int, *, epochs: int, steps_an_epoch: int) -> None:
-        """A bucket's steps begin.
-
-        Raises:
-            ConfigError: they have begun before.
-        """
+        """A bucket's steps begin."""
         if position == self._position:
             raise ConfigError(
                 "the strategy descends more than once in one bucket, so test_every does not say "
@@ -63,11 +52,7 @@ class InsideTests:
         self._every = self._interval.steps(steps_an_epoch)
 
     def step_done(self) -> None:
-        """An optimiser step is done; test the model if it is time.
-
-        Raises:
-            DivergedError: the model's output is no longer a finite number.
-        """
+        """An optimiser step is done; test the model if it is time."""
         self._step += 1
         if self._step % self._every or self._step == self._num_steps:
             return

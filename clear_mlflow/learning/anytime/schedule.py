@@ -40,10 +40,7 @@ class EvalInterval:
 
 
 def parse_interval(text: str) -> EvalInterval | None:
-    """What ``test_every`` says; None where it is off.
-
-    Raises:
-        ValueError: it is no interval.
+    """What ``test_every`` says; None where it is off. Raises ValueError where it is no interval.
 
     >>> str(parse_interval("3")), str(parse_interval("200 steps")), parse_interval("off")
     ('3', '200steps', None)
@@ -59,13 +56,9 @@ def parse_interval(text: str) -> EvalInterval | None:
 def num_tests_in_buckets(
     interval: EvalInterval, epochs: int, batch_size: int | str, num_train: Sequence[int]
 ) -> list[int]:
-    """Tests inside each bucket, where it is trained on alone.
+    """Tests inside each bucket of *num_train* images, where it is trained on alone.
 
-    Args:
-        interval: between tests.
-        epochs: passes over each bucket.
-        batch_size: images in a step; a text: all of an epoch.
-        num_train: images, per bucket.
+    Of *batch_size*, any text is all images of an epoch.
     """
     found = []
     for images in num_train:
@@ -87,13 +80,6 @@ def cost_of_tests(
 
     It is for a strategy that trains on each bucket's own images: one that trains on more takes
     longer, and the tests are a smaller share of that.
-
-    Args:
-        interval: between tests.
-        epochs: passes over each bucket.
-        batch_size: images in a step; a text: all of an epoch.
-        num_train: images, per bucket.
-        num_test: images, per bucket.
     """
     tests = sum(num_tests_in_buckets(interval, epochs, batch_size, num_train))
     images = sum(num_test)

@@ -65,11 +65,7 @@ class ProcessGroup:
         return numbers
 
     def average(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """The means of tensors over all processes, exchanged at once.
-
-        Args:
-            parts: this process's, of one type and on one device; all have as many of these shapes.
-        """
+        """The means over all processes of tensors of one type on one device, exchanged at once."""
         if self.size == 1:
             return list(parts)
         added = self.add_up(torch.cat([part.flatten() for part in parts])).div_(self.size)
@@ -77,16 +73,7 @@ class ProcessGroup:
         return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
 
     def put_together(self, part: Tensor, start: int, total: int) -> Tensor:
-        """The whole of which each process has a part.
-
-        Args:
-            part: (n, ...), this process's part.
-            start: where it starts in the whole.
-            total: length of the whole.
-
-        Returns:
-            (total, ...), on all processes.
-        """
+        """(total, ...), on all processes, of which each has a part, (n, ...), that begins at *start*."""
         if self.size == 1:
             return part
         whole = part.new_zeros((total, *part.shape[1:]))
@@ -94,11 +81,7 @@ class ProcessGroup:
         return self.add_up(whole)  # each place has one term that may not be 0: exact
 
     def from_first(self, content: bytes | None) -> bytes | None:
-        """What the first process has, in all of them.
-
-        Args:
-            content: of the first process; of the others nothing is looked at.
-        """
+        """What the first process has, in all of them; what others give is not looked at."""
         if self.size == 1:
             return content
         where = torch.device("cuda") if dist.get_backend() == "nccl" else torch.device("cpu")
@@ -114,12 +97,7 @@ class ProcessGroup:
         return whole.cpu().numpy().tobytes()
 
     def weight(self, part: int, whole: int) -> float:
-        """What this process's mean loss counts, so that the mean over processes is the batch's.
-
-        Args:
-            part: images in this process's share of the batch.
-            whole: images in the batch.
-        """
+        """What the mean loss over a share of *part* images of *whole* counts in the batch's mean."""
         return part * self.size / whole
 
     def spread(self, model: nn.Module) -> nn.Module:
@@ -141,16 +119,10 @@ ALONE = ProcessGroup()
 
 
 def check_devices(place: DistributedEnv, device: str, *, one_each: bool = False) -> None:
-    """Check that each process on this machine has a GPU of its own, where they train on GPUs.
+    """Raise ConfigError unless each process on this machine has a GPU, where they train on GPUs.
 
-    Args:
-        place: of this process, or of the first of those that are to be started.
-        device: ``cpu`` or ``cuda``.
-        one_each: a scheduler may show each process one GPU alone, as Slurm does; that it is not
-            the same one is known when they meet.
-
-    Raises:
-        ConfigError: there are too few.
+    A scheduler may show each process ``one_each`` alone, as Slurm does; that it is not the same one
+    is known when they meet.
     """
     if device != "cuda":
         return
@@ -172,14 +144,8 @@ def process_group(
 ) -> Iterator[ProcessGroup]:
     """Meet the other processes, over gloo on CPUs and NCCL on GPUs.
 
-    Args:
-        place: of this process.
-        device: ``cpu`` or ``cuda``.
-        precision: which this process has resolved ``auto`` to.
-
-    Raises:
-        ConfigError: two processes have the same GPU, or their precision differs.
-        PeerLostError: another process did not come.
+    Raises ConfigError where two have the same GPU, or where what they have resolved the precision
+    ``auto`` to differs, and PeerLostError where one did not come.
     """
     if place.size == 1:
         yield ALONE
@@ -228,11 +194,7 @@ def process_group(
 
 @contextlib.contextmanager
 def reported_losses() -> Iterator[None]:
-    """Turn the many ways in which another process's end shows into one line.
-
-    Raises:
-        PeerLostError: another process has ended, or says nothing.
-    """
+    """Turn the many ways in which another process's end or silence shows into a PeerLostError."""
     try:
         yield
     except RuntimeError as error:

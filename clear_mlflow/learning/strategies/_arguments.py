@@ -6,11 +6,7 @@ from clear_mlflow.core.errors import ConfigError
 
 
 def check_not_negative(arguments: object, *names: str) -> None:
-    """Check that each of these arguments is 0 or more.
-
-    Raises:
-        ConfigError: one is not.
-    """
+    """Raise ConfigError unless each of these arguments is 0 or more."""
     for name in names:
         if getattr(arguments, name) < 0:
             raise ConfigError(
@@ -19,11 +15,7 @@ def check_not_negative(arguments: object, *names: str) -> None:
 
 
 def check_above_zero(arguments: object, *names: str) -> None:
-    """Check that each of these arguments is above 0.
-
-    Raises:
-        ConfigError: one is not.
-    """
+    """Raise ConfigError unless each of these arguments is above 0."""
     for name in names:
         if getattr(arguments, name) <= 0:
             raise ConfigError(

@@ -16,20 +16,13 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.core.errors import ConfigError, StateError
 from clear_mlflow.learning.arguments import parse_arguments
-from clear_mlflow.learning.buffers._base import Buffer, BufferArguments, load_buffer
+from clear_mlflow.learning.buffers import Buffer, BufferArguments, load_buffer
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.registry import ENTRY_POINTS, strategy_names
 from clear_mlflow.learning.samples.decoded import Batch, Samples
 from clear_mlflow.learning.samples.feature_stream import TrainingStream
-
-# What a strategy overrides that changes the steps themselves, not only what is trained on.
-_STEP_HOOKS = (
-    *("build_model", "learn", "begin_epoch", "rehearsal", "loss", "share_of_loss", "criterion"),
-    *("before_step", "after_step"),
-)
-
 
 # What a strategy is given anew when it is built again.
 _GIVEN = frozenset({"config", "stream", "model", "arguments", "group"})
@@ -41,7 +34,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     Every hook has a default, and all defaults together train on the new bucket and nothing else.
     A strategy overrides what makes it what it is. The hooks, in the order in which they are called:
 
-    - :meth:`build_model`, once;
+    - :meth:`build_model` and :meth:`setup`, once;
     - for each bucket :meth:`learn`, which by default descends the gradient on
       :meth:`training_set`, and then :meth:`after_bucket`;
     - within the descent :meth:`begin_epoch` and :meth:`rehearsal`, and for each step :meth:`loss`
@@ -67,8 +60,13 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     # batch's images (and of what depends on weights alone), or share_of_loss is overridden, and
     # what the other hooks make of batches is put together by self.group.
     several_processes: ClassVar[bool] = False
-    # Whether every bucket is learned in steps of the descent, between which test_every can test.
+    # Whether every bucket is learned in steps of the descent, between which test_every can test;
+    # and whether there are steps at all, so that epochs and the optimiser mean something.
     descends_in_every_bucket: ClassVar[bool] = True
+    takes_steps: ClassVar[bool] = True
+    # It chooses what is trained on and no more, so linear heads of several seeds can take each step
+    # together. True is of the very class that says it, since a subclass may change the steps.
+    plain_steps: ClassVar[bool] = False
     group: ProcessGroup = (
         ALONE  # the processes that train together; the loop says so, once it is built
     )
@@ -84,6 +82,11 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
         self.stream = stream
         self.model = model
         self.arguments = arguments
+        self.setup()
+
+    def setup(self) -> None:
+        """Make what it keeps: all that it was given is in its attributes."""
+        return
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run continues with: the attributes in :attr:`keeps`, by their names.
@@ -137,21 +140,9 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                 setattr(self, name, _placed(value, self.stream.device))
 
     @classmethod
-    def overrides(cls, *names: str) -> bool:
-        """Whether one of these hooks is not the default."""
-        return any(
-            name in vars(kind)
-            for kind in cls.__mro__[: cls.__mro__.index(Strategy)]
-            for name in names
-        )
-
-    @classmethod
     def has_plain_steps(cls, arguments: Any) -> bool:
-        """Whether a strategy, with these arguments, chooses what is trained on and no more.
-
-        Linear heads of several seeds then take each step together.
-        """
-        return not cls.overrides(*_STEP_HOOKS)
+        """Whether the class itself declares :attr:`plain_steps`, with these arguments."""
+        return bool(vars(cls).get("plain_steps"))
 
     @classmethod
     def build_model(cls, config: TrainConfig, stream: TrainingStream) -> nn.Module | None:
@@ -161,7 +152,7 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     @classmethod
     def makes_its_model(cls) -> bool:
         """Whether :meth:`build_model` is the strategy's own."""
-        return cls.overrides("build_model")
+        return cls.build_model.__func__ is not Strategy.build_model.__func__  # type: ignore[attr-defined]
 
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Train the model while the stream is at a bucket."""
@@ -245,47 +236,25 @@ def _placed(value: Any, device: torch.device) -> Any:
 def share_of_mean(
     batch: Batch, logits: Tensor, mean: Callable[[Tensor, Tensor], Tensor], target: Tensor
 ) -> Tensor:
-    """What one process's share of a batch adds to a mean over all of it.
+    """What one process's share of a batch, maybe empty, adds to a mean over all of it.
 
-    Args:
-        batch: the share; it may be empty.
-        logits: (B, classes), what the model answers to it.
-        mean: of (logits, target), over the images of the share.
-        target: what the logits are compared with.
+    The mean is of (logits, target) over the images of the share; logits are (B, classes).
     """
     if len(batch.labels) == 0:
         return logits.sum() * 0  # the other processes wait for this one's gradients
     return mean(logits, target) * batch.weight
 
 
-def memory_in_images(config: TrainConfig, stream: TrainingStream) -> int:
-    """How many images a buffer may hold.
-
-    Raises:
-        ConfigError: a fraction of the stream that is less than one image.
-    """
-    if isinstance(config.memory, int):
-        return config.memory
+def new_buffer(config: TrainConfig, stream: TrainingStream, arguments: BufferArguments) -> Buffer:
+    """An empty buffer of the run's memory: images, or a fraction of the stream."""
     total = sum(stream.train_counts)
-    images = int(config.memory * total)
+    images = config.memory if isinstance(config.memory, int) else int(config.memory * total)
     if images == 0:
         raise ConfigError(
             f"memory is {config.memory}, which of {total} training images is not one; pass more"
         )
-    return images
-
-
-def new_buffer(config: TrainConfig, stream: TrainingStream, arguments: BufferArguments) -> Buffer:
-    """An empty buffer of the run's memory.
-
-    Raises:
-        ConfigError: the memory is a fraction of the stream that is less than one image.
-    """
     return load_buffer(arguments.buffer)(
-        capacity=memory_in_images(config, stream),
-        num_classes=stream.num_classes,
-        seed=config.seed,
-        alpha=arguments.alpha,
+        capacity=images, num_classes=stream.num_classes, seed=config.seed, alpha=arguments.alpha
     )
 
 
@@ -296,9 +265,6 @@ def load_strategy(name: str) -> type[Strategy]:
     CamelCase: ``replay`` has ``Replay``, ``from_scratch`` has ``FromScratch``. One of another
     package is named as ``package.module:Class``, or by an entry point of the group
     ``clear_mlflow.strategies``.
-
-    Raises:
-        ConfigError: there is no such strategy, or it cannot be imported.
     """
     if name in strategy_names():
         module = importlib.import_module(f"{__package__}.{name}")
@@ -313,12 +279,7 @@ def load_strategy(name: str) -> type[Strategy]:
 
 
 def check_strategy(config: TrainConfig) -> Any:
-    """Check that a configuration fits its strategy; gives the strategy's arguments.
-
-    Raises:
-        ConfigError: there is no such strategy, an argument is unknown, or it needs what the
-            configuration does not give.
-    """
+    """Raise ConfigError unless a configuration fits its strategy; gives its arguments."""
     strategy = load_strategy(config.strategy)
     arguments = parse_arguments(
         "strategy_args", f"strategy {config.strategy}", strategy.Arguments, config.strategy_args

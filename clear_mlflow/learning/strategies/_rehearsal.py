@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from clear_mlflow.learning.buffers._base import BufferArguments
+from clear_mlflow.learning.buffers import BufferArguments
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batches
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._base import Strategy, new_buffer
+
+_RESERVOIR = BufferArguments(buffer="reservoir")
 
 
 class RehearsalStrategy(Strategy):
@@ -30,13 +31,10 @@ class RehearsalStrategy(Strategy):
     keeps: ClassVar[tuple[str, ...]] = ("_buffer",)
     scratch: ClassVar[tuple[str, ...]] = ("_held",)
 
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
-        if not isinstance(arguments, BufferArguments):
-            arguments = BufferArguments(buffer="reservoir")
-        self._buffer = new_buffer(config, stream, arguments)
+    def setup(self) -> None:
+        """An empty buffer."""
+        chosen = self.arguments if isinstance(self.arguments, BufferArguments) else _RESERVOIR
+        self._buffer = new_buffer(self.config, self.stream, chosen)
         self._held: Samples | None = None  # the buffer's images
 
     def training_set(self, position: int) -> Samples:
@@ -66,19 +64,11 @@ def rehearsal_batches(
     *where: int,
     group: ProcessGroup = ALONE,
 ) -> Iterator[Batch]:
-    """One batch from a buffer for each step of an epoch; nothing is drawn in a step.
+    """One batch from a buffer for each step: ``batch_size`` samples, or all that are held.
 
     The buffer is gone through in random order, and shuffled anew when all of it was used: each
-    image is rehearsed as often as any other, give or take one.
-
-    Args:
-        held: what the buffer holds.
-        num_steps: how many batches, each of ``batch_size`` samples or all that are held.
-        config: the run's parameters.
-        device: where the batches lie.
-        where: the bucket's position, the epoch, and, where a step takes several batches, which of
-            them; the draws follow from it.
-        group: the processes that share every batch; the batches are this one's shares.
+    image is rehearsed as often as any other, give or take one. The draws follow from *where*: the
+    bucket's position, the epoch, and, where a step takes several batches, which of them.
     """
     draws = generator(config.seed, RngPurpose.MEMORY, *where)
     count = len(held)

@@ -7,14 +7,12 @@ last three digits.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._base import Strategy
 
 # Rows that are made 64-bit floats at once: 16 MiB of CLEAR's features.
@@ -22,13 +20,7 @@ _ROWS = 1024
 
 
 class ClassMeans:
-    """Running means of the features of each class.
-
-    Args:
-        num_classes: of the stream.
-        width: numbers per image.
-        device: where they are computed.
-    """
+    """Running means of the features of each class; *width* numbers per image."""
 
     def __init__(self, num_classes: int, width: int, device: torch.device) -> None:
         self.means = torch.zeros(num_classes, width, dtype=torch.float64, device=device)
@@ -44,12 +36,7 @@ class ClassMeans:
         self.counts.copy_(state["counts"])
 
     def update(self, features: Tensor, labels: Tensor) -> None:
-        """Count more images: the same as mu += (x - mu) / (n + 1) for one after another.
-
-        Args:
-            features: (N, width), float64.
-            labels: (N,), int64.
-        """
+        """Count (N, width), float64, and (N,): as mu += (x - mu) / (n + 1), one after another."""
         new = torch.bincount(labels, minlength=len(self.counts))
         # Of the differences, not of the features: what is summed is small.
         differences = torch.zeros_like(self.means)
@@ -64,16 +51,15 @@ class ClosedFormStrategy(Strategy):
     needs_features = True
     several_processes = True
     descends_in_every_bucket = False
+    takes_steps = False
     keeps: ClassVar[tuple[str, ...]] = ("_of_classes",)
     scratch = ("_head",)
 
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
-        self._head = cast("nn.Linear", model)
+    def setup(self) -> None:
+        """The head, and the means that it is set from."""
+        self._head = cast("nn.Linear", self.model)
         classes, width = self._head.weight.shape
-        self._of_classes = ClassMeans(classes, width, stream.device)
+        self._of_classes = ClassMeans(classes, width, self.stream.device)
 
 
 def rows_of(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
@@ -87,14 +73,8 @@ def rows_of(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Te
 def set_head(head: nn.Linear, weight: Tensor, bias: Tensor, seen: Tensor) -> None:
     """Make a linear head answer with these numbers, and never with a class not yet seen.
 
-    What all classes have in common decides nothing and is taken away, since it would take digits
-    from what does.
-
-    Args:
-        head: the model ``linear``, (classes, width).
-        weight: (classes, width), float64.
-        bias: (classes,), float64.
-        seen: (classes,), bool.
+    Weight is (classes, width) and bias (classes,), float64; seen is (classes,), bool. What all
+    classes have in common decides nothing and is taken away: it would take digits from what does.
     """
     weight = torch.where(seen[:, None], weight - weight[seen].mean(dim=0), 0)
     never = torch.finfo(torch.float32).min  # a finite number: an infinite one would be a divergence

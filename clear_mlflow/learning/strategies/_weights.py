@@ -42,11 +42,6 @@ def stiffness(importance: list[Tensor], strength: float, *, lr: float) -> list[T
 
     At ``1 / lr`` one step takes a weight all the way back. A parabola that is steeper than twice
     that throws it beyond, each time further, and the training diverges.
-
-    Args:
-        importance: one tensor per weight, not negative.
-        strength: of the penalty.
-        lr: the largest learning rate that a step is taken with.
     """
     held = torch._foreach_mul(importance, strength)
     torch._foreach_clamp_max_(held, 1 / lr)

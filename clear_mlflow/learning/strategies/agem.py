@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from clear_mlflow.learning.buffers._base import BufferArguments
+from clear_mlflow.learning.buffers import BufferArguments
 from clear_mlflow.learning.device import autocast
-from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, rehearsal_batches
@@ -48,11 +45,10 @@ class Agem(RehearsalStrategy):
 
     scratch = (*RehearsalStrategy.scratch, "_reference", "_weights")
 
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
-        self._weights = trained_weights(model)
+    def setup(self) -> None:
+        """The weights, and the batch that limits a step."""
+        super().setup()
+        self._weights = trained_weights(self.model)
         self._reference: Batch | None = None  # of the step
 
     def rehearsal(self, position: int, epoch: int, num_steps: int) -> Iterable[tuple[Batch, ...]]:
@@ -81,13 +77,9 @@ class Agem(RehearsalStrategy):
 
 
 def project(gradient: list[Tensor], reference: list[Tensor]) -> None:
-    """Take from a gradient its part against a reference; where there is none, change nothing.
+    """Take from a gradient, in place, its part against a reference; where there is none, nothing.
 
     Which of the two it is, is decided on the device: nothing waits for the answer.
-
-    Args:
-        gradient: one tensor per weight; changed in place.
-        reference: the same shapes.
     """
     along = _dot(gradient, reference)
     # A reference of zeros has along = 0, too: what it is divided by does not matter.

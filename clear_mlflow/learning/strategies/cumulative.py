@@ -18,6 +18,7 @@ class Cumulative(Strategy):
     """
 
     several_processes = True
+    plain_steps = True
 
     def training_set(self, position: int) -> Samples:
         """The images of all buckets up to this one, in stream order."""

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.models import head_of
-from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._base import Strategy
 
 
@@ -42,13 +38,11 @@ class Cwr(Strategy):
     several_processes = True
     keeps = ("_consolidated", "_num_seen")
 
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
+    def setup(self) -> None:
+        """Consolidated weights: nothing yet."""
         # The head's weight and bias: the first axis of each is the class.
         self._consolidated = [torch.zeros_like(part) for part in self._head]
-        self._num_seen = np.zeros(stream.num_classes, dtype=np.int64)  # images of each class so far
+        self._num_seen = np.zeros(self.stream.num_classes, dtype=np.int64)  # images of each class
 
     @property
     def _head(self) -> list[Tensor]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import mse_loss
 
-from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import (
@@ -58,12 +55,11 @@ class Derpp(RehearsalStrategy):
     keeps = (*RehearsalStrategy.keeps, "_logits")
     scratch = (*RehearsalStrategy.scratch, "_answers", "_recording")
 
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
+    def setup(self) -> None:
+        """Logits beside the buffer."""
+        super().setup()
         # (len(buffer), classes), float32: what the model answered to each image that is held.
-        self._logits = torch.empty(0, stream.num_classes, device=stream.device)
+        self._logits = torch.empty(0, self.stream.num_classes, device=self.stream.device)
         self._answers = self._logits  # (images of the bucket, classes), as _logits
         self._recording = False
 

@@ -66,11 +66,8 @@ def cross_entropy_of_present(
 ) -> Tensor:
     """Mean cross-entropy of a softmax over the classes that occur in a batch.
 
-    Args:
-        logits: (N, classes).
-        labels: (N,), each of a class that occurs.
-        present: (classes,), bool, as :func:`classes_of` gives it.
-        smoothing: share of the target that is spread over the classes that occur.
+    Logits are (N, classes), labels (N,), and *present* (classes,), bool. Smoothing is the share of
+    the target that is spread over the classes that occur.
     """
     log_likelihood = logits.float().masked_fill(~present, -torch.inf).log_softmax(dim=1)
     loss = -log_likelihood.gather(1, labels[:, None]).mean()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +10,7 @@ from torch.func import functional_call, vjp, vmap
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.device import RngPurpose, generator
-from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.samples.decoded import batch_bounds, batches
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
+from clear_mlflow.learning.samples.decoded import Batch, batch_bounds, batches
 from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (
@@ -23,8 +20,6 @@ from clear_mlflow.learning.strategies._weights import (
     stiffness,
     trained_weights,
 )
-
-_KINDS = ("sampled", "exact", "empirical")
 
 # Gradients, of one image's likelihood of one label each, that are computed at once; and numbers in
 # them: 256 MiB of these.
@@ -52,11 +47,8 @@ class Ewc(Strategy):
     that bucket: the mean of the *squared gradient of each image's* log-likelihood. Many
     implementations square the gradient of a batch's mean, which is another quantity, and smaller
     by about the batch size; a ``strength`` found with one of them means nothing here. The
-    likelihood is that of a label which the model itself is asked for, as in the definition:
-
-    - ``fisher=sampled``: one label per image, drawn from the model's answer;
-    - ``fisher=exact``: the expectation over all labels, at a cost that grows with their number;
-    - ``fisher=empirical``: the image's true label; not the Fisher information, but often called so.
+    likelihood is that of a label which the model itself is asked for, as in the definition: the
+    expectation over all labels, at a cost that grows with their number.
 
     No weight is held more firmly than so that one step takes it all the way back: lambda F is at
     most 1 / ``lr``. Beyond twice that, gradient descent diverges, which limits the strengths that
@@ -78,28 +70,21 @@ class Ewc(Strategy):
         strength: float = 3.0  # lambda
         online: bool = False
         gamma: float = 0.95  # of what is known of all past buckets, the share that stays; online
-        fisher: str = "exact"
         images: int = 100  # of each bucket, to estimate F on; 0 for all
 
         def __post_init__(self) -> None:
             check_not_negative(self, "strength")
             if not 0 <= self.gamma <= 1:
                 raise ConfigError(f"gamma is {self.gamma} in strategy_args; pass 0 to 1")
-            if self.fisher not in _KINDS:
-                raise ConfigError(
-                    f"fisher is {self.fisher!r} in strategy_args; pass {', '.join(_KINDS)}"
-                )
             check_not_negative(self, "images")
 
     several_processes = True
     keeps = ("_curvature", "_vertex", "_stiffness")
     scratch = ("_weights",)
 
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
-        self._weights = trained_weights(model)
+    def setup(self) -> None:
+        """The weights, and a parabola for each."""
+        self._weights = trained_weights(self.model)
         self._curvature: list[Tensor] = []  # one per weight; empty before the first bucket is done
         self._vertex: list[Tensor] = []
         self._stiffness: list[Tensor] = []
@@ -137,36 +122,27 @@ class Ewc(Strategy):
         might differ in the last digit, and their models with it, from which no step brings them
         back.
         """
-        config, own = self.config, self.arguments
         samples = self.stream.train(position)
-        order = torch.randperm(
-            len(samples), generator=generator(config.seed, RngPurpose.FISHER, position, 0)
-        )[: own.images or None]
-        num_labels = self.stream.num_classes if own.fisher == "exact" else 1
+        draws = [generator(self.config.seed, RngPurpose.FISHER, position, n) for n in (0, 2)]
+        order = torch.randperm(len(samples), generator=draws[0])[: self.arguments.images or None]
         size = sum(weight.numel() for weight in self._weights)
         at_once = max(1, min(_MOST_GRADIENTS, _LARGEST_GRADIENTS // size))
-        chances = torch.rand(
-            len(order), 1, generator=generator(config.seed, RngPurpose.FISHER, position, 1)
-        )
         fisher = [torch.zeros_like(weight) for weight in self._weights]
         self.model.eval()
-        bounds = batch_bounds(len(order), max(1, at_once // num_labels))
-        shares = batches(
+        for batch in batches(
             samples,
             order,
-            bounds,
-            image_size=config.image_size,
+            batch_bounds(len(order), max(1, at_once // self.stream.num_classes)),
+            image_size=self.config.image_size,
             device=self.stream.device,
-            draws=generator(config.seed, RngPurpose.FISHER, position, 2),
+            draws=draws[1],
             group=self.group,
-        )
-        for (begin, end), batch in zip(bounds, shares, strict=True):
-            start, stop = self.group.share(begin, end)
-            if start == stop:
+        ):
+            if len(batch.labels) == 0:
                 continue
-            labels, share = self._labels(batch.inputs, batch.labels, chances[start:stop])
+            labels, share = self._labels(batch)
             share = share / len(order)
-            for start in range(0, num_labels, at_once):  # all at once, but for huge models
+            for start in range(0, labels.shape[1], at_once):  # all at once, but for huge models
                 some = slice(start, start + at_once)
                 torch._foreach_add_(
                     fisher,
@@ -174,46 +150,21 @@ class Ewc(Strategy):
                 )
         return [self.group.add_up(of_weight) for of_weight in fisher]
 
-    def _labels(self, inputs: Tensor, truth: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
-        """Which labels' likelihoods to differentiate: (B, K) labels, (B, K) how each counts.
-
-        Args:
-            inputs: (B, ...).
-            truth: (B,), their labels.
-            chances: (B, 1), between 0 and 1, on a CPU: what a label is drawn by.
-        """
-        if self.arguments.fisher == "empirical":
-            labels = truth[:, None]
-            return labels, torch.ones_like(labels, dtype=torch.float32)
-        with torch.no_grad():
-            answers = self.model(inputs).float().softmax(dim=1)
-        num_classes = answers.shape[1]
-        if self.arguments.fisher == "exact":
-            labels = torch.arange(num_classes, device=truth.device).expand(len(truth), -1)
-            return labels, answers
-        drawn = chances.to(truth.device)
-        # The last sum may be below 1 by rounding, and what was drawn above it.
-        labels = (answers.cumsum(dim=1) <= drawn).sum(dim=1, keepdim=True)
-        labels.clamp_max_(num_classes - 1)
-        return labels, torch.ones_like(labels, dtype=torch.float32)
+    @torch.no_grad()
+    def _labels(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Which labels' likelihoods to differentiate: (B, K) labels, (B, K) how each counts."""
+        answers = self.model(batch.inputs).float().softmax(dim=1)
+        labels = torch.arange(answers.shape[1], device=answers.device)
+        return labels.expand(len(answers), -1), answers
 
 
 def squared_gradients(
     model: nn.Module, inputs: Tensor, labels: Tensor, share: Tensor
 ) -> list[Tensor]:
-    """Square the gradients of each image's log-likelihoods, and add them up.
+    """Square the gradients of each image's log-likelihoods, and add them up, one tensor per weight.
 
-    The gradients of all images are computed together, by vectorising over images and labels what
-    differentiates one.
-
-    Args:
-        model: in evaluation mode, so that an image's answer does not depend on the others.
-        inputs: (B, ...).
-        labels: (B, K), the labels whose likelihood is meant.
-        share: (B, K), factor of each square.
-
-    Returns:
-        One tensor per trained weight, of its shape.
+    They are those of (B, K) labels, each square times its (B, K) share, and computed together. The
+    model is in evaluation mode, so that an image's answer does not depend on the others.
     """
     weights = {
         name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad

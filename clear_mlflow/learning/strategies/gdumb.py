@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from torch import nn
-
-from clear_mlflow.learning.buffers._base import BufferArguments
+from clear_mlflow.learning.buffers import BufferArguments
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model
-from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy, new_buffer
 
@@ -51,11 +46,9 @@ class Gdumb(Strategy):
     several_processes = True
     keeps = ("_buffer",)
 
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
-        self._buffer = new_buffer(config, stream, arguments)
+    def setup(self) -> None:
+        """The memory."""
+        self._buffer = new_buffer(self.config, self.stream, self.arguments)
 
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Sample the bucket, then train a fresh model on the memory."""

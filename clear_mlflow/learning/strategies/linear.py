@@ -19,3 +19,4 @@ class Linear(Strategy):
 
     needs_features = True
     several_processes = True
+    plain_steps = True

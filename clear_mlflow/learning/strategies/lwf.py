@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,9 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import autocast
-from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, batches, looks_alike
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_above_zero, check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 
@@ -56,10 +53,8 @@ class Lwf(Strategy):
     several_processes = True
     scratch = ("_old", "_answers")
 
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
+    def setup(self) -> None:
+        """No teacher yet."""
         # Both are of the bucket in training: what is carried to the next one is the model.
         self._old: nn.Module | None = None
         self._answers: Tensor | None = None  # (N, classes), logits; where the samples lie
@@ -109,15 +104,6 @@ class Lwf(Strategy):
 
 
 def distillation(logits: Tensor, old: Tensor, *, temperature: float) -> Tensor:
-    """Cross-entropy with a teacher's answers, both softened.
-
-    Args:
-        logits: (B, classes), of the model in training.
-        old: (B, classes), of its teacher.
-        temperature: above 0.
-
-    Returns:
-        A scalar, mean over the batch.
-    """
+    """Mean cross-entropy of (B, classes) with a teacher's answers of that shape, both softened."""
     soft = (old.float() / temperature).softmax(dim=1)
     return cross_entropy(logits.float() / temperature, soft)

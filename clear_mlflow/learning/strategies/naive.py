@@ -13,3 +13,4 @@ class Naive(Strategy):
     """
 
     several_processes = True
+    plain_steps = True

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.buffers._base import BufferArguments
+from clear_mlflow.learning.buffers import BufferArguments
 from clear_mlflow.learning.samples.decoded import Batch, Samples
 from clear_mlflow.learning.samples.indices import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import share_of_mean

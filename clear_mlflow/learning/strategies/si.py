@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._arguments import check_above_zero, check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (
@@ -65,11 +62,9 @@ class Si(Strategy):
     # The path is at 0 between two buckets.
     scratch = ("_weights", "_path", "_before", "_of_loss")
 
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
-        self._weights = trained_weights(model)
+    def setup(self) -> None:
+        """The weights, and what is measured of each."""
+        self._weights = trained_weights(self.model)
         self._anchor = copied(self._weights)
         self._importance = [torch.zeros_like(weight) for weight in self._weights]
         self._stiffness = self._importance

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
 from clear_mlflow.learning.strategies._statistics import ClosedFormStrategy, rows_of, set_head
-
-_UPDATES = ("exact", "paper")
 
 
 class Slda(ClosedFormStrategy):
@@ -32,8 +27,7 @@ class Slda(ClosedFormStrategy):
     the images, and a stream of one bucket is a linear discriminant analysis. The paper has
     t / (t + 1), which nearly agrees late in a stream but counts the first image of each class at
     its distance from 0. The paper starts from means and a covariance of a first batch; here
-    nothing comes before the stream. ``update=paper`` computes the recursion as the paper writes it,
-    with the images in the order of the dataset.
+    nothing comes before the stream.
 
     The seed and all parameters of the optimiser mean nothing.
 
@@ -49,7 +43,6 @@ class Slda(ClosedFormStrategy):
         """How the covariance is made."""
 
         shrinkage: float = 1e-4  # share of the identity, above 0 and up to 1
-        update: str = "exact"  # or paper
 
         def __post_init__(self) -> None:
             if not 0 < self.shrinkage <= 1:
@@ -57,17 +50,12 @@ class Slda(ClosedFormStrategy):
                     f"strategy_args has shrinkage={self.shrinkage}; expected a number above 0, at "
                     "most 1"
                 )
-            if self.update not in _UPDATES:
-                raise ConfigError(
-                    f"strategy_args has update={self.update}; expected {' or '.join(_UPDATES)}"
-                )
 
-    def __init__(
-        self, config: TrainConfig, stream: TrainingStream, model: nn.Module, arguments: Any
-    ) -> None:
-        super().__init__(config, stream, model, arguments)
+    def setup(self) -> None:
+        """The scatter, beside the means."""
+        super().setup()
         width = self._head.in_features
-        self._scatter = torch.zeros(width, width, dtype=torch.float64, device=stream.device)
+        self._scatter = torch.zeros(width, width, dtype=torch.float64, device=self.stream.device)
 
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Count the bucket's images into the means and the covariance."""
@@ -99,7 +87,5 @@ class Slda(ClosedFormStrategy):
         sums = sums - sums[first]
         seen = counts[of_class] + before
         distance = shifted - sums / seen.clamp(min=1)[:, None]
-        if self.arguments.update == "paper":
-            seen = int(counts.sum()) + order
         weighted = distance * (seen / (seen + 1)).sqrt()[:, None]
         self._scatter.addmm_(weighted.T, weighted)

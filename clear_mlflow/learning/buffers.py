@@ -1,0 +1,307 @@
+"""What a strategy with a memory keeps: buffers of images, each one way to choose.
+
+The class :class:`ClassBalanced` is asked for as ``class_balanced``; :data:`BUFFERS` has them all.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.device import RngPurpose, generator
+from clear_mlflow.learning.parameters.recipes import NONE
+from clear_mlflow.learning.samples.indices import SampleIndices, joined, whole_bucket
+
+
+class Buffer(ABC):
+    """A bounded memory of training images, kept as indices.
+
+    It holds at most *capacity* images. What is drawn follows from the run's seed and the bucket's
+    position alone; *alpha* is how much a biased reservoir prefers what is new, ``none`` for others.
+    """
+
+    counted: ClassVar[tuple[str, ...]] = ()  # attributes of a subclass that it chooses by
+
+    def __init__(self, *, capacity: int, num_classes: int, seed: int, alpha: str = NONE) -> None:
+        self.check_alpha(alpha)
+        self.capacity = capacity
+        self.num_classes = num_classes
+        self.seed = seed
+        self.alpha = alpha
+        self.picks = SampleIndices(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
+        self.labels = np.empty(0, dtype=np.int64)  # (len(picks),)
+
+    def __len__(self) -> int:
+        return len(self.picks)
+
+    def offer(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:
+        """A bucket is done: its images, of (N,) classes in their order, compete for the buffer.
+
+        Gives (len(self),), what is held now, as indices into what was held before followed by the
+        bucket's images: what is kept along with each image is chosen by them.
+        """
+        kept = self._choose(labels, generator(self.seed, RngPurpose.BUFFER, position))
+        candidates = joined(self.picks, whole_bucket(position, len(labels)))
+        self.picks = candidates.take(kept)
+        self.labels = np.concatenate([self.labels, labels])[kept]
+        return kept
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run continues with."""
+        picks = {"bucket": self.picks.bucket, "index": self.picks.index, "labels": self.labels}
+        return picks | {name: getattr(self, name) for name in self.counted}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from what :meth:`state_dict` gave."""
+        self.picks = SampleIndices(state["bucket"], state["index"])
+        self.labels = state["labels"]
+        for name in self.counted:
+            setattr(self, name, state[name])
+
+    @abstractmethod
+    def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+        """What :meth:`offer` returns, while :attr:`picks` and :attr:`labels` are as before."""
+
+    @classmethod
+    def check_alpha(cls, alpha: str) -> None:
+        """Raise ConfigError where the text of an alpha is none of this buffer's."""
+        if alpha != NONE:
+            raise ConfigError(
+                f"strategy_args has alpha={alpha}, which only buffer=biased_reservoir takes; "
+                "leave it out or pass that buffer"
+            )
+
+
+class Reservoir(Buffer):
+    """A uniform sample, without replacement, of all images so far, whatever their class.
+
+    Every image draws a priority once, uniform in [0, 1); those with the lowest are held.
+
+    Source:
+        Vitter, Random Sampling with a Reservoir, ACM TOMS 11(1), 1985. His algorithm R goes through
+        the images one by one; random keys give the same distribution.
+    """
+
+    counted = ("_priorities",)
+    _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
+
+    def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+        priorities = np.concatenate([self._priorities, _uniform(len(labels), draws)])
+        kept = np.sort(np.argsort(priorities, kind="stable")[: self.capacity])
+        self._priorities = priorities[kept]
+        return kept
+
+
+class ClassBalanced(Buffer):
+    """Of each class, an equally likely sample of all its images so far.
+
+    Every image draws a priority once, uniform in [0, 1). Of each class the buffer holds those with
+    the lowest priorities, as many as :func:`class_quotas` gives. So every image of a class that was
+    ever seen is equally likely to be held, whatever bucket it came from; and since a class's quota
+    can never exceed what it still holds, no image is missed that was let go.
+
+    Source:
+        Chrysakis and Moens, Online Continual Learning from Imbalanced Data, ICML 2020
+        (class-balanced reservoir); Vitter, Random Sampling with a Reservoir, 1985 (random keys).
+    """
+
+    counted = ("_priorities", "_num_seen")
+    _priorities: NDArray[np.float64] = np.empty(0)  # (len(self),)
+    _num_seen: NDArray[np.int64] | None = None  # (num_classes,), images of each class so far
+
+    def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+        num_new = np.bincount(labels, minlength=self.num_classes)
+        self._num_seen = num_new if self._num_seen is None else self._num_seen + num_new
+        priorities = np.concatenate([self._priorities, _uniform(len(labels), draws)])
+        kept = lowest_of_each_class(
+            np.concatenate([self.labels, labels]),
+            priorities,
+            class_quotas(self._num_seen, self.capacity),
+        )
+        self._priorities = priorities[kept]
+        return kept
+
+
+def class_quotas(num_seen: NDArray[np.int64], memory: int) -> NDArray[np.int64]:
+    """Share a buffer of *memory* images among the classes seen so far, as equally as they allow.
+
+    From (classes,), images of each so far, to (classes,), images to hold of each. Rare classes keep
+    all they have; the others differ by at most one, and those of lower labels take what is left
+    over. As more images are seen, no class's quota grows but by images just seen.
+
+    >>> class_quotas(np.array([100, 2, 100, 0]), 9)
+    array([4, 2, 3, 0])
+    """
+    quotas = np.zeros_like(num_seen)
+    left = memory
+    while True:
+        hungry = np.flatnonzero(quotas < num_seen)
+        if left < len(hungry) or len(hungry) == 0:
+            break
+        # As many rounds at once as every hungry class can take part in.
+        rounds = min(left // len(hungry), int((num_seen - quotas)[hungry].min()))
+        quotas[hungry] += rounds
+        left -= rounds * len(hungry)
+    quotas[hungry[:left]] += 1
+    return quotas
+
+
+def lowest_of_each_class(
+    labels: NDArray[np.int64], priorities: NDArray[np.float64], quotas: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Indices, ascending, of the (classes,) quota of each class with the lowest (N,) priorities."""
+    order = np.lexsort((priorities, labels))
+    starts = np.searchsorted(labels[order], np.arange(len(quotas)))
+    rank = np.arange(len(labels)) - starts[labels[order]]
+    return np.sort(order[rank < quotas[labels[order]]])
+
+
+class GreedyBalanced(Buffer):
+    """GDumb's sampler: first come, first served, up to an equal share of the buffer for each class.
+
+    Images arrive one by one, those of a bucket in a random order. One is let in if its class is new
+    or holds fewer than the buffer's k places divided by the classes so far. If the buffer is full,
+    a random image of the largest class makes room.
+
+    So once every class has its share, **nothing is ever replaced**. In a stream that brings all
+    classes in every bucket, such as CLEAR, a buffer no larger than the first bucket remains a
+    sample of the first bucket.
+
+    Source:
+        Prabhu, Torr and Dokania, GDumb, ECCV 2020, algorithm 1.
+    """
+
+    counted = ("_classes",)
+    _classes: tuple[int, ...] = ()  # ever seen, ascending
+
+    def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+        arriving = torch.randperm(len(labels), generator=draws).tolist()
+        luck = _uniform(len(labels), draws).tolist()
+        # Of each class that was ever seen, indices into what was held followed by the bucket.
+        held: dict[int, list[int]] = {label: [] for label in self._classes}
+        for number, label in enumerate(self.labels.tolist()):
+            held[label].append(number)
+        num_held = total = len(self)
+        for number, draw in zip(arriving, luck, strict=True):
+            label = int(labels[number])
+            # Of a class that is new, one is let in, however many classes there are.
+            if label in held and len(held[label]) >= self.capacity / len(held):
+                continue
+            if total == self.capacity:
+                largest = max(sorted(held), key=lambda one: len(held[one]))
+                held[largest].pop(int(draw * len(held[largest])))
+                total -= 1
+            held.setdefault(label, []).append(num_held + number)
+            total += 1
+        self._classes = tuple(sorted(held))
+        return np.sort(np.array([n for of_class in held.values() for n in of_class]))
+
+
+class BiasedReservoir(Buffer):
+    """CLEAR's reservoir, which lets new images in more readily than a uniform sample would.
+
+    Images arrive one by one. The first k, the buffer's capacity, fill it. The n-th one is let in
+    with probability ``min(1, alpha * k / n)`` and takes the place of one that is drawn uniformly
+    from those held.
+
+    - Fixed alpha, ``alpha=2``: 1 is a uniform sample of the stream (:class:`Reservoir`); the
+      greater it is, the more the buffer prefers what is new, while still every image is let in less
+      readily than those before it.
+    - Dynamic alpha, ``alpha=0.75n/k``: it grows with the stream, so that every image is let in with
+      the same probability, 0.75; the chance that an image is still there then falls exponentially
+      with its age.
+
+    A bucket's images arrive in a random order; in files they are sorted by class, and the last
+    class would be preferred. The authors' code decides by bucket, with n at the bucket's end; here
+    n counts images, as their text does.
+
+    Source:
+        Lin et al., The CLEAR Benchmark, arXiv:2201.06289, biased reservoir sampling. Their code
+        tries alpha 0.25, 0.5, 1, 2 and 5, and 0.25, 0.5, 0.75 and 1 times n / k, with a buffer as
+        large as a bucket.
+    """
+
+    counted = ("_num_seen",)
+    _num_seen = 0  # images so far
+
+    def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
+        count, num_held, k = len(labels), len(self), self.capacity
+        arriving = num_held + torch.randperm(count, generator=draws).numpy()
+        luck = _uniform(count, draws)
+        place = torch.randint(k, (count,), generator=draws).numpy()
+
+        seen = self._num_seen + np.arange(1, count + 1)
+        self._num_seen += count
+        held = np.concatenate([np.arange(num_held), arriving[: k - num_held]])
+        alpha, is_dynamic = parse_alpha(self.alpha)
+        let_in = (seen > k) & (luck < (alpha if is_dynamic else np.minimum(1.0, alpha * k / seen)))
+        held[place[let_in]] = arriving[let_in]  # of several in one place, the last one stays
+        return np.sort(held)
+
+    @classmethod
+    def check_alpha(cls, alpha: str) -> None:
+        """Raise ConfigError where :func:`parse_alpha` does."""
+        parse_alpha(alpha)
+
+
+def parse_alpha(text: str) -> tuple[float, bool]:
+    """Read an alpha: the number, and whether it is a multiple, at most 1, of n / k.
+
+    >>> parse_alpha("2")
+    (2.0, False)
+    >>> parse_alpha("0.75n/k")
+    (0.75, True)
+    """
+    number, dynamic = re.fullmatch(r"(.*?)(\*?n/k)?", text, re.DOTALL).groups()  # type: ignore[union-attr]
+    try:
+        alpha = float(number)
+    except ValueError:
+        alpha = math.nan
+    if not (math.isfinite(alpha) and alpha > 0 and (alpha <= 1 or not dynamic)):
+        raise ConfigError(
+            f"strategy_args has alpha={text}; buffer=biased_reservoir expects a number above 0, as "
+            "alpha=2, or a share that grows with the stream, from above 0 to 1, as alpha=0.75n/k"
+        )
+    return alpha, bool(dynamic)
+
+
+BUFFERS: dict[str, type[Buffer]] = {
+    "biased_reservoir": BiasedReservoir,
+    "class_balanced": ClassBalanced,
+    "greedy_balanced": GreedyBalanced,
+    "reservoir": Reservoir,
+}
+
+
+@dataclass(frozen=True)
+class BufferArguments:
+    """Which images a strategy keeps: arguments of all strategies that let one choose."""
+
+    buffer: str = "class_balanced"  # of BUFFERS
+    alpha: str = NONE
+
+    def __post_init__(self) -> None:
+        load_buffer(self.buffer).check_alpha(self.alpha)
+
+
+def load_buffer(name: str) -> type[Buffer]:
+    """The class of a buffer; raises ConfigError where there is none of that name."""
+    if name not in BUFFERS:
+        raise ConfigError(
+            f"unknown buffer {name!r} in strategy_args; known are {', '.join(BUFFERS)}"
+        )
+    return BUFFERS[name]
+
+
+def _uniform(count: int, draws: torch.Generator) -> NDArray[np.float64]:
+    """(count,), in [0, 1)."""
+    return torch.rand(count, generator=draws, dtype=torch.float64).numpy()
