@@ -73,7 +73,7 @@ class ProcessGroup:
         return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
 
     def put_together(self, part: Tensor, start: int, total: int) -> Tensor:
-        """(total, ...), on all processes, of which each has a part, (n, ...), that begins at *start*."""
+        """(total, ...), on all processes, of which each has a part, (n, ...), from *start* on."""
         if self.size == 1:
             return part
         whole = part.new_zeros((total, *part.shape[1:]))
@@ -97,7 +97,7 @@ class ProcessGroup:
         return whole.cpu().numpy().tobytes()
 
     def weight(self, part: int, whole: int) -> float:
-        """What the mean loss over a share of *part* images of *whole* counts in the batch's mean."""
+        """What the mean over *part* images of the *whole* batch counts in the mean over all."""
         return part * self.size / whole
 
     def spread(self, model: nn.Module) -> nn.Module:
