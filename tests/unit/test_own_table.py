@@ -215,6 +215,15 @@ def test_columns_of_other_names(root):
     assert listing.class_names == ("10", "3")  # texts, as folders would be
 
 
+def test_texts_are_taken_as_they_are(root):
+    """What other programs call missing or a number is a name here."""
+    names = ["NA", "None", "007", "nan", "null"]
+    lines = [f"images/{i}.png,{name},2004,1,train" for i, name in enumerate(names)]
+    write(root, *lines)
+    listing = own_listing("table", str(root), cache_dir=root)
+    assert listing.class_names == tuple(sorted(names))
+
+
 A, B = "images/a.png", "images/b.png"
 EAST = timezone(timedelta(hours=2))
 
@@ -247,7 +256,9 @@ EAST = timezone(timedelta(hours=2))
         ([f"{A},x,2004,1,train", f"{B},y,2004,1,valid"], "row 3 has 'valid' as 'split'"),
         ([f"{A},x,2004,1,train"], "has 1 classes"),
         ([f"{A},x,2004,1,test", f"{B},y,2004,1,test"], "no images to train on"),
-        ([f"{A},x,2004,1,train,more"], "cannot be read: CSV parse error"),
+        ([f"{A},x,2004,1,train", f"{B},y,2004,1,train,more"], "cannot be read: Error tokenizing"),
+        ([f"{A},x,2004,1", f"{B},y,2004,1,train"], "row 2 has '' as 'split'"),
+        ([f"{A},x,2004,1,train,more"], "cannot be read: its rows have more columns"),
         ([f"{A},x,2004,one,train", f"{B},y,2004,two,train"], "whose order is the stream's"),
         ([f"{A},x ,2004,1,train", f"{B},y,2004,1,train"], "has a class 'x '"),
         ([], "has no rows"),

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
-from clear_mlflow.data.sources._columns import Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pandas import Categorical
 
 
 def check_type(kind: pa.DataType, name: str, role: str, named_in: str) -> None:
@@ -38,35 +38,23 @@ def check_type(kind: pa.DataType, name: str, role: str, named_in: str) -> None:
     )
 
 
-def text_column(column: pa.ChunkedArray, role: str, named_in: str, first_row: int) -> Column:
+def text_column(column: pa.ChunkedArray, role: str, named_in: str, first_row: int) -> Categorical:
     """A column as texts, of which each distinct one is there once."""
-    import numpy as np
     import pyarrow as pa
     from pyarrow import compute, types
 
-    kind = column.type.value_type if types.is_dictionary(column.type) else column.type
     if column.null_count:
         row = int(compute.index(column.is_null(), True).as_py()) + first_row
         raise DataError(f"{named_in} row {row} has no {role}; expected one in every row")
+    kind = column.type
+    if types.is_dictionary(kind) and not types.is_string(kind.value_type):
+        column, kind = column.cast(kind.value_type), kind.value_type
     if types.is_timestamp(kind):
-        column = column.cast(pa.timestamp("s"), safe=False).cast(pa.string())
-    elif not (types.is_string(kind) or types.is_large_string(kind)):
-        column = column.cast(pa.string())
-    if not types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    array = column.unify_dictionaries().combine_chunks()
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks)
-    texts = array.dictionary.to_pylist()
-    rows = array.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    used, rows = np.unique(rows, return_inverse=True)
-    return Column([_text(texts[i]) for i in used.tolist()], rows)
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("a dictionary holds no text")
-    return value
+        column = column.cast(pa.timestamp("s"), safe=False)
+    # Not decoded: a long text that a million rows have stays one text.
+    if not types.is_dictionary(kind):
+        column = column.cast(pa.string()).dictionary_encode()
+    return column.unify_dictionaries().to_pandas().cat.remove_unused_categories().array
 
 
 _EXPECTED: Mapping[str, str] = {

@@ -1,16 +1,17 @@
 """Images as rows of columns: what a table or a set of records says becomes a listing.
 
-Every column arrives as texts, each distinct one once, with a number for each row that says which it
-is: a table of a million rows has a few hundred distinct labels, times and splits.
+Every column is a pandas.Categorical of texts, each distinct one once: a table of a million rows has
+a few hundred distinct labels, times and splits.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,9 @@ from clear_mlflow.data.sources._entries import (
 )
 from clear_mlflow.data.sources._times import MONTH, QUARTER, YEAR, Time, parse_time, period
 from clear_mlflow.data.splits import Listing
+
+if TYPE_CHECKING:
+    from pandas import Categorical
 
 _PERIODS: Final = {"year": YEAR, "quarter": QUARTER, "month": MONTH}
 _LEVELS: Final = ("no quarter", "no month", "no day")
@@ -75,18 +79,6 @@ class ColumnArguments(OrderedArguments):
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Column:
-    """One column: each distinct text once, and which of them each row has."""
-
-    texts: Sequence[str]
-    rows: NDArray[np.int64]
-
-    def where(self, wrong: Sequence[bool]) -> int:
-        """The first row, from 0, whose text is wrong."""
-        return int(np.flatnonzero(np.asarray(wrong, dtype=bool)[self.rows])[0])
-
-
 def wanted_columns(arguments: ColumnArguments, known: Sequence[str], named_in: str) -> list[str]:
     """The columns that are to be read, of those that there are; the images' own not among them."""
     if arguments.buckets == NONE and arguments.bucket not in known:
@@ -111,7 +103,7 @@ def wanted_columns(arguments: ColumnArguments, known: Sequence[str], named_in: s
 
 def listing_of_columns(
     paths: Sequence[Path],
-    columns: Mapping[str, Column],
+    columns: Mapping[str, Categorical],
     arguments: ColumnArguments,
     *,
     root: Path,
@@ -119,7 +111,10 @@ def listing_of_columns(
     named_in: str,
     first_row: int,
 ) -> Listing:
-    """The listing of the images that rows of columns describe."""
+    """The listing of images, *paths* row by row below *root*, that the wanted columns describe.
+
+    *named_in* and *first_row*, the number that people give to the first row, are for messages.
+    """
 
     def place(row: int) -> str:
         return f"{named_in} row {row + first_row}"
@@ -127,21 +122,30 @@ def listing_of_columns(
     labels = columns[arguments.label]
     _check_labels(labels, place)
     is_test = _tests(columns.get(arguments.split), len(paths), place, arguments.split)
+    warnings: list[str] = []
+    times = None
     if arguments.buckets == NONE:
-        buckets, warnings, times = columns[arguments.bucket], list[str](), None
-        empty = [not text for text in buckets.texts]
-        if any(empty):
-            raise DataError(f"{place(buckets.where(empty))} has no bucket; expected a name")
+        keys, of_rows = columns[arguments.bucket].categories, columns[arguments.bucket].codes
+        if (row := _first(columns[arguments.bucket], lambda text: not text)) is not None:
+            raise DataError(f"{place(row)} has no bucket; expected a name")
     else:
-        buckets, warnings = _bucketed(columns[arguments.time], arguments, place, named_in)
-        times = (
-            _medians(buckets, columns[arguments.time]) if "equal:" in arguments.buckets else None
-        )
+        parsed = _parsed(columns[arguments.time], place)
+        keys, of_times = _bucketed(parsed, columns[arguments.time], arguments, place, named_in)
+        of_rows = of_times[columns[arguments.time].codes]
+        if outside := int((of_rows < 0).sum()):
+            warnings.append(
+                f"left out: {outside} images whose times lie outside of {arguments.buckets}"
+            )
+        if arguments.buckets.startswith("equal:"):
+            begins = np.array([time.begin for time in parsed], "datetime64[s]")
+            begins = begins[columns[arguments.time].codes]
+            times = {key: _median_date(begins[of_rows == i]) for i, key in enumerate(keys)}
     _refuse_twice(paths, labels, place)
+    names, keys = list(labels.categories), list(keys)
     entries = (
-        Entry(path, labels.texts[label], buckets.texts[bucket], TEST if test else TRAIN)
+        Entry(path, names[label], keys[bucket], TEST if test else TRAIN)
         for path, label, bucket, test in zip(
-            paths, labels.rows.tolist(), buckets.rows.tolist(), is_test.tolist(), strict=True
+            paths, labels.codes.tolist(), of_rows.tolist(), is_test.tolist(), strict=True
         )
         if bucket >= 0
     )
@@ -156,14 +160,15 @@ def listing_of_columns(
     )
 
 
-def _medians(buckets: Column, times: Column) -> dict[str, str]:
-    """The date in the middle of each bucket's images."""
-    begins = np.array([parse_time(text).begin for text in times.texts], "datetime64[s]")  # type: ignore[union-attr]
-    of_rows = begins[times.rows]
-    return {
-        key: str(np.sort(of_rows[buckets.rows == i])[(buckets.rows == i).sum() // 2])[:10]
-        for i, key in enumerate(buckets.texts)
-    }
+def _first(column: Categorical, is_wrong: Callable[[str], bool]) -> int | None:
+    """The first row, from 0, whose text is wrong."""
+    wrong = np.array([is_wrong(text) for text in column.categories], dtype=bool)
+    rows = np.flatnonzero(wrong[column.codes])
+    return int(rows[0]) if len(rows) else None
+
+
+def _median_date(times: NDArray[np.datetime64]) -> str:
+    return str(np.sort(times)[len(times) // 2])[:10]
 
 
 def names_of(columns: Sequence[str]) -> str:
@@ -172,38 +177,32 @@ def names_of(columns: Sequence[str]) -> str:
     return ", ".join(shown(name) for name in columns[:12]) + more
 
 
-def _check_labels(labels: Column, place: _Place) -> None:
+def _check_labels(labels: Categorical, place: _Place) -> None:
     """Refuse what is no class for each image: nothing, measurements, several at once."""
-    empty = [not text for text in labels.texts]
-    if any(empty):
-        raise DataError(f"{place(labels.where(empty))} has no label; expected a class name")
-    numbers = [_is_number(text) for text in labels.texts]
+    if (row := _first(labels, lambda text: not text)) is not None:
+        raise DataError(f"{place(row)} has no label; expected a class name")
+    known = set(labels.categories)
     # Among names, 737 may be one, and so may 12e4; 3.25 is a measurement there, too.
-    has_no_names = all(numbers)
-    fractions = [
-        is_number and not _is_whole(text) and (has_no_names or "." in text)
-        for is_number, text in zip(numbers, labels.texts, strict=True)
-    ]
-    if any(fractions):
-        row = labels.where(fractions)
-        raise DataError(
-            f"{place(row)} has label {shown(labels.texts[labels.rows[row]])}; expected class "
-            "names or whole numbers: regression is not done here"
-        )
-    known = set(labels.texts)
-    several = [
-        (text[0] == "[" and text[-1] == "]")
-        or any(
+    has_no_names = all(_is_number(text) for text in known)
+
+    def is_fraction(text: str) -> bool:
+        return _is_number(text) and not _is_whole(text) and (has_no_names or "." in text)
+
+    def is_several(text: str) -> bool:
+        return (text[0] == "[" and text[-1] == "]") or any(
             len(parts := text.split(separator)) > 1 and known.issuperset(p.strip() for p in parts)
             for separator in _SEPARATORS
         )
-        for text in labels.texts
-    ]
-    if any(several):
-        row = labels.where(several)
+
+    if (row := _first(labels, is_fraction)) is not None:
         raise DataError(
-            f"{place(row)} has label {shown(labels.texts[labels.rows[row]])}; expected one class "
-            "for each image: several at once are not learned here"
+            f"{place(row)} has label {shown(labels[row])}; expected class names or whole numbers: "
+            "regression is not done here"
+        )
+    if (row := _first(labels, is_several)) is not None:
+        raise DataError(
+            f"{place(row)} has label {shown(labels[row])}; expected one class for each image: "
+            "several at once are not learned here"
         )
 
 
@@ -219,56 +218,51 @@ def _is_whole(text: str) -> bool:
     return digits.isascii() and digits.isdecimal()
 
 
-def _tests(split: Column | None, num_rows: int, place: _Place, name: str) -> NDArray[np.bool_]:
+def _tests(split: Categorical | None, num_rows: int, place: _Place, name: str) -> NDArray[np.bool_]:
     """Which rows are for testing."""
     if split is None:
         return np.zeros(num_rows, dtype=bool)
-    odd = [text not in (TRAIN, TEST) for text in split.texts]
-    if any(odd):
-        row = split.where(odd)
+    if (row := _first(split, lambda text: text not in (TRAIN, TEST))) is not None:
         raise DataError(
-            f"{place(row)} has {shown(split.texts[split.rows[row]])} as {shown(name)}; expected "
-            f"{TRAIN} or {TEST} (validation images are held out of the training images: "
-            "split=validation)"
+            f"{place(row)} has {shown(split[row])} as {shown(name)}; expected {TRAIN} or {TEST} "
+            "(validation images are held out of the training images: split=validation)"
         )
-    return np.array([text == TEST for text in split.texts], dtype=bool)[split.rows]
+    tests: NDArray[np.bool_] = np.array([text == TEST for text in split.categories], dtype=bool)
+    return tests[np.asarray(split.codes, dtype=np.int64)]
+
+
+def _parsed(times: Categorical, place: _Place) -> list[Time]:
+    """The time that each distinct text is."""
+    if (row := _first(times, lambda text: parse_time(text) is None)) is not None:
+        raise DataError(
+            f"{place(row)} has time {shown(times[row])}; expected a year, a date or a moment as "
+            "2004, 2004-05, 2004-05-17 or 2004-05-17T08:30:00Z"
+        )
+    return [time for text in times.categories if (time := parse_time(text)) is not None]
 
 
 def _bucketed(
-    times: Column, arguments: ColumnArguments, place: _Place, named_in: str
-) -> tuple[Column, list[str]]:
-    """The bucket of each row by its time, -1 for none; and what is left out."""
-    parsed = [parse_time(text) for text in times.texts]
-    wrong = [time is None for time in parsed]
-    if any(wrong):
-        row = times.where(wrong)
-        raise DataError(
-            f"{place(row)} has time {shown(times.texts[times.rows[row]])}; expected a year, a date "
-            "or a moment as 2004, 2004-05, 2004-05-17 or 2004-05-17T08:30:00Z"
-        )
-    known = [time for time in parsed if time is not None]
+    parsed: Sequence[Time],
+    times: Categorical,
+    arguments: ColumnArguments,
+    place: _Place,
+    named_in: str,
+) -> tuple[Sequence[str], NDArray[np.int64]]:
+    """The names of buckets, and of each distinct time the number of its own; -1 for none."""
     if arguments.buckets in _PERIODS:
         level = _PERIODS[arguments.buckets]
-        _refuse_vague(known, level, times, place, arguments.buckets)
-        names = [period(time, level) for time in known]
-        keys = sorted(set(names))
-        number = {key: i for i, key in enumerate(keys)}
-        of_text = np.array([number[name] for name in names], dtype=np.int64)
-        return Column(keys, of_text[times.rows]), []
+        _refuse_vague(parsed, level, times, place, arguments.buckets)
+        keys, of_times = np.unique([period(time, level) for time in parsed], return_inverse=True)
+        return keys.tolist(), of_times
     kind, _, rest = arguments.buckets.partition(":")
     if kind == "equal":
-        return _of_equal_counts(known, times, int(rest), named_in), []
+        return _of_equal_counts(parsed, times, int(rest), named_in)
     edges = [edge for text in rest.split(":") if (edge := parse_time(text)) is not None]
-    _refuse_vague(known, max(edge.exact_to for edge in edges), times, place, "these edges")
+    _refuse_vague(parsed, max(edge.exact_to for edge in edges), times, place, "these edges")
     begins = [edge.begin for edge in edges]
-    of_text = np.array(
-        [sum(begin <= time.begin for begin in begins) - 1 for time in known], dtype=np.int64
-    )
-    of_text[of_text == len(edges) - 1] = -1  # at the last edge or behind it
-    buckets = Column(_given_order(arguments), of_text[times.rows])
-    outside = int((buckets.rows < 0).sum())
-    told = f"left out: {outside} images whose times lie outside of {arguments.buckets}"
-    return buckets, [told] if outside else []
+    of_times = np.array([bisect_right(begins, time.begin) - 1 for time in parsed], dtype=np.int64)
+    of_times[of_times == len(edges) - 1] = -1  # at the last edge or behind it
+    return _given_order(arguments), of_times
 
 
 def _given_order(arguments: ColumnArguments) -> tuple[str, ...]:
@@ -278,25 +272,25 @@ def _given_order(arguments: ColumnArguments) -> tuple[str, ...]:
 
 
 def _refuse_vague(
-    times: Sequence[Time], level: int, column: Column, place: _Place, wanted: str
+    parsed: Sequence[Time], level: int, times: Categorical, place: _Place, wanted: str
 ) -> None:
-    vague = [time.exact_to < level for time in times]
-    if any(vague):
-        row = column.where(vague)
-        text = column.texts[column.rows[row]]
+    vague = np.array([time.exact_to < level for time in parsed], dtype=bool)[times.codes]
+    if vague.any():
+        row = int(np.flatnonzero(vague)[0])
+        lacks = _LEVELS[parsed[times.codes[row]].exact_to]
         raise DataError(
-            f"{place(row)} has time {shown(text)}, which says "
-            f"{_LEVELS[times[column.rows[row]].exact_to]}; expected times that are exact enough "
-            f"for {wanted}"
+            f"{place(row)} has time {shown(times[row])}, which says {lacks}; expected times that "
+            f"are exact enough for {wanted}"
         )
 
 
-def _of_equal_counts(times: Sequence[Time], column: Column, number: int, named_in: str) -> Column:
+def _of_equal_counts(
+    parsed: Sequence[Time], times: Categorical, number: int, named_in: str
+) -> tuple[list[str], NDArray[np.int64]]:
     """Buckets of about as many images each; images of one time stay in one bucket."""
-    begins = sorted({time.begin for time in times})
-    index = {begin: i for i, begin in enumerate(begins)}
-    of_text = np.array([index[time.begin] for time in times], dtype=np.int64)
-    counts = np.bincount(of_text[column.rows], minlength=len(begins))
+    begins = np.array([time.begin for time in parsed], "datetime64[s]")
+    _, of_times = np.unique(begins, return_inverse=True)
+    counts = np.bincount(of_times[times.codes])
     # Where the middle of a time's images lies among all: as many before it as behind.
     middle = np.cumsum(counts) - (counts + 1) // 2
     bucket = middle * number // max(1, int(counts.sum()))
@@ -305,16 +299,15 @@ def _of_equal_counts(times: Sequence[Time], column: Column, number: int, named_i
             f"{named_in} gives {len(found)} buckets of about as many images each, for many have "
             f"one time; expected {number}: pass fewer, or buckets=year"
         )
-    keys = [str(i + 1) for i in range(number)]
-    return Column(keys, bucket[of_text][column.rows])
+    return [str(i + 1) for i in range(number)], bucket[of_times]
 
 
-def _refuse_twice(paths: Sequence[Path], labels: Column, place: _Place) -> None:
+def _refuse_twice(paths: Sequence[Path], labels: Categorical, place: _Place) -> None:
     seen: dict[str, int] = {}
     for row, path in enumerate(paths):
         before = seen.setdefault(str(path), row)
         if before != row:
-            one, other = (labels.texts[labels.rows[r]] for r in (before, row))
+            one, other = labels[before], labels[row]
             why = (
                 f"as {shown(other)} after {shown(one)}: expected one class for each image, several "
                 "at once are not learned here"

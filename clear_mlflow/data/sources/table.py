@@ -24,7 +24,6 @@ from clear_mlflow.data.files import (
 )
 from clear_mlflow.data.sources._arrow import check_type, text_column
 from clear_mlflow.data.sources._columns import (
-    Column,
     ColumnArguments,
     listing_of_columns,
     names_of,
@@ -34,7 +33,7 @@ from clear_mlflow.data.sources._entries import AUTO, NONE
 from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pandas import Categorical
 
 NEEDS_FOLDER = True
 
@@ -67,9 +66,9 @@ def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
     file = _find(real_root, arguments.table)
     columns, first_row = _read(file, arguments)
     paths = columns.pop(arguments.path)
-    by_text = [stored_path(text, base=real_root, below=None, named_in=file) for text in paths.texts]
+    by_text = [stored_path(t, base=real_root, below=None, named_in=file) for t in paths.categories]
     found = listing_of_columns(
-        [by_text[i] for i in paths.rows.tolist()],
+        [by_text[i] for i in paths.codes.tolist()],
         columns,
         arguments,
         root=real_root,
@@ -106,30 +105,28 @@ def _find(root: Path, table: str) -> Path:
     return file
 
 
-def _read(file: Path, arguments: Arguments) -> tuple[dict[str, Column], int]:
+def _read(file: Path, arguments: Arguments) -> tuple[dict[str, Categorical], int]:
     """The columns that are needed, and the number of the first row as people count."""
     import pyarrow as pa
 
     is_csv = file.suffix.lower() == _CSV
     try:
-        table, roles = (_read_csv if is_csv else _read_parquet)(file, arguments)
-        if not table.num_rows:
-            raise DataError(f"{path_text(file)} has no rows; expected one for each image")
-        first_row = 2 if is_csv else 1
-        table.validate(full=True)  # UTF-8, and numbers that a damaged file makes too large
-        columns = {
-            name: text_column(table[name], role, path_text(file), first_row)
-            for name, role in roles.items()
-        }
-        return columns, first_row
+        columns = (_read_csv if is_csv else _read_parquet)(file, arguments)
     # What a damaged or hostile file can make of it; none of these ran anything of the file's.
     except (pa.ArrowException, csv.Error, OSError, ValueError, MemoryError) as error:
         raise DataError(f"{path_text(file)} cannot be read: {reason(error)[:300]}") from None
+    return columns, 2 if is_csv else 1
 
 
-def _read_csv(file: Path, arguments: Arguments) -> tuple[pa.Table, dict[str, str]]:
-    import pyarrow as pa
-    from pyarrow import csv as arrow_csv
+def _check_rows(number: int, file: Path) -> None:
+    if not number:
+        raise DataError(f"{path_text(file)} has no rows; expected one for each image")
+    if not 0 < number <= MAX_TABLE_ROWS:
+        raise DataError(f"{path_text(file)} has {number} rows; expected at most {MAX_TABLE_ROWS}")
+
+
+def _read_csv(file: Path, arguments: Arguments) -> dict[str, Categorical]:
+    import pandas as pd
 
     with file.open(encoding="utf-8-sig", newline="") as text:
         header = text.readline(_LONGEST_HEADER)
@@ -139,22 +136,21 @@ def _read_csv(file: Path, arguments: Arguments) -> tuple[pa.Table, dict[str, str
             "such a line, as path,label,time"
         )
     roles = _roles(next(csv.reader([header]), []), arguments, file)
-    table = arrow_csv.read_csv(
+    # Texts as they are: NA, None and 007 are names.
+    found = pd.read_csv(
         file,
-        convert_options=arrow_csv.ConvertOptions(
-            include_columns=list(roles),
-            column_types=dict.fromkeys(roles, pa.string()),
-            strings_can_be_null=False,
-        ),
+        dtype=str,
+        keep_default_na=False,
+        encoding="utf-8-sig",
+        nrows=MAX_TABLE_ROWS + 1,
     )
-    if table.num_rows > MAX_TABLE_ROWS:
-        raise DataError(
-            f"{path_text(file)} has {table.num_rows} rows; expected at most {MAX_TABLE_ROWS}"
-        )
-    return table, roles
+    if not isinstance(found.index, pd.RangeIndex):  # pandas then takes the first column for names
+        raise ValueError("its rows have more columns than its first line names")
+    _check_rows(len(found), file)
+    return {name: found[name].fillna("").astype("category").array for name in roles}
 
 
-def _read_parquet(file: Path, arguments: Arguments) -> tuple[pa.Table, dict[str, str]]:
+def _read_parquet(file: Path, arguments: Arguments) -> dict[str, Categorical]:
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -164,10 +160,7 @@ def _read_parquet(file: Path, arguments: Arguments) -> tuple[pa.Table, dict[str,
         for name, role in roles.items():
             check_type(schema.field(name).type, name, role, path_text(file))
         rows = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
-    if sum(rows) > MAX_TABLE_ROWS or any(number < 0 for number in rows):
-        raise DataError(
-            f"{path_text(file)} has {sum(rows)} rows; expected at most {MAX_TABLE_ROWS}"
-        )
+    _check_rows(sum(rows) if all(number >= 0 for number in rows) else -1, file)
     # As dictionaries: a long text that a million rows have stays one text.
     with parquet.ParquetFile(file, read_dictionary=list(roles)) as opened:
         groups, taken = [], 0
@@ -179,7 +172,11 @@ def _read_parquet(file: Path, arguments: Arguments) -> tuple[pa.Table, dict[str,
                     f"{path_text(file)} has columns that take over {MAX_TABLE_BYTES} bytes when "
                     "they are unpacked; expected at most so many"
                 )
-    return pa.concat_tables(groups), roles
+    table = pa.concat_tables(groups)
+    table.validate(full=True)  # UTF-8, and numbers that a damaged file makes too large
+    return {
+        name: text_column(table[name], role, path_text(file), 1) for name, role in roles.items()
+    }
 
 
 def _roles(known: Sequence[str], arguments: Arguments, file: Path) -> dict[str, str]:
