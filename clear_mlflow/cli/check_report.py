@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
 from clear_mlflow.cli.terminal import console
-from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.checking.cache_files import CachePart
 from clear_mlflow.data.checking.findings import Findings
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.problems import KINDS, Problem
@@ -43,41 +40,6 @@ def print_findings(findings: Findings) -> None:
             out.print(Text(f"  {_line(problem, findings.root)}"), soft_wrap=True)
     number = len(findings.problems)
     out.print(f"\n{number} {'problem' if number == 1 else 'problems'}", highlight=False)
-
-
-def print_cache(folder: Path, parts: Sequence[CachePart]) -> None:
-    """The parts of a cache folder in a table, and what does not hold.
-
-    Raises:
-        DataError: something does not.
-    """
-    out = console()
-    if not parts:
-        out.print(Text(f"{path_text(folder)} holds nothing that a result rests on"), soft_wrap=True)
-        return
-    table = Table(box=None, pad_edge=False, title=None)
-    table.add_column(Text(path_text(folder)), overflow="fold")
-    table.add_column("files", justify="right")
-    table.add_column("MB", justify="right")
-    table.add_column("checked")
-    for part in parts:
-        state = f"{len(part.wrong)} wrong" if part.wrong else "as written"
-        table.add_row(
-            Text(part.name),
-            str(part.files),
-            f"{part.num_bytes / 1e6:,.1f}",
-            state,
-        )
-    out.print(table)
-    wrong = [line for part in parts for line in part.wrong]
-    for line in wrong:
-        out.print(Text(line), soft_wrap=True)
-    if wrong:
-        raise DataError(
-            f"{len(wrong)} of what {path_text(folder)} holds is not as it was written; delete it: "
-            "the next run decodes images and hashes files anew, and 'clear-mlflow data features' "
-            "extracts features"
-        )
 
 
 def _facts(findings: Findings) -> list[tuple[str, str]]:

@@ -70,13 +70,11 @@ def download(dataset: str, folder: Path | None, revision: str) -> None:
     examples=(
         "clear-mlflow data check clear10",
         "clear-mlflow data check ~/data/clear10",
-        "clear-mlflow data check --cache",
     ),
     exit_codes={
         0: "Nothing is wrong.",
         1: "Something is wrong with the dataset, and is listed; or a bug, with a traceback.",
-        2: "A mistake in the call, or there is no dataset. With --cache: a file is not as it was "
-        "written.",
+        2: "A mistake in the call, or there is no dataset.",
     },
 )
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
@@ -94,30 +92,20 @@ def download(dataset: str, folder: Path | None, revision: str) -> None:
     metavar="TEXT",
     help="As for train: how your own stream is read, name=value,name=value.",
 )
-@click.option("--cache", "cache", is_flag=True, help="In place of DIR: check the cache folder.")
-def check(folder: Path | None, as_json: bool, dataset: str, dataset_args: str, cache: bool) -> None:
+def check(folder: Path | None, as_json: bool, dataset: str, dataset_args: str) -> None:
     """List what the dataset in DIR contains, and everything that is wrong with it.
 
     For DIR, clear10 and clear100 name what was downloaded below CLEAR_MLFLOW_DATA.
     """
-    from clear_mlflow.cli.check_report import print_cache, print_findings
+    from clear_mlflow.cli.check_report import print_findings
     from clear_mlflow.data.checking.findings import check as look_over
     from clear_mlflow.data.sources import CLEAR
 
     if str(folder) in CLEAR:
         folder = default_data_dir() / str(folder)
 
-    given = folder is not None or dataset != AUTO
-    if cache == given or (cache and (as_json or dataset_args != NONE)):
-        raise ConfigError("expected a dataset's folder, or --cache and nothing else")
-    if cache:
-        from clear_mlflow.data.checking.cache_files import check_cache
-
-        place = default_cache_dir()
-        with progress_for_images() as progress:
-            parts = check_cache(place, on_progress=progress.tell)
-        print_cache(place, parts)
-        return
+    if folder is None and dataset == AUTO:
+        raise ConfigError("expected a dataset's folder, or --dataset")
     with progress_for_images() as progress:
         if dataset == AUTO and folder is not None:
             findings = look_over(folder, on_progress=progress.tell)
@@ -131,7 +119,7 @@ def check(folder: Path | None, as_json: bool, dataset: str, dataset_args: str, c
 
 
 def _check_own(folder: Path | None, dataset: str, dataset_args: str, progress: Steps) -> Findings:
-    from clear_mlflow.data.checking.own_stream import check_own
+    from clear_mlflow.data.checking.findings import check_own
     from clear_mlflow.data.sources import is_own_stream, needs_folder
     from clear_mlflow.learning.arguments import named_dataset
 

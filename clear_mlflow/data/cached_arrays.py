@@ -75,12 +75,7 @@ class CachedArrays:
     def open(
         self, path: Path, expected: Mapping[str, Any]
     ) -> tuple[NDArray[Any], dict[str, Any]] | None:
-        """The array, mapped copy-on-write, and what it is of; None where there is none.
-
-        Raises:
-            UnusableFileError: others could have changed it, it was changed, or it is not of what
-                is *expected*.
-        """
+        """The array, mapped copy-on-write, and what it is of; None where there is none."""
         about_path = path.with_suffix(".json")
         try:
             states = [refuse_others(file) for file in (path, about_path)]

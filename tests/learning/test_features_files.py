@@ -194,7 +194,7 @@ def in_ids(change):
         (in_ids(lambda by_id: by_id.__delitem__("235821045")), "no features of image '235821045'"),
         (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(2, 5)})), "shape (2, 5)"),
         (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(0)})), "shape (0,)"),
-        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(4)})), "others"),
+        (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(4)})), "one width for all"),
         (in_ids(lambda by_id: by_id.update({"235821045": [1.0]})), "is a list"),
         (in_ids(lambda by_id: by_id.update({"235821045": torch.zeros(5).long()})), "torch.int64"),
         (in_ids(lambda by_id: by_id.update({"235821045": torch.full((5,), torch.nan)})), "finite"),

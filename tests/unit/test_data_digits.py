@@ -12,14 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.decoding.decode import Resize, decode
 from clear_mlflow.data.embedded import EMBEDDED, digits, embedded_root
-from clear_mlflow.data.embedded._scans import bitmap
 from clear_mlflow.data.stream import BucketStream
 
 
@@ -55,28 +53,6 @@ def test_no_scan_is_ever_in_training_and_test(stream):
     assert len(tested) > 400
 
 
-def test_scans_differ_between_the_splits_by_content_too(stream):
-    """No two scans of the two splits are the same picture under two numbers."""
-    from sklearn.datasets import load_digits
-
-    scans = load_digits().images
-    trained = {int(path.stem) for bucket in stream.buckets for path in bucket.train.paths}
-    tested = {int(path.stem) for bucket in stream.buckets for path in bucket.test.paths}
-    assert not {scans[n].tobytes() for n in trained} & {scans[n].tobytes() for n in tested}
-
-
-def test_every_image_is_its_own(stream):
-    """No two files of the dataset have the same bytes."""
-    contents = {
-        path.read_bytes()
-        for bucket in stream.buckets
-        for images in (bucket.train, bucket.test)
-        for path in images.paths
-    }
-    assert len(contents) == 10 * (500 + 150)
-    assert stream.warnings == ()
-
-
 def test_labels_are_those_of_the_scans(stream):
     """The label of each file is scikit-learn's label of the scan it was made from."""
     from sklearn.datasets import load_digits
@@ -85,16 +61,6 @@ def test_labels_are_those_of_the_scans(stream):
     for bucket in stream.buckets:
         for images in (bucket.train, bucket.test):
             assert images.labels.tolist() == [target[int(path.stem)] for path in images.paths]
-
-
-def test_files_are_bitmaps_that_others_can_read(stream):
-    """The hand-written files open in Pillow as 32 x 32 RGB, and not upside down."""
-    path = stream.buckets[-1].train.paths[0]
-    with Image.open(path) as image:
-        assert (image.format, image.mode, image.size) == ("BMP", "RGB", (32, 32))
-        pixels = np.asarray(image)
-    assert path.read_bytes() == bitmap(pixels)
-    assert pixels[:3, :3].mean() < pixels[-3:, -3:].mean() - 20  # the shade grows from top left
 
 
 def test_the_look_drifts_smoothly(stream):
@@ -198,12 +164,6 @@ def test_an_embedded_dataset_reads_no_folder(tmp_path, dataset):
     assert "delete" not in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
-
-
-def test_clear_needs_a_folder(tmp_path):
-    """There is no embedded CLEAR."""
-    with pytest.raises(DataError, match="data_root=DIR"):
-        load_stream("clear10", "auto", cache_dir=tmp_path)
 
 
 def test_default_cache_dir(monkeypatch, tmp_path):

@@ -56,27 +56,6 @@ def test_every_scan_is_in_one_bucket_and_on_one_side(stream):
     assert stream.warnings == ()
 
 
-def test_seven_buckets_of_two_sheets(stream):
-    """A sheet is one sequence of 130 labels, of which a few are missing and one is another."""
-    target = load_digits().target.tolist()
-    sequence = target[:130]
-    sheets = list(pairwise([*digits_writers.SHEETS, 1797]))
-    assert len(sheets) == 14
-    for start, end in sheets:
-        # Longest common subsequence by the textbook: what a sheet shares with the full sequence.
-        lengths = [0] * 131
-        for label in target[start:end]:
-            before = 0
-            for i, wanted in enumerate(sequence, start=1):
-                before, lengths[i] = (
-                    lengths[i],
-                    before + 1 if label == wanted else max(lengths[i], lengths[i - 1]),
-                )
-        assert lengths[130] >= end - start - 1 >= 121
-    starts = [int(scans_of((*b.train.paths, *b.test.paths)).min()) for b in stream.buckets]
-    assert starts == [start for start, _ in sheets[::2]]
-
-
 def test_each_bucket_has_enough_of_every_digit(stream):
     """Some 177 training and 79 test images a bucket, at least 7 of every digit in each test set."""
     assert [len(bucket.train) for bucket in stream.buckets] == [176, 180, 180, 175, 179, 178, 174]

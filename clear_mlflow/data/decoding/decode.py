@@ -48,15 +48,10 @@ _DECODER = 2  # to be raised with any change to this module that changes a pixel
 
 @dataclass(frozen=True)
 class Resize:
-    """What becomes of an image: its shorter side is scaled to *side* pixels.
-
-    Args:
-        side: pixels.
-        square: keep the central square alone; else the whole image.
-    """
+    """What becomes of an image: its shorter side is scaled to *side* pixels."""
 
     side: int
-    square: bool = False
+    square: bool = False  # keep the central square alone; else the whole image
 
     def __str__(self) -> str:
         return f"{self.side} {'square' if self.square else 'whole'}"
@@ -64,17 +59,11 @@ class Resize:
 
 @dataclass(frozen=True, eq=False)
 class OwnTransform:
-    """What another library makes of an image: upright, and on white where it is transparent.
+    """What another library makes of an image: upright, and on white where it is transparent."""
 
-    Args:
-        make: from the image, in RGB, to what is kept of it; called by several threads.
-        side: pixels to which it scales the shorter side at most.
-        text: the same in words.
-    """
-
-    make: Callable[[Image.Image], NDArray[np.float32]]
-    side: int
-    text: str
+    make: Callable[[Image.Image], NDArray[np.float32]]  # of the image in RGB; in several threads
+    side: int  # pixels to which it scales the shorter side at most
+    text: str  # the same in words
 
     def __str__(self) -> str:
         return self.text

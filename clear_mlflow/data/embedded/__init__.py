@@ -33,13 +33,6 @@ def embedded_root(dataset: str, cache_dir: Path) -> Path:
 
     Written to a temporary folder beside it and renamed when whole: two processes may do so at
     once, and one that dies leaves nothing that is read later.
-
-    Args:
-        dataset: one of :data:`EMBEDDED`.
-        cache_dir: made where it is missing.
-
-    Raises:
-        DataError: the folder cannot be written.
     """
     module = _module(dataset)
     root = cache_dir / embedded_folder(dataset)

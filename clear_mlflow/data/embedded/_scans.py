@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 CLASSES = tuple("0123456789")
 
@@ -43,7 +43,7 @@ class ReleasedWriter:
         entries = {}
         for number, image in zip(numbers.tolist(), pixels, strict=True):
             path = f"{images}/{number}.bmp"
-            (folder / path).write_bytes(bitmap(image))
+            Image.fromarray(image).save(folder / path, dpi=(72, 72))
             entries[str(number)] = {
                 "ID": str(number),
                 "EXT": "bmp",
@@ -65,15 +65,3 @@ class ReleasedWriter:
 
 def _write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-
-
-def bitmap(pixels: NDArray[np.uint8]) -> bytes:
-    """A Windows bitmap of 24 bits: (height, width, 3), red first; width a multiple of 4."""
-    height, width, _ = pixels.shape
-    body = pixels[::-1, :, ::-1].tobytes()  # from the bottom row up, blue first
-    header = struct.pack(
-        "<2sIHHIIiiHHIIiiII",
-        *(b"BM", 54 + len(body), 0, 0, 54),
-        *(40, width, height, 1, 24, 0, len(body), 2835, 2835, 0, 0),
-    )
-    return header + body

@@ -18,7 +18,7 @@ from clear_mlflow.data.features.extracted import (
     refuse_other_extraction,
 )
 from clear_mlflow.data.features.pixels import PIXELS, pixel_features
-from clear_mlflow.data.features.shipped import ShippedFeatures, own_names
+from clear_mlflow.data.features.shipped import own_names, shipped_features
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
 
 
@@ -53,10 +53,9 @@ def load_features(
                 images, cache_dir=cache_dir, on_image=lambda n: on_image(before + n, total)
             )
     elif name in own_names(stream):
-        own = ShippedFeatures(name)
 
         def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
-            return own.of(bucket, images, stream.class_names)
+            return shipped_features(name, bucket, images, stream.class_names)
     else:
         extracted = find_extracted(stream, name, cache_dir=cache_dir)
         if extracted is None:

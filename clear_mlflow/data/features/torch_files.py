@@ -19,15 +19,7 @@ if TYPE_CHECKING:
 
 
 def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
-    """Read a torch file that may hold tensors, numbers, texts, lists, tuples and dicts only.
-
-    Args:
-        path: the file.
-        max_bytes: what it may unpack to; by default, what stored features may.
-
-    Raises:
-        DataError: it is no such file, is damaged, wants to run code, or is absurdly large.
-    """
+    """Read a torch file that may hold tensors, numbers, texts, lists, tuples and dicts only."""
     import torch
 
     try:
@@ -53,11 +45,7 @@ def load_torch_file(path: Path, *, max_bytes: int = MAX_FEATURES_BYTES) -> Any:
 
 
 def load_torch_file_below(path: Path, *, root: Path) -> Any:
-    """As :func:`load_torch_file`, of a file that must lie below a folder, without links out of it.
-
-    Raises:
-        DataError: it does not, or is no such file.
-    """
+    """As :func:`load_torch_file`, of a file that lies below a folder, with no link out of it."""
     expect_file(path, root=root, limit=MAX_FEATURES_BYTES)
     return load_torch_file(path)
 

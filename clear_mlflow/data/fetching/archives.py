@@ -36,19 +36,7 @@ def unpack(
     bounds: Bounds = Bounds(),
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Unpack a zip archive into a new folder; every entry is checked before the first is written.
-
-    Args:
-        archive: a zip file.
-        folder: made here, so that no link can lie in it.
-        bounds: number of files, bytes in all, and compression ratio.
-        on_bytes: called with the bytes written so far and in all.
-
-    Raises:
-        DataError: the archive is damaged, holds what no dataset has (a path out of the folder, a
-            link, a device, an encrypted file, one name twice), is over the bounds, or the files
-            cannot be written. What was written until then stays in *folder*.
-    """
+    """Unpack a zip archive into a new folder, checked whole before a file is written."""
     try:
         with zipfile.ZipFile(archive) as opened:
             entries = opened.infolist()

@@ -125,21 +125,6 @@ def download(
 
     An archive that lies in *root* under its own name, fetched by hand, is taken instead of the
     network's, and stays there; archives fetched here are removed once they are unpacked.
-
-    Args:
-        release: what to fetch.
-        root: the dataset's folder; made if need be.
-        revision: a branch, tag or commit of the repository.
-        endpoint: the hub's address; ``None`` for ``HF_ENDPOINT`` or the hub itself.
-        patience: bounds on waiting.
-        on_progress: called with how far it is.
-
-    Returns:
-        The folders that were unpacked now; none where all was there already.
-
-    Raises:
-        DataError: an archive cannot be fetched, is damaged, or cannot be unpacked; the folder
-            cannot be written; or something else is in its place.
     """
     if not _missing(release, root):
         return ()
@@ -180,11 +165,7 @@ def _by_hand(why: str, missing: list[Archive], release: Release, root: Path) -> 
 
 
 def clear_folder(name: str, on_progress: OnProgress = tell_nobody) -> Path:
-    """The folder of CLEAR-10 or CLEAR-100 below the data folder; downloaded where it is not there.
-
-    Raises:
-        DataError: it is not there and cannot be downloaded; see :func:`download`.
-    """
+    """The folder of CLEAR-10 or CLEAR-100 below the data folder, downloaded where it is missing."""
     root = default_data_dir() / name
     try:
         there = not (root / WORK_FOLDER).exists() and bool(find_layout(root, names=(name,)))
@@ -203,11 +184,7 @@ def _missing(release: Release, root: Path) -> list[Archive]:
 
 
 def _is_finished(root: Path, archive: Archive) -> bool:
-    """Whether an archive's split is in its place.
-
-    Raises:
-        DataError: something that was not unpacked from this archive is in its place.
-    """
+    """Whether an archive's split is in its place."""
     folder = root / archive.folder
     if not os.path.lexists(folder):
         return False
@@ -360,12 +337,7 @@ class _Hub:
             time.sleep(wait)
 
     def _receive(self, url: str, headers: dict[str, str], archive: Archive, part: Path) -> None:
-        """One attempt: append to *part* from where it ends.
-
-        Raises:
-            DataError: it cannot be written here.
-            Exception: what the HTTP library raises; ``TimeoutError`` where it gets too slow.
-        """
+        """One attempt: append to *part* from where it ends."""
         from huggingface_hub import get_session
         from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
@@ -441,9 +413,6 @@ def _expect_room(hub: _Hub, missing: list[Archive], release: Release, root: Path
 
     An archive lies beside what it unpacks to, photographs that no packing makes smaller, until the
     next one is fetched.
-
-    Raises:
-        DataError: there is not enough room.
     """
     to_fetch = unpacked = needed = 0
     for archive in missing:

@@ -32,35 +32,14 @@ def read_any(
     split: str = AUTO,
     hashes_in: Path | None = None,
 ) -> BucketStream:
-    """Read the dataset at *root* as a protocol asks, in whichever known layout it has.
-
-    Args:
-        root: see :func:`find_listing`.
-        name: the dataset's name.
-        protocol: see :func:`~clear_mlflow.data.splits.choose`.
-        split: likewise.
-        hashes_in: the cache's folder, where files' hashes stay from run to run.
-
-    Raises:
-        ConfigError: the protocol or the split is unknown.
-        DataError: no known layout is there, or the dataset is damaged.
-    """
+    """Read the dataset at *root* as a protocol asks, in whichever known layout it has."""
     check_protocol(protocol, split)
     listing = find_listing(root, name=name)
     return stream_of(listing, name=name, protocol=protocol, split=split, hashes_in=hashes_in)
 
 
 def find_listing(root: Path, *, name: str) -> Listing:
-    """List the dataset at *root*, or in its folder of the dataset's name.
-
-    Args:
-        root: the folder that a user named; archives often unpack to a folder below it, which is
-            called as the dataset, or as its release (``clear10_neurips2021``).
-        name: the dataset's name.
-
-    Raises:
-        DataError: no known layout is there, several are, or the dataset is damaged.
-    """
+    """List the dataset at *root*, or in its folder of the dataset's name."""
     return list_layout(*find_layout(root, names=(name,)))
 
 

@@ -40,7 +40,7 @@ from clear_mlflow.data.sources._entries import NONE, TRAIN
 from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from pandas import Categorical
 
 NEEDS_FOLDER = False
 CACHE_FOLDER = "huggingface-v1"
@@ -73,14 +73,7 @@ class Arguments(ColumnArguments):
 
 
 def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> Listing:
-    """List the images of a dataset; those that are not in the cache folder are written there.
-
-    Raises:
-        ConfigError: the package ``datasets`` is not installed, or neither or both of a folder and
-            a name on the hub are given.
-        DataError: the dataset is missing, damaged, or not as its arguments say; or see
-            :func:`~clear_mlflow.data.sources._columns.listing_of_columns`.
-    """
+    """List the images of a dataset; those that are not in the cache folder are written there."""
     if (root is None) == (arguments.hub == NONE):
         raise ConfigError(
             f"dataset huggingface has data_root {'auto' if root is None else path_text(root)} and "
@@ -88,43 +81,35 @@ def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> List
             "dataset_args=hub=NAME"
         )
     named_in = arguments.hub if root is None else path_text(root)
-    parts, warnings = _parts(root, arguments, named_in)
-    rows = sum(part.num_rows for part in parts.values())
-    if not 0 < rows <= MAX_TABLE_ROWS:
-        raise DataError(f"{named_in} has {rows} rows; expected 1 to {MAX_TABLE_ROWS}")
+    found = _loaded(root, arguments, named_in)
+    store = _Store((cache_dir / CACHE_FOLDER).resolve())
     try:
-        table, roles = _table(parts, arguments, named_in)
-        columns = {
-            name: text_column(table[name], role, named_in, 0) for name, role in roles.items()
-        }
-        folder = cache_dir / CACHE_FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        store = _Store(folder.resolve())
+        rows, warnings = _one_dataset(found, arguments, named_in)
+        if not 0 < rows.num_rows <= MAX_TABLE_ROWS:
+            raise DataError(f"{named_in} has {rows.num_rows} rows; expected 1 to {MAX_TABLE_ROWS}")
+        columns = _columns(rows, arguments, named_in)
         paths = [
             store.path(image, f"{named_in} row {row}", row)
-            for row, image in enumerate(_images(parts, arguments, named_in))
+            for row, image in enumerate(_images(rows, arguments.image))
         ]
     except (DataError, ConfigError):
         raise
     except Exception as error:  # what a damaged dataset makes the package raise has no end
         raise DataError(f"{named_in} cannot be read: {reason(error)[:300]}") from error
-    found = listing_of_columns(
+    listed = listing_of_columns(
         paths,
         columns,
         arguments,
-        root=folder.resolve(),
+        root=store.folder,
         layout="huggingface",
         named_in=named_in,
         first_row=0,
     )
     source = named_in if root is not None else f"{arguments.hub}@{arguments.revision}"
-    return dataclasses.replace(found, source=source, warnings=(*warnings, *found.warnings))
+    return dataclasses.replace(listed, source=source, warnings=(*warnings, *listed.warnings))
 
 
-def _parts(
-    root: Path | None, arguments: Arguments, named_in: str
-) -> tuple[dict[str, Any], list[str]]:
-    """The dataset's rows by split, or all of them as ``train``; and what is left out."""
+def _loaded(root: Path | None, arguments: Arguments, named_in: str) -> Any:
     try:
         import datasets
     except ImportError as error:
@@ -134,30 +119,39 @@ def _parts(
         ) from error
     if root is not None:
         _refuse_outside(resolve_root(root))
+    subset = None if arguments.subset == NONE else arguments.subset
     try:
-        found = (
-            datasets.load_from_disk(str(root))
-            if root is not None
-            else datasets.load_dataset(
-                arguments.hub,
-                None if arguments.subset == NONE else arguments.subset,
-                revision=arguments.revision,
-            )
-        )
+        if root is not None:
+            return datasets.load_from_disk(str(root))
+        return datasets.load_dataset(arguments.hub, subset, revision=arguments.revision)
     except Exception as error:  # no hub, no such dataset, damaged files: there is no closed set
         raise DataError(
             f"{named_in} cannot be loaded: {type(error).__name__}: {reason(error)[:300]}; expected "
             "what datasets' save_to_disk wrote, or the name of a dataset on a hub"
         ) from error
+
+
+def _one_dataset(found: Any, arguments: Arguments, named_in: str) -> tuple[Any, list[str]]:
+    """The rows of train and test one after the other, with a column for it; what is left out."""
+    import datasets
+
     if not isinstance(found, datasets.DatasetDict):
-        return {TRAIN: found}, []
-    parts = {split: found[split] for split in (TRAIN, TEST) if split in found}
-    if TRAIN not in parts:
+        return found, []
+    if TRAIN not in found:
         raise DataError(
             f"{named_in} has the splits {names_of(list(found))}; expected train, or train and test"
         )
-    left = sorted(set(found) - set(parts))
-    return parts, [f"left out: split {shown(name)}, {found[name].num_rows} images" for name in left]
+    left = sorted(set(found) - {TRAIN, TEST})
+    told = [f"left out: split {shown(name)}, {found[name].num_rows} images" for name in left]
+    if TEST not in found:
+        return found[TRAIN], told
+    parts = []
+    for split in (TRAIN, TEST):
+        part = found[split]
+        if arguments.split in part.column_names:
+            part = part.remove_columns(arguments.split)
+        parts.append(part.add_column(arguments.split, [split] * part.num_rows))
+    return datasets.concatenate_datasets(parts), told
 
 
 def _refuse_outside(root: Path) -> None:
@@ -191,62 +185,45 @@ def _is_plain(name: object) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and not re.search(r"[/\\\0]", name)
 
 
-def _table(
-    parts: dict[str, Any], arguments: Arguments, named_in: str
-) -> tuple[pa.Table, dict[str, str]]:
-    """The columns but the images', and what each is, of all splits one after the other."""
+def _columns(rows: Any, arguments: Arguments, named_in: str) -> dict[str, Categorical]:
+    """The columns but the images', as texts."""
     import datasets
     import pyarrow as pa
 
-    features = parts[TRAIN].features
+    features = rows.features
     if not isinstance(features.get(arguments.image), datasets.Image):
         raise DataError(
             f"{named_in} has {shown(features.get(arguments.image))} as column "
             f"{shown(arguments.image)}; expected images, its columns are "
             f"{names_of(list(features))}: pass dataset_args=image=COLUMN"
         )
-    wanted = wanted_columns(arguments, list(features), named_in)[: 2 if len(parts) > 1 else 3]
+    wanted = wanted_columns(arguments, list(features), named_in)
     when = "bucket" if arguments.buckets == NONE else "time"
-    roles = dict(zip(wanted, ("label", when, "split"), strict=False))
-    tables = []
-    for split, part in parts.items():
-        table = part.select_columns(wanted).with_format("arrow")[:]
-        kind = part.features[arguments.label]
-        if isinstance(kind, datasets.ClassLabel):
-            names = pa.array([*kind.names, None])  # -1 says that a row has no label
-            numbers = table[arguments.label].to_numpy()
-            table = table.set_column(
-                table.column_names.index(arguments.label),
-                arguments.label,
-                names.take(pa.array(numbers % len(names))),
-            )
-        if len(parts) > 1:
-            table = table.append_column(arguments.split, pa.array([split] * len(table)))
-        tables.append(table)
-    if len(parts) > 1:
-        roles[arguments.split] = "split"
-    table = pa.concat_tables(tables)
-    for name, role in roles.items():
-        check_type(table.schema.field(name).type, name, role, named_in)
-    return table, roles
+    table = rows.select_columns(wanted).with_format("arrow")[:]
+    found = {}
+    for name, role in zip(wanted, ("label", when, "split"), strict=False):
+        column = table[name]
+        if isinstance(features[name], datasets.ClassLabel):
+            names = pa.array([*features[name].names, None])  # -1 says that a row has no label
+            column = pa.chunked_array([names.take(pa.array(column.to_numpy() % len(names)))])
+        check_type(column.type, name, role, named_in)
+        found[name] = text_column(column, role, named_in, 0)
+    return found
 
 
-def _images(parts: dict[str, Any], arguments: Arguments, named_in: str) -> Iterator[Any]:
+def _images(rows: Any, name: str) -> Iterator[Any]:
     import datasets
 
-    for part in parts.values():
-        undecoded = part.select_columns([arguments.image]).cast_column(
-            arguments.image, datasets.Image(decode=False)
-        )
-        for row in undecoded.with_format(None):
-            yield row[arguments.image]
+    undecoded = rows.select_columns([name]).cast_column(name, datasets.Image(decode=False))
+    for row in undecoded.with_format(None):
+        yield row[name]
 
 
 class _Store:
     """Images as files: a folder for each content, in it the file by the name that it had."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
         self._copies: Counter[tuple[str, str]] = Counter()
 
     def path(self, image: Any, place: str, row: int) -> Path:
@@ -263,7 +240,7 @@ class _Store:
         digest = hashlib.sha256(content).hexdigest()
         copy = self._copies[digest, name]
         self._copies[digest, name] += 1
-        file = self._folder / digest[:2] / f"{digest}-{copy}" / name
+        file = self.folder / digest[:2] / f"{digest}-{copy}" / name
         if not (file.is_file() and file.stat().st_size == len(content)):
             file.parent.mkdir(parents=True, exist_ok=True)
             handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=".")
