@@ -45,7 +45,7 @@ _LONGEST = (
     "test_sweep.py",
     "test_on_ray.py",
     "test_outages.py",
-    "test_killer.py",
+    "test_faults.py",
     "test_api_types.py",
     "test_docs.py",
     "test_fuzz.py",

@@ -116,7 +116,7 @@ def sweep(
 
     # Imported here: what is wrong with the file shows before MLflow and torch are loaded.
     from clear_mlflow.learning.strategies._base import check_strategy
-    from clear_mlflow.runs.cluster_worker import train_into
+    from clear_mlflow.runs.supervised import train_into
     from clear_mlflow.store.client import preflight, set_up_mlflow
     from clear_mlflow.store.ui_urls import comparison_links
     from clear_mlflow.sweep.run import NOT_DONE, Sweep, experiment_of_environment, find_runs

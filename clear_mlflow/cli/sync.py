@@ -30,11 +30,11 @@ def sync(folder: Path | None) -> None:
     from clear_mlflow.cli.interrupt import stoppable
     from clear_mlflow.cli.output import print_links
     from clear_mlflow.core.text import one_line
-    from clear_mlflow.runs.sync import find_spools, sync_each
+    from clear_mlflow.runs.sync import find_journals, sync_each
     from clear_mlflow.store.client import set_up_mlflow
 
     set_up_mlflow()
-    folders = find_spools(folder)
+    folders = find_journals(folder)
     if not folders:
         click.echo("nothing waits for a store")
         return

@@ -20,7 +20,7 @@ from clear_mlflow.core.version import __version__
 from clear_mlflow.importers import Imported, as_rows
 from clear_mlflow.metrics import ALL_METRICS, DEFAULT_FAMILIES, of_score
 from clear_mlflow.runs.lifecycle import create_run, end
-from clear_mlflow.runs.tracked_run import now
+from clear_mlflow.runs.run_writer import now
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Metric, Run
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import ROWS_FOLDER, assemble, row_index
 from clear_mlflow.core.warning import warn
+from clear_mlflow.journal.journal import Entry, Journal
 from clear_mlflow.journal.sender import store_entry, store_metrics
-from clear_mlflow.journal.spool import Entry, Spool
-from clear_mlflow.journal.stored_points import StoredSteps, lacking, stored_steps
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import Hold, give_back, take_hold
 from clear_mlflow.store.rows import is_same_row, parse_rows, read_row_files
 
+# Name of a series to the steps of its points.
+StoredSteps = Mapping[str, frozenset[int]]
 
-def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry]:
+
+def send_waiting(client: MlflowClient, run: Run, journal: Journal) -> Iterator[Entry]:
     """Send what waits, in order; each entry that the store has taken is removed, and yielded.
 
-    Args:
-        client: the store.
-        run: that the journal is of.
-        spool: the journal; nothing in it is trusted, since anyone may have written it.
-
-    Raises:
-        RecordError: a row is damaged, or contradicts the one that is there.
-        TrackingError: an entry is none, or the store does not take it.
+    RecordError: a row is damaged, or contradicts the one that is there.
     """
     run_id = run.info.run_id
-    entries = list(spool.entries())
+    entries = journal.entries()
     waiting = {(entry.artifact or "").removeprefix(f"{ROWS_FOLDER}/") for entry in entries}
     there = read_row_files(client, run, waiting=waiting)
     hold = Hold(client)
@@ -58,7 +53,7 @@ def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry
             elif entry.artifact.startswith(f"{ANYTIME_FOLDER}/"):
                 # A bucket that another process trained on again has that one's tests.
                 if tests is None:
-                    tests = _stored_tests(client, run)
+                    tests = list_artifacts(client, run_id, ANYTIME_FOLDER)
                 if entry.artifact not in tests:
                     store_entry(client, entry, hold)
             else:
@@ -71,24 +66,37 @@ def send_waiting(client: MlflowClient, run: Run, spool: Spool) -> Iterator[Entry
         raise
 
 
-def _stored_tests(client: MlflowClient, run: Run) -> frozenset[str]:
-    """Paths of the tests inside buckets that a run holds."""
+def list_artifacts(client: MlflowClient, run_id: str, folder: str) -> frozenset[str]:
+    """Paths of the files in a folder of a run's artifacts."""
+    with mlflow_errors(f"list {folder} of run {run_id}"):
+        listed = client.list_artifacts(run_id, folder)
+    return frozenset(f"{folder}/{file.path.rsplit('/', 1)[-1]}" for file in listed)
+
+
+def stored_steps(client: MlflowClient, run: Run) -> StoredSteps:
+    """The steps at which a run holds points of its curve; one without a curve is asked nothing."""
     run_id = run.info.run_id
-    with mlflow_errors(f"list {ANYTIME_FOLDER} of run {run_id}"):
-        listed = client.list_artifacts(run_id, ANYTIME_FOLDER)
-    return frozenset(f"{ANYTIME_FOLDER}/{file.path.rsplit('/', 1)[-1]}" for file in listed)
+    found = {}
+    for name in names.CURVE:
+        if name in run.data.metrics:
+            with mlflow_errors(f"read {name} of run {run_id}"):
+                history = client.get_metric_history(run_id, name)
+            found[name] = frozenset(point.step for point in history)
+    return found
+
+
+def lacking(points: Iterable[Metric], there: StoredSteps) -> list[Metric]:
+    """Points of a curve at whose steps a run holds none: of a step, the first one stays.
+
+    A bucket that is trained on again, since its process was killed, comes by the same steps again.
+    """
+    return [point for point in points if point.step not in there.get(point.key, ())]
 
 
 def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Make sure that an entry, if it is a row, is a whole one and says nothing new of an old one.
+    """File name to content of an entry that is a row, once it is sure that it is a whole one.
 
-    Args:
-        entry: of any kind.
-        run_id: of the run.
-        there: the rows that the run holds, by file name.
-
-    Returns:
-        File name to content of the row; empty where it is none.
+    It contradicts none of *there*, the rows that the run holds by file name. Empty: it is no row.
     """
     folder, _, name = (entry.artifact or "").rpartition("/")
     if folder != ROWS_FOLDER or row_index(name) is None:

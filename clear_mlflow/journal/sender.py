@@ -1,8 +1,8 @@
 """What was measured, on its way to the store: on local disk first, then sent from one thread.
 
-While the store is well, the caller that puts a file waits until the store has it. When the store is
-away, training continues: all that is measured waits on the disk, and is sent in order when the
-store is back.
+While the store is well, whoever measured waits until the store has it. When the store is away,
+training continues: all that is measured waits on the disk, and is sent in order when the store is
+back.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
-from clear_mlflow.core.errors import ClearError, DataError, TrackingError
+from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.core.warning import warn
-from clear_mlflow.journal.spool import Entry, Spool, default_root, places
+from clear_mlflow.journal.journal import Entry, Journal, journal_places
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import Hold, LostRunError
@@ -43,44 +43,33 @@ _LATER = (408, 425, 429)
 
 
 class UnsentError(TrackingError):
-    """The training is over, and what it measured waits on local disk.
-
-    Args:
-        message: the one line.
-        where: the folder that holds all that waits.
-        folders: run to a folder in which something of it waits.
-    """
+    """The training is over, and what it measured waits on local disk."""
 
     def __init__(self, message: str, where: Path, folders: Mapping[str, Path]) -> None:
         super().__init__(message)
-        self.where = where
-        self.folders = folders
+        self.where = where  # the folder that holds all that waits
+        self.folders = folders  # run to a folder in which something of it waits
 
 
 class Sender:
-    """Keeps what was measured on local disk, and sends it in order from one thread.
+    """Writes what was measured to local disk, and sends it in order from one thread.
 
     It is for one run, or for those of an ensemble. Nothing that was measured is lost on the way: a
-    file is on the disk when :meth:`keep` returns. A store that is away is asked again after 1, 2,
+    file is on the disk when :meth:`append` returns. A store that is away is asked again after 1, 2,
     4, ... 15 seconds. What it refuses for good (a file that is too large, a missing permission) is
     set aside, and tried once more at the end: it holds nothing else up.
-
-    Args:
-        client: the store.
     """
 
     def __init__(self, client: MlflowClient) -> None:
         self._client = client
         self.hold = Hold(client)
         self._changed = threading.Condition()
-        self._places: dict[str, Iterator[Callable[[], Path]]] = {}  # of each run, not tried yet
-        self._spools: dict[str, list[Spool]] = {}  # of each run; the last one is written to
+        self._places: dict[str, Iterator[Path]] = {}  # of each run, not tried yet
+        self._journals: dict[str, list[Journal]] = {}  # of each run; the last one is written to
         self._queue: deque[Entry | Callable[[], None]] = deque()
         self._aside: list[Entry] = []
-        # A curve is kept from another thread than rows are.
-        self._keeping = threading.RLock()
-        self._problem: TrackingError | None = None  # why the last try failed; None: it did not
-        self._told = False
+        self.problem: TrackingError | None = None  # why the last try failed; None: it did not
+        self._warned = False
         self._finishing = False
         self._stopped = False
         self._progress = 0.0
@@ -90,114 +79,81 @@ class Sender:
     @property
     def is_away(self) -> bool:
         """Whether the store did not take what it was last asked to take."""
-        return self._problem is not None
+        return self.problem is not None
 
     @property
     def lost(self) -> LostRunError | None:
         """Why nothing is sent any more: another process has taken a run over."""
         return self.hold.lost
 
-    @property
-    def problem(self) -> TrackingError | None:
-        """Why what waits is not stored yet, as far as known."""
-        return self._problem
-
     def start(self) -> None:
         """Begin to send."""
         self._thread.start()
 
     def open(self, run_id: str) -> None:
-        """Find a place for a run's journal, or another one.
-
-        Raises:
-            TrackingError: no folder can be written, or an earlier process's journal waits there.
-        """
+        """Find a place for a run's journal, or another one; TrackingError where there is none."""
         problems = []
-        for place in self._places.setdefault(run_id, places(run_id)):
+        for folder in self._places.setdefault(run_id, iter(journal_places(run_id))):
             try:
-                folder = place()
-                spool = Spool.create(folder, run_id, self._client.tracking_uri)
+                journal = Journal.create(folder, run_id, self._client.tracking_uri)
             except OSError as error:
-                problems.append(f"{error.filename or default_root()}: {error.strerror}")
-                continue
-            except DataError as error:  # no cache folder
-                problems.append(str(error))
-                continue
-            self._spools.setdefault(run_id, []).append(spool)
-            if problems:
-                told = "; ".join(problems)
-                warn(f"rows on their way to the store are kept in {folder} (not in {told})")
-            return
+                problems.append(f"{error.filename or folder}: {error.strerror}")
+            else:
+                self._journals.setdefault(run_id, []).append(journal)
+                if problems:
+                    others = "; ".join(problems)
+                    warn(f"rows on their way to the store are kept in {folder} (not in {others})")
+                return
         raise TrackingError(
             f"there is no place to keep what is measured ({'; '.join(problems)}); make room, or "
             "set CLEAR_MLFLOW_CACHE to a folder that can be written"
         )
 
-    def keep(self, run_id: str, artifact: str, content: bytes) -> Entry:
-        """Keep a file on local disk; :meth:`send` it then.
+    def append(self, run_id: str, artifact: str, content: bytes) -> Entry:
+        """Write a file, by its path in the run's artifacts, to local disk; send it then.
 
-        Args:
-            run_id: of the run, which is open here.
-            artifact: the file's path in the run's artifacts.
-            content: what it holds.
-
-        Raises:
-            TrackingError: no disk takes it. A row is then written to standard error.
+        TrackingError: no disk takes it. A row is then written to standard error.
         """
-        with self._keeping:
-            while True:
-                try:
-                    return self._spools[run_id][-1].put(artifact, content)
-                except OSError as error:
-                    self._move_on(run_id, artifact, content, error)
-
-    def keep_metrics(self, run_id: str, metrics: Sequence[Metric]) -> list[Entry] | None:
-        """Keep points of metrics; None, and none of them, where the disk does not take them."""
-        kept: list[Entry] = []
-        with self._keeping:
+        while True:
             try:
-                for at in range(0, len(metrics), MOST_METRICS):
-                    batch = metrics[at : at + MOST_METRICS]
-                    kept.append(self._spools[run_id][-1].put_metrics(batch))
-            except OSError:
-                for entry in kept:
-                    entry.remove()
-                return None
-        return kept
+                return self._journals[run_id][-1].append(artifact, content)
+            except OSError as error:
+                self._move_on(run_id, artifact, content, error)
 
-    def send(self, what: Entry | Callable[[], None] | None) -> None:
-        """Send what is kept after all that was sent before.
+    def append_metrics(self, run_id: str, metrics: Sequence[Metric]) -> list[Entry] | None:
+        """Write points of metrics; None, and none of them, where the disk does not take them."""
+        entries: list[Entry] = []
+        try:
+            for at in range(0, len(metrics), MOST_METRICS):
+                batch = metrics[at : at + MOST_METRICS]
+                entries.append(self._journals[run_id][-1].append_metrics(batch))
+        except OSError:
+            for entry in entries:
+                entry.remove()
+            return None
+        return entries
 
-        Args:
-            what: an entry; or something to do with the store, whose content is not on the disk. It
-                is done again for as long as it raises a TrackingError.
-        """
-        if what is not None:
-            with self._changed:
-                self._queue.append(what)
-                self._changed.notify_all()
+    def send(self, *items: Entry | Callable[[], None]) -> None:
+        """Send entries, or do something with the store, after all that was sent before.
 
-    def wait_delivered(self, seconds: float = ACKNOWLEDGEMENT_SECONDS) -> TrackingError | None:
-        """Wait until the store has all; not at all while it is known to be away.
-
-        Returns:
-            Why it has not; None where it has.
+        What is done is done again for as long as it raises a TrackingError.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._queue or self._problem is not None, seconds)
-            if self._queue and self._problem is None:
+            self._queue.extend(items)
+            self._changed.notify_all()
+
+    def wait_delivered(self, seconds: float = ACKNOWLEDGEMENT_SECONDS) -> None:
+        """Wait until the store has all; not at all while it is known to be away."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._queue or self.is_away, seconds)
+            if self._queue and not self.is_away:
                 # From here on nobody waits, until it has taken something again.
                 late = next((item for item in self._queue if isinstance(item, Entry)), None)
                 what = "what it was sent" if late is None else _name(late)
                 self._failed(TrackingError(f"the tracking store has not taken {what} so far"), late)
-            return self._problem
 
     def finish(self, patience: float) -> None:
-        """Send what waits, and stop.
-
-        Args:
-            patience: seconds after the last file that the store took, when the rest is left.
-        """
+        """Send what waits, until the store has taken nothing for so many seconds, and stop."""
         with self._changed:
             self._finishing = True
             self._queue.extend(self._aside)
@@ -225,9 +181,9 @@ class Sender:
 
     def close(self) -> None:
         """Let go of the journals; those of which the store has all are removed."""
-        for spools in self._spools.values():
-            for spool in spools:
-                spool.close(remove=next(spool.entries(), None) is None)
+        for journals in self._journals.values():
+            for journal in journals:
+                journal.close(remove=not journal.entries())
 
     def _work(self) -> None:
         pause = 0.5
@@ -245,7 +201,7 @@ class Sender:
                     item()
             except LostRunError as error:
                 with self._changed:
-                    self._problem = error
+                    self.problem = error
                     self._changed.notify_all()
                 return
             except TrackingError as error:
@@ -255,8 +211,8 @@ class Sender:
                     if entry is not None and is_final(error):
                         self._queue.popleft()
                         self._aside.append(entry)
-                        self._problem = error
-                        warn(f"{error}; it is kept in {entry.folder.parent}")
+                        self.problem = error
+                        warn(f"{error}; it is kept in {entry.file.parent}")
                         self._changed.notify_all()
                         continue
                     self._failed(error, entry)
@@ -270,11 +226,11 @@ class Sender:
             with self._changed:
                 self._queue.popleft()
                 if entry is not None:
-                    self._problem = None
+                    self.problem = None
                 self._progress = time.monotonic()
-                if self._told and not self._queue:
+                if self._warned and not self._queue:
                     warn("the tracking store is back; what waited is stored")
-                    self._told = False
+                    self._warned = False
                 self._changed.notify_all()
 
     def _pause(self, seconds: float) -> None:
@@ -284,7 +240,7 @@ class Sender:
 
     def _move_on(self, run_id: str, artifact: str, content: bytes, error: OSError) -> None:
         """Find another folder, on another disk perhaps."""
-        told = f"{self._spools[run_id][-1].folder} takes no more ({error.strerror})"
+        full = f"{self._journals[run_id][-1].folder} takes no more ({error.strerror})"
         try:
             self.open(run_id)
         except TrackingError as none:
@@ -294,30 +250,26 @@ class Sender:
                 with suppress(OSError):
                     print(content.decode(), file=sys.stderr, flush=True)
             what = f"the row {artifact} is printed above" if is_row else f"{artifact} is lost"
-            raise TrackingError(f"{told}; {none}; {what}") from error
-        warn(f"{told}; what follows is kept in {self._spools[run_id][-1].folder}")
+            raise TrackingError(f"{full}; {none}; {what}") from error
+        warn(f"{full}; what follows is kept in {self._journals[run_id][-1].folder}")
 
     def _failed(self, error: TrackingError, entry: Entry | None) -> None:
-        self._problem = error
-        if not self._told:
-            where = "on local disk" if entry is None else f"in {entry.folder.parent}"
+        self.problem = error
+        if not self._warned:
+            where = "on local disk" if entry is None else f"in {entry.file.parent}"
             warn(
                 f"{error}; training continues; what is measured is kept {where} and sent when "
                 "the store takes it"
             )
-            self._told = True
+            self._warned = True
         self._changed.notify_all()
 
 
 def store_entry(client: MlflowClient, entry: Entry, hold: Hold) -> None:
-    """Store one entry, if this process holds its run; it may be there already.
+    """Store one entry, if this process holds its run (else LostRunError); it may be there already.
 
     A row stays as it was stored first; any other file takes the place of the one before; a point of
     a metric is the same entry of the store.
-
-    Raises:
-        LostRunError: another process holds the run.
-        TrackingError: the store did not take it.
     """
     if entry.artifact is None:
         store_metrics(client, entry.run_id, entry.metrics(), hold)
@@ -325,7 +277,8 @@ def store_entry(client: MlflowClient, entry: Entry, hold: Hold) -> None:
     run = hold.check(entry.run_id)
     with mlflow_errors(f"store {_name(entry)} of run {entry.run_id}"):
         if entry.artifact.startswith(f"{ROWS_FOLDER}/"):
-            put_row(client, run, entry.file.name, entry.file.read_bytes())
+            name = entry.artifact.removeprefix(f"{ROWS_FOLDER}/")
+            put_row(client, run, name, entry.file.read_bytes())
         else:
             log_durably(client, entry.run_id, entry.file.read_bytes(), entry.artifact)
 
@@ -350,11 +303,7 @@ def is_final(error: ClearError) -> bool:
 
 
 def exit_patience() -> float:
-    """Seconds that the end of a training waits for a store that takes nothing.
-
-    Raises:
-        TrackingError: the environment's word on it is no number.
-    """
+    """Seconds that the end of a training waits for a store that takes nothing."""
     text = os.environ.get(EXIT_VARIABLE, "")
     try:
         seconds = float(text) if text else _EXIT_SECONDS
@@ -369,18 +318,18 @@ def exit_patience() -> float:
 
 def unsent_error(sender: Sender) -> UnsentError | None:
     """What a training says at its end of what the store does not have; None where it has all."""
-    left: Mapping[str, Sequence[Entry]] = sender.waiting()
+    left = sender.waiting()
     if not left:
         return None
     count = sum(map(len, left.values()))
-    folders = sorted({entry.folder.parent for entries in left.values() for entry in entries})
+    folders = sorted({entry.file.parent for entries in left.values() for entry in entries})
     at = folders[0] if len(folders) == 1 else Path(os.path.commonpath(folders))
     why = f" ({sender.problem})" if sender.problem else ""
     return UnsentError(
         f"the tracking store did not take {count} files of rows and metrics{why}; they are in "
         f"{at}: send them with 'clear-mlflow sync {shlex.quote(str(at))}'",
         at,
-        {run_id: entries[-1].folder.parent for run_id, entries in left.items()},
+        {run_id: entries[-1].file.parent for run_id, entries in left.items()},
     )
 
 

@@ -23,7 +23,7 @@ from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import holding
 
 
-class TrackedEnsemble:
+class EnsembleRun:
     """Keeps the record of members that train together.
 
     Each member's run is what it would be alone: its name, its seed, its parameters, tags, rows,
@@ -31,12 +31,6 @@ class TrackedEnsemble:
     parameters, the dataset and no row; its metrics are ``mean/NAME`` and ``std/NAME`` over the
     members, and the curve of members that take each step together, the mean of their losses.
     Members that take turns have each its own.
-
-    Args:
-        client: the store.
-        run_id: of the parent, which is open.
-        config: of the ensemble; ``seeds`` names its members.
-        asked: parameters as text, as the user gave them.
     """
 
     def __init__(
@@ -51,7 +45,7 @@ class TrackedEnsemble:
         self._open = ExitStack()
         self.member_ids: dict[int, str] = {}  # seed to run, of the members that are there
 
-    def __enter__(self) -> TrackedEnsemble:
+    def __enter__(self) -> EnsembleRun:
         with ExitStack() as stack:
             stack.enter_context(self._parent)
             with mlflow_errors(f"open the members of run {self._run_id}"):
@@ -67,7 +61,7 @@ class TrackedEnsemble:
                     self.member_ids[seed] = member_id
                     asked = {**self._asked, "seed": str(seed), "seeds": NONE}
                     self._members[seed] = stack.enter_context(
-                        TrainingRun(self._client, member_id, config, asked, parent=self._parent)
+                        TrainingRun(self._client, member_id, config, asked, above=self._parent)
                     )
             self._open = stack.pop_all()
         return self
@@ -84,19 +78,19 @@ class TrackedEnsemble:
         for member in self._members.values():
             member.log_facts(quiet)
         for measured in training.rows(self._log_curve):
-            if measured.seed is None:
+            seed = measured.seed
+            if seed is None:
                 raise RuntimeError("a row of an ensemble arrived without its member's seed")
-            member = self._members[measured.seed]
             of_all = [point for point in measured.curve if point.seed is None]
             if of_all:
-                self._parent.log_curve(of_all)
+                self._parent.writer.write_curve(of_all)
                 measured = dataclasses.replace(measured, curve=())
-            member.log_row(measured)
+            self._members[seed].log_row(measured)
 
     def _log_curve(self, points: Sequence[CurvePoint]) -> None:
         for seed, some in groupby(points, key=attrgetter("seed")):
             run = self._parent if seed is None else self._members[seed]
-            run.log_curve(list(some))
+            run.writer.write_curve(list(some))
 
 
 def run_of(
@@ -105,16 +99,8 @@ def run_of(
     config: TrainConfig,
     asked: Mapping[str, str],
     resumed: ResumePoint | None = None,
-) -> TrainingRun | TrackedEnsemble:
-    """What keeps the record of a training in a run that is open, as its parameters ask.
-
-    Args:
-        client: the store.
-        run_id: of the run.
-        config: the parameters in force; with ``seeds``, it is that of an ensemble.
-        asked: parameters as text, as the user gave them.
-        resumed: what the run holds, if it is resumed.
-    """
+) -> TrainingRun | EnsembleRun:
+    """What keeps the record of a training in a run that is open, as its parameters ask."""
     if config.seeds != NONE:
-        return TrackedEnsemble(client, run_id, config, asked)
+        return EnsembleRun(client, run_id, config, asked)
     return TrainingRun(client, run_id, config, asked, resumed=resumed)

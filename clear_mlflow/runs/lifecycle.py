@@ -7,28 +7,35 @@ other module asks MLflow to start, create or end a run.
 
 from __future__ import annotations
 
-import dataclasses
 import math
+import os
+import shlex
 import signal
 import statistics
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
-from mlflow.environment_variables import MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING, MLFLOW_RUN_ID
+from mlflow.environment_variables import (
+    MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING,
+    MLFLOW_HTTP_REQUEST_MAX_RETRIES,
+    MLFLOW_HTTP_REQUEST_TIMEOUT,
+    MLFLOW_RUN_ID,
+)
 from mlflow.exceptions import MlflowException
 from mlflow.tracking.context.registry import resolve_tags
 from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
-from clear_mlflow.journal.ending import hurried, leave_outcome
+from clear_mlflow.core.warning import warn
+from clear_mlflow.journal.journal import JOURNAL_JSON, End, Journal, journal_places, left_journals
 from clear_mlflow.journal.sender import UnsentError, is_final
-from clear_mlflow.journal.spool import End
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.runs.logged_models import log_models
 from clear_mlflow.scoring.scores import Scores, score
@@ -49,6 +56,8 @@ from clear_mlflow.store.ui_urls import link_comparison, run_links
 
 # A child that ended by one of these was stopped from outside; by any other it broke.
 _KILLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+# A call to a store that is known to be away fails at once, or after 5 s if it is silent.
+_HURRIED = {MLFLOW_HTTP_REQUEST_MAX_RETRIES.name: "0", MLFLOW_HTTP_REQUEST_TIMEOUT.name: "5"}
 
 
 @dataclass(frozen=True)
@@ -58,16 +67,59 @@ class RunResult:
     exit_code: int  # 0 done, 1 a bug, 2 bad input, 128 + n stopped by signal n
     status: str  # FINISHED, FAILED or KILLED, as MLflow calls it
     run_id: str | None  # None: it ended before a run was opened
-    scores: Scores | None = None  # of the rows that are stored
     error: str | None = None  # one line
-    diverged: bool = False  # the loss or the model's output was no longer a number
-    links: tuple[str, ...] = ()  # lines that say where to look at the run
-    seed: int | None = None  # of the member of an ensemble that diverged
-    members: Mapping[int, Scores] = field(default_factory=dict)  # of an ensemble, by seed
-    note: str | None = None  # what else there is to say, in one line
-    unsent: UnsentError | None = None  # what was measured waits on local disk: the store was away
     problem: ClearError | None = None  # why the record is not in order, however training ended
-    is_lost: bool = False  # another process has taken the run over; nothing is stored in it
+    diverged: DivergedError | None = None
+    scores: Scores | None = None  # of the rows that are stored
+    members: Mapping[int, Scores] = field(default_factory=dict)  # of an ensemble, by seed
+    links: tuple[str, ...] = ()  # lines that say where to look at the run
+    note: str | None = None  # what else there is to say, in one line
+
+    @property
+    def unsent(self) -> UnsentError | None:
+        """What was measured waits on local disk: the store was away."""
+        return self.problem if isinstance(self.problem, UnsentError) else None
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether another process has taken the run over; nothing is stored in it."""
+        return isinstance(self.problem, LostRunError)
+
+
+def result_of(
+    error: BaseException | None,
+    run_id: str | None,
+    received: Sequence[int] = (),
+    died: Sequence[int] = (),
+) -> RunResult:
+    """How a training or a loop ended, by what it raised.
+
+    *received* are the signals that came to this process, in their order; *died* are ranks whose
+    processes ended before their training did.
+    """
+    if isinstance(error, LostRunError):
+        return RunResult(2, "FAILED", run_id, str(error), error)
+    if isinstance(error, UnsentError):
+        result = result_of(error.__cause__, run_id, received, died)
+        return replace(result, exit_code=result.exit_code or 2, problem=error)
+    if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+        return RunResult(0, "FINISHED", run_id)
+    if died:
+        which = " and ".join(map(str, died))
+        message = f"the process of rank {which} ended before its training did"
+        return RunResult(1, "FAILED", run_id, message)
+    if received:
+        message = f"stopped by {signal.Signals(received[0]).name}"
+        return RunResult(128 + received[0], "KILLED", run_id, message)
+    if isinstance(error, ClearError):
+        diverged = error if isinstance(error, DivergedError) else None
+        return RunResult(2, "FAILED", run_id, str(error), diverged=diverged)
+    if isinstance(error, TrainingDied):
+        was_stopped = -error.returncode in _KILLING
+        code, status = (128 - error.returncode, "KILLED") if was_stopped else (1, "FAILED")
+        return RunResult(code, status, run_id, str(error))
+    status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+    return RunResult(1, status, run_id, f"{type(error).__name__}: {error}")
 
 
 def open_run(
@@ -80,15 +132,9 @@ def open_run(
 ) -> str:
     """Start an MLflow run, or take up the one that the environment names; it is then active.
 
-    Args:
-        client: the store.
-        name: of the run; one that a person gave a named run stays.
-        check: refuses a named run that this cannot go into.
-        rename: give a named run that name in any case.
-        system_metrics: whether MLflow watches the machine where the environment does not say.
-
-    Raises:
-        TrackingError: another process trains into the named run; it is left as it is.
+    A name that a person gave a named run stays, unless *rename*. *check* refuses a named run that
+    this cannot go into. *system_metrics*: whether MLflow watches the machine where the environment
+    does not say.
     """
     named = MLFLOW_RUN_ID.get()
     monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
@@ -204,19 +250,8 @@ def end(
 ) -> Run:
     """Say why a run ended, set its status, and remove the tag that names its process.
 
-    Args:
-        client: the store.
-        run_id: of the run.
-        status: FINISHED, FAILED or KILLED; None: the status stays as it is.
-        error: why it ended early.
-        diverged: whether the loss or the output was no longer a number.
-        check: refuses the run, as it is now, if this process may no longer end it.
-
-    Returns:
-        The run, as it is then.
-
-    Raises:
-        TrackingError: the store did not take it.
+    Status None: it stays as it is. *check* refuses the run, as it is now, if this process may no
+    longer end it. Gives the run, as it is then.
     """
     with mlflow_errors(f"close run {run_id}"):
         if check is not None:
@@ -248,149 +283,61 @@ def close(
     *,
     ours: bool = True,
 ) -> RunResult:
-    """Score what a run holds and end it; the members of an ensemble are scored and ended first.
+    """Score what a run holds and end it; members of an ensemble (seed to run) come first.
 
-    If the store is away, how the run ended is kept on local disk for ``clear-mlflow sync``.
-
-    Args:
-        client: the store.
-        run_id: of the run.
-        result: how the work that the run records ended.
-        members: of an ensemble, seed to run.
-        ours: whether it was opened here; a run of the user's own is left open.
+    If the store is away, how the run ended is written to local disk for ``clear-mlflow sync``. A
+    run of the user's own (not *ours*) is left open.
     """
     if result.is_lost:
         _forget(run_id)
         return result
     if result.unsent is not None:
-        return _leave_unsent(client, run_id, result, members or {}, ours)
+        return _leave_unsent(client, run_id, result, result.unsent, members or {}, ours)
     if members is None:
         return _close_one(client, run_id, result, ours)
     scores: dict[int, Scores] = {}
     for seed, member_id in members.items():
-        diverged = result.diverged and result.seed == seed
-        of_member = dataclasses.replace(result, run_id=member_id, diverged=diverged)
-        closed = _close_one(client, member_id, of_member, True)
+        closed = _close_one(client, member_id, _of_member(result, seed), True)
         if closed.scores is not None:
             scores[seed] = closed.scores
         if closed.exit_code and not result.exit_code:
-            told = TrackingError(f"seed {seed}: {closed.error}")
-            result = dataclasses.replace(
-                result, exit_code=closed.exit_code, status="FAILED", error=str(told), problem=told
+            problem = TrackingError(f"seed {seed}: {closed.error}")
+            result = replace(
+                result,
+                exit_code=closed.exit_code,
+                status="FAILED",
+                error=str(problem),
+                problem=problem,
             )
     try:
         if len(scores) == len(members):
             summarize_members(client, run_id, scores)
     except ClearError as refusal:
-        result = dataclasses.replace(
-            result,
-            exit_code=result.exit_code or 2,
-            status="FAILED",
-            error=_joined(result.error, refusal),
-            problem=result.problem or refusal,
-        )
-    return dataclasses.replace(_close_one(client, run_id, result, ours), members=scores)
+        result = _with_problem(replace(result, status="FAILED"), refusal)
+    return replace(_close_one(client, run_id, result, ours), members=scores)
 
 
-def close_beside(client: MlflowClient, beside: str | None, result: RunResult) -> RunResult:
-    """Give the run that ``mlflow run`` opened the status of the one that was resumed.
+def close_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
+    """Close the run that ``mlflow run`` opened for what was done in another one, or did not begin.
 
-    A signal to the process group ends MLflow itself, which would have closed it.
+    A signal to the process group ends MLflow itself, which would have closed it. Without the run's
+    id, it is the one of the environment, and it is closed only after a signal.
     """
-    if beside is not None:
-        with suppress(ClearError):
-            end(client, beside, result.status, result.error)
-    return result
-
-
-def close_unopened(result: RunResult) -> RunResult:
-    """Close the run that ``mlflow run`` opened for a training that was stopped before it began.
-
-    A signal to the process group ends MLflow itself, which would have closed it.
-    """
-    run_id = MLFLOW_RUN_ID.get()
-    if result.status == "KILLED" and run_id:
-        with suppress(ClearError), mlflow_errors(f"close run {run_id}"):
+    named = run_id or (MLFLOW_RUN_ID.get() if result.status == "KILLED" else None)
+    if named:
+        with suppress(ClearError), mlflow_errors(f"close run {named}"):
             client = MlflowClient()
-            run = client.get_run(run_id)
-            if MLFLOW_PROJECT_ENTRY_POINT in run.data.tags and run.info.status == "RUNNING":
-                end(client, run_id, result.status, result.error)
+            run = client.get_run(named)
+            is_open = MLFLOW_PROJECT_ENTRY_POINT in run.data.tags and run.info.status == "RUNNING"
+            if run_id is not None or is_open:
+                end(client, named, result.status, result.error)
     return result
-
-
-def result_of_child(
-    error: ClearError | TrainingDied,
-    received: list[int],
-    run_id: str | None = None,
-    died: tuple[int, ...] = (),
-) -> RunResult:
-    """How a training in a child process ended by an error.
-
-    Args:
-        error: what it ended by.
-        received: signals that came to this process, in their order.
-        run_id: of the run; None where none was opened.
-        died: ranks whose processes ended before their training did.
-    """
-    if isinstance(error, UnsentError):
-        cause = error.__cause__
-        if isinstance(cause, (ClearError, TrainingDied)):
-            return dataclasses.replace(
-                result_of_child(cause, received, run_id, died), unsent=error, problem=error
-            )
-        return result_of_block(error, run_id)
-    if isinstance(error, LostRunError):
-        return RunResult(2, "FAILED", run_id, error=str(error), problem=error, is_lost=True)
-    if died:
-        which = " and ".join(map(str, died))
-        told = f"the process of rank {which} ended before its training did"
-        return RunResult(1, "FAILED", run_id, error=told)
-    if received:
-        told = f"stopped by {signal.Signals(received[0]).name}"
-        return RunResult(128 + received[0], "KILLED", run_id, error=told)
-    if isinstance(error, ClearError):
-        seed = error.seed if isinstance(error, DivergedError) else None
-        diverged = isinstance(error, DivergedError)
-        return RunResult(2, "FAILED", run_id, error=str(error), diverged=diverged, seed=seed)
-    if -error.returncode in _KILLING:
-        return RunResult(128 - error.returncode, "KILLED", run_id, error=str(error))
-    return RunResult(1, "FAILED", run_id, error=str(error))
-
-
-def result_of_block(error: BaseException | None, run_id: str | None) -> RunResult:
-    """How a training or a loop in this process ended.
-
-    Args:
-        error: what it ended by; None where it came to its end.
-        run_id: of the run.
-    """
-    if isinstance(error, LostRunError):
-        return RunResult(2, "FAILED", run_id, error=str(error), problem=error, is_lost=True)
-    unsent = error if isinstance(error, UnsentError) else None
-    cause = error if unsent is None else unsent.__cause__
-    if cause is None or (isinstance(cause, SystemExit) and cause.code in (None, 0)):
-        return RunResult(2 if unsent else 0, "FINISHED", run_id, unsent=unsent, problem=unsent)
-    return RunResult(
-        1,
-        "KILLED" if isinstance(cause, KeyboardInterrupt) else "FAILED",
-        run_id,
-        error=f"{type(cause).__name__}: {cause}",
-        diverged=isinstance(cause, DivergedError),
-        seed=cause.seed if isinstance(cause, DivergedError) else None,
-        unsent=unsent,
-        problem=unsent,
-    )
 
 
 def summarize_members(client: MlflowClient, run_id: str, scores: Mapping[int, Scores]) -> None:
     """Log the mean and the standard deviation (of a sample) of every metric of all members.
 
     A metric that is not defined for one of them is left out: a mean over some would not say so.
-
-    Args:
-        client: the store.
-        run_id: of the run above the members.
-        scores: of each member.
     """
     if not scores or any(of_member.record is None for of_member in scores.values()):
         return
@@ -408,102 +355,132 @@ def summarize_members(client: MlflowClient, run_id: str, scores: Mapping[int, Sc
         client.log_batch(run_id, metrics=metrics, tags=tags)
 
 
-def _close_one(client: MlflowClient, run_id: str, result: RunResult, ours: bool) -> RunResult:
+def _of_member(result: RunResult, seed: int) -> RunResult:
+    diverged = result.diverged
+    return replace(result, diverged=diverged if diverged and diverged.seed == seed else None)
+
+
+def _with_problem(result: RunResult, problem: ClearError) -> RunResult:
+    """Training went well or not; that its record is not in order is what counts now."""
+    return replace(
+        result,
+        exit_code=result.exit_code or 2,
+        error="; ".join(filter(None, (result.error, str(problem)))),
+        problem=result.problem or problem,
+    )
+
+
+def _close_one(client: MlflowClient, run_id: str, ended: RunResult, ours: bool) -> RunResult:
     """Score what is stored, say why the run ended, and set its status."""
-    scores, code, status, problem = None, result.exit_code, result.status, result.problem
-    error = result.error
-    links: tuple[str, ...] = ()
+    result = ended
     calls = ExitStack()
     try:
         with mlflow_errors(f"read run {run_id}"):
             stored = client.get_run(run_id)
         refuse_if_lost(stored)
         scores = score(client, run_id)
+        result = replace(result, scores=scores)
         log_models(client, stored, scores)
     except LostRunError as lost:
-        return _lost(result, lost)
+        return _lost(run_id, ended, lost)
     except ClearError as refusal:
-        # Training went well or not; that its record is not in order is what counts now.
-        problem = problem or refusal
-        error = _joined(error, refusal)
-        code, status = code or 2, "FAILED" if status == "FINISHED" else status
+        result = _with_problem(result, refusal)
+        if result.status == "FINISHED":
+            result = replace(result, status="FAILED")
         if isinstance(refusal, TrackingError) and not is_final(refusal):
-            calls.enter_context(hurried())
+            calls.enter_context(_hurried())
     try:
         with calls, mlflow_errors(f"look at run {run_id}"):
             run = end(
                 client,
                 run_id,
-                status if ours else None,
-                error,
-                diverged=result.diverged,
+                result.status if ours else None,
+                result.error,
+                diverged=result.diverged is not None,
                 check=refuse_if_lost,
             )
-            links = tuple(run_links(client, run))
+            result = replace(result, links=tuple(run_links(client, run)))
         with suppress(ClearError):
             link_comparison(client, run.info.experiment_id)
     except LostRunError as lost:
-        return _lost(result, lost)
+        return _lost(run_id, ended, lost)
     except ClearError as refusal:
-        problem = problem or refusal
-        error = _joined(error, refusal)
-        code = code or 2
+        result = _with_problem(result, refusal)
         if not is_final(refusal):
             if ours:
                 _release(run_id)
-            kept = End(result.status if ours else None, result.error, result.diverged)
-            error = _joined(error, leave_outcome(client, run_id, kept))
-    return dataclasses.replace(
-        result,
-        exit_code=code,
-        status=status,
-        scores=scores,
-        error=error,
-        links=links,
-        problem=problem,
-    )
+            where = _leave_end(client, run_id, ended, ours)
+            result = replace(result, error="; ".join(filter(None, (result.error, where))))
+    return result
 
 
 def _leave_unsent(
-    client: MlflowClient, run_id: str, result: RunResult, members: Mapping[int, str], ours: bool
+    client: MlflowClient,
+    run_id: str,
+    result: RunResult,
+    unsent: UnsentError,
+    members: Mapping[int, str],
+    ours: bool,
 ) -> RunResult:
-    """Keep how a training ended whose rows the store did not take; nothing is asked of it."""
-    folders = {} if result.unsent is None else result.unsent.folders
+    """Write down how a training ended whose rows the store did not take; it is asked nothing."""
     for seed, member_id in members.items():
-        diverged = result.diverged and result.seed == seed
-        kept = End(result.status, result.error, diverged)
-        leave_outcome(client, member_id, kept, folders.get(member_id))
-    kept = End(result.status if ours else None, result.error, result.diverged)
-    leave_outcome(client, run_id, kept, folders.get(run_id))
+        folder = unsent.folders.get(member_id)
+        _leave_end(client, member_id, _of_member(result, seed), True, folder)
+    _leave_end(client, run_id, result, ours, unsent.folders.get(run_id))
     if ours:
         _release(run_id)
-    return dataclasses.replace(
-        result, exit_code=result.exit_code or 2, error=_joined(result.error, result.unsent)
-    )
+    return _with_problem(result, unsent)
 
 
-def _lost(result: RunResult, lost: LostRunError) -> RunResult:
+def _leave_end(
+    client: MlflowClient, run_id: str, result: RunResult, ours: bool, folder: Path | None = None
+) -> str:
+    """Write how a run ended into its journal, for ``sync`` to close it; says what to do about it.
+
+    *folder* is the journal, where something of the run waits in one. Empty: no disk takes it.
+    """
+    ended = End(result.status if ours else None, result.error, result.diverged is not None)
+    known = [folder] if folder else left_journals(run_id)
+    for where in (*known, *journal_places(run_id)):
+        try:
+            if (where / JOURNAL_JSON).is_file():
+                journal = Journal.take(where, run_id)
+            else:
+                journal = Journal.create(where, run_id, client.tracking_uri)
+            try:
+                journal.write_end(ended)
+            finally:
+                journal.close()
+        except (OSError, ClearError) as error:
+            warn(f"how run {run_id} ended could not be kept for sync: {error}")
+            continue
+        return f"the run is open there until 'clear-mlflow sync {shlex.quote(str(where))}'"
+    return ""
+
+
+def _lost(run_id: str, result: RunResult, lost: LostRunError) -> RunResult:
     """Leave a run to the process that has taken it over."""
-    if result.run_id is not None:
-        _forget(result.run_id)
-    error = _joined(result.error, lost)
-    code = result.exit_code or 2
-    return dataclasses.replace(result, exit_code=code, error=error, problem=lost, is_lost=True)
+    _forget(run_id)
+    return replace(_with_problem(result, lost), problem=lost)
 
 
 def _forget(run_id: str) -> None:
     """Let go of MLflow's active run as it is: its status is another process's to set."""
     forget_active_run(run_id)
-    if monitor := forget_system_metrics(run_id):
-        threading.Thread(target=monitor.finish, daemon=True).start()
+    _end_monitor(run_id)
 
 
 def _release(run_id: str) -> None:
     """Let go of MLflow's active run, whose store is away, within seconds; it stays RUNNING."""
     if _is_active(run_id):
-        with hurried(), suppress(Exception):
+        with _hurried(), suppress(Exception):
             mlflow.end_run("RUNNING")
-    if not _is_active(run_id) and (monitor := forget_system_metrics(run_id)):
+    if not _is_active(run_id):
+        _end_monitor(run_id)
+
+
+def _end_monitor(run_id: str) -> None:
+    if monitor := forget_system_metrics(run_id):
         # It may hang in a call to the store.
         threading.Thread(target=monitor.finish, daemon=True).start()
 
@@ -513,5 +490,15 @@ def _is_active(run_id: str) -> bool:
     return active is not None and active.info.run_id == run_id
 
 
-def _joined(error: str | None, more: object) -> str:
-    return "; ".join(filter(None, (error, str(more))))
+@contextmanager
+def _hurried() -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in _HURRIED}
+    os.environ.update(_HURRIED)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

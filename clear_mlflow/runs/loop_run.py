@@ -17,11 +17,15 @@ from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
 from clear_mlflow.core.loop_metadata import LoopMetadata, measured_row, measured_test
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER, EvaluationSet
+from clear_mlflow.core.predictions import (
+    EVALUATION_SET_FILE,
+    PREDICTIONS_FOLDER,
+    EvaluationSet,
+    predictions_file_name,
+)
 from clear_mlflow.core.text import printable, shortened, shown
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
-from clear_mlflow.learning.measured import MeasuredRow
 from clear_mlflow.metrics import (
     ALL_METRICS,
     DEFAULT_FAMILIES,
@@ -31,8 +35,8 @@ from clear_mlflow.metrics import (
     of_score,
     summarize,
 )
-from clear_mlflow.runs.lifecycle import close, end, join, open_run, result_of_block
-from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun
+from clear_mlflow.runs.lifecycle import close, end, join, open_run, result_of
+from clear_mlflow.runs.run_writer import RunMetadata, RunWriter, now
 from clear_mlflow.scoring.anytime_scores import read_tests
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.scores import Scores
@@ -72,13 +76,16 @@ class LoopRun:
         self._families = family_names(metrics if isinstance(metrics, str) else ",".join(metrics))
         of_score(ALL_METRICS, facts.score)  # refuses a name that cannot be part of theirs
         self._run_name = run_name
-        self._client: MlflowClient | None = None
-        self._run: _TrackedLoopRun | None = None
+        self._writer: RunWriter | None = None
         self._joined = False
+        self._is_over = False
         self._scores: Scores | None = None
+        self._rows: dict[int, AccuracyRow] = {}  # that the run holds
+        self._tests: dict[tuple[int, int], AnytimeRow] = {}  # by bucket and number
+        self._predictions: str | None = None  # what the run keeps of them: labels or probs
 
     def __enter__(self) -> LoopRun:
-        if self._run is not None:
+        if self._writer is not None:
             raise TrackingError("this run was entered before; call clear_mlflow.track again")
         place = place_of_environment()
         if not place.keeps_record:
@@ -87,40 +94,50 @@ class LoopRun:
                 "alone, or each of them would open a run"
             )
         bound_retries()
-        client = self._client = preflight()
+        client = preflight()
         active = mlflow.active_run()
         self._joined = active is not None
         if active is None:
-            run_id = _open_run(client, self._facts, self._run_name)
+            run_id = open_run(
+                client,
+                self._run_name or _name_of(self._facts),
+                lambda run: _rows_of(client, run, self._facts),  # another loop's is left as it is
+                rename=self._run_name is not None,
+            )
         else:
             run_id = active.info.run_id
             join(client, run_id)
         try:
-            self._run = _TrackedLoopRun(client, run_id, self._facts, self._families)
-            self._run.__enter__()
+            writer = RunWriter(client, run_id, self._families)
+            with mlflow_errors(f"log the configuration of run {run_id}"):
+                run = client.get_run(run_id)
+                self._describe(client, run)
+            writer.rows.extend(self._rows.values())
+            writer.open(run)
             try:
-                self._run.log_loop()
+                self._log_dataset(writer)
             except BaseException as error:
-                self._run.__exit__(type(error), error, error.__traceback__)
+                writer.close(error)
                 raise
         except BaseException as error:
             if not self._joined:
                 with suppress(ClearError):
                     end(client, run_id, "FAILED", f"{type(error).__name__}: {error}")
             raise
+        self._writer = writer
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if self._run is None or self._client is None:
+        if self._writer is None:
             return
-        self._run.is_over = True
+        self._is_over = True
         failure = error
         try:
-            self._run.__exit__(kind, error, traceback)
+            self._writer.close(error)
         except ClearError as refusal:  # the store did not take all
             failure = refusal
-        result = result_of_block(failure, self.run_id)
-        closed = close(self._client, self.run_id, result, ours=not self._joined)
+        result = result_of(failure, self.run_id)
+        closed = close(self._writer.client, self.run_id, result, ours=not self._joined)
         self._scores = closed.scores
         with suppress(OSError):  # whoever reads this may have gone
             for line in closed.links:
@@ -161,19 +178,30 @@ class LoopRun:
             RecordError: the numbers do not fit the loop, or the row is stored with others.
             TrackingError: the block has ended.
         """
-        if self._run is None or self._run.is_over:
-            raise TrackingError(
-                f"row {shown(row)} arrived outside of the block; log rows inside of 'with "
-                "clear_mlflow.track(...) as run:'"
-            )
-        found, answers = measured_row(
+        writer = self._writing(f"row {shown(row)}", "rows")
+        found, predictions = measured_row(
             self._facts, row, correct, accuracy, labels, probabilities, values
         )
-        has_probabilities = answers is not None and answers.probabilities is not None
-        self._run.log_once(
-            MeasuredRow(found, None if answers is None else answers.to_bytes()),
-            kept="probs" if has_probabilities else "labels",
-        )
+        there = self._rows.get(found.row)
+        if there is not None:
+            if there != found:
+                raise RecordError(
+                    f"row {found.row} is stored already with other numbers "
+                    f"({shown(_numbers(there))}, and now {shown(_numbers(found))}); a row is what "
+                    "was measured once: start a new run"
+                )
+            return
+        path = f"{PREDICTIONS_FOLDER}/{predictions_file_name(found.row)}"
+        files = {} if predictions is None else {path: predictions.to_bytes()}
+        writer.write_row(writer.record_of(found, now()), files=files)
+        self._rows[found.row] = found
+        if predictions is None:
+            return
+        kind = "labels" if predictions.probabilities is None else "probs"
+        if self._predictions != kind:
+            self._predictions = kind
+            with mlflow_errors(f"say that run {self.run_id} keeps predictions"):
+                writer.client.set_tag(self.run_id, names.PREDICTIONS_TAG, kind)
 
     def log_test(
         self, bucket: int, correct: object, *, test: int, num_tests: int, step: int, num_steps: int
@@ -198,29 +226,36 @@ class LoopRun:
             RecordError: the numbers do not fit the loop, or the test is stored with others.
             TrackingError: the block has ended.
         """
-        if self._run is None or self._run.is_over:
-            raise TrackingError(
-                f"a test inside bucket {shown(bucket)} arrived outside of the block; log tests "
-                "inside of 'with clear_mlflow.track(...) as run:'"
-            )
-        self._run.log_test_once(
-            measured_test(
-                self._facts,
-                bucket,
-                correct,
-                test=test,
-                num_tests=num_tests,
-                step=step,
-                num_steps=num_steps,
-            )
+        writer = self._writing(f"a test inside bucket {shown(bucket)}", "tests")
+        found = measured_test(
+            self._facts,
+            bucket,
+            correct,
+            test=test,
+            num_tests=num_tests,
+            step=step,
+            num_steps=num_steps,
         )
+        place = found.bucket, found.test
+        if place in self._tests:
+            if self._tests[place] != found:
+                raise RecordError(
+                    f"test {found.test} inside bucket {found.bucket} is stored already with other "
+                    "numbers; a test is what was measured once: start a new run"
+                )
+            return
+        if not self._tests:
+            with mlflow_errors(f"say that run {self.run_id} is tested inside its buckets"):
+                writer.client.set_tag(self.run_id, names.ANYTIME_TAG, _OWN_TESTS)
+        writer.write_test(found)
+        self._tests[place] = found
 
     @property
     def run_id(self) -> str:
         """The MLflow run's."""
-        if self._run is None:
+        if self._writer is None:
             raise TrackingError("there is no run yet; it is opened by 'with'")
-        return self._run.run_id
+        return self._writer.run_id
 
     @property
     def matrix(self) -> AccuracyMatrix:
@@ -231,17 +266,16 @@ class LoopRun:
         """
         if self._scores is not None and self._scores.record is not None:
             return self._scores.record.matrix
-        rows = {} if self._run is None else self._run.known
-        if not rows:
+        if not self._rows:
             raise TrackingError("there is no row yet; log one with log_row")
-        return AccuracyMatrix.from_rows(rows.values())
+        return AccuracyMatrix.from_rows(self._rows.values())
 
     @property
     def scores(self) -> dict[str, float]:
         """Metric name to value, of the rows so far; what is not defined is not there."""
         if self._scores is not None:
             return dict(self._scores.summary)
-        if self._run is None or not self._run.known:
+        if not self._rows:
             return {}
         return summarize(self.matrix, self._facts.protocol, of_families(self._families))
 
@@ -250,84 +284,50 @@ class LoopRun:
         """Metric name to why it is not among the scores."""
         if self._scores is not None:
             return dict(self._scores.reasons)
-        if self._run is None or not self._run.known:
+        if not self._rows:
             return {}
         return explain(self.matrix, self._facts.protocol, of_families(self._families))
 
+    def _writing(self, what: str, how: str) -> RunWriter:
+        if self._writer is None or self._is_over:
+            raise TrackingError(
+                f"{what} arrived outside of the block; log {how} inside of 'with "
+                "clear_mlflow.track(...) as run:'"
+            )
+        return self._writer
 
-class _TrackedLoopRun(TrackedRun):
-    """Stores a loop's rows as a training's are; describes the run by what the loop says of itself.
+    def _describe(self, client: MlflowClient, run: Run) -> None:
+        """Say what the loop is; rows that the run holds already have to be of the same loop."""
+        loop, run_id = self._facts, run.info.run_id
+        self._rows = _rows_of(client, run, loop)
+        if names.ANYTIME_TAG in run.data.tags:
+            self._tests = {(t.bucket, t.test): t for t in read_tests(client, run)}
+        if self._rows and names.PREDICTIONS_TAG in run.data.tags:
+            self._predictions = run.data.tags[names.PREDICTIONS_TAG]
+            if loop.evaluation_set is not None:
+                _check_images(client, run, loop.evaluation_set)
+        params = {**loop.facts, **loop.params}
+        missing = [
+            Param(name, text) for name, text in params.items() if name not in run.data.params
+        ]
+        # In a run of the user's own, what is there is theirs.
+        tags = {k: v for k, v in loop.facts.items() if k not in run.data.tags}
+        tags |= {
+            **loop.tags,
+            "dataset_digest": loop.dataset.digest,
+            names.KIND_TAG: names.KIND_TRAIN,
+            names.VERSION_TAG: __version__,
+            **families_tag(self._families, run.data.tags),
+        }
+        if names.ERROR_TAG in run.data.tags:  # of an earlier try
+            client.delete_tag(run_id, names.ERROR_TAG)
+        client.log_batch(run_id, params=missing, tags=[RunTag(k, v) for k, v in tags.items()])
+        # The first artifact: a store that takes no artifacts is found before any training.
+        client.log_text(run_id, _as_json(loop), LOOP_JSON)
 
-    Args:
-        client: the store.
-        run_id: of the run, which is there.
-        facts: what is known of the loop.
-        families: of metrics to log.
-    """
-
-    def __init__(
-        self, client: MlflowClient, run_id: str, facts: LoopMetadata, families: Sequence[str]
-    ) -> None:
-        super().__init__(client, run_id, families)
-        self._loop = facts
-        self._keeps: str | None = None
-        self._tests: dict[tuple[int, int], AnytimeRow] = {}  # by bucket and number
-        self.known: dict[int, AccuracyRow] = {}  # rows that the run holds
-        self.is_over = False
-
-    def log_once(self, measured: MeasuredRow, *, kept: str) -> None:
-        """Store a row, unless it is stored.
-
-        Args:
-            measured: the row.
-            kept: what its predictions are, where it has some.
-
-        Raises:
-            RecordError: it is stored with other numbers.
-        """
-        row = measured.row
-        there = self.known.get(row.row)
-        if there is not None:
-            if there != row:
-                raise RecordError(
-                    f"row {row.row} is stored already with other numbers "
-                    f"({shown(_numbers(there))}, and now {shown(_numbers(row))}); a row is what "
-                    "was measured once: start a new run"
-                )
-            return
-        self.log_row(measured)
-        self.known[row.row] = row
-        if measured.predictions is not None and self._keeps != kept:
-            self._keeps = kept
-            with mlflow_errors(f"say that run {self.run_id} keeps predictions"):
-                self.client.set_tag(self.run_id, names.PREDICTIONS_TAG, kept)
-
-    def log_test_once(self, test: AnytimeRow) -> None:
-        """Store a test inside a bucket, unless it is stored.
-
-        Args:
-            test: the test.
-
-        Raises:
-            RecordError: it is stored with other numbers.
-        """
-        place = test.bucket, test.test
-        if place in self._tests:
-            if self._tests[place] != test:
-                raise RecordError(
-                    f"test {test.test} inside bucket {test.bucket} is stored already with other "
-                    "numbers; a test is what was measured once: start a new run"
-                )
-            return
-        if not self._tests:
-            with mlflow_errors(f"say that run {self.run_id} is tested inside its buckets"):
-                self.client.set_tag(self.run_id, names.ANYTIME_TAG, _OWN_TESTS)
-        self.log_test(test)
-        self._tests[place] = test
-
-    def log_loop(self) -> None:
+    def _log_dataset(self, writer: RunWriter) -> None:
         """Log the dataset as an MLflow input, and the images that predictions will be of."""
-        loop = self._loop
+        loop = self._facts
         profile: dict[str, Any] = {
             "digest": loop.dataset.digest,
             "protocol": loop.protocol,
@@ -337,58 +337,21 @@ class _TrackedLoopRun(TrackedRun):
             profile["num_test"] = dict(zip(loop.buckets, loop.num_instances, strict=True))
         if loop.class_names:
             profile["num_classes"] = len(loop.class_names)
-        about = RunMetadata(
+        metadata = RunMetadata(
             dataset=loop.dataset, protocol=loop.protocol, split=loop.split, seed=loop.seed
         )
-        self._log_dataset(about, source="own loop", profile=profile)
-        if loop.evaluation_set is not None and self._keeps is None:
-            self._send_evaluation_set(loop.evaluation_set.to_bytes())
-
-    def _describe(self, run: Run) -> None:
-        """Say what the loop is; rows that the run holds already have to be of the same loop."""
-        self._take_up(run)
-        params = {**self._loop.facts, **self._loop.params}
-        missing = [
-            Param(name, text) for name, text in params.items() if name not in run.data.params
-        ]
-        # In a run of the user's own, what is there is theirs.
-        tags = {k: v for k, v in self._loop.facts.items() if k not in run.data.tags}
-        tags |= {
-            **self._loop.tags,
-            "dataset_digest": self._loop.dataset.digest,
-            names.KIND_TAG: names.KIND_TRAIN,
-            names.VERSION_TAG: __version__,
-            **families_tag(self.families, run.data.tags),
-        }
-        if names.ERROR_TAG in run.data.tags:  # of an earlier try
-            self.client.delete_tag(self.run_id, names.ERROR_TAG)
-        told = [RunTag(key, text) for key, text in tags.items()]
-        self.client.log_batch(self.run_id, params=missing, tags=told)
-        # The first artifact: a store that takes no artifacts is found before any training.
-        self.client.log_text(self.run_id, _as_json(self._loop), LOOP_JSON)
-
-    def _take_up(self, run: Run) -> None:
-        """Know the rows that are there."""
-        self.known = _rows_of(self.client, run, self._loop)
-        self._rows.extend(self.known.values())
-        if names.ANYTIME_TAG in run.data.tags:
-            self._tests = {(t.bucket, t.test): t for t in read_tests(self.client, run)}
-        if self.known and names.PREDICTIONS_TAG in run.data.tags:
-            self._keeps = run.data.tags[names.PREDICTIONS_TAG]
-            if self._loop.evaluation_set is not None:
-                _check_images(self.client, run, self._loop.evaluation_set)
+        writer.log_dataset(metadata, source="own loop", profile=profile)
+        if loop.evaluation_set is not None and self._predictions is None:
+            path = f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}"
+            writer.write_file(path, loop.evaluation_set.to_bytes())
 
 
 def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, AccuracyRow]:
-    """The rows that a run holds.
-
-    Raises:
-        TrackingError: they are not of this loop.
-    """
+    """The rows that a run holds; TrackingError where they are not of this loop."""
     found = {}
     for name, record in read_rows(client, run).items():
         row = record.row
-        told: Mapping[str, tuple[object, object]] = {
+        both: Mapping[str, tuple[object, object]] = {
             "buckets": (row.buckets, loop.buckets),
             "num_instances": (row.num_instances, loop.num_instances),
             "score": (row.score, loop.score),
@@ -398,7 +361,7 @@ def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, Ac
             "dataset_digest": (record.dataset.digest, loop.dataset.digest),
             "seed": (record.seed, loop.seed),
         }
-        for what, (there, here) in told.items():
+        for what, (there, here) in both.items():
             if there != here:
                 raise TrackingError(
                     f"run {run.info.run_id} holds {name} with {what} {shown(there)}, but this loop "
@@ -408,22 +371,8 @@ def _rows_of(client: MlflowClient, run: Run, loop: LoopMetadata) -> dict[int, Ac
     return found
 
 
-def _open_run(client: MlflowClient, facts: LoopMetadata, run_name: str | None) -> str:
-    """Start an MLflow run, or take up the one that the environment names."""
-    return open_run(
-        client,
-        run_name or _run_name(facts),
-        lambda run: _rows_of(client, run, facts),  # a run of another loop is left as it is
-        rename=run_name is not None,
-    )
-
-
 def _check_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None:
-    """Make sure that the images that a run's predictions are of are these.
-
-    Raises:
-        TrackingError: they are others.
-    """
+    """Make sure that the images that a run's predictions are of are these."""
     folder = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
     with folder.scratch() as scratch:
         with mlflow_errors(f"read the evaluation set of run {run.info.run_id}"):
@@ -435,7 +384,7 @@ def _check_images(client: MlflowClient, run: Run, images: EvaluationSet) -> None
         )
 
 
-def _run_name(facts: LoopMetadata) -> str:
+def _name_of(facts: LoopMetadata) -> str:
     """What a run is called where nobody named it."""
     parts = [facts.facts.get("strategy", "own loop"), facts.dataset.name]
     if facts.seed is not None:
@@ -448,7 +397,7 @@ def _numbers(row: AccuracyRow) -> object:
 
 
 def _as_json(facts: LoopMetadata) -> str:
-    told = {
+    content = {
         "buckets": facts.buckets,
         "num_instances": facts.num_instances,
         "class_names": facts.class_names or None,
@@ -456,4 +405,4 @@ def _as_json(facts: LoopMetadata) -> str:
         **{key: value for key, value in facts.facts.items() if key != "dataset"},
         "params": dict(facts.params),
     }
-    return json.dumps(told, indent=2) + "\n"
+    return json.dumps(content, indent=2) + "\n"

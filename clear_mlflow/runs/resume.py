@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,11 @@ from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_i
 from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
-from clear_mlflow.journal.resend import send_waiting
-from clear_mlflow.journal.spool import HeldError, Spool, left_spools, read_origin
+from clear_mlflow.journal.journal import HeldError, Journal, left_journals, read_origin
+from clear_mlflow.journal.resend import list_artifacts, send_waiting
 from clear_mlflow.learning.measured import StreamMetadata
 from clear_mlflow.learning.parameters.config import (
     TrainConfig,
-    parameters_with,
     parse_parameter,
 )
 from clear_mlflow.learning.parameters.logged import dataset_runs_code
@@ -49,7 +49,7 @@ from clear_mlflow.store.states import StoredState, read_newest_state, stored_sta
 
 # Parameters that may change when a run is resumed: they say where it computes. The digest shows
 # whether the folder holds the same dataset.
-WHERE = frozenset(parameters_with("may_move"))
+WHERE = ("device", "data_root")
 
 _CLAIM = "resumed/"  # a parameter's name, followed by the number of the claim
 _WAIT = "wait until it has ended, or start a new run"
@@ -57,39 +57,31 @@ _WAIT = "wait until it has ended, or start a new run"
 
 @dataclass(frozen=True, eq=False)
 class ResumePoint:
-    """What a run that is to be resumed holds.
+    """What a run that is to be resumed holds."""
 
-    Args:
-        run: as it was when it was read.
-        config: its parameters, all resolved, as text.
-        resolved: the same, as values.
-        records: its rows.
-        damaged: rows that are measured again, because their files are damaged.
-        states: the rows after which a state is stored, whole or not.
-        state: the newest whole one; None where nothing was measured yet.
-        files: paths of the predictions, models and tests inside buckets that it holds.
-    """
-
-    run: Run
-    config: Mapping[str, str]
-    resolved: TrainConfig
+    run: Run  # as it was when it was read
+    config: TrainConfig
     records: Mapping[int, RowRecord]
-    damaged: frozenset[int]
-    states: tuple[int, ...]
-    state: StoredState | None
-    files: frozenset[str]
+    damaged: frozenset[int]  # rows that are measured again, because their files are damaged
+    states: tuple[int, ...]  # the rows after which a state is stored, whole or not
+    state: StoredState | None  # the newest whole one; None where nothing was measured yet
+    files: frozenset[str]  # paths of the predictions, models and tests inside buckets
 
     @property
     def is_complete(self) -> bool:
         """Whether there is nothing left to train or to store."""
-        rows = set(self.records)
-        if not rows or rows != set(range(len(self._any.row.buckets) + 1)):
+        if not self.records:
+            return False
+        buckets = next(iter(self.records.values())).row.buckets
+        if set(self.records) != set(range(len(buckets) + 1)):
             return False
         return not self.states or str(self.run.info.status) == "FINISHED"
 
     @property
-    def _any(self) -> RowRecord:
-        return next(iter(self.records.values()))
+    def rows_before(self) -> list[AccuracyRow]:
+        """The stored rows before the one that training begins with."""
+        first = 0 if self.state is None else self.state.manifest.row
+        return [record.row for row, record in sorted(self.records.items()) if row < first]
 
     def is_described(self, facts: StreamMetadata) -> bool:
         """Whether the run holds the dataset as an MLflow input, and its evaluation set, if any."""
@@ -115,10 +107,7 @@ class ResumePoint:
         """The row that is stored in the place of one that was measured (again); it stays.
 
         Its counts may be others: a device that does not repeat its arithmetic to the last digit
-        trains another model of the same worth from the same state.
-
-        Raises:
-            TrackingError: it is of other test images, which no arithmetic explains.
+        trains another model of the same worth from the same state. Other test images are refused.
         """
         record = self.records.get(row.row)
         if record is None:
@@ -134,41 +123,26 @@ class ResumePoint:
         return there
 
 
-def rows_before(point: ResumePoint) -> list[AccuracyRow]:
-    """The stored rows before the one that training begins with."""
-    first = 0 if point.state is None else point.state.manifest.row
-    return [record.row for row, record in sorted(point.records.items()) if row < first]
-
-
 def holds_rows(client: MlflowClient, run_id: str) -> bool:
     """Whether a run that is named to be trained into holds rows of an earlier training.
 
-    Raises:
-        TrackingError: another process trains into it now.
+    TrackingError: another process trains into it now.
     """
     run = client.get_run(run_id)
     refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
-    return bool(left_spools(run_id)) or bool(stored_rows(client, run))
+    return bool(left_journals(run_id)) or bool(stored_rows(client, run))
 
 
 def read_resume_point(
     client: MlflowClient, run_id: str, folder: Path, *, assume_dead: bool = False
 ) -> ResumePoint:
-    """Read what training resumes from; the run is left as it is.
+    """Read what training resumes from; TrackingError: it cannot be resumed. The run stays as it is.
 
-    But what an earlier process on this machine could not store is sent first.
-
-    Args:
-        client: the store.
-        run_id: of the run.
-        folder: for files that are needed until training resumes.
-        assume_dead: believe the user that the process which trained into it is dead.
-
-    Raises:
-        TrackingError: it cannot be resumed, and why.
+    But what an earlier process on this machine could not store is sent first. *folder* takes files
+    that are needed until training resumes. *assume_dead*: the user says that its process is.
     """
     run = _run(client, run_id, assume_dead)
-    config, resolved = _config_of(client, run)
+    config = _config_of(client, run)
     _send_what_waits(client, run)
     states = stored_states(client, run)
     state, problems = read_newest_state(client, run, folder)
@@ -177,20 +151,22 @@ def read_resume_point(
         warn(f"run {run_id}: {problem}; {instead}")
     whole, damaged = _whole_rows(client, run, state)
     records = {record.row.row: record for record in whole.values()}
-    point = ResumePoint(run, config, resolved, records, damaged, states, state, _files(client, run))
+    folders = (PREDICTIONS_FOLDER, names.MODELS_FOLDER, ANYTIME_FOLDER)
+    files = frozenset().union(*(list_artifacts(client, run_id, name) for name in folders))
+    point = ResumePoint(run, config, records, damaged, states, state, files)
     if point.is_complete:
         return point
     if records:
         assemble(whole)  # rows that contradict each other are refused
     # A run that was cut off while its first state was stored begins anew, with the same row 0.
-    begins_anew = config["resumable"] == "on" and records.keys() <= {0} and not damaged
+    begins_anew = config.resumable == "on" and records.keys() <= {0} and not damaged
     if state is None and (records or problems) and not begins_anew:
         rows = f"rows {min(records)} to {max(records)}" if records else "no row"
         why = (
             "none of its training states is whole"
             if problems
-            else "no training state: it was trained with resumable=off, by an earlier version, "
-            "or as a member of an ensemble"
+            else "no training state: it was trained with resumable=off, or as a member of an "
+            "ensemble"
         )
         raise TrackingError(
             f"run {run_id} cannot be resumed: it holds {rows} and {why}; start a new run "
@@ -199,11 +175,10 @@ def read_resume_point(
     if state is not None:
         _check_version(run_id, state.manifest.package_version)
         _check_torch(state.manifest.torch_version)
-        if state.manifest.config != dict(config):
+        if differing := _differences(_decisive(state.manifest.config), config.as_text()):
             raise TrackingError(
                 f"run {run_id} cannot be resumed: its training state was taken with other "
-                f"parameters than its config.json has "
-                f"({_differences(state.manifest.config, config)})"
+                f"parameters than its config.json has ({differing})"
             )
     return point
 
@@ -213,8 +188,7 @@ def _whole_rows(
 ) -> tuple[dict[str, RowRecord], frozenset[int]]:
     """The whole rows of a run, by file name, and the damaged ones that training writes anew.
 
-    Raises:
-        RecordError: a file is damaged of a row before the one that training begins with.
+    RecordError: a file is damaged of a row before the one that training begins with.
     """
     whole: dict[str, RowRecord] = {}
     damaged = set()
@@ -235,69 +209,55 @@ def parameters_to_resume(
 ) -> tuple[dict[str, str], TrainConfig]:
     """The parameters that a run is resumed with, as text and resolved.
 
-    Args:
-        point: the run.
-        given: those that the user names now, as text; ``auto`` counts as not named.
-
-    Raises:
-        ConfigError: one of them differs from the run's.
+    ConfigError: one of those that the user names now (as text; ``auto`` counts as not named)
+    differs from the run's.
     """
-    told = {name: text for name, text in given.items() if text != AUTO}
-    config = point.resolved
-    if config.strategy not in known_strategies() and told.get("strategy") != config.strategy:
+    named = {name: text for name, text in given.items() if text != AUTO}
+    config, run_id = point.config, point.run.info.run_id
+    texts = config.as_text()
+    if config.strategy not in known_strategies() and named.get("strategy") != config.strategy:
         raise ConfigError(
-            f"run {point.run.info.run_id} was trained by strategy {config.strategy}, a class of "
+            f"run {run_id} was trained by strategy {config.strategy}, a class of "
             "somebody's own; what a store names is not imported unless you name it, too: pass "
             f"strategy={config.strategy} if you know it"
         )
-    if dataset_runs_code(config.as_text()) and told.get("dataset") != config.dataset:
+    if dataset_runs_code(texts) and named.get("dataset") != config.dataset:
         raise ConfigError(
-            f"run {point.run.info.run_id} was trained on dataset {config.dataset}, a function of "
+            f"run {run_id} was trained on dataset {config.dataset}, a function of "
             "somebody's own; what a store names is not imported unless you name it, too: pass "
             f"dataset={config.dataset} if you know it"
         )
     differing = {
         name: text
-        for name, text in told.items()
+        for name, text in _decisive(named).items()
         # A strategy's and a dataset's own are compared when those that are left out are known.
-        if name not in (*WHERE, "strategy_args", "dataset_args")
+        if name not in ("strategy_args", "dataset_args")
         and parse_parameter(name, text) != getattr(config, name)
     }
     if differing:
-        raise _other_parameters(point, _differences(differing, point.config))
-    asked = {**point.config, **told}
-    return asked, TrainConfig.resolve(asked) if told else config
+        raise _other_parameters(point, _differences(differing, texts))
+    asked = {**texts, **named}
+    return asked, TrainConfig.resolve(asked) if named else config
 
 
 def check_parameters(point: ResumePoint, config: TrainConfig) -> None:
-    """Check the parameters in force, all resolved, against the run's.
-
-    Raises:
-        ConfigError: one of them differs.
-    """
-    texts = {name: text for name, text in config.as_text().items() if name not in WHERE}
-    if told := _differences(texts, point.config):
-        raise _other_parameters(point, told)
+    """Refuse parameters in force, all resolved, that are not the run's."""
+    if differing := _differences(_decisive(config.as_text()), point.config.as_text()):
+        raise _other_parameters(point, differing)
 
 
 def check_data(point: ResumePoint, facts: StreamMetadata) -> None:
-    """Check the dataset against the one that the run trained on.
-
-    Raises:
-        DataError: it is another.
-    """
+    """Refuse a dataset that is not the one that the run trained on."""
     if point.state is None:
         expected = DatasetIdentity(facts.name, facts.digest)
-        if any(record.dataset != expected for record in point.records.values()):
-            raise DataError(
-                f"run {point.run.info.run_id} cannot be resumed with this dataset: its row 0 is of "
-                "another; pass the data_root that it was trained on, or start a new run"
-            )
-        return
-    if told := _differences(data_of(facts), point.state.manifest.data):
+        others = any(record.dataset != expected for record in point.records.values())
+        differing = "its row 0 is of another" if others else ""
+    else:
+        differing = _differences(data_of(facts), point.state.manifest.data)
+    if differing:
         raise DataError(
-            f"run {point.run.info.run_id} cannot be resumed with this dataset: {told}; pass the "
-            "data_root that it was trained on, or start a new run"
+            f"run {point.run.info.run_id} cannot be resumed with this dataset: {differing}; pass "
+            "the data_root that it was trained on, or start a new run"
         )
 
 
@@ -415,26 +375,24 @@ def _run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
     return run
 
 
-def _check_version(run_id: str, version: str) -> None:
-    if version != __version__:
+def _check_version(run_id: str, trained_with: str) -> None:
+    if trained_with != __version__:
         raise TrackingError(
-            f"run {run_id} cannot be resumed: it was trained with clear_mlflow {version} and this "
-            f"is {__version__}, which may compute differently; resume it with that version, "
+            f"run {run_id} cannot be resumed: it was trained with clear_mlflow {trained_with} and "
+            f"this is {__version__}, which may compute differently; resume it with that version, "
             "or start a new run"
         )
 
 
-def _check_torch(version: str) -> None:
-    from importlib.metadata import version as installed
-
-    if version != installed("torch"):
+def _check_torch(trained_with: str) -> None:
+    if trained_with != (here := version("torch")):
         warn(
-            f"the run was trained with torch {version} and this is {installed('torch')}: rows to "
+            f"the run was trained with torch {trained_with} and this is {here}: rows to "
             "come may differ in their last digits from what they would have been"
         )
 
 
-def _config_of(client: MlflowClient, run: Run) -> tuple[dict[str, str], TrainConfig]:
+def _config_of(client: MlflowClient, run: Run) -> TrainConfig:
     run_id = run.info.run_id
     with mlflow_errors(f"list the artifacts of run {run_id}"):
         listed = {file.path: file.file_size for file in client.list_artifacts(run_id)}
@@ -450,15 +408,14 @@ def _config_of(client: MlflowClient, run: Run) -> tuple[dict[str, str], TrainCon
     with mlflow_errors(f"read {names.CONFIG_JSON} of run {run_id}"):
         text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{names.CONFIG_JSON}")
     try:
-        config = json_texts(text, MAX_CONFIG_BYTES)
-        return config, TrainConfig.resolve(config)
+        return TrainConfig.resolve(json_texts(text, MAX_CONFIG_BYTES))
     except (RecordError, ConfigError) as error:
         raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
 
 
 def _send_what_waits(client: MlflowClient, run: Run) -> None:
     """Store what an earlier process on this machine measured and could not store."""
-    for folder in left_spools(run.info.run_id):
+    for folder in left_journals(run.info.run_id):
         named = read_origin(folder).run_id
         if named != run.info.run_id:
             raise TrackingError(
@@ -466,44 +423,38 @@ def _send_what_waits(client: MlflowClient, run: Run) -> None:
                 "name, or send it: clear-mlflow sync FOLDER"
             )
         try:
-            spool = Spool.take(folder, named)
+            journal = Journal.take(folder, named)
         except HeldError as error:  # it had not said so yet when the run was looked at
             raise _taken(run.info.run_id) from error
         done = False
         try:
-            for _ in send_waiting(client, run, spool):
+            for _ in send_waiting(client, run, journal):
                 pass
             # Another process than this one may resume the run, for example in a sweep.
             with mlflow_errors(f"give run {named} back"):
                 give_back(client, run)
             done = True
         finally:
-            spool.close(remove=done)
+            journal.close(remove=done)
 
 
-def _files(client: MlflowClient, run: Run) -> frozenset[str]:
-    found = []
-    with mlflow_errors(f"list the artifacts of run {run.info.run_id}"):
-        for folder in (PREDICTIONS_FOLDER, names.MODELS_FOLDER, ANYTIME_FOLDER):
-            for file in client.list_artifacts(run.info.run_id, folder):
-                found.append(f"{folder}/{file.path.rsplit('/', 1)[-1]}")
-    return frozenset(found)
+def _decisive(texts: Mapping[str, str]) -> dict[str, str]:
+    """Parameters but for those that say where the run computes."""
+    return {name: text for name, text in texts.items() if name not in WHERE}
 
 
-def _other_parameters(point: ResumePoint, told: str) -> ConfigError:
+def _other_parameters(point: ResumePoint, differing: str) -> ConfigError:
     return ConfigError(
-        f"run {point.run.info.run_id} cannot be resumed with other parameters: {told}; leave them "
-        "out, or start a new run"
+        f"run {point.run.info.run_id} cannot be resumed with other parameters: {differing}; leave "
+        "them out, or start a new run"
     )
 
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     """``epochs is 5 and the run has 3``, for each that differs."""
-    return "; ".join(_each_difference(ours, theirs))
-
-
-def _each_difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[str]:
-    for name, value in ours.items():
-        if value != theirs.get(name):
-            there = " ".join(str(theirs.get(name, "nothing")).split())[:200]
-            yield f"{name} is {str(value)[:200]} and the run has {there}"
+    return "; ".join(
+        f"{name} is {str(value)[:200]} and the run has "
+        + " ".join(str(theirs.get(name, "nothing")).split())[:200]
+        for name, value in ours.items()
+        if value != theirs.get(name)
+    )

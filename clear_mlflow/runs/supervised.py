@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import signal
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,21 +18,13 @@ from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT, MLFLOW_RUN_NOTE
 
 from clear_mlflow.core.distributed import ALONE_HERE, DistributedEnv
 from clear_mlflow.core.errors import ClearError
-from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.process.parent import TrainingDied, TrainingProcess
 from clear_mlflow.process.peers import PeerProcesses
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.runs.ensemble_run import run_of
-from clear_mlflow.runs.lifecycle import (
-    RunResult,
-    close,
-    close_beside,
-    close_unopened,
-    result_of_block,
-    result_of_child,
-    take,
-)
+from clear_mlflow.runs.lifecycle import RunResult, close, close_project_run, result_of, take
 from clear_mlflow.runs.resume import (
     ResumePoint,
     check_data,
@@ -43,7 +37,7 @@ from clear_mlflow.runs.resume import (
 from clear_mlflow.runs.training_run import open_training_run
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import log_tags, mlflow_errors, preflight
+from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
 from clear_mlflow.store.compat import is_generated
 
 
@@ -61,13 +55,9 @@ def train_supervised(
     this process or its group, or was killed, the rows are read back from the artifact store and
     scored, and the run is given the status that is true. MLflow has no plugin point for that.
 
-    Args:
-        process: the child, started with these parameters; it is ended here.
-        asked: parameters as text, as
-            :class:`~clear_mlflow.learning.parameters.config.TrainConfig` names them.
-        signals: entered already, so that none is missed while this starts.
-        place: among the processes that train together; the record is kept by the first.
-        name: of the run; made of its parameters when not given.
+    *process* was started with these parameters (*asked*: as text) and is ended here; *signals* are
+    entered already, so that none is missed. Of processes that train together, the first (*place*)
+    keeps the record.
     """
     peers = PeerProcesses(place)
     with process:
@@ -80,7 +70,7 @@ def train_supervised(
                 run_id = open_training_run(client, config, name)
         except (ClearError, TrainingDied) as error:
             process.stop()
-            return close_unopened(result_of_child(error, signals.received))
+            return close_project_run(result_of(error, None, signals.received))
         if named is None:
             peers.find()
             return _train(client, process, run_id, config, asked, signals, place, peers)
@@ -99,30 +89,52 @@ def resume_supervised(
 ) -> RunResult:
     """Resume a run that was interrupted, and close its record as :func:`train_supervised` does.
 
-    What is wrong with the run, the parameters or the dataset is reported before the run is changed.
-
-    Args:
-        run_id: of the run.
-        given: parameters that a user names beside it, as text; see
-            :func:`~clear_mlflow.runs.resume.parameters_to_resume`.
-        signals: entered already.
-        place: among the processes that train together.
-        assume_dead: believe the user that the process which trained into it is dead.
+    What is wrong with the run, the parameters that a user names beside it (*given*) or the dataset
+    is reported before the run is changed. *assume_dead*: the user says that its process is.
     """
+    try:
+        client = preflight(opens_run=False)
+        beside = _describe_resume(client, run_id)
+    except ClearError as error:
+        return close_project_run(result_of(error, None, signals.received))
+    result = _resume(client, run_id, given, signals, place, assume_dead)
+    return result if beside is None else close_project_run(result, beside)
+
+
+def train_into(
+    asked: Mapping[str, str], run_id: str, experiment_id: str, tracking_uri: str
+) -> tuple[int, str | None, bool]:
+    """Train into a run of a sweep that is there, as a worker of a cluster, in its main thread.
+
+    Gives the exit code, one line of what went wrong, and whether it was killed by accident.
+    """
+    use_store(tracking_uri)
+    os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
+    os.environ |= {"MLFLOW_RUN_ID": run_id, "MLFLOW_EXPERIMENT_ID": experiment_id}
+    with StoppingSignals(tell=False) as signals:
+        parameters = {**parameter_defaults(), **asked}
+        process = TrainingProcess(TrainConfig.resolve(parameters))
+        result = train_supervised(process, parameters, signals)
+    return result.exit_code, result.error, result.exit_code == 128 + signal.SIGKILL
+
+
+def _resume(
+    client: MlflowClient,
+    run_id: str,
+    given: Mapping[str, str],
+    signals: StoppingSignals,
+    place: DistributedEnv,
+    assume_dead: bool,
+) -> RunResult:
     peers = PeerProcesses(place)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-        try:
-            client = preflight(opens_run=False)
-            beside = _tell_of_resume(client, run_id)
-        except ClearError as error:
-            return close_unopened(result_of_child(error, signals.received))
         try:
             point = read_resume_point(client, run_id, Path(folder), assume_dead=assume_dead)
             asked, wanted = parameters_to_resume(point, given)
         except ClearError as error:
-            return close_beside(client, beside, result_of_child(error, signals.received))
+            return result_of(error, None, signals.received)
         if point.is_complete:
-            return close_beside(client, beside, _close_complete(client, point))
+            return _close_complete(client, point)
         with TrainingProcess(wanted) as process:
             signals.hand_to(partial(_stop, peers, process))
             try:
@@ -133,12 +145,10 @@ def resume_supervised(
                 take_over(client, point, assume_dead=assume_dead)
             except (ClearError, TrainingDied) as error:
                 process.stop()
-                outcome = result_of_child(error, signals.received, None, peers.died)
-                return close_beside(client, beside, outcome)
+                return result_of(error, None, signals.received, peers.died)
             if point.state is not None:
                 process.resume_from(point.state.file)
-            outcome = _train(client, process, run_id, config, asked, signals, place, peers, point)
-        return close_beside(client, beside, outcome)
+            return _train(client, process, run_id, config, asked, signals, place, peers, point)
 
 
 def _stop(peers: PeerProcesses, process: TrainingProcess) -> None:
@@ -168,12 +178,12 @@ def _train(
             run.track(process)
     except (ClearError, TrainingDied) as error:
         process.stop()
-        outcome = result_of_child(error, signals.received, run_id, peers.died)
-        return _with_resume(close(client, run_id, outcome, run.member_ids), config, place)
+        result = result_of(error, run_id, signals.received, peers.died)
+        return _with_resume(close(client, run_id, result, run.member_ids), config, place)
     except BaseException as error:
-        close(client, run_id, result_of_block(error, run_id), run.member_ids)
+        close(client, run_id, result_of(error, run_id), run.member_ids)
         raise
-    return close(client, run_id, result_of_block(None, run_id), run.member_ids)
+    return close(client, run_id, result_of(None, run_id), run.member_ids)
 
 
 def _with_resume(outcome: RunResult, config: TrainConfig, place: DistributedEnv) -> RunResult:
@@ -202,7 +212,7 @@ def _interrupted_run(client: MlflowClient) -> str | None:
         return named if holds_rows(client, named) else None
 
 
-def _tell_of_resume(client: MlflowClient, run_id: str) -> str | None:
+def _describe_resume(client: MlflowClient, run_id: str) -> str | None:
     """Make the run that ``mlflow run -P resume=RUN`` opened say what it is; gives its id."""
     beside = MLFLOW_RUN_ID.get()
     if not beside or beside == run_id:
@@ -225,10 +235,10 @@ def _tell_of_resume(client: MlflowClient, run_id: str) -> str | None:
 def _close_complete(client: MlflowClient, point: ResumePoint) -> RunResult:
     """Nothing is left to train: score the run if it is not, and close it if it was left open."""
     run_id = point.run.info.run_id
-    told = f"run {run_id} holds all of its rows; there is nothing to resume"
+    note = f"run {run_id} holds all of its rows; there is nothing to resume"
     if str(point.run.info.status) == "FINISHED":
         with suppress(ClearError):
-            return RunResult(0, "FINISHED", run_id, score(client, run_id), note=told)
+            return RunResult(0, "FINISHED", run_id, scores=score(client, run_id), note=note)
     with mlflow_errors(f"take over run {run_id}"):
         take(client, point.run)
-    return dataclasses.replace(close(client, run_id, result_of_block(None, run_id)), note=told)
+    return dataclasses.replace(close(client, run_id, result_of(None, run_id)), note=note)

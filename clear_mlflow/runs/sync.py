@@ -6,160 +6,131 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run
-from mlflow.environment_variables import (
-    MLFLOW_TRACKING_PASSWORD,
-    MLFLOW_TRACKING_TOKEN,
-    MLFLOW_TRACKING_URI,
-    MLFLOW_TRACKING_USERNAME,
-)
+from mlflow.environment_variables import MLFLOW_TRACKING_URI
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from clear_mlflow.core.errors import ClearError, TrackingError
-from clear_mlflow.journal.resend import send_waiting
-from clear_mlflow.journal.spool import (
-    SPOOL_JSON,
+from clear_mlflow.journal.journal import (
+    JOURNAL_JSON,
     STATUSES,
     End,
+    Journal,
     Origin,
-    Spool,
-    left_spools,
+    journal_places,
+    journals_in,
+    left_journals,
     read_origin,
 )
+from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.runs import lifecycle
 from clear_mlflow.scoring.scores import Scores, read_scores, write_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.conflicts import sqlite_file
 from clear_mlflow.store.heartbeat import is_abandoned, is_from_here
 from clear_mlflow.store.ui_urls import run_links
 
-_CREDENTIALS = (MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD, MLFLOW_TRACKING_TOKEN)
-_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
-_MOST_SPOOLS = 10_000
 _MEMBERS_WAIT = "its members are not all stored yet"
 _KILLED = End("KILLED", "its process was killed while the tracking store was away")
 
 
 @dataclass(frozen=True)
 class Synced:
-    """What became of one journal.
-
-    Args:
-        folder: the journal.
-        run_id: of its run, as far as it could be read.
-        sent: entries that the store took.
-        detail: what was done, or why not, in one line.
-        done: whether the store now has all of it; the folder is gone then.
-        scores: of the rows that are stored.
-    """
+    """What became of one journal."""
 
     folder: Path
-    run_id: str | None
-    sent: int
-    detail: str
-    done: bool
-    scores: Scores | None = None
+    run_id: str | None  # as far as it could be read
+    sent: int  # entries that the store took
+    detail: str  # what was done, or why not, in one line
+    done: bool  # whether the store now has all of it; the folder is gone then
     links: tuple[str, ...] = ()  # lines that say where to look at the run
 
 
-def find_spools(folder: Path | None) -> list[Path]:
-    """Journals to send: a folder that is one, those in it, or those in the default places.
-
-    Raises:
-        TrackingError: the folder holds none.
-    """
+def find_journals(folder: Path | None) -> list[Path]:
+    """Journals to send: a folder that is one, those in it, or those in the default places."""
     if folder is None:
-        return left_spools()
-    if (folder / SPOOL_JSON).is_file():
+        return left_journals()
+    if (folder / JOURNAL_JSON).is_file():
         return [folder]
     try:
-        found = sorted(path for path in folder.iterdir() if (path / SPOOL_JSON).is_file())
+        found = journals_in(folder)
     except OSError as error:
         raise TrackingError(f"{folder} cannot be read: {error.strerror}") from error
     if not found:
         raise TrackingError(
-            f"{folder} holds nothing that waits for a store; expected {SPOOL_JSON} in it, or in "
+            f"{folder} holds nothing that waits for a store; expected {JOURNAL_JSON} in it, or in "
             "folders in it"
         )
-    if len(found) > _MOST_SPOOLS:
-        raise TrackingError(f"{folder} holds {len(found)} runs; name one of them")
     return found
 
 
 def sync_each(folders: Sequence[Path]) -> Iterator[Synced]:
-    """Send what waits, run by run, and close each run as its training ended.
+    """Send what waits in journals, run by run, and close each run as its training ended.
 
     What was sent already is sent again to no effect. A store that stops answering leaves the rest
     where it is, for the next time.
-
-    Args:
-        folders: journals, which may come from anywhere.
     """
-    named = MLFLOW_TRACKING_URI.get()
     early = []
     for folder in folders:
-        synced = _sync_one(folder, named)
+        synced = _sync_one(folder)
         # The run above an ensemble's members sums them up: it is closed when all of them are.
         if synced.detail == _MEMBERS_WAIT:
             early.append(folder)
         else:
             yield synced
-    for folder in early:
-        yield _sync_one(folder, named)
+    yield from map(_sync_one, early)
 
 
-def _sync_one(folder: Path, named: str | None) -> Synced:
+def _sync_one(folder: Path) -> Synced:
     run_id, sent = None, 0
     try:
         origin = read_origin(folder)
         run_id = origin.run_id
-        client = _client_of(origin, named)
+        client = _client_of(origin, folder)
         run = _run_of(client, origin)
-        spool = Spool.take(folder, run_id)
+        journal = Journal.take(folder, run_id)
         done = False
         try:
             # A process of this machine would hold the journal, which is held here.
             if not is_from_here(run):
                 lifecycle.refuse_second(client, run, "sync again when it has ended")
-            end = spool.end() or (_KILLED if is_abandoned(client, run) else None)
-            for _ in send_waiting(client, run, spool):
+            end = journal.end() or (_KILLED if is_abandoned(client, run) else None)
+            for _ in send_waiting(client, run, journal):
                 sent += 1
-            scores, told = _close(client, client.get_run(run_id), end)
-            done = told != _MEMBERS_WAIT
+            detail = _close(client, client.get_run(run_id), end)
+            done = detail != _MEMBERS_WAIT
         finally:
-            spool.close(remove=done)
+            journal.close(remove=done)
     except ClearError as error:
         return Synced(folder, run_id, sent, str(error), done=False)
     links: tuple[str, ...] = ()
     with suppress(ClearError), mlflow_errors(f"look at run {run_id}"):  # it is stored and closed
         links = tuple(run_links(client, run))
-    return Synced(folder, run_id, sent, told, done, scores, links)
+    return Synced(folder, run_id, sent, detail, done, links)
 
 
-def _close(client: MlflowClient, run: Run, end: End | None) -> tuple[Scores | None, str]:
-    """Score a run whose rows are all there, and give it the status that is true."""
+def _close(client: MlflowClient, run: Run, end: End | None) -> str:
+    """Score a run whose rows are all there, give it the status that is true, and say so."""
     run_id = run.info.run_id
     if run.data.tags.get(names.KIND_TAG) == names.KIND_ENSEMBLE:
         members = _members(client, run)
         if members is None:
-            return None, _MEMBERS_WAIT
+            return _MEMBERS_WAIT
         if names.MEMBERS_TAG not in run.data.tags:
             lifecycle.summarize_members(client, run_id, members)
-        scores = None
     else:
-        scores = read_scores(client, run)
-        write_scores(client, scores)
+        write_scores(client, read_scores(client, run))
     status = str(run.info.status)
     if end is None or end.status not in STATUSES:
-        return scores, f"scored; its status stays {status}"
+        return f"scored; its status stays {status}"
     # evaluate sets KILLED on a run whose process is gone and did not report how it ended.
     new = end.status if status in ("RUNNING", "KILLED") and status != end.status else None
     closed = lifecycle.end(client, run_id, new, end.error, diverged=end.diverged)
-    return scores, f"scored, {closed.info.status}"
+    return f"scored, {closed.info.status}"
 
 
 def _members(client: MlflowClient, run: Run) -> dict[int, Scores] | None:
@@ -176,36 +147,25 @@ def _members(client: MlflowClient, run: Run) -> dict[int, Scores] | None:
     return {number: read_scores(client, member) for number, member in enumerate(runs)}
 
 
-def _client_of(origin: Origin, named: str | None) -> MlflowClient:
-    """The store that a journal is sent to: the environment names it, or else the journal does.
+def _client_of(origin: Origin, folder: Path) -> MlflowClient:
+    """The store that a journal is sent to: that of the environment, else the one that it names.
 
-    A run's id is unique in all stores, so no other run is found by accident. The store that a
-    journal names is asked only where that gives away no credentials.
-
-    Raises:
-        TrackingError: the environment has to name it.
+    A run's id is unique in all stores, so no other run is found by accident. A journal that lies
+    elsewhere than this user's own may come from anyone: credentials would be sent where it says.
     """
-    if named:
+    if named := MLFLOW_TRACKING_URI.get():
         return MlflowClient(named)
     uri = origin.tracking_uri
-    ask = f"set MLFLOW_TRACKING_URI to it ({uri}, as its process wrote down)"
-    if origin.password:
-        raise TrackingError(f"the store of run {origin.run_id} needs credentials; {ask}")
-    scheme = urlsplit(uri).scheme.split("+")[0]
-    if scheme in ("http", "https"):
-        # They would be sent to the address in the journal, which anyone may have made.
-        if any(variable.get() for variable in _CREDENTIALS):
-            raise TrackingError(
-                f"there are credentials in the environment, and no word on the store of run "
-                f"{origin.run_id} that they are for; {ask}"
-            )
-    elif scheme == "sqlite":
-        path = Path("/" + uri.partition(":///")[2].lstrip("/"))
-        if not path.is_file():
-            raise TrackingError(f"the store of run {origin.run_id} is not there: {path}")
-    elif scheme not in _DATABASES:
-        raise TrackingError(f"the store of run {origin.run_id} is of an unknown kind; {ask}")
-    mlflow.set_tracking_uri(uri)  # for what is said of it
+    if origin.password or folder.absolute() not in journal_places(folder.name):
+        why = "needs credentials" if origin.password else "is named by its journal alone"
+        raise TrackingError(
+            f"the store of run {origin.run_id} {why}; set MLFLOW_TRACKING_URI to it ({uri}, as its "
+            "process wrote down)"
+        )
+    database = sqlite_file(uri)
+    if database is not None and not database.is_file():  # MLflow would make one
+        raise TrackingError(f"the store of run {origin.run_id} is not there: {database}")
+    mlflow.set_tracking_uri(uri)  # messages name it
     return MlflowClient(uri)
 
 

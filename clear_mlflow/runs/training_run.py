@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import importlib
 import subprocess
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -19,11 +17,16 @@ from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyRow, measured_split
+from clear_mlflow.core.predictions import (
+    EVALUATION_SET_FILE,
+    PREDICTIONS_FOLDER,
+    predictions_file_name,
+)
 from clear_mlflow.core.record import TIMES, DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import note, warn
-from clear_mlflow.journal.stored_points import stored_steps
+from clear_mlflow.journal.resend import stored_steps
 from clear_mlflow.learning.anytime.schedule import cost_of_tests
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -31,8 +34,8 @@ from clear_mlflow.learning.parameters.logged import parameters_to_log
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.metrics import family_names
 from clear_mlflow.runs.lifecycle import open_run
-from clear_mlflow.runs.resume import ResumePoint, data_of, rows_before
-from clear_mlflow.runs.tracked_run import RunMetadata, TrackedRun, now
+from clear_mlflow.runs.resume import ResumePoint, data_of
+from clear_mlflow.runs.run_writer import RunMetadata, RunWriter, now
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_durably
@@ -42,17 +45,11 @@ from clear_mlflow.store.rows import refuse_foreign_rows
 from clear_mlflow.store.states import Manifest, remove_states, store_state
 
 
-class TrainingRun(TrackedRun):
+class TrainingRun:
     """Keeps the record of one training, and what it can be resumed from.
 
-    Args:
-        client: the store.
-        run_id: of the run, which is there.
-        config: the parameters in force.
-        asked: parameters as text, as the user gave them.
-        kind: what the run is tagged as.
-        parent: the run above this one, of an ensemble.
-        resumed: what the run holds, if it is resumed; None for a new run.
+    *config* are the parameters in force, *asked* those that the user gave, as text; *above* is the
+    run above this one, of an ensemble.
     """
 
     member_ids: Mapping[int, str] | None = None  # seed to run, of an ensemble alone
@@ -65,55 +62,63 @@ class TrainingRun(TrackedRun):
         asked: Mapping[str, str],
         *,
         kind: str = names.KIND_TRAIN,
-        parent: TrackedRun | None = None,
+        above: TrainingRun | None = None,
         resumed: ResumePoint | None = None,
     ) -> None:
-        super().__init__(client, run_id, family_names(config.metrics), parent=parent)
+        self.client = client
+        self.run_id = run_id
         self.config = config
         self.asked = asked
+        families = family_names(config.metrics)
+        of_all: RunWriter | None = above.writer if above else None
+        self.writer: RunWriter = RunWriter(client, run_id, families, above=of_all)
         self._facts: StreamMetadata | None = None
         self._kind = kind
+        self._is_member = above is not None
         self._resumed = resumed
         self._newest_state: int | None = None  # the row of the one that was stored last
         self._holds_states = resumed is not None
-        self._told_no_state = False
-        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="clear_mlflow hash")
-        self._state_hash: Future[str] | None = None
+        self._warned_of_no_state = False
         # Now, and not at each row: whoever upgrades packages meanwhile takes them away for seconds.
         self._torch_version = version("torch")
 
     def __enter__(self) -> TrainingRun:
-        super().__enter__()
+        with mlflow_errors(f"log the configuration of run {self.run_id}"):
+            run = self.client.get_run(self.run_id)
+            self._describe(run)
+        # What stored models are made by, where there will be any.
+        self.writer.open(run, () if self.config.log_models == NONE else ("mlflow.pyfunc",))
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        self._hashing.shutdown()
-        super().__exit__(kind, error, traceback)
-        if self._parent is None and error is None:
-            self._let_go_of_states()
+        self.writer.close(error)
+        rows, facts = self.writer.rows, self._facts
+        is_whole = bool(facts and rows and rows[-1].row == len(facts.buckets))
+        if is_whole and error is None and not self._is_member:
+            self._remove_states(before=None)
 
     def track(self, training: Training) -> None:
         """Train, and store each row before the next bucket starts."""
         self.log_facts(training.facts)
-        for measured in training.rows(self.log_curve, self.log_test):
+        for measured in training.rows(self.writer.write_curve, self.log_test):
             self.log_row(measured)
 
     def log_facts(self, facts: StreamMetadata) -> None:
         """Log the dataset as an MLflow input, with its digest and its counts per bucket."""
         self._facts = facts
-        about = RunMetadata(
+        metadata = RunMetadata(
             dataset=DatasetIdentity(facts.name, facts.digest),
             protocol=facts.protocol,
             split=measured_split(facts.split),
             seed=self.config.seed,
-            extra={**_features_of(facts), **_left_out_of(facts), **_times_of(facts)},
+            extra=_extra_of(facts),
         )
         config = self.config
         if (interval := config.test_interval) is not None:
             sizes = (config.epochs, config.batch_size)
             note(cost_of_tests(interval, *sizes, facts.num_train, facts.num_test))
         if self._resumed is not None and self._resumed.is_described(facts):
-            self._about = about
+            self.writer.metadata = metadata
             return
         for warning in facts.warnings:
             warn(f"dataset {facts.name}: {warning}")
@@ -126,33 +131,41 @@ class TrainingRun(TrackedRun):
             "split": facts.split,
             "warnings": facts.warnings,
             **({"licence": facts.licence} if facts.licence else {}),
-            **about.extra,
+            **metadata.extra,
         }
-        self._log_dataset(about, source=facts.source, profile=profile)
-        found = {"dataset_digest": facts.digest}
+        self.writer.log_dataset(metadata, source=facts.source, profile=profile)
+        tags = {"dataset_digest": facts.digest}
         if facts.features is not None and facts.features_digest is not None:
-            found |= {"features": facts.features, "features_digest": facts.features_digest}
+            tags |= {"features": facts.features, "features_digest": facts.features_digest}
         if facts.evaluation_set is not None:
-            found[names.PREDICTIONS_TAG] = self.config.predictions
+            tags[names.PREDICTIONS_TAG] = config.predictions
         with mlflow_errors(f"log the dataset of run {self.run_id}"):
-            log_tags(self.client, self.run_id, found)
+            log_tags(self.client, self.run_id, tags)
         if facts.evaluation_set is not None:
-            self._send_evaluation_set(facts.evaluation_set)
+            self.writer.write_file(
+                f"{PREDICTIONS_FOLDER}/{EVALUATION_SET_FILE}", facts.evaluation_set
+            )
 
     def log_row(self, measured: MeasuredRow) -> None:
-        """Store a row as every run does; one that a resumed run holds already stays as it is."""
-        if (state := measured.state) is not None:
-            # While the row is brought to the disk, since nobody trains meanwhile.
-            self._state_hash = self._hashing.submit(lambda: hashlib.sha256(state).hexdigest())
-        resumed = self._resumed
-        stored = None if resumed is None else resumed.stored(measured.row)
+        """Store a row; one that a resumed run holds already stays as it is."""
+        row, resumed = measured.row, self._resumed
+        stored = None if resumed is None else resumed.stored(row)
         if resumed is not None and stored is not None:
             self._complete_row(measured, stored, resumed)
         else:
-            super().log_row(measured)
+            # Of a row whose state was stored and that itself was not: the time that it carries.
+            written_at = (None if resumed is None else resumed.time_of(row)) or now()
+            record = self.writer.record_of(row, written_at)
+            self.writer.write_row(
+                record,
+                files=_files_of(measured),
+                # Before the state: a run that is resumed from it does not repeat these steps.
+                curve=measured.curve,
+                first=self._state_storer(measured, record),
+            )
         if self._newest_state is not None:  # behind all that training waits for
             before, self._newest_state = self._newest_state, None
-            self._sender.send(lambda: self._let_go_of_states(before=before))
+            self.writer.sender.send(lambda: self._remove_states(before=before))
 
     def log_test(self, test: AnytimeRow) -> None:
         """Store a test inside a bucket; what a resumed run measures again takes its place.
@@ -162,124 +175,12 @@ class TrainingRun(TrackedRun):
         name = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
         resumed = self._resumed
         if resumed is None or test.bucket not in resumed.records or name not in resumed.files:
-            super().log_test(test)
+            self.writer.write_test(test)
 
     def _describe(self, run: Run) -> None:
+        """Say what is being run, once it is sure that rows may be stored in the run."""
         if self._resumed is None:
             refuse_foreign_rows(self.client, run)
-        self._log_params(run)
-        self._set_tags(run)
-        if self._resumed is None:
-            # The first artifact: a store that takes no artifacts is found before any training.
-            content = self.config.to_json().encode()
-            log_durably(self.client, self.run_id, content, names.CONFIG_JSON)
-        else:
-            self._rows = rows_before(self._resumed)
-            # Now that nobody else adds to them.
-            self._curve.there = stored_steps(self.client, run)
-
-    def _load_drawing(self) -> None:
-        """What stored models are made by, too, where there will be any."""
-        try:
-            if self.config.log_models != NONE:
-                importlib.import_module("mlflow.pyfunc")
-        finally:
-            super()._load_drawing()
-
-    def _written_at(self, row: AccuracyRow) -> str:
-        """Of a row whose metrics were stored and that itself was not: the time that they carry."""
-        known = None if self._resumed is None else self._resumed.time_of(row)
-        return known or super()._written_at(row)
-
-    def _complete_row(
-        self, measured: MeasuredRow, stored: AccuracyRow, resumed: ResumePoint
-    ) -> None:
-        """A stored row was measured again: it stays; send of it what is lacking.
-
-        Where it came out otherwise, what was counted now belongs to no row of the record: it is
-        kept beside them, and predictions and models, which would contradict the row, are not sent.
-        """
-        row = measured.row
-        # What is scored, now and later, is what is stored.
-        self._rows.append(stored)
-        again = self._record_of(row, now())
-        self._curve.add(measured.curve)
-        points = self._curve.keep()
-        beside = None
-        if stored != row:
-            folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{resumed.number}"
-            content = again.to_json().encode()
-            beside = self._sender.keep(self.run_id, f"{folder}/{row_file_name(row.row)}", content)
-            warn(
-                f"row {row.row} of run {self.run_id} was measured again and differs "
-                f"({_difference(stored, row)}): the device does not repeat what it computes to the "
-                f"last digit; the stored row stays, the other is kept in {folder}, and training "
-                "goes on"
-            )
-        try:
-            if measured.state is not None:
-                # It was trained on again from the state before, which goes when this is stored.
-                self._send_first(measured, again)
-        finally:
-            self._sender.send(beside)
-        try:
-            if beside is None:
-                self._send_files(measured, resumed.files)
-            self._wait_delivered()
-        finally:
-            self._send_all(points)
-
-    def _send_first(self, measured: MeasuredRow, record: RowRecord) -> None:
-        """Store the state after a row before the row itself, so that no row is ever trained twice.
-
-        A state that the store does not take is dropped: the one before it stays, and the same rows
-        follow from that one. No state is kept on local disk: a large model would fill it.
-        """
-        if measured.no_state is not None and not self._told_no_state:
-            self._told_no_state = True
-            warn(f"run {self.run_id} could not be resumed from here: {measured.no_state}")
-        state, found = measured.state, self._state_hash
-        if state is None or found is None or self._facts is None or self._sender.is_away:
-            return
-        manifest = Manifest(
-            row=measured.row.row,
-            written_at=record.written_at,
-            size=len(state),
-            sha256=found.result(),
-            config=self.config.as_text(),
-            data=data_of(self._facts),
-            package_version=__version__,
-            torch_version=self._torch_version,
-        )
-        self._sender.send(lambda: self._store_state(manifest, state))
-
-    def _store_state(self, manifest: Manifest, state: bytes) -> None:
-        try:
-            self._sender.hold.check(self.run_id)
-            store_state(self.client, self.run_id, manifest, state)
-        except LostRunError:  # the row, which is sent next, reports it
-            return
-        except (TrackingError, OSError) as error:
-            if not self._told_no_state:
-                warn(f"{error}; a resume will start from an earlier row")
-            self._told_no_state = True
-            return
-        self._holds_states = True
-        self._told_no_state = False
-        self._newest_state = manifest.row
-
-    def _let_go_of_states(self, *, before: int | None = None) -> None:
-        """Remove the states that a newer one replaces or, of a run that has all its rows, all."""
-        num_buckets = 0 if self._facts is None else len(self._facts.buckets)
-        if before is None and not (self._rows and self._rows[-1].row == num_buckets):
-            return
-        if self._holds_states and not self._sender.is_away:
-            with suppress(Exception):
-                run = self._sender.hold.check(self.run_id)
-                remove_states(self.client, run, before=before)
-
-    def _log_params(self, run: Run) -> None:
-        """Log the parameters in force, and what was asked for, leaving alone what is there."""
         params = parameters_to_log(
             self.config,
             self.asked,
@@ -288,6 +189,15 @@ class TrainingRun(TrackedRun):
         )
         missing = [Param(name, text) for name, text in params.items()]
         self.client.log_batch(self.run_id, params=missing)
+        self._set_tags(run)
+        if self._resumed is None:
+            # The first artifact: a store that takes no artifacts is found before any training.
+            content = self.config.to_json().encode()
+            log_durably(self.client, self.run_id, content, names.CONFIG_JSON)
+        else:
+            self.writer.rows = self._resumed.rows_before
+            # Now that nobody else adds to them.
+            self.writer.steps_there = stored_steps(self.client, run)
 
     def _set_tags(self, run: Run) -> None:
         config = self.config
@@ -306,42 +216,107 @@ class TrainingRun(TrackedRun):
         tags |= {
             names.KIND_TAG: self._kind,
             names.VERSION_TAG: __version__,
-            **self._anytime_tag(),
-            **families_tag(self.families, run.data.tags),
+            **families_tag(self.writer.families, run.data.tags),
         }
+        # A run above others tests nothing.
+        if config.test_interval is not None and self._kind == names.KIND_TRAIN:
+            tags[names.ANYTIME_TAG] = config.test_every
         for tag in (names.ERROR_TAG, names.DIVERGED_TAG):  # of an earlier try
             if tag in run.data.tags:
                 self.client.delete_tag(self.run_id, tag)
         log_tags(self.client, self.run_id, tags)
 
-    def _anytime_tag(self) -> dict[str, str]:
-        """What says that the run tests inside its buckets; a run above others tests nothing."""
-        if self.config.test_interval is None or self._kind != names.KIND_TRAIN:
-            return {}
-        return {names.ANYTIME_TAG: self.config.test_every}
+    def _complete_row(
+        self, measured: MeasuredRow, stored: AccuracyRow, resumed: ResumePoint
+    ) -> None:
+        """A stored row was measured again: it stays; send of it what is lacking.
+
+        Where it came out otherwise, what was counted now belongs to no row of the record: it is
+        kept beside them, and predictions and models, which would contradict the row, are not sent.
+        """
+        row = measured.row
+        again = self.writer.record_of(row, now())
+        files = {
+            path: content
+            for path, content in _files_of(measured).items()
+            if path not in resumed.files
+        }
+        beside = None
+        if stored != row:
+            files = {}
+            folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{resumed.number}"
+            beside = f"{folder}/{row_file_name(row.row)}", again.to_json().encode()
+            warn(
+                f"row {row.row} of run {self.run_id} was measured again and differs "
+                f"({_difference(stored, row)}): the device does not repeat what it computes to the "
+                f"last digit; the stored row stays, the other is kept in {folder}, and training "
+                "goes on"
+            )
+        self.writer.write_beside_row(
+            stored,
+            artifact=beside,
+            files=files,
+            curve=measured.curve,
+            # It was trained on again from the state before, which goes when this is stored.
+            first=self._state_storer(measured, again),
+        )
+
+    def _state_storer(self, measured: MeasuredRow, record: RowRecord) -> Callable[[], None] | None:
+        """What stores the state after a row, before the row: so no row is ever trained twice.
+
+        A state that the store does not take is dropped: the one before it stays, and the same rows
+        follow from that one. No state is kept on local disk: a large model would fill it.
+        """
+        if measured.no_state is not None and not self._warned_of_no_state:
+            self._warned_of_no_state = True
+            warn(f"run {self.run_id} could not be resumed from here: {measured.no_state}")
+        if measured.state is None or self._facts is None or self.writer.sender.is_away:
+            return None
+        return functools.partial(
+            self._store_state, measured.row.row, record.written_at, self._facts, measured.state
+        )
+
+    def _store_state(self, row: int, written_at: str, facts: StreamMetadata, state: bytes) -> None:
+        manifest = Manifest(
+            row=row,
+            written_at=written_at,
+            size=len(state),
+            sha256=hashlib.sha256(state).hexdigest(),
+            config=self.config.as_text(),
+            data=data_of(facts),
+            package_version=__version__,
+            torch_version=self._torch_version,
+        )
+        try:
+            self.writer.sender.hold.check(self.run_id)
+            store_state(self.client, self.run_id, manifest, state)
+        except LostRunError:  # the row, which is sent next, reports it
+            return
+        except (TrackingError, OSError) as error:
+            if not self._warned_of_no_state:
+                warn(f"{error}; a resume will start from an earlier row")
+            self._warned_of_no_state = True
+            return
+        self._holds_states = True
+        self._warned_of_no_state = False
+        self._newest_state = row
+
+    def _remove_states(self, *, before: int | None) -> None:
+        """Remove the states that a newer one replaces or, of a run that has all its rows, all."""
+        sender = self.writer.sender
+        if self._holds_states and not sender.is_away:
+            with suppress(Exception):
+                run = sender.hold.check(self.run_id)
+                remove_states(self.client, run, before=before)
 
 
 def open_training_run(client: MlflowClient, config: TrainConfig, name: str | None = None) -> str:
     """Start a run for a training, or take up the one that the environment names.
 
-    Args:
-        client: the store.
-        config: what is trained.
-        name: of the run; made of the configuration when not given.
-
-    Raises:
-        TrackingError: that run holds rows already, or another process trains into it; it is left
-            as it is.
+    TrackingError: that one holds rows already, or another process trains into it; it is left as is.
     """
     check = functools.partial(refuse_foreign_rows, client)
     return open_run(client, name or run_name(config), check, system_metrics=True)
-
-
-def _difference(stored: AccuracyRow, again: AccuracyRow) -> str:
-    """``3 of 10 counts, by at most 2 images``; of two rows on the same test images."""
-    counts = list(zip(stored.correct or (), again.correct or (), strict=True))
-    steps = [abs(before - now) for before, now in counts if before != now]
-    return f"{len(steps)} of {len(counts)} counts, by at most {max(steps, default=0)} images"
 
 
 def run_name(config: TrainConfig) -> str:
@@ -351,21 +326,33 @@ def run_name(config: TrainConfig) -> str:
     return f"{config.strategy} {config.stream_name} {which}"
 
 
-def _features_of(facts: StreamMetadata) -> dict[str, JSON]:
-    """What a record says of the features that a run trained on; nothing of a run on images."""
-    if facts.features is None:
-        return {}
-    return {"features": {"name": facts.features, "digest": facts.features_digest}}
+def _files_of(measured: MeasuredRow) -> dict[str, bytes]:
+    """Path among the run's artifacts to content, of what a row was counted from."""
+    row = measured.row.row
+    files = {
+        f"{PREDICTIONS_FOLDER}/{predictions_file_name(row)}": measured.predictions,
+        f"{names.MODELS_FOLDER}/{names.model_file_name(row)}": measured.model,
+    }
+    return {path: content for path, content in files.items() if content is not None}
 
 
-def _times_of(facts: StreamMetadata) -> dict[str, JSON]:
-    """The dates of a stream's buckets; nothing where they have none."""
-    return {TIMES: list(facts.times)} if facts.times else {}
+def _difference(stored: AccuracyRow, again: AccuracyRow) -> str:
+    """``3 of 10 counts, by at most 2 images``; of two rows on the same test images."""
+    counts = list(zip(stored.correct or (), again.correct or (), strict=True))
+    steps = [abs(before - now) for before, now in counts if before != now]
+    return f"{len(steps)} of {len(counts)} counts, by at most {max(steps, default=0)} images"
 
 
-def _left_out_of(facts: StreamMetadata) -> dict[str, JSON]:
-    """How many damaged images were left out; nothing of a run on all images."""
-    return {"left_out": facts.num_left_out} if facts.num_left_out else {}
+def _extra_of(facts: StreamMetadata) -> dict[str, JSON]:
+    """What a record says beside its numbers: features, damaged images left out, buckets' dates."""
+    extra: dict[str, JSON] = {}
+    if facts.features is not None:
+        extra["features"] = {"name": facts.features, "digest": facts.features_digest}
+    if facts.num_left_out:
+        extra["left_out"] = facts.num_left_out
+    if facts.times:
+        extra[TIMES] = list(facts.times)
+    return extra
 
 
 def _git_commit() -> str | None:

@@ -23,12 +23,7 @@ def next_grids(comparison: Comparison) -> dict[str, str]:
 def chosen_grid(comparison: Comparison) -> str | None:
     """A sweep's file that trains the best of each method on all training images, and tests it.
 
-    Args:
-        comparison: of runs that were all measured on validation images; others choose nothing.
-
-    Returns:
-        YAML, as :func:`~clear_mlflow.sweep.grid.read_grid` takes it; None where there is nothing
-        to choose, or the parameters of no group are known.
+    None where not all runs were measured on validation images, or no group's parameters are known.
     """
     entries = []
     for best, *_ in methods(comparison) if comparison.is_validation else ():

@@ -58,18 +58,11 @@ class Grid:
 
 
 def read_grid(path: Path) -> Grid:
-    """Read a sweep's file; every run that it asks for is checked before this returns.
+    """Read a sweep's YAML file; every run that it asks for is checked before this returns.
 
-    Every value is taken as the text that is written: YAML would make a truth value of ``on``,
-    and 0.1 of ``0.10``.
-
-    Args:
-        path: a YAML file of ``fixed`` (parameter: value, of all runs), ``grid`` (parameter: list;
-            all combinations) and ``runs`` (a list of grids, each for itself).
-
-    Raises:
-        ConfigError: the file cannot be read, a parameter is unknown or has a value that it cannot
-            have, or two runs are the same.
+    It has ``fixed`` (parameter: value, of all runs), ``grid`` (parameter: list; all combinations)
+    and ``runs`` (a list of grids, each for itself). Every value is taken as the text that is
+    written: YAML would make a truth value of ``on``, and 0.1 of ``0.10``.
     """
     text = _read(path)
     try:

@@ -17,15 +17,9 @@ _SEEDS = ("seed", "seeds")
 
 
 def more_seeds_grid(comparison: Comparison) -> str | None:
-    """A sweep's file that trains the seeds that undecided verdicts ask for.
+    """A sweep's file that trains the seeds that undecided verdicts ask for; None: none does.
 
-    Args:
-        comparison: with its verdicts.
-
-    Returns:
-        YAML, as :func:`~clear_mlflow.sweep.grid.read_grid` takes it; None where no group with
-        known parameters needs any. A group whose parameters are not known, as of imported runs or
-        a loop of one's own, is not in it.
+    A group whose parameters are not known (imported runs, a loop of one's own) is not in it.
     """
     needed: Counter[int] = Counter()
     for verdict in comparison.verdicts:
@@ -51,8 +45,7 @@ def more_seeds_grid(comparison: Comparison) -> str | None:
 def parameters_of(group: Group) -> dict[str, str] | None:
     """What all runs of a group were trained with, but for the seed; defaults are left out.
 
-    Returns:
-        None where it is not known, or not the same in all.
+    None where it is not known, or not the same in all.
     """
     found = {tuple(_parameters(member.params).items()) for member in group.members}
     if len(found) != 1:

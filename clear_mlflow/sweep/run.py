@@ -48,13 +48,8 @@ _LOOK_SECONDS = 0.5
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 600.0, 10.0
 
 # What became of a planned run.
-DONE_BEFORE, DONE, FAILED, ELSEWHERE, NOT_DONE = (
-    "done before",
-    "done",
-    "failed",
-    "trains elsewhere",
-    "not done",
-)
+DONE_BEFORE, DONE, FAILED = "done before", "done", "failed"
+ELSEWHERE, NOT_DONE = "trains elsewhere", "not done"
 
 
 @dataclass(frozen=True)
@@ -93,97 +88,37 @@ class SweepResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """How a sweep is worked through.
-
-    Args:
-        grid: the runs that are asked for.
-        retries: how often a run is taken up again whose worker was killed.
-        group_by: of the comparison at the end; None: what varies, but for the seeds.
-        rank_by: of the comparison; None: a usual metric.
-        stopping: whether to stop; asked again and again.
-        on_run: called with each run as it starts (``not done``) and ends.
-        name: of the run above them; made of the grid when not given.
-    """
+    """How a sweep is worked through."""
 
     grid: Grid
-    retries: int = 2
-    group_by: tuple[str, ...] | None = None
-    rank_by: str | None = None
-    stopping: Callable[[], bool] = lambda: False
-    on_run: Callable[[SweptRun], None] = lambda _: None
-    name: str | None = None
+    retries: int = 2  # how often a run is taken up again whose worker was killed
+    group_by: tuple[str, ...] | None = None  # of the comparison; None: what varies, but for seeds
+    rank_by: str | None = None  # of the comparison; None: a usual metric
+    stopping: Callable[[], bool] = lambda: False  # asked again and again
+    on_run: Callable[[SweptRun], None] = lambda _: None  # called as each starts and ends
+    name: str | None = None  # of the run above them; made of the grid when not given
 
     def over(self, client: MlflowClient, experiment_id: str, engine: Engine) -> SweepResult:
-        """Do all runs that are not done, and compare them all.
+        """Do all runs that are not done, by an engine that was entered, and compare them all.
 
-        Args:
-            client: the store.
-            experiment_id: that the runs are in.
-            engine: entered already.
-
-        Raises:
-            ConfigError: the engine's workers cannot reach the store.
-            TrackingError: the store does not answer, or another process works on this sweep.
+        TrackingError: the store does not answer, or another process works on this sweep.
         """
         uri = absolute_store(client.tracking_uri)
         engine.check_store(uri)
         found = find_runs(client, experiment_id, self.grid)
         above = _open(client, experiment_id, self.grid, self.name)
-        worked = _Work(self, client, experiment_id, above, engine, uri, found)
+        work = _Work(self, client, experiment_id, above, engine, uri, found)
         try:
-            worked.work()
-            result = SweepResult(above, tuple(worked.runs))
+            work.do()
+            result = SweepResult(above, tuple(work.runs))
             if not self.stopping():
-                result = self._compared(client, result, experiment_id)
+                result = work.compared(result)
             _close(client, result, stopped=self.stopping())
             return result
         except BaseException:
             with suppress(ClearError):
                 end(client, above, "FAILED")
             raise
-
-    def _compared(
-        self, client: MlflowClient, result: SweepResult, experiment_id: str
-    ) -> SweepResult:
-        """Compare all runs that are done, unless that was done for the very same ones."""
-        ids = [
-            member
-            for run in result.runs
-            if _has_a_result(client, run)
-            for member in _members(client, run, experiment_id)
-        ]
-        if not ids:
-            return result
-        by = self.grid.group_by if self.group_by is None else self.group_by
-        asked = {"group_by": ",".join(by) or NONE, "rank_by": self.rank_by or AUTO}
-        key = json.dumps([sorted(ids), asked], sort_keys=True)
-        try:
-            before = _comparison_before(client, result.run_id, key)
-            if before is not None:
-                return replace(result, comparison_run=before)
-            comparison, left_out, _ = read_comparison(
-                client,
-                select(client, Selection(run_ids=tuple(ids))),
-                group_by=by,
-                rank_by=self.rank_by,
-                named=True,
-            )
-            run = write_comparison(
-                client,
-                comparison,
-                left_out,
-                experiment_id=experiment_id,
-                params=asked,
-                grids=next_grids(comparison),
-            )
-            run_id = str(run.info.run_id)
-            with mlflow_errors(f"tag run {run_id}"):
-                client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
-                made = {"run_id": run_id, "of": digest_of(key)}
-                client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, json.dumps(made))
-            return replace(result, comparison_run=run, comparison=comparison)
-        except ClearError as error:
-            return replace(result, problems=(f"the runs were not compared: {error}",))
 
 
 @dataclass
@@ -205,16 +140,16 @@ class _Work:
     refused: dict[str, str] = field(default_factory=dict)
     beaten: float = field(default_factory=time.monotonic)
 
-    def work(self) -> None:
+    def do(self) -> None:
         """Until all runs have ended, or the sweep is stopped and those under way have ended."""
         self.waiting.extend(i for i, run in enumerate(self.runs) if run.state == NOT_DONE)
-        told_to_stop = False
+        is_stopped = False
         while self.under_way or (self.waiting and not self.sweep.stopping()):
             while self.waiting and not self.sweep.stopping() and self.engine.room() > 0:
                 self._patiently(partial(self._start, self.waiting[0]))
                 self.waiting.popleft()
-            if self.sweep.stopping() and not told_to_stop:
-                told_to_stop = True
+            if self.sweep.stopping() and not is_stopped:
+                is_stopped = True
                 self.engine.stop()
             for ended in self.engine.ended(_LOOK_SECONDS):
                 self._patiently(partial(self._end, ended))
@@ -224,6 +159,61 @@ class _Work:
                 with mlflow_errors(f"read run {run.run_id}"):
                     if is_done(self.client.get_run(run.run_id)):
                         self.runs[place] = replace(run, state=DONE_BEFORE)
+
+    def compared(self, result: SweepResult) -> SweepResult:
+        """Compare all runs that are done, unless that was done for the very same ones."""
+        ids = tuple(member for run in result.runs for member in self._members(run))
+        if not ids:
+            return result
+        grid, rank_by = self.sweep.grid, self.sweep.rank_by
+        by = grid.group_by if self.sweep.group_by is None else self.sweep.group_by
+        asked = {"group_by": ",".join(by) or NONE, "rank_by": rank_by or AUTO}
+        digest = digest_of(json.dumps([sorted(ids), asked], sort_keys=True))
+        try:
+            before = _comparison_before(self.client, result.run_id, digest)
+            if before is not None:
+                return replace(result, comparison_run=before)
+            comparison, left_out, _ = read_comparison(
+                self.client,
+                select(self.client, Selection(run_ids=ids)),
+                group_by=by,
+                rank_by=rank_by,
+                named=True,
+            )
+            run = write_comparison(
+                self.client,
+                comparison,
+                left_out,
+                experiment_id=self.experiment_id,
+                params=asked,
+                grids=next_grids(comparison),
+            )
+            run_id = str(run.info.run_id)
+            with mlflow_errors(f"tag run {run_id}"):
+                self.client.set_tag(run_id, MLFLOW_PARENT_RUN_ID, result.run_id)
+                made = json.dumps({"run_id": run_id, "of": digest})
+                self.client.set_tag(result.run_id, names.SWEEP_COMPARISON_TAG, made)
+            return replace(result, comparison_run=run, comparison=comparison)
+        except ClearError as error:
+            return replace(result, problems=(f"the runs were not compared: {error}",))
+
+    def _members(self, run: SweptRun) -> list[str]:
+        """The runs with rows of one that has a result: itself, or the members of an ensemble.
+
+        One that ended because it diverged has: it is a result of its method.
+        """
+        if run.run_id is None or run.state not in (DONE, DONE_BEFORE, FAILED):
+            return []
+        with mlflow_errors(f"read run {run.run_id}"):
+            if run.state == FAILED:
+                tags = self.client.get_run(run.run_id).data.tags
+                if tags.get(names.DIVERGED_TAG) != "true":
+                    return []
+            if run.planned.config.seeds == NONE:
+                return [run.run_id]
+            wanted = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run.run_id}'"
+            found = self.client.search_runs([self.experiment_id], wanted, max_results=1000)
+        return [str(member.info.run_id) for member in found]
 
     def _patiently(self, step: Callable[[], None]) -> None:
         """Do a step, and do it again while the store does not answer."""
@@ -238,26 +228,26 @@ class _Work:
 
     def _start(self, place: int) -> None:
         run = self.runs[place]
-        run_id, note = self._take_up(run)
+        run_id, note = self._take_up(run.planned)
         self.runs[place] = replace(run, run_id=run_id, tries=run.tries + 1, error=None, note=note)
         self.under_way[run_id] = place, time.monotonic()
         task = Task(run.planned.asked, run_id, self.experiment_id, self.tracking_uri)
         self.engine.start(task)
         self.sweep.on_run(self.runs[place])
 
-    def _take_up(self, run: SweptRun) -> tuple[str, str | None]:
+    def _take_up(self, planned: PlannedRun) -> tuple[str, str | None]:
         """A run to train into, and what there is to say of that.
 
         A try that was interrupted is resumed: its worker finds rows in the run that it is to
         train into, and resumes it. All other tries go to MLflow's trash as soon as there is a run
         for the same: every run of a sweep is there once.
         """
-        planned = run.planned
         tags = {
             MLFLOW_PARENT_RUN_ID: self.above,
             names.SWEEP_RUN_TAG: planned.fingerprint,
         }
-        tries = _tries(self.client, self.experiment_id, planned.fingerprint)
+        begun = _children(self.client, self.experiment_id, planned.fingerprint)
+        tries = [run for run in begun if not is_done(run)]
         interrupted, note = self._find_interrupted(tries)
         with mlflow_errors("open a run of the sweep"):
             if interrupted is None:
@@ -272,7 +262,7 @@ class _Work:
                 self.resumed[run_id] = interrupted.data.tags.get(names.RESUMES_TAG, "0")
             for former in tries:
                 if former.info.run_id != run_id:
-                    _put_away(self.client, former, run_id)
+                    _trash(self.client, former, run_id)
         return run_id, note
 
     def _find_interrupted(self, tries: list[Run]) -> tuple[Run | None, str | None]:
@@ -342,8 +332,7 @@ class _Work:
         """Close a run whose own supervisor could not: it was killed, or had not begun."""
         if run.info.status not in ("RUNNING", "SCHEDULED"):
             return
-        run_id = run.info.run_id
-        closed = end(self.client, run_id, status, error)
+        closed = end(self.client, run.info.run_id, status, error)
         # What its rows define is logged, as evaluate would.
         for _ in Evaluation().over(self.client, [closed]):
             pass
@@ -411,50 +400,18 @@ def _children(client: MlflowClient, experiment_id: str, only: str | None = None)
     return list(search(client, [experiment_id], f"tags.`{names.SWEEP_RUN_TAG}` {wanted}"))
 
 
-def _tries(client: MlflowClient, experiment_id: str, planned: str) -> list[Run]:
-    return [run for run in _children(client, experiment_id, planned) if not is_done(run)]
-
-
-def _put_away(client: MlflowClient, run: Run, successor: str) -> None:
-    """Into the trash, from where MLflow can restore it."""
+def _trash(client: MlflowClient, run: Run, successor: str) -> None:
+    """Put a run where MLflow can restore it from, with its members."""
     run_id = run.info.run_id
-    is_open = run.info.status in ("RUNNING", "SCHEDULED")
-    why = f"{_why(run)}; done again as run {successor}"
-    end(client, run_id, "KILLED" if is_open else None, why)
-    for member in client.search_runs(
-        [run.info.experiment_id], f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
-    ):
+    if run.info.status in ("RUNNING", "SCHEDULED"):
+        status, why = "KILLED", "the process that trained it is gone"
+    else:
+        status, why = None, str(run.data.tags.get(names.ERROR_TAG, "it ended early"))
+    end(client, run_id, status, f"{why}; done again as run {successor}")
+    wanted = f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run_id}'"
+    for member in client.search_runs([run.info.experiment_id], wanted):
         client.delete_run(member.info.run_id)
     client.delete_run(run_id)
-
-
-def _why(run: Run) -> str:
-    if run.info.status in ("RUNNING", "SCHEDULED"):
-        return "the process that trained it is gone"
-    return str(run.data.tags.get(names.ERROR_TAG, "it ended early"))
-
-
-def _has_a_result(client: MlflowClient, run: SweptRun) -> bool:
-    """Whether a run is done, or ended because it diverged, which is a result of its method."""
-    if run.run_id is None or run.state not in (DONE, DONE_BEFORE, FAILED):
-        return False
-    if run.state != FAILED:
-        return True
-    with mlflow_errors(f"read run {run.run_id}"):
-        return client.get_run(run.run_id).data.tags.get(names.DIVERGED_TAG) == "true"
-
-
-def _members(client: MlflowClient, run: SweptRun, experiment_id: str) -> list[str]:
-    """The runs that hold the rows: this one, or the members of an ensemble."""
-    if run.run_id is None:
-        return []
-    if run.planned.config.seeds == NONE:
-        return [run.run_id]
-    with mlflow_errors(f"list the members of run {run.run_id}"):
-        found = client.search_runs(
-            [experiment_id], f"tags.`{MLFLOW_PARENT_RUN_ID}` = '{run.run_id}'", max_results=1000
-        )
-    return [str(member.info.run_id) for member in found]
 
 
 def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None) -> str:
@@ -547,11 +504,11 @@ def _note(result: SweepResult) -> str:
     failed = [run for run in result.runs if run.state == FAILED]
     if failed:
         lines += ["| failed | why |", "|---|---|"]
-        told = (
+        rows = (
             f"| {escaped(run.planned.name, 200)} | {escaped(str(run.error), 300)} |"
             for run in failed
         )
-        lines = [*_within(MAX_NOTE_BYTES // 2, lines, told), ""]
+        lines = [*_within(MAX_NOTE_BYTES // 2, lines, rows), ""]
     if result.comparison_run is not None:
         compared = result.comparison_run.data.tags.get(MLFLOW_RUN_NOTE, "")
         # Without its heading: MLflow's page folds a description after some four lines.
@@ -569,14 +526,13 @@ def _within(limit: int, lines: list[str], more: Iterable[str]) -> list[str]:
     return found
 
 
-def _comparison_before(client: MlflowClient, run_id: str, key: str) -> Run | None:
+def _comparison_before(client: MlflowClient, run_id: str, digest: str) -> Run | None:
     """The comparison of the very same runs, if it is there."""
     with mlflow_errors(f"read run {run_id}"):
-        tags = client.get_run(run_id).data.tags
-        text = tags.get(names.SWEEP_COMPARISON_TAG)
+        text = client.get_run(run_id).data.tags.get(names.SWEEP_COMPARISON_TAG)
         with suppress(ValueError, KeyError, TypeError):
             before = json.loads(text or "null")
-            if before is not None and before["of"] == digest_of(key):
+            if before is not None and before["of"] == digest:
                 run = client.get_run(before["run_id"])
                 if run.info.lifecycle_stage == "active":
                     return run

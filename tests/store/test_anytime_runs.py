@@ -15,13 +15,13 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.evaluation.compare import read_comparison
 from clear_mlflow.evaluation.rescore import Evaluation
-from clear_mlflow.journal.spool import Spool, default_root
+from clear_mlflow.journal.journal import Journal, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import anytime
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import take
 from clear_mlflow.runs.resume import ResumePoint
-from clear_mlflow.runs.sync import find_spools, sync_each
+from clear_mlflow.runs.sync import find_journals, sync_each
 from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.scoring.anytime_scores import read_tests
 from clear_mlflow.scoring.scores import read_scores, score
@@ -230,12 +230,12 @@ def test_tests_that_the_store_does_not_take_are_sent_by_sync(
     with pytest.raises(TrackingError, match="did not take"):
         train_in_process(store, training, {})
     run = only_run(store, experiment_id)
-    waiting = sorted((default_root() / run.info.run_id).glob(f"*-file/{ANYTIME_FOLDER}/*"))
-    assert [path.name for path in waiting] == FILES[5:]
+    waiting = sorted((default_root() / run.info.run_id).glob(f"*-{ANYTIME_FOLDER}+*"))
+    assert [path.name.rpartition("+")[2] for path in waiting] == FILES[5:]
     training.folder.unlink()
     training.folder.with_name("gone").rename(training.folder)
     assert [path.name for path in sorted(folder_of(run).iterdir())] == FILES[:5]
-    (synced,) = sync_each(find_spools(default_root() / run.info.run_id))
+    (synced,) = sync_each(find_journals(default_root() / run.info.run_id))
     assert synced.done, synced.detail
     run = store.get_run(run.info.run_id)
     assert stored_tests(run) == [test for tests in TESTS.values() for test in tests]
@@ -246,15 +246,17 @@ def test_a_journal_never_takes_the_place_of_a_test_that_is_stored(store, finishe
     """Its bucket was trained on again since, by another process, with other numbers perhaps."""
     other = inside_bucket(2, [[1, 2, 3, 4], [5, 6, 7, 8]], (NUM_TEST,) * 4)
     (folder_of(finished) / FILES[3]).unlink()
-    spool = Spool.create(tmp_path / finished.info.run_id, finished.info.run_id, store.tracking_uri)
+    journal = Journal.create(
+        tmp_path / finished.info.run_id, finished.info.run_id, store.tracking_uri
+    )
     for test in other:
         name = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
-        spool.put(name, test.to_json("2026-01-31T12:00:00Z").encode())
-    spool.close()
-    (synced,) = sync_each(find_spools(spool.folder))
+        journal.append(name, test.to_json("2026-01-31T12:00:00Z").encode())
+    journal.close()
+    (synced,) = sync_each(find_journals(journal.folder))
     assert synced.done, synced.detail
     assert stored_tests(finished)[2:4] == [TESTS[2][0], other[1]]
-    assert not spool.folder.exists()
+    assert not journal.folder.exists()
     assert score(store, finished.info.run_id).plan.is_empty
 
 
@@ -268,8 +270,7 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
     files = frozenset(f"{ANYTIME_FOLDER}/{path.name}" for path in folder_of(finished).iterdir())
     point = ResumePoint(
         run=finished,
-        config=training.config.as_text(),
-        resolved=training.config,
+        config=training.config,
         records=records,
         damaged=frozenset(),
         states=(),

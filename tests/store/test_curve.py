@@ -8,13 +8,13 @@ from mlflow.entities import Metric
 from stored_runs import histories
 from trainings import FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow.journal.sender import MOST_METRICS, Sender
-from clear_mlflow.journal.spool import Spool, default_root
+from clear_mlflow.journal.journal import Journal, default_root
+from clear_mlflow.journal.sender import MOST_METRICS
 from clear_mlflow.learning.measured import CurvePoint, ignore
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import take
-from clear_mlflow.runs.sync import find_spools, sync_each
-from clear_mlflow.runs.tracked_curve import TrackedCurve
+from clear_mlflow.runs.run_writer import RunWriter
+from clear_mlflow.runs.sync import find_journals, sync_each
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 
@@ -120,10 +120,10 @@ def test_a_loss_that_is_no_finite_number_is_in_no_chart(store, experiment_id, lo
 
 def left_spool(store, run_id, *batches):
     """What a process leaves that was killed while the store was away."""
-    spool = Spool.create(default_root() / run_id, run_id, store.tracking_uri)
+    journal = Journal.create(default_root() / run_id, run_id, store.tracking_uri)
     for batch in batches:
-        spool.put_metrics(batch)
-    spool.close()
+        journal.append_metrics(batch)
+    journal.close()
 
 
 def test_what_waited_is_sent_where_the_run_holds_no_point_at_its_step(store, run_id):
@@ -138,7 +138,7 @@ def test_what_waited_is_sent_where_the_run_holds_no_point_at_its_step(store, run
     ]
     row_point = Metric("renate/average_accuracy", 0.5, 1_000, 1)
     left_spool(store, run_id, [*waiting[0], row_point], waiting[1], waiting[2])
-    (synced,) = sync_each(find_spools(default_root() / run_id))
+    (synced,) = sync_each(find_journals(default_root() / run_id))
     assert synced.done, synced.detail
     expected = series_of(FIRST, SECOND, THIRD)
     for name, points in expected.items():
@@ -149,41 +149,31 @@ def test_what_waited_is_sent_where_the_run_holds_no_point_at_its_step(store, run
 def test_a_bucket_that_is_trained_on_again_doubles_nothing(store, run_id):
     """The first point of a step stays; what the run lacks of each series is added."""
     store.log_metric(run_id, names.CURVE_LOSS, 9.0, timestamp=500, step=FIRST.step)
-    sender = Sender(store)
-    sender.open(run_id)
-    sender.start()
-    curve = TrackedCurve(run_id, sender)
-    curve.there = {names.CURVE_LOSS: frozenset({FIRST.step})}
-    curve.add([FIRST, SECOND])
-    curve.finish()
-    sender.finish(60.0)
-    sender.close()
+    writer = RunWriter(store, run_id, ())
+    writer.steps_there = {names.CURVE_LOSS: frozenset({FIRST.step})}
+    writer.open(store.get_run(run_id))
+    writer.write_curve([FIRST, SECOND])
+    writer.close(None)
     expected = series_of(FIRST, SECOND)
     expected[names.CURVE_LOSS][0] = (FIRST.step, 500, 9.0)
     assert curve_of(store, run_id) == expected
 
 
-def test_a_disk_that_takes_nothing_for_a_while_costs_no_point(store, run_id, monkeypatch, capsys):
-    """The points wait, more of them than one request takes; and are told where they are lost."""
-    sender = Sender(store)
-    sender.open(run_id)
-    sender.start()
-    curve = TrackedCurve(run_id, sender)
+def test_a_disk_that_takes_nothing_for_a_while_costs_no_point(store, run_id, monkeypatch):
+    """The points wait, more of them than one request takes."""
+    writer = RunWriter(store, run_id, ())
+    writer.open(store.get_run(run_id))
     points = [CurvePoint(step, 1 / step, 0.1, 5.0, step) for step in range(1, MOST_METRICS)]
-    whole = Spool.put_metrics
+    whole = Journal.append_metrics
 
-    def full(spool, metrics):
+    def full(journal, metrics):
         if metrics[0].step > 1:
             raise OSError(28, "No space left on device")
-        return whole(spool, metrics)
+        return whole(journal, metrics)
 
-    monkeypatch.setattr(Spool, "put_metrics", full)
-    curve.add(points)
-    curve.finish()
-    assert "points of its curve fit on no disk" in capsys.readouterr().err
-    monkeypatch.setattr(Spool, "put_metrics", whole)
-    curve.finish()
-    sender.finish(60.0)
-    sender.close()
+    monkeypatch.setattr(Journal, "append_metrics", full)
+    writer.write_curve(points)
+    monkeypatch.setattr(Journal, "append_metrics", whole)
+    writer.close(None)
     assert curve_of(store, run_id) == series_of(*points)
-    assert find_spools(None) == []
+    assert find_journals(None) == []

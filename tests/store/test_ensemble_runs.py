@@ -194,7 +194,7 @@ def test_whatever_ends_an_ensemble_closes_all_its_runs(store, experiment_id, err
     parent, members = runs_of(store, experiment_id)
     for run in (parent, *members.values()):
         assert run.info.status == status
-        assert type(error).__name__ in run.data.tags[names.ERROR_TAG]
+        assert (str(error) or type(error).__name__) in run.data.tags[names.ERROR_TAG]
         assert names.PROCESS_TAG not in run.data.tags
         assert names.DIVERGED_TAG not in run.data.tags
     for run in members.values():

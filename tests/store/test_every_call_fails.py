@@ -19,9 +19,10 @@ from mlflow_stores import EXPERIMENT
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import ROWS_FOLDER
 from clear_mlflow.journal import sender
-from clear_mlflow.journal.spool import SPOOL_JSON, left_spools
+from clear_mlflow.journal.journal import left_journals
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.resume import read_resume_point
+from clear_mlflow.runs.run_writer import RunWriter
 from clear_mlflow.runs.sync import sync_each
 from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.scoring.scores import score
@@ -67,10 +68,10 @@ def one(store, tmp_path, monkeypatch, capfd):
         monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / f"cache{next(places)}"))
         known = {run.info.run_id for run in _runs(store)}
         kept = set()
-        keep = sender.Sender.keep
+        append = sender.Sender.append
 
         def noting(self, run_id, artifact, content):
-            entry = keep(self, run_id, artifact, content)
+            entry = append(self, run_id, artifact, content)
             if artifact.startswith(f"{ROWS_FOLDER}/"):
                 kept.add(artifact.rpartition("/")[2])
             return entry
@@ -78,7 +79,7 @@ def one(store, tmp_path, monkeypatch, capfd):
         capfd.readouterr()
         error = None
         with monkeypatch.context() as patch:
-            patch.setattr(sender.Sender, "keep", noting)
+            patch.setattr(sender.Sender, "append", noting)
             with failing() as calls:
                 try:
                     train_in_process(store, training(SETTINGS, STREAM), {})
@@ -111,8 +112,7 @@ def _recovered(store, run_id, kept, rows, points, told, tmp_path):
     run = store.get_run(run_id)
     if names.PROCESS_TAG in run.data.tags:  # the process of a user has ended by then
         store.delete_tag(run_id, names.PROCESS_TAG)
-    spools = [*left_spools(run_id), *(tmp_path / "tmp").glob("unsent_rows_*")]
-    for synced in sync_each([folder for folder in spools if (folder / SPOOL_JSON).is_file()]):
+    for synced in sync_each(left_journals(run_id)):
         assert synced.done, (told, synced.detail)
     found = rows_in(store, run_id)
     assert kept <= found.keys(), (told, "lost", kept - found.keys())
@@ -175,14 +175,17 @@ def test_what_is_kept_is_handed_over_whatever_happens_in_between(store, monkeypa
     """A bug, or Ctrl-C, between the disk and the store: the row is stored before the run ends."""
     monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
 
-    def interrupted(self, measured, record):
-        if measured.row.row == 1:
-            raise KeyboardInterrupt
+    append_points = RunWriter._append_points
 
-    monkeypatch.setattr(TrainingRun, "_send_first", interrupted)
+    def interrupted(self, others=()):
+        if self.rows and self.rows[-1].row == 1 and others:
+            raise KeyboardInterrupt
+        return append_points(self, others)
+
+    monkeypatch.setattr(RunWriter, "_append_points", interrupted)
     with pytest.raises(KeyboardInterrupt):
         train_in_process(store, training(SETTINGS, STREAM), {})
     (run,) = _runs(store)
     assert run.info.status == "KILLED"
     assert list(rows_in(store, run.info.run_id)) == ["row_000.json", "row_001.json"]
-    assert left_spools() == []
+    assert left_journals() == []

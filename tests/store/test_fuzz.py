@@ -51,7 +51,7 @@ from clear_mlflow.data.cached_arrays import CachedArrays, UnusableFileError, new
 from clear_mlflow.data.features.torch_files import load_torch_file
 from clear_mlflow.importers import FORMATS, Source, read_runs
 from clear_mlflow.importers._literal_pickle import read_literals
-from clear_mlflow.journal.spool import End, Spool, read_origin
+from clear_mlflow.journal.journal import End, Journal, read_origin
 from clear_mlflow.learning.checkpoint import read_state
 from clear_mlflow.learning.models import build_model
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults, parse_parameter
@@ -575,13 +575,13 @@ def test_manifests_of_states(seed):
 @pytest.fixture(scope="module")
 def journal(tmp_path_factory) -> Path:
     """A journal that a training left."""
-    root = tmp_path_factory.mktemp("journal") / "spool"
-    spool = Spool.create(root, "ab" * 16, "sqlite:////x.db")
-    spool.put("accuracy_matrix/rows/row_001.json", b"one")
-    spool.put_metrics([Metric("renate/average_accuracy", 0.5, 1, 1)])
-    spool.put("accuracy_matrix/rows/row_002.json", b"two")
-    spool.write_end(End("FAILED", "because"))
-    spool.close()
+    root = tmp_path_factory.mktemp("journal") / "journal"
+    journal = Journal.create(root, "ab" * 16, "sqlite:////x.db")
+    journal.append("accuracy_matrix/rows/row_001.json", b"one")
+    journal.append_metrics([Metric("renate/average_accuracy", 0.5, 1, 1)])
+    journal.append("accuracy_matrix/rows/row_002.json", b"two")
+    journal.write_end(End("FAILED", "because"))
+    journal.close()
     return root
 
 
@@ -590,14 +590,14 @@ def test_spools(journal, seed):
     """Journals on the local disk (200 cases): sent in order as they lie there, or refused."""
     for draw in draws(seed):
         with tempfile.TemporaryDirectory() as folder:
-            root, outside = Path(folder, "spool"), Path(folder, "outside.txt")
+            root, outside = Path(folder, "journal"), Path(folder, "outside.txt")
             outside.write_text("secret")
             shutil.copytree(journal, root)
             spoil(root, outside, draw)
 
             def everything(at: Path = root) -> list[tuple[str | None, bytes]]:
                 read_origin(at)
-                taken = Spool.take(at, read_origin(at).run_id)
+                taken = Journal.take(at, read_origin(at).run_id)
                 try:
                     taken.end()
                     found = []

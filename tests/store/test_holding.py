@@ -15,11 +15,11 @@ from clear_mlflow.cli import main
 from clear_mlflow.cli.output import print_outcome
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.evaluation.rescore import Evaluation
-from clear_mlflow.journal.spool import Spool, default_root
+from clear_mlflow.journal.journal import Journal, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import RunResult, refuse_second
-from clear_mlflow.runs.sync import find_spools, sync_each
+from clear_mlflow.runs.sync import find_journals, sync_each
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import Hold, LostRunError, heartbeat
@@ -65,13 +65,14 @@ def test_who_lost_a_run_stores_nothing_more_and_says_who_holds_it(store):
     ]
     kept = default_root() / run.info.run_id
     assert str(kept) in str(lost.value)
-    assert [file.name for file in kept.rglob("row_*.json")] == ["row_002.json"]
+    assert [file.name[-12:] for file in kept.rglob("*row_*.json")] == ["row_002.json"]
     assert all(len(points) <= 2 for points in histories(store, run.info.run_id).values())
 
 
 def test_the_terminal_says_no_status_of_a_run_that_is_anothers(capsys):
     """That process knows it; this one has failed, and says why."""
-    print_outcome(RunResult(2, "FAILED", "ab12", error="run ab12 is held by b", is_lost=True))
+    lost = LostRunError("run ab12 is held by b")
+    print_outcome(RunResult(2, "FAILED", "ab12", str(lost), lost))
     assert capsys.readouterr() == ("", "error: run ab12 is held by b\n")
 
 
@@ -83,18 +84,18 @@ def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):
     run = training.run
     # The other measured the same, at another time, and ended well.
     lost = rows_folder(run) / "row_003.json"
-    (kept,) = default_root().joinpath(run.info.run_id).rglob("row_003.json")
+    (kept,) = default_root().joinpath(run.info.run_id).rglob("*row_003.json")
     told = json.loads(kept.read_text())
     lost.write_text(json.dumps({**told, "written_at": "2030-01-01T00:00:00.000+00:00"}))
     # What an outage keeps beside the row: its points, at the time when this process measured it.
-    left = Spool.take(default_root() / run.info.run_id, run.info.run_id)
-    left.put_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
+    left = Journal.take(default_root() / run.info.run_id, run.info.run_id)
+    left.append_metrics([Metric("test_accuracy/bucket_1", 0.5, 1_000, 3)])
     left.close()
     store.set_terminated(run.info.run_id, "FINISHED")
     for _ in Evaluation(named=True).over(store, [store.get_run(run.info.run_id)]):
         pass
     before = histories(store, run.info.run_id), lost.read_bytes()
-    (synced,) = sync_each(find_spools(default_root() / run.info.run_id))
+    (synced,) = sync_each(find_journals(default_root() / run.info.run_id))
     assert synced.done, synced.detail
     assert (histories(store, run.info.run_id), lost.read_bytes()) == before
 
@@ -106,7 +107,7 @@ def test_a_journal_is_not_sent_while_another_process_trains(store):
         train_in_process(store, training, {})
     run_id = training.run.info.run_id
     store.set_tag(run_id, names.PROCESS_TAG, store.get_run(run_id).data.tags[names.HOLDER_TAG])
-    (synced,) = sync_each(find_spools(default_root() / run_id))
+    (synced,) = sync_each(find_journals(default_root() / run_id))
     assert not synced.done
     assert "another process trains into run" in synced.detail
 

@@ -126,9 +126,8 @@ def test_a_stored_run_names_no_module_to_import_for_its_resume(store, experiment
     """Unless the person who resumes it names the same class."""
     config = TrainConfig.resolve({"strategy": "trap_module:Strategy"}).as_text()
     run = stored_run(store, experiment_id)
-    point = ResumePoint(
-        run, config, TrainConfig.resolve(config), {}, frozenset(), (), None, frozenset()
-    )
+    config = TrainConfig.resolve(config)
+    point = ResumePoint(run, config, {}, frozenset(), (), None, frozenset())
     with pytest.raises(ConfigError, match="not imported unless you name it, too"):
         parameters_to_resume(point, {})
     with pytest.raises(ConfigError, match="not imported unless you name it, too"):

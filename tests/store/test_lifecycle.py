@@ -11,19 +11,18 @@ from mlflow import MlflowClient
 from stored_runs import rows_folder, stored_run
 
 from clear_mlflow.core.errors import DivergedError, TrackingError
+from clear_mlflow.journal.journal import End, Journal, left_journals
 from clear_mlflow.journal.sender import UnsentError
-from clear_mlflow.journal.spool import End, Spool, left_spools
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.runs.lifecycle import (
     RunResult,
     close,
-    close_unopened,
+    close_project_run,
     create_run,
     end,
     open_run,
     refuse_second,
-    result_of_block,
-    result_of_child,
+    result_of,
     take,
 )
 from clear_mlflow.runs.sync import sync_each
@@ -111,7 +110,7 @@ def test_a_run_that_ended_well_is_scored_and_finished(store, experiment_id):
     """One of the user's own stays open."""
     for ours, status in ((True, "FINISHED"), (False, "RUNNING")):
         run_id = running(store, experiment_id)
-        result = close(store, run_id, result_of_block(None, run_id), ours=ours)
+        result = close(store, run_id, result_of(None, run_id), ours=ours)
         assert (result.exit_code, result.status, result.problem) == (0, "FINISHED", None)
         assert ended(store, run_id) == (status, None, None)
         assert (
@@ -145,7 +144,7 @@ def test_the_run_above_members_sums_them_up(store, experiment_id):
             [((1, 1), (6, 3), (4, 7)), ((1, 1), (8, 3), (2, 9)), ((1, 1), (7, 7), (7, 7))]
         )
     }
-    result = close(store, above, result_of_block(None, above), members)
+    result = close(store, above, result_of(None, above), members)
     assert result.exit_code == 0
     metrics = store.get_run(above).data.metrics
     for name in ("renate/forgetting", "clear/accuracy"):
@@ -161,7 +160,7 @@ def test_the_run_above_members_sums_them_up(store, experiment_id):
         0: running(store, experiment_id),
         1: running(store, experiment_id, ((1, 1), (6, 3))),
     }
-    diverged = result_of_block(DivergedError("no number", seed=1), above)
+    diverged = result_of(DivergedError("no number", seed=1), above)
     close(store, above, diverged, members)
     assert [ended(store, run_id)[2] for run_id in (members[0], members[1])] == [None, "true"]
     metrics = store.get_run(above).data.metrics
@@ -174,7 +173,7 @@ def test_an_ensemble_with_a_member_that_is_not_in_order_has_failed(store, experi
     above = opened_above(store, experiment_id)
     members = {5: running(store, experiment_id), 7: running(store, experiment_id)}
     (rows_folder(store.get_run(members[7])) / "row_001.json").write_text("{")
-    result = close(store, above, result_of_block(None, above), members)
+    result = close(store, above, result_of(None, above), members)
     assert (result.exit_code, result.status) == (2, "FAILED")
     assert str(result.problem).startswith("seed 7: ")
     assert [store.get_run(members[seed]).info.status for seed in (5, 7)] == ["FINISHED", "FAILED"]
@@ -188,11 +187,10 @@ def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id
     store.set_tag(run_id, names.HOLDER_TAG, taken)
     before = store.get_run(run_id)
     for error, code in ((None, 2), (LostRunError("lost"), 2), (KeyboardInterrupt(), 1)):
-        result = close(store, run_id, result_of_block(error, run_id))
+        result = close(store, run_id, result_of(error, run_id))
         assert (result.exit_code, result.is_lost) == (code, True)
         assert isinstance(result.problem, LostRunError)
         assert mlflow.active_run() is None
-    assert result_of_child(LostRunError("lost"), [], run_id).exit_code == 2
     after = store.get_run(run_id)
     assert (after.info.status, after.data.tags) == ("RUNNING", before.data.tags)
 
@@ -211,29 +209,29 @@ def test_a_run_that_another_process_has_taken_is_left_to_it(store, experiment_id
 )
 def test_how_a_training_in_a_child_ended(error, received, died, expected):
     """Stopped from outside, broken, or refused: the exit code of each."""
-    found = result_of_child(error, received, "r", died)
+    found = result_of(error, "r", received, died)
     assert (found.exit_code, found.status) == expected
     assert found.run_id == "r"
     unsent = UnsentError("waits", Path("unsent"), {})
     unsent.__cause__ = error
-    found = result_of_child(unsent, received, "r", died)
+    found = result_of(unsent, "r", received, died)
     assert (found.exit_code, found.status, found.unsent) == (*expected, unsent)
 
 
 def test_how_a_training_in_this_process_ended():
     """To its end, by an exception, or by Ctrl-C; and what diverged."""
-    assert (result_of_block(None, "r").exit_code, result_of_block(None, "r").status) == (
+    assert (result_of(None, "r").exit_code, result_of(None, "r").status) == (
         0,
         "FINISHED",
     )
-    assert result_of_block(SystemExit(0), "r").status == "FINISHED"
-    assert result_of_block(SystemExit(3), "r").status == "FAILED"
-    assert result_of_block(KeyboardInterrupt(), "r").status == "KILLED"
-    found = result_of_block(DivergedError("no number", seed=3), "r")
-    assert (found.status, found.diverged, found.seed) == ("FAILED", True, 3)
-    assert found.error == "DivergedError: no number"
-    assert not result_of_block(ValueError("x"), "r").diverged
-    unsent = result_of_block(UnsentError("waits", Path("unsent"), {}), "r")
+    assert result_of(SystemExit(0), "r").status == "FINISHED"
+    assert result_of(SystemExit(3), "r").status == "FAILED"
+    assert result_of(KeyboardInterrupt(), "r").status == "KILLED"
+    found = result_of(DivergedError("no number", seed=3), "r")
+    assert (found.status, found.diverged.seed, found.error) == ("FAILED", 3, "no number")
+    assert result_of(ValueError("x"), "r").error == "ValueError: x"
+    assert not result_of(ValueError("x"), "r").diverged
+    unsent = result_of(UnsentError("waits", Path("unsent"), {}), "r")
     assert (unsent.exit_code, unsent.status) == (2, "FINISHED")
 
 
@@ -242,25 +240,25 @@ def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
     run_id = running(store, experiment_id)
     unsent = UnsentError("waits", Path("unsent"), {})
     unsent.__cause__ = DivergedError("no number")
-    result = close(store, run_id, result_of_block(unsent, run_id))
-    assert result.exit_code == 1
+    result = close(store, run_id, result_of(unsent, run_id))
+    assert result.exit_code == 2
     assert store.get_run(run_id).info.status == "RUNNING"
-    (folder,) = left_spools(run_id)
+    (folder,) = left_journals(run_id)
     store.set_terminated(run_id, "KILLED")
     (synced,) = sync_each([folder])
     assert synced.done
     assert not folder.exists()
-    assert ended(store, run_id) == ("FAILED", "DivergedError: no number", "true")
+    assert ended(store, run_id) == ("FAILED", "no number", "true")
     assert "clear/accuracy" in store.get_run(run_id).data.metrics
 
 
 def left(store, run_id, tmp_path, told=None):
     """A journal in which nothing waits but, perhaps, how the training ended."""
-    spool = Spool.create(tmp_path / run_id, run_id, store.tracking_uri)
+    journal = Journal.create(tmp_path / run_id, run_id, store.tracking_uri)
     if told is not None:
-        spool.write_end(told)
-    spool.close()
-    return spool.folder
+        journal.write_end(told)
+    journal.close()
+    return journal.folder
 
 
 @pytest.mark.parametrize(
@@ -308,14 +306,14 @@ def test_what_mlflow_run_opened_for_nothing_is_closed(store, experiment_id, monk
     for tags, status in (({"mlflow.project.entryPoint": "main"}, "KILLED"), ({}, "RUNNING")):
         run_id = store.create_run(experiment_id, tags=tags).info.run_id
         monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
-        close_unopened(RunResult(2, "FAILED", None, error="no"))
+        close_project_run(RunResult(2, "FAILED", None, error="no"))
         assert store.get_run(run_id).info.status == "RUNNING"
-        close_unopened(RunResult(130, "KILLED", None, error="stopped"))
+        close_project_run(RunResult(130, "KILLED", None, error="stopped"))
         assert store.get_run(run_id).info.status == status
 
 
 def test_scoring_twice_writes_once(store, experiment_id):
     """What closes a run is the same scoring that evaluate does."""
     run_id = running(store, experiment_id)
-    close(store, run_id, result_of_block(None, run_id))
+    close(store, run_id, result_of(None, run_id))
     assert score(store, run_id).plan.is_empty

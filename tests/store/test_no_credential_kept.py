@@ -10,7 +10,7 @@ from mlflow_stores import EXPERIMENT
 from stored_runs import stored_run
 
 from clear_mlflow.cli import main
-from clear_mlflow.journal.spool import Spool
+from clear_mlflow.journal.journal import Journal
 
 SECRET = "c4n4ry-s3cr3t"
 ABSENT = "f" * 32
@@ -103,5 +103,5 @@ def test_no_command_leaves_a_credential_behind(empty_store, place, monkeypatch):
         result = CliRunner().invoke(main, command)
         assert result.exit_code == code, result.output
         assert SECRET not in result.output, command
-    Spool.create(place / "cache" / "journal", run.info.run_id, address).close(remove=False)
+    Journal.create(place / "cache" / "journal", run.info.run_id, address).close(remove=False)
     assert not leaks_in(place)

@@ -13,7 +13,7 @@ from clear_mlflow.store.rows import read_rows
 _TRAINING = """
 import importlib.metadata, sys
 import clear_mlflow
-from clear_mlflow.runs.tracked_run import TrackedRun
+from clear_mlflow.runs.training_run import TrainingRun
 
 OPTIONAL = ("pyspark", "tabulate")  # MLflow and pandas look whether they are there
 
@@ -27,7 +27,7 @@ def gone(name):
     print("asked for package", name, flush=True)
     raise importlib.metadata.PackageNotFoundError(name)
 
-log_row = TrackedRun.log_row
+log_row = TrainingRun.log_row
 
 def then_replaced(self, measured):
     log_row(self, measured)
@@ -35,7 +35,7 @@ def then_replaced(self, measured):
         sys.meta_path.insert(0, Replaced())
         importlib.metadata.Distribution.from_name = gone
 
-TrackedRun.log_row = then_replaced
+TrainingRun.log_row = then_replaced
 clear_mlflow.train(**dict(word.split("=") for word in sys.argv[1:]))
 """
 

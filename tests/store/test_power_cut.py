@@ -8,7 +8,7 @@ from feature_streams import config, made_up, training
 from power_cuts import recorded, restore
 
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.journal.spool import Spool, default_root, left_spools
+from clear_mlflow.journal.journal import Journal, default_root, left_journals
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.resume import read_resume_point
@@ -93,7 +93,7 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(cuts, store, t
         # The process is gone with its machine.
         if names.PROCESS_TAG in store.get_run(run_id).data.tags:
             store.delete_tag(run_id, names.PROCESS_TAG)
-        for synced in sync_each(left_spools(run_id)):
+        for synced in sync_each(left_journals(run_id)):
             assert synced.done, (disk.when, synced.detail)
         found = rows_in(store, run_id)
         assert len(found) >= disk.note, disk.when
@@ -133,13 +133,13 @@ def test_a_torn_row_is_written_anew(cuts, store, tmp_path, capfd):
     for waits in (True, False):
         restore(disk, folders, tmp_path / "mlflow.db")
         store.delete_tag(run_id, names.PROCESS_TAG)
-        list(sync_each(left_spools(run_id)))
+        list(sync_each(left_journals(run_id)))
         (tmp_path / row).write_bytes(b"")
         if waits:
-            spool = Spool.create(default_root() / run_id, run_id, store.tracking_uri)
-            spool.put("accuracy_matrix/rows/row_001.json", whole)
-            spool.close()
-            assert [synced.done for synced in sync_each([spool.folder])] == [True]
+            journal = Journal.create(default_root() / run_id, run_id, store.tracking_uri)
+            journal.append("accuracy_matrix/rows/row_001.json", whole)
+            journal.close()
+            assert [synced.done for synced in sync_each([journal.folder])] == [True]
             assert "the row that waited takes its place" in capfd.readouterr().err
             assert (tmp_path / row).read_bytes() == whole
             continue

@@ -14,8 +14,8 @@ from mlflow.protos.databricks_pb2 import PERMISSION_DENIED, TEMPORARILY_UNAVAILA
 
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.journal import sender as sending
+from clear_mlflow.journal.journal import Journal, left_journals
 from clear_mlflow.journal.sender import Sender, exit_patience, is_final, unsent_error
-from clear_mlflow.journal.spool import Spool, left_spools
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.heartbeat import holding
 
@@ -88,15 +88,15 @@ def opened(client, run_id):
 
 def put(sender, run_id, *names):
     for name in names:
-        sender.send(sender.keep(run_id, f"{name}.txt", name.encode()))
+        sender.send(sender.append(run_id, f"{name}.txt", name.encode()))
 
 
 def left_of(run_id):
     """What lies in a run's journal when nobody holds it."""
-    (folder,) = left_spools(run_id)
-    spool = Spool.take(folder, run_id)
-    found = {entry.artifact: entry.file.read_bytes() for entry in spool.entries()}
-    spool.close()
+    (folder,) = left_journals(run_id)
+    journal = Journal.take(folder, run_id)
+    found = {entry.artifact: entry.file.read_bytes() for entry in journal.entries()}
+    journal.close()
     return found
 
 
@@ -106,7 +106,7 @@ def test_what_cannot_be_stored_now_is_asked_for_again_in_order(store, run_id):
     client = Stutters(store.tracking_uri, a=[later(), later()])
     sender = opened(client, run_id)
     put(sender, run_id, "a", "b")
-    (points,) = sender.keep_metrics(run_id, [Metric("m", 0.5, 1_000, 3)])
+    (points,) = sender.append_metrics(run_id, [Metric("m", 0.5, 1_000, 3)])
     sender.send(points)
     sender.finish(LONG)
     assert client.asked == ["a", "a", "a", "b"]
@@ -114,7 +114,7 @@ def test_what_cannot_be_stored_now_is_asked_for_again_in_order(store, run_id):
     assert not sender.is_away
     assert unsent_error(sender) is None
     sender.close()
-    assert left_spools(run_id) == []
+    assert left_journals(run_id) == []
     assert files_of(store, run_id) == ["a.txt", "b.txt"]
     assert mlflow.artifacts.load_text(f"{store.get_run(run_id).info.artifact_uri}/a.txt") == "a"
     (point,) = store.get_metric_history(run_id, "m")
@@ -135,7 +135,7 @@ def test_what_a_store_refuses_is_asked_for_once_more_at_the_end(store, run_id):
     assert files_of(store, run_id) == ["a.txt", "b.txt"]
     assert sender.waiting() == {}
     sender.close()
-    assert left_spools(run_id) == []
+    assert left_journals(run_id) == []
 
 
 @pytest.mark.usefixtures("hurried")
@@ -150,7 +150,7 @@ def test_what_a_store_never_takes_stays_in_the_journal(store, run_id):
     error = unsent_error(sender)
     assert error is not None
     sender.close()
-    (folder,) = left_spools(run_id)
+    (folder,) = left_journals(run_id)
     assert error.folders == {run_id: folder}
     assert f"clear-mlflow sync {folder}" in str(error)
     assert left_of(run_id) == {"a.txt": b"a", "b.txt": b"b"}
@@ -173,10 +173,12 @@ def test_who_keeps_a_file_knows_when_the_store_has_it(store, run_id):
     """None is the answer then; while it is away it is the reason, at once."""
     sender = opened(Stutters(store.tracking_uri, b=[later() for _ in range(10_000)]), run_id)
     put(sender, run_id, "a")
-    assert sender.wait_delivered(LONG) is None
+    sender.wait_delivered(LONG)
+    assert not sender.is_away
     assert files_of(store, run_id) == ["a.txt"]
     put(sender, run_id, "b")
-    assert "try again" in str(sender.wait_delivered(LONG))
+    sender.wait_delivered(LONG)
+    assert "try again" in str(sender.problem)
     assert sender.is_away
     sender.finish(0.1)
     sender.close()

@@ -10,11 +10,10 @@ from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.core.record import ROWS_FOLDER, RowRecord
+from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.measured import ignore
-from clear_mlflow.runs import tracked_run
-from clear_mlflow.runs.background import BackgroundWorker
 from clear_mlflow.runs.in_process import train_in_process
+from clear_mlflow.runs.run_writer import RunWriter
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 
@@ -104,20 +103,21 @@ def test_reports_are_artifacts(store, finished):
 
 def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkeypatch):
     """With each heartbeat, and once: a picture shows the rows before it, too."""
-    hearts = []
+    writers = []
+    opened = RunWriter.open
 
-    def kept(beat):
-        hearts.append(beat)
-        return BackgroundWorker(beat)
+    def noted(self, *arguments):
+        writers.append(self)
+        opened(self, *arguments)
 
     class BeatenAfter(KnownTraining):
         def rows(self, *asked):
             for measured in super().rows(*asked):
                 yield measured
                 for _ in range({0: 1, 2: 2}.get(measured.row.row, 0)):
-                    hearts[0]()
+                    writers[0]._beat()
 
-    monkeypatch.setattr(tracked_run, "BackgroundWorker", kept)
+    monkeypatch.setattr(RunWriter, "open", noted)
     train_in_process(store, BeatenAfter(FOUR_BUCKETS), ASKED)
     run_id = the_run(store, experiment_id).info.run_id
     files = [file.path.split("+") for file in store.list_artifacts(run_id, "images")]
@@ -242,8 +242,10 @@ def test_rows_that_the_store_does_not_take_lie_in_files(
     run = the_run(store, experiment_id)
     folder = tmp_path / "cache" / "unsent" / run.info.run_id
     assert f"clear-mlflow sync {folder}" in str(told.value)
-    files = sorted(folder.glob(f"*-file/{ROWS_FOLDER}/*"))
-    assert [path.name for path in files] == [f"row_00{i}.json" for i in (2, 3, 4)]
+    files = sorted(folder.glob("*+rows+*"))
+    assert [path.name.rpartition("+")[2] for path in files] == [
+        f"row_00{i}.json" for i in (2, 3, 4)
+    ]
     text = files[-1].read_text()
     row = RowRecord.from_json(text, source="row_004.json")
     assert row.row.correct == tuple(FOUR_BUCKETS[4])

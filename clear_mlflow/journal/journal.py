@@ -1,0 +1,266 @@
+"""A journal on local disk of what was measured, in order, until the store has taken it.
+
+Each run has a folder, and each entry is a numbered file in it, named by its path among the run's
+artifacts. ``unsent/RUN_ID`` contains, for example:
+
+- ``journal.json``: which run, of which store
+- ``00000001-accuracy_matrix+rows+row_000.json``
+- ``00000002-metrics.json``
+- ``end.json``: how the training ended
+
+An entry is there as a whole or not at all, and is on the disk before :meth:`Journal.append`
+returns. It is removed when the store has it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Metric
+
+from clear_mlflow.core.cache_dir import default_cache_dir
+from clear_mlflow.core.credentials import has_credentials, masked
+from clear_mlflow.core.durable import write_durably
+from clear_mlflow.core.errors import DataError, RecordError, TrackingError
+from clear_mlflow.core.text import shortened
+from clear_mlflow.core.untrusted import json_object, json_value, read_bytes
+from clear_mlflow.store.client import absolute_store
+
+JOURNAL_JSON = "journal.json"
+END_JSON = "end.json"
+_METRICS_JSON = "metrics.json"
+_LOCK = "lock"
+_FORMAT = "1.0"
+_MOST_BYTES = 1 << 20  # of a file that is no artifact
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+# No "#", "?" or "%": MLflow's requests to a server hang on them or name another file.
+_ENTRY = re.compile(r"([0-9]{8})-((?:(?!\.)[A-Za-z0-9._-]+\+)*(?!\.)[A-Za-z0-9._-]+)")
+STATUSES = ("FINISHED", "FAILED", "KILLED")
+
+
+class HeldError(TrackingError):
+    """Another process writes to a journal now."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing to send: a file for the run's artifacts, or (``artifact`` is None) metrics."""
+
+    run_id: str
+    file: Path
+    artifact: str | None
+
+    def metrics(self) -> list[Metric]:
+        """The points that it holds; TrackingError where it holds something else."""
+        try:
+            points = json_value(read_bytes(self.file, _MOST_BYTES), _MOST_BYTES)
+            return [
+                Metric(str(name), float(value), int(time), int(step))
+                for name, value, time, step in points
+            ]
+        except (OSError, RecordError, ValueError, TypeError, OverflowError) as error:
+            raise TrackingError(f"{self.file} holds no metrics: {error}") from error
+
+    def remove(self) -> None:
+        """The store has it: forget it. What cannot be removed is sent again, and is the same."""
+        with suppress(OSError):
+            self.file.unlink()
+
+
+@dataclass(frozen=True)
+class End:
+    """How a training ended that could not be closed in the store."""
+
+    status: str | None  # what its run is to be given; None leaves it as it is
+    error: str | None = None  # one line
+    diverged: bool = False  # the loss or the output was no longer a number
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Which run a journal is of, and of which store."""
+
+    run_id: str
+    tracking_uri: str  # without credentials
+    password: bool  # whether the URI had one, which is not written down
+
+
+class Journal:
+    """One run's journal, held by this process alone until it is closed."""
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        self.folder = folder
+        self.run_id = run_id
+        self._lock: int | None = _locked(folder)
+        self._next = 1 + max((number for number, _ in self._numbered()), default=0)
+
+    @classmethod
+    def create(cls, folder: Path, run_id: str, tracking_uri: str) -> Journal:
+        """Open the journal of a run that trains here; its folder may be there already.
+
+        OSError: the folder cannot be written. TrackingError: another process holds it, or entries
+        of an earlier one wait in it.
+        """
+        is_new = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        journal = cls(folder, run_id)
+        try:
+            if waiting := len(journal.entries()):
+                raise TrackingError(
+                    f"{waiting} files that an earlier process measured for run {run_id} wait in "
+                    f"{folder}; send them first: clear-mlflow sync {folder}"
+                )
+            uri = absolute_store(tracking_uri)
+            origin = Origin(run_id, masked(uri), has_credentials(uri))
+            journal._describe(JOURNAL_JSON, {"format": _FORMAT, **asdict(origin)})
+            (folder / END_JSON).unlink(missing_ok=True)
+        except BaseException:
+            journal.close(remove=is_new)
+            raise
+        return journal
+
+    @classmethod
+    def take(cls, folder: Path, run_id: str) -> Journal:
+        """Open a journal that was left; HeldError where the process that writes it lives."""
+        try:
+            return cls(folder, run_id)
+        except OSError as error:
+            raise TrackingError(f"{folder} cannot be opened: {error.strerror}") from error
+
+    def append(self, artifact: str, content: bytes) -> Entry:
+        """Write a file; it is on the disk when this returns. OSError: nothing of it is there."""
+        file = self.folder / f"{self._next:08d}-{artifact.replace('/', '+')}"
+        write_durably(file, content)
+        self._next += 1
+        return Entry(self.run_id, file, artifact if artifact != _METRICS_JSON else None)
+
+    def append_metrics(self, metrics: Sequence[Metric]) -> Entry:
+        """Write points of metrics; as :meth:`append`."""
+        points = [[m.key, m.value, m.timestamp, m.step] for m in metrics]
+        return self.append(_METRICS_JSON, json.dumps(points).encode())
+
+    def entries(self) -> list[Entry]:
+        """What waits, in order."""
+        return [
+            Entry(
+                self.run_id,
+                self.folder / name,
+                None if (path := name[9:].replace("+", "/")) == _METRICS_JSON else path,
+            )
+            for _, name in sorted(self._numbered())
+        ]
+
+    def write_end(self, end: End) -> None:
+        """Write how the training ended; OSError where the disk does not take it."""
+        self._describe(END_JSON, asdict(end))
+
+    def end(self) -> End | None:
+        """How the training ended; None where its process did not write it down."""
+        file = self.folder / END_JSON
+        if not file.exists():
+            return None
+        found = _described(file)
+        status, error = found.get("status"), found.get("error")
+        if status not in (*STATUSES, None) or not isinstance(error, (str, type(None))):
+            raise TrackingError(f"{file} does not say how a training ended")
+        # It becomes a tag that people read.
+        error = None if error is None else shortened(error, 4000)
+        return End(status, error, found.get("diverged") is True)
+
+    def close(self, *, remove: bool = False) -> None:
+        """Let other processes at it; or remove it, when all of it was sent."""
+        if remove:
+            with suppress(OSError):  # what no training wrote stays, and its folder
+                for path in self.folder.iterdir():
+                    if path.name in (JOURNAL_JSON, END_JSON, _LOCK) or path.suffix == ".part":
+                        path.unlink()
+                self.folder.rmdir()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _numbered(self) -> Iterator[tuple[int, str]]:
+        for path in self.folder.iterdir():
+            # A link may lead to any file of this machine, which would then be sent.
+            if (found := _ENTRY.fullmatch(path.name)) and not path.is_symlink() and path.is_file():
+                yield int(found[1]), path.name
+
+    def _describe(self, name: str, content: dict[str, Any]) -> None:
+        write_durably(self.folder / name, json.dumps(content, indent=1).encode())
+
+
+def default_root() -> Path:
+    """Where journals are, if it can be written: in the cache folder, which survives."""
+    return default_cache_dir() / "unsent"
+
+
+def working_root() -> Path:
+    """Where journals are instead: in the working folder."""
+    return Path("unsent_rows").absolute()
+
+
+def journal_places(run_id: str) -> list[Path]:
+    """Folders for a run's journal, the best first."""
+    places = [working_root() / run_id]
+    with suppress(DataError):  # no cache folder
+        places.insert(0, default_root() / run_id)
+    return places
+
+
+def left_journals(run_id: str | None = None) -> list[Path]:
+    """Journals in the default places, of all runs or of one."""
+    found = []
+    for place in journal_places("any"):
+        with suppress(OSError):
+            found += [path for path in journals_in(place.parent) if run_id in (None, path.name)]
+    return found
+
+
+def journals_in(folder: Path) -> list[Path]:
+    """Journals that lie in a folder."""
+    return sorted(path for path in folder.iterdir() if (path / JOURNAL_JSON).is_file())
+
+
+def read_origin(folder: Path) -> Origin:
+    """Which run a folder is the journal of, and of which store."""
+    file = folder / JOURNAL_JSON
+    found = _described(file)
+    if found.get("format") != _FORMAT:
+        raise TrackingError(
+            f"{file} is of format {shortened(repr(found.get('format')), 40)}; "
+            f"this program knows {_FORMAT}: update it"
+        )
+    run_id, uri = found.get("run_id"), found.get("tracking_uri")
+    if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id) or not isinstance(uri, str):
+        raise TrackingError(f"{file} names no run")
+    return Origin(run_id, shortened(uri, 2000), found.get("password") is True)
+
+
+def _locked(folder: Path) -> int:
+    """Hold a folder against other processes; the system lets go when this one ends, however."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    lock = os.open(folder / _LOCK, flags, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise HeldError(f"a process that lives writes to {folder}; it sends it by itself") from None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _described(file: Path) -> dict[str, Any]:
+    try:
+        return json_object(read_bytes(file, _MOST_BYTES), _MOST_BYTES)
+    except (OSError, RecordError) as error:
+        raise TrackingError(f"{file} is damaged: {error}") from error

@@ -1,0 +1,333 @@
+"""Writes what is measured into one MLflow run, as soon as it is measured, whoever measures it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Run
+from mlflow.utils.mlflow_tags import MLFLOW_DATASET_CONTEXT
+
+from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
+from clear_mlflow.core.matrix import TEST, AccuracyMatrix, AccuracyRow
+from clear_mlflow.core.record import ROWS_FOLDER, DatasetIdentity, RowRecord, row_file_name
+from clear_mlflow.core.untrusted import JSON
+from clear_mlflow.core.version import __version__
+from clear_mlflow.core.warning import warn
+from clear_mlflow.journal.journal import Entry
+from clear_mlflow.journal.resend import StoredSteps, lacking
+from clear_mlflow.journal.sender import Sender, exit_patience, unsent_error
+from clear_mlflow.learning.measured import CurvePoint
+from clear_mlflow.metrics import of_families
+from clear_mlflow.report.page.run_page import load_run_page
+from clear_mlflow.report.pictures import heatmap_array, load_drawing
+from clear_mlflow.scoring.apply import to_metrics
+from clear_mlflow.scoring.series import Point, milliseconds, values_at
+from clear_mlflow.store import names
+from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.conflicts import retry_on_conflict
+from clear_mlflow.store.heartbeat import LostRunError, beat
+
+_HEARTBEAT_SECONDS = 30.0
+_STOPPED_SECONDS = 10.0
+_JOIN_SECONDS = 1.0
+_ROWS_OF_ALL_METRICS = 2  # of the matrix, until each summary metric has a value
+_LOADING_SECONDS = 10.0  # on a machine with much else to do; loading takes one or two
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunMetadata:
+    """What the record of every row says of its run."""
+
+    dataset: DatasetIdentity
+    protocol: str
+    split: str  # what rows are measured on: "test" or "validation"
+    seed: int | None
+    extra: Mapping[str, JSON] = field(default_factory=dict)
+
+
+class RunWriter:
+    """Writes rows, metrics, curves and files into one run: to local disk first, then to the store.
+
+    A row is on local disk before :meth:`write_row` returns, so before the next bucket starts; and
+    in the store, too, unless the store is away. Its metrics go the same way, behind it. With each
+    heartbeat the newest row is drawn, and not at all for a store that is away: earlier rows are in
+    later pictures, and the post-run hook draws all. A writer below another one, of an ensemble's
+    member, shares its sender and its heartbeat, and draws nothing until the end.
+    """
+
+    def __init__(
+        self,
+        client: MlflowClient,
+        run_id: str,
+        families: Sequence[str],
+        *,
+        above: RunWriter | None = None,
+    ) -> None:
+        self.client = client
+        self.run_id = run_id
+        self.families = tuple(families)
+        self.rows: list[AccuracyRow] = []  # that the matrix so far is of
+        self.metadata: RunMetadata | None = None
+        self.steps_there: StoredSteps = {}  # of the curve, where a run is resumed
+        self.sender: Sender = above.sender if above else Sender(client)
+        self._above = above
+        self._run_name = run_id
+        self._held_back: list[Metric] = []  # accuracies of the first rows, on each bucket
+        self._curve: list[Metric] = []  # points that are not on local disk yet
+        self._patience = 0.0
+        self._alive = [run_id]  # runs that the heartbeat is of
+        if above is not None:
+            above._alive.append(run_id)
+        self._undrawn: AccuracyMatrix | None = None  # up to a row that no picture shows yet
+        self._loaded, self._over = threading.Event(), threading.Event()
+        # A call that hangs must not keep the process: nothing here is needed.
+        self._heart = threading.Thread(target=self._live, name="clear_mlflow heart", daemon=True)
+        self._modules: tuple[str, ...] = ()
+
+    def open(self, run: Run, modules: tuple[str, ...] = ()) -> None:
+        """Open the run's journal and begin to send; load modules that the run's end needs."""
+        self._patience = exit_patience()
+        self._run_name = run.info.run_name or self.run_id
+        self.sender.open(self.run_id)
+        if self._above is None:
+            self._modules = modules
+            self.sender.start()
+            self._heart.start()
+
+    def close(self, error: BaseException | None) -> None:
+        """Send what is left: UnsentError where the store does not take it, LostRunError."""
+        sender = self.sender
+        if sender.lost is None:  # else whoever has the run now comes by the same steps
+            self.write_curve(())
+            if self._curve:
+                warn(f"run {self.run_id}: {len(self._curve)} points of its curve fit on no disk")
+        if self._above is not None:
+            return
+        try:
+            # Whoever stops a training does not wait for long.
+            sender.finish(min(self._patience, _STOPPED_SECONDS if error else math.inf))
+        finally:
+            self._over.set()  # no beat after the run's end
+            self._heart.join(_JOIN_SECONDS if sender.is_away else None)
+            sender.close()
+        unsent = unsent_error(sender)
+        if sender.lost is not None:
+            left = f"; what it lacks of that is kept in {unsent.where}" if unsent else ""
+            raise LostRunError(f"{sender.lost}; what this one measured since is not stored{left}")
+        if unsent:
+            raise unsent from error
+
+    def log_dataset(
+        self, metadata: RunMetadata, *, source: str, profile: Mapping[str, object]
+    ) -> None:
+        """Log the dataset as an MLflow input; from then on rows can be written."""
+        self.metadata = metadata
+        dataset = Dataset(
+            name=metadata.dataset.name,
+            digest=names.dataset_digest(metadata.dataset.digest),
+            source_type="local",
+            source=json.dumps({"uri": source}),
+            profile=json.dumps(profile),
+        )
+        context = "training" if metadata.split == TEST else metadata.split
+        inputs = [DatasetInput(dataset, [InputTag(MLFLOW_DATASET_CONTEXT, context)])]
+        with mlflow_errors(f"log the dataset of run {self.run_id}"):
+            retry_on_conflict(lambda: self.client.log_inputs(self.run_id, datasets=inputs))
+
+    def record_of(self, row: AccuracyRow, written_at: str) -> RowRecord:
+        """The record of a row of this run."""
+        if self.metadata is None:
+            raise RuntimeError("the dataset is logged before the first row")
+        return RowRecord(
+            row=row,
+            protocol=self.metadata.protocol,
+            split=self.metadata.split,
+            dataset=self.metadata.dataset,
+            seed=self.metadata.seed,
+            package_version=__version__,
+            written_at=written_at,
+            extra=dict(self.metadata.extra),
+        )
+
+    def write_row(
+        self,
+        record: RowRecord,
+        *,
+        files: Mapping[str, bytes],
+        curve: Iterable[CurvePoint] = (),
+        first: Callable[[], None] | None = None,
+    ) -> None:
+        """Write a row, now; its metrics follow by themselves.
+
+        What the store does not take within seconds waits on local disk, and training continues.
+        *files* is what the row was counted from; *first* stores what has to be there before it.
+        TrackingError: no disk takes it, either; the row is written to standard error.
+        """
+        row = record.row
+        # On the disk before all else; in the store behind what it has to follow.
+        name = f"{ROWS_FOLDER}/{row_file_name(row.row)}"
+        entry = self.sender.append(self.run_id, name, record.to_json().encode())
+        points: list[Entry] = []
+        try:
+            self.rows.append(row)
+            matrix = AccuracyMatrix.from_rows(self.rows).masked(record.protocol)
+            time = milliseconds(record.written_at)
+            begin = names.bucket_series(row.score.name)
+            values = values_at(matrix, row.row, of_families(self.families), begin)
+            metrics = to_metrics(Point(n, value, time, row.row) for n, value in values.items())
+            self._add_to_curve(curve)
+            points = self._append_points(self._in_order(metrics, row.row))
+        finally:  # whatever happens, what is on the disk is sent
+            self._deliver(entry, files, points, first)
+        if row.row == 0:
+            self.sender.send(self._tag_rows)
+        self._undrawn = matrix
+        if self._above is None and row.row > 0:  # beside the first bucket there is time for it
+            self._loaded.wait(_LOADING_SECONDS)
+
+    def write_beside_row(
+        self,
+        stored: AccuracyRow,
+        *,
+        artifact: tuple[str, bytes] | None,
+        files: Mapping[str, bytes],
+        curve: Iterable[CurvePoint],
+        first: Callable[[], None] | None,
+    ) -> None:
+        """Write what a resumed run lacks of a row that is stored, and an artifact beside it."""
+        self.rows.append(stored)  # what is scored, now and later, is what is stored
+        self._add_to_curve(curve)
+        points = self._append_points()
+        entry = None if artifact is None else self.sender.append(self.run_id, *artifact)
+        self._deliver(entry, files, points, first)
+
+    def write_file(self, path: str, content: bytes) -> None:
+        """Write an artifact; nothing waits for it."""
+        self.sender.send(self.sender.append(self.run_id, path, content))
+
+    def write_curve(self, points: Iterable[CurvePoint]) -> None:
+        """Write points of the curve of a bucket that is trained on; nothing waits for them."""
+        self._add_to_curve(points)
+        self.sender.send(*self._append_points())
+
+    def write_test(self, test: AnytimeRow) -> None:
+        """Write a test inside a bucket, as a row."""
+        path = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
+        self.write_file(path, test.to_json(now()).encode())
+        # Else the bucket's row would wait for all of them at once, and take the store for away.
+        self._wait_delivered()
+
+    def _deliver(
+        self,
+        entry: Entry | None,
+        files: Mapping[str, bytes],
+        points: Sequence[Entry],
+        first: Callable[[], None] | None,
+    ) -> None:
+        try:
+            self.sender.send(*(item for item in (first, entry) if item is not None))
+            for path, content in files.items():
+                self.write_file(path, content)
+            self._wait_delivered()
+        finally:
+            self.sender.send(*points)
+
+    def _wait_delivered(self) -> None:
+        """Wait for the store, for some seconds; LostRunError: another process has the run."""
+        self.sender.wait_delivered()
+        if self.sender.lost is not None:
+            raise self.sender.lost
+
+    def _add_to_curve(self, points: Iterable[CurvePoint]) -> None:
+        metrics = [
+            Metric(name, value, point.time, point.step)
+            for point in points
+            for name, value in (
+                (names.CURVE_LOSS, point.loss),
+                (names.CURVE_LR, point.lr),
+                (names.CURVE_SPEED, point.images_per_second),
+            )
+            if math.isfinite(value)  # nothing else has a place in a chart
+        ]
+        self._curve += lacking(metrics, self.steps_there)
+
+    def _append_points(self, others: Sequence[Metric] = ()) -> list[Entry]:
+        """Put the curve that waits on local disk, with other points; give what is to be sent.
+
+        Where the disk takes nothing, the curve waits on, and the others follow from rows.
+        """
+        metrics = [*others, *self._curve]
+        entries = self.sender.append_metrics(self.run_id, metrics) if metrics else []
+        if entries is None:
+            return []
+        self._curve.clear()
+        return entries
+
+    def _in_order(self, metrics: Sequence[Metric], row: int) -> list[Metric]:
+        """A row's points as they are sent: behind all summary metrics the accuracies on buckets.
+
+        MLflow's page of a run lists metrics in the order in which their first points came.
+        """
+        sent: list[Metric] = []
+        for metric in metrics:
+            of_bucket = names.is_of_bucket(metric.key)
+            (self._held_back if of_bucket else sent).append(metric)
+        if row >= _ROWS_OF_ALL_METRICS:
+            sent += self._held_back
+            self._held_back = []
+        return sent
+
+    def _tag_rows(self) -> None:
+        """Say in the run that it holds a row, as points of later rows do."""
+        self.sender.hold.check(self.run_id)
+        with mlflow_errors(f"tag run {self.run_id}"):
+            self.client.set_tag(self.run_id, names.ROWS_TAG, "partial")
+
+    def _live(self) -> None:
+        """Load what the end needs, before anyone upgrades packages under the run; then beat."""
+        try:
+            load_drawing()
+            load_run_page()
+            for module in self._modules:
+                importlib.import_module(module)
+        except Exception as error:
+            warn(f"pictures may be left out: {error}")
+        finally:
+            self._loaded.set()
+        while not self._over.wait(_HEARTBEAT_SECONDS):
+            self._beat()
+
+    def _beat(self) -> None:
+        """Say that the runs live, and draw what was measured since this was last called."""
+        if self.sender.is_away:
+            return
+        try:
+            for run_id in self._alive:
+                beat(self.client, self.sender.hold.check(run_id))
+        except Exception:  # the sender reports a store that is away, the next row a lost run
+            return
+        matrix, self._undrawn = self._undrawn, None
+        if matrix is None:
+            return
+        title = f"{self._run_name}, after {matrix.num_rows} buckets"
+        try:
+            self.client.log_image(
+                self.run_id,
+                heatmap_array(matrix, title),
+                key=names.IMAGE_PER_ROW,
+                step=matrix.num_rows,
+            )
+        except Exception as error:  # the row itself is stored
+            warn(f"a picture is left out, the last one is drawn at the end: {error}")
+
+
+def now() -> str:
+    """The time as records carry it."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")

@@ -1,0 +1,19 @@
+"""Trainings that are killed, suspended, cut off or out of disk at random moments lose nothing."""
+
+from faults import strike_and_take_over
+
+TIMES = 4
+SEED = 6
+
+
+def test_of_several_processes_on_a_run_one_stores(empty_store, tmp_path):
+    """Struck, taken over by another machine, woken; ``faults.py --times 100`` does more.
+
+    Every row that was measured is stored once and stays; every point of every metric is there once;
+    who lost the run says so and ends with 2.
+    """
+    found = strike_and_take_over(tmp_path, empty_store, times=TIMES, seed=SEED)
+    struck = [found.did[what] for what in ("suspend", "cut_off", "fill", "kill")]
+    assert sum(struck) >= TIMES, found.did
+    assert found.did["lost the run: one line, exit code 2"] >= 1, found.did
+    assert (found.lost, found.doubled, found.overwritten, found.wrong) == ([], [], [], [])
