@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ConfigError
@@ -13,126 +13,38 @@ from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defau
 from clear_mlflow.learning.parameters.recipes import NONE
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from clear_mlflow.core.predictions import EvaluationSet
+    from clear_mlflow.learning.parameters.options import TrainOptions
     from clear_mlflow.learning.session import StreamTraining
     from clear_mlflow.notebook.trained import TrainedRun
     from clear_mlflow.runs.loop_run import LoopRun
     from clear_mlflow.store.client import MlflowClient
 
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
-def train(
-    *,
-    dataset: str = "digits",
-    data_root: str | Path = "auto",
-    dataset_args: str | Mapping[str, object] = "none",
-    protocol: Literal["iid", "streaming"] = "iid",
-    split: int | str = "auto",
-    features: str = "none",
-    damaged: Literal["stop", "leave_out"] = "stop",
-    strategy: str = "naive",
-    strategy_args: str | Mapping[str, object] = "none",
-    memory: float | str = "auto",
-    model: str = "auto",
-    weights: str | Path = "none",
-    freeze: Literal["none", "backbone"] = "none",
-    image_size: int | str = "auto",
-    augment: Literal["auto", "random_crop", "random_crop_flip", "square", "none"] = "auto",
-    epochs: int | str = "auto",
-    batch_size: int | str = "auto",
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
-    optimizer_state: Literal["reset", "keep"] = "reset",
-    lr: float | str = "auto",
-    momentum: float = 0.9,
-    weight_decay: float | str = "auto",
-    schedule: Literal["step", "cosine", "constant"] = "step",
-    lr_step: int | str = "auto",
-    lr_gamma: float = 0.1,
-    warmup_epochs: int = 0,
-    label_smoothing: float = 0,
-    clip_norm: float = 0,
-    precision: Literal["auto", "off", "tf32", "bf16"] = "auto",
-    compile: bool | Literal["on", "off"] = False,  # noqa: A002
-    predictions: Literal["labels", "none", "probs"] = "labels",
-    test_every: int | str = "off",
-    metrics: str | Sequence[str] = "clear,renate",
-    log_models: Literal["none", "last", "all"] = "none",
-    resumable: bool | Literal["on", "off"] = True,
-    seed: int = 0,
-    seeds: str | Sequence[int] = "none",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-) -> TrainedRun:
+
+def _with_options(function: _Function) -> _Function:
+    """Show each option of TrainConfig to help() and to a notebook's completion."""
+    shown = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=text)
+        for name, text in parameter_defaults().items()
+    ]
+    function.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+    return function
+
+
+@_with_options
+def train(**options: Unpack[TrainOptions]) -> TrainedRun:
     """Train on a stream of buckets, tracked in MLflow, and give the matrix as it was stored.
 
     An active MLflow run is joined and left open; without one, a run is opened and closed. The
-    parameters are those of ``clear-mlflow train``; ``auto`` is what the dataset's recipe names.
+    options are the parameters of ``clear-mlflow train``; ``auto`` is what the dataset's recipe
+    names. On and off are True and False; several values are a list, arguments a dictionary.
 
     Args:
-        dataset: digits or digits-writers (embedded; nothing to download), clear10,
-            clear100, or a stream of your own (docs/own-streams.md).
-        data_root: Folder of the dataset, in any of CLEAR's layouts, or of your own
-            stream. auto, of CLEAR: its folder below CLEAR_MLFLOW_DATA, downloaded where
-            it is not there; an embedded dataset has none.
-        dataset_args: How your own stream is read: {"name": value}, or
-            name=value,name=value; docs/own-streams.md lists what there is.
-        protocol: iid: held-out test images; streaming: a bucket's test set is its
-            training data.
-        split: What protocol iid tests on. A number N: 30 % of each bucket's training
-            images, drawn with seed N. auto: the released test set; in the released
-            layout its lack is an error, in the others auto is split 0. validation: a
-            tenth of what auto trains on, for choosing parameters; no test image is read
-            (validation:N: a tenth of what split N trains on).
-        features: Name of stored features to train a linear head on, for example moco_b0.
-        damaged: What to do about an image that cannot be decoded: stop, or leave_out,
-            which lists it in the record.
-        strategy: How to learn from the stream, for example replay (docs/strategies.md),
-            or a class of your own: package.module:Class.
-        strategy_args: The strategy's own numbers: {"name": value}, or
-            name=value,name=value; docs/strategies.md lists them.
-        memory: What a strategy with a buffer may keep: images, or below 1 a fraction of
-            the stream's training images; other strategies ignore it.
-        model: small_cnn; any torchvision classification model by its name, for example
-            resnet18; or linear, which is for features.
-        weights: What the model starts from: none, DEFAULT (torchvision's best pretrained
-            weights), or a file of weights, .safetensors or .pth.
-        freeze: backbone: train the head alone and leave all other weights as they are.
-        image_size: Side of the model's square input, pixels.
-        augment: How images are cropped: random_crop, as the CLEAR authors do;
-            random_crop_flip, mirrored too; square, the centre alone, cropped and
-            mirrored; none: the centre.
-        epochs: Passes over each bucket's training data.
-        batch_size: Images in one optimiser step; full: all of an epoch.
-        optimizer: sgd, adam or adamw.
-        optimizer_state: The optimiser's state (momentum, for example) at a new bucket:
-            reset or keep.
-        lr: The learning rate at the start of a bucket.
-        momentum: SGD's momentum; the other optimisers ignore it.
-        weight_decay: The optimiser's weight decay.
-        schedule: How the learning rate falls within a bucket: step, cosine (to 0) or
-            constant.
-        lr_step: Under schedule step, epochs after which the learning rate is multiplied
-            by lr_gamma.
-        lr_gamma: Factor on the learning rate every lr_step epochs.
-        warmup_epochs: First epochs of each bucket over which the learning rate rises to
-            lr.
-        label_smoothing: Share of the target spread over all classes.
-        clip_norm: Largest norm of a step's gradient; 0: not clipped.
-        precision: Arithmetic of passes: off (float32), tf32 or bf16. auto: bf16 where
-            the device has instructions for it, else off; off on the embedded datasets
-            and on features.
-        compile: Compile the model with torch.compile.
-        predictions: What to store of the model's answer for each test image: the
-            predicted class (labels), the probabilities too (probs), or nothing (none).
-        test_every: Test inside each bucket, too: every so many epochs, as 1, or steps,
-            as 200steps; off: after each bucket alone.
-        metrics: Families of metrics to log, for example ["clear", "gem"];
-            docs/metrics.md lists them.
-        log_models: Which buckets' models to store as artifacts: none, last or all.
-        resumable: Store after each bucket the state that a resume starts from
-            (docs/resume.md); it is removed when the last row is stored.
-        seed: Seed of all that is random.
-        seeds: Seeds of an ensemble, for example [0, 1, 2]; train_ensemble alone takes
-            them.
-        device: cpu, cuda, or auto: cuda where there is one.
+        **options: see :class:`~clear_mlflow.learning.parameters.options.TrainOptions`.
 
     Returns:
         The matrix, rebuilt from the rows that the run's artifact store holds, with ``metrics``,
@@ -140,12 +52,11 @@ def train(
 
     Raises:
         ConfigError: a parameter has a value that it cannot have.
-        DataError: the dataset is missing or damaged.
+        DataError: the dataset or its features are missing or damaged.
         TrackingError: MLflow cannot keep the run.
         TrainingError: training cannot continue; the rows so far are stored and scored.
     """
-    asked = _asked(locals())
-    config = TrainConfig.resolve(asked)
+    asked, config = _resolved(train, options)
     if config.seeds != NONE:
         raise ConfigError(
             f"seeds is {config.seeds}, which trains an ensemble and gives a matrix for each seed; "
@@ -159,120 +70,15 @@ def train(
     return TrainedRun.of(client, train_in_process(client, training, asked))
 
 
-def train_ensemble(
-    *,
-    dataset: str = "digits",
-    data_root: str | Path = "auto",
-    dataset_args: str | Mapping[str, object] = "none",
-    protocol: Literal["iid", "streaming"] = "iid",
-    split: int | str = "auto",
-    features: str = "none",
-    damaged: Literal["stop", "leave_out"] = "stop",
-    strategy: str = "naive",
-    strategy_args: str | Mapping[str, object] = "none",
-    memory: float | str = "auto",
-    model: str = "auto",
-    weights: str | Path = "none",
-    freeze: Literal["none", "backbone"] = "none",
-    image_size: int | str = "auto",
-    augment: Literal["auto", "random_crop", "random_crop_flip", "square", "none"] = "auto",
-    epochs: int | str = "auto",
-    batch_size: int | str = "auto",
-    optimizer: Literal["sgd", "adam", "adamw"] = "sgd",
-    optimizer_state: Literal["reset", "keep"] = "reset",
-    lr: float | str = "auto",
-    momentum: float = 0.9,
-    weight_decay: float | str = "auto",
-    schedule: Literal["step", "cosine", "constant"] = "step",
-    lr_step: int | str = "auto",
-    lr_gamma: float = 0.1,
-    warmup_epochs: int = 0,
-    label_smoothing: float = 0,
-    clip_norm: float = 0,
-    precision: Literal["auto", "off", "tf32", "bf16"] = "auto",
-    compile: bool | Literal["on", "off"] = False,  # noqa: A002
-    predictions: Literal["labels", "none", "probs"] = "labels",
-    test_every: int | str = "off",
-    metrics: str | Sequence[str] = "clear,renate",
-    log_models: Literal["none", "last", "all"] = "none",
-    resumable: bool | Literal["on", "off"] = True,
-    seed: int = 0,
-    seeds: str | Sequence[int] = "none",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-) -> dict[int, TrainedRun]:
+@_with_options
+def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, TrainedRun]:
     """Train runs together that differ only in their seed, each tracked as its own run.
 
     They are nested below one run in MLflow, which holds the means of their metrics: the active run,
-    which is left open, or one that is opened and closed. The parameters are those of
-    :func:`train`, and ``seeds=[0, 1, 2]``.
+    which is left open, or one that is opened and closed.
 
     Args:
-        dataset: digits or digits-writers (embedded; nothing to download), clear10,
-            clear100, or a stream of your own (docs/own-streams.md).
-        data_root: Folder of the dataset, in any of CLEAR's layouts, or of your own
-            stream. auto, of CLEAR: its folder below CLEAR_MLFLOW_DATA, downloaded where
-            it is not there; an embedded dataset has none.
-        dataset_args: How your own stream is read: {"name": value}, or
-            name=value,name=value; docs/own-streams.md lists what there is.
-        protocol: iid: held-out test images; streaming: a bucket's test set is its
-            training data.
-        split: What protocol iid tests on. A number N: 30 % of each bucket's training
-            images, drawn with seed N. auto: the released test set; in the released
-            layout its lack is an error, in the others auto is split 0. validation: a
-            tenth of what auto trains on, for choosing parameters; no test image is read
-            (validation:N: a tenth of what split N trains on).
-        features: Name of stored features to train a linear head on, for example moco_b0.
-        damaged: What to do about an image that cannot be decoded: stop, or leave_out,
-            which lists it in the record.
-        strategy: How to learn from the stream, for example replay (docs/strategies.md),
-            or a class of your own: package.module:Class.
-        strategy_args: The strategy's own numbers: {"name": value}, or
-            name=value,name=value; docs/strategies.md lists them.
-        memory: What a strategy with a buffer may keep: images, or below 1 a fraction of
-            the stream's training images; other strategies ignore it.
-        model: small_cnn; any torchvision classification model by its name, for example
-            resnet18; or linear, which is for features.
-        weights: What the model starts from: none, DEFAULT (torchvision's best pretrained
-            weights), or a file of weights, .safetensors or .pth.
-        freeze: backbone: train the head alone and leave all other weights as they are.
-        image_size: Side of the model's square input, pixels.
-        augment: How images are cropped: random_crop, as the CLEAR authors do;
-            random_crop_flip, mirrored too; square, the centre alone, cropped and
-            mirrored; none: the centre.
-        epochs: Passes over each bucket's training data.
-        batch_size: Images in one optimiser step; full: all of an epoch.
-        optimizer: sgd, adam or adamw.
-        optimizer_state: The optimiser's state (momentum, for example) at a new bucket:
-            reset or keep.
-        lr: The learning rate at the start of a bucket.
-        momentum: SGD's momentum; the other optimisers ignore it.
-        weight_decay: The optimiser's weight decay.
-        schedule: How the learning rate falls within a bucket: step, cosine (to 0) or
-            constant.
-        lr_step: Under schedule step, epochs after which the learning rate is multiplied
-            by lr_gamma.
-        lr_gamma: Factor on the learning rate every lr_step epochs.
-        warmup_epochs: First epochs of each bucket over which the learning rate rises to
-            lr.
-        label_smoothing: Share of the target spread over all classes.
-        clip_norm: Largest norm of a step's gradient; 0: not clipped.
-        precision: Arithmetic of passes: off (float32), tf32 or bf16. auto: bf16 where
-            the device has instructions for it, else off; off on the embedded datasets
-            and on features.
-        compile: Compile the model with torch.compile.
-        predictions: What to store of the model's answer for each test image: the
-            predicted class (labels), the probabilities too (probs), or nothing (none).
-        test_every: Test inside each bucket, too: every so many epochs, as 1, or steps,
-            as 200steps; off: after each bucket alone.
-        metrics: Families of metrics to log, for example ["clear", "gem"];
-            docs/metrics.md lists them.
-        log_models: Which buckets' models to store as artifacts: none, last or all.
-        resumable: Store after each bucket the state that a resume starts from
-            (docs/resume.md); it is removed when the last row is stored.
-        seed: Seed of all that is random.
-        seeds: Seeds of an ensemble, for example [0, 1, 2]; train_ensemble alone takes
-            them.
-        device: cpu, cuda, or auto: cuda where there is one.
+        **options: those of :func:`train`, and ``seeds=[0, 1, 2]``.
 
     Returns:
         Seed to matrix, as :func:`train` gives it.
@@ -283,8 +89,7 @@ def train_ensemble(
         TrackingError: MLflow cannot keep the runs.
         TrainingError: training cannot continue; the rows so far are stored and scored.
     """
-    asked = _asked(locals())
-    config = TrainConfig.resolve(asked)
+    asked, config = _resolved(train_ensemble, options)
     if config.seeds == NONE:
         raise ConfigError("seeds is none; an ensemble needs some: pass seeds=0,1,2, or call train")
     client, training = _prepared(config)
@@ -369,20 +174,19 @@ def track(
     return LoopRun(describe_loop(**given), run_name, metrics)
 
 
-def _refuse_several_processes() -> None:
-    place = place_of_environment()
-    if place.size > 1:
-        raise ConfigError(
-            f"this is one of {place.size} processes, each of which would train alone and open a "
-            "run; start 'torchrun ... -m clear_mlflow train', or call this in one process"
-        )
+def _resolved(
+    function: Callable[..., object], options: Mapping[str, object]
+) -> tuple[dict[str, str], TrainConfig]:
+    """What a caller asked for: texts of the parameters that are not at their defaults; resolved."""
+    inspect.signature(function).bind(**options)  # TypeError for a name that there is not
+    asked = _texts(options)
+    return asked, TrainConfig.resolve(asked)
 
 
-def _asked(given: Mapping[str, object]) -> dict[str, str]:
-    """What a caller said, as texts: the parameters whose values are not their defaults."""
-    texts = {name: _text_of(name, value) for name, value in given.items()}
-    defaults = parameter_defaults()
-    return {name: text for name, text in texts.items() if text != defaults[name]}
+def _texts(options: Mapping[str, object]) -> dict[str, str]:
+    """Options as the texts that the command line takes; those at their defaults are left out."""
+    texts = {name: _text_of(name, value) for name, value in options.items()}
+    return {name: text for name, text in texts.items() if text != parameter_defaults()[name]}
 
 
 def _text_of(name: str, value: object) -> str:
@@ -406,7 +210,11 @@ def _text_of(name: str, value: object) -> str:
 
 def _prepared(config: TrainConfig) -> tuple[MlflowClient, StreamTraining]:
     """A store that can keep the run, and a training that is ready to begin."""
-    _refuse_several_processes()
+    if (size := place_of_environment().size) > 1:
+        raise ConfigError(
+            f"this is one of {size} processes, each of which would train alone and open a run; "
+            "start 'torchrun ... -m clear_mlflow train', or call this in one process"
+        )
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.session import check
     from clear_mlflow.notebook.live import progress_here

@@ -10,14 +10,14 @@ from metrics_table import metrics_page
 from mlproject import mlproject, mlproject_in_a_container
 from parameters import parameters_page
 from reference import reference
-from signatures import api
+from signatures import train_options
 
 ROOT = Path(__file__).parent.parent
 
 GENERATED: dict[str, Callable[[], str]] = {
     "MLproject": mlproject,
     "examples/docker/MLproject": mlproject_in_a_container,
-    "clear_mlflow/api.py": api,
+    "clear_mlflow/learning/parameters/options.py": train_options,
     "docs/reference.md": reference,
     "docs/metrics.md": metrics_page,
     "docs/parameters.md": parameters_page,

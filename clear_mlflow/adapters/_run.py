@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from clear_mlflow.api import track
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.loop_metadata import describe_loop
@@ -24,12 +26,7 @@ _WHOLE = 0.01  # how far correct = accuracy x images may be from an integer, in 
 class AdapterRun:
     """Opens a run with the first row, and closes it with the last one, by hand, or at exit.
 
-    Args:
-        options: what :func:`clear_mlflow.track` takes, without ``buckets`` and ``num_instances``.
-        flush: called before the program ends, for rows that are not logged yet.
-
-    Raises:
-        ConfigError: it has no such parameter, or the value is not one that it can have.
+    `flush` is called before the program ends, for rows that are not logged yet.
     """
 
     def __init__(self, options: Mapping[str, Any], flush: Callable[[], None]) -> None:
@@ -58,22 +55,14 @@ class AdapterRun:
         accuracy: Sequence[float],
         num_instances: Sequence[int] | None,
     ) -> None:
-        """Store a row; the counts behind its accuracies are restored where they are whole.
+        """Store a row (NaN = not measured); counts behind accuracies are restored where whole.
 
-        Args:
-            row: buckets trained so far.
-            buckets: keys of all.
-            accuracy: as the framework says, per bucket; NaN = not measured.
-            num_instances: test images per bucket, where they are known. Where they were not with
-                the first row, they are not looked at later: the run is one of accuracies.
-
-        Raises:
-            RecordError: the row was logged with other numbers, or does not fit the loop.
+        Where the first row comes without `num_instances`, the run is one of accuracies for good.
         """
         cells = tuple(accuracy)
         if self._run is not None and not self._is_open:
             # A framework may well test once more when all is done; a repeated row is no news.
-            if row in self._rows and _same(self._rows[row], cells):
+            if row in self._rows and np.array_equal(self._rows[row], cells, equal_nan=True):
                 return
             raise RecordError(
                 f"row {row} arrived after run {self._run.run_id} was closed; make a new adapter "
@@ -85,16 +74,12 @@ class AdapterRun:
             self._is_open = True
             self._has_counts = num_instances is not None
             self.expect()
-        counts = None
-        of_accuracy = self._options.get("score", ACCURACY.name) == ACCURACY.name
-        if of_accuracy and self._has_counts and num_instances is not None:
-            counts = whole_counts(cells, num_instances)
-        if not of_accuracy:
+        if self._options.get("score", ACCURACY.name) != ACCURACY.name:
             self._run.log_row(row, values=cells)
-        elif counts is None:
-            self._run.log_row(row, accuracy=cells)
+        elif self._has_counts and num_instances and (c := whole_counts(cells, num_instances)):
+            self._run.log_row(row, c)
         else:
-            self._run.log_row(row, counts)
+            self._run.log_row(row, accuracy=cells)
         self._rows[row] = cells
         if set(range(1, len(buckets) + 1)) <= self._rows.keys():
             self.close()
@@ -111,11 +96,7 @@ class AdapterRun:
 
     @property
     def run(self) -> LoopRun:
-        """The run, once there is a row.
-
-        Raises:
-            ConfigError: there is none yet.
-        """
+        """The run, once there is a row."""
         if self._run is None:
             raise ConfigError("there is no run yet; it is opened with the first row")
         return self._run
@@ -131,11 +112,7 @@ class AdapterRun:
 
 
 class Adapter:
-    """What all adapters offer: the run's numbers, and an end.
-
-    Args:
-        options: what :func:`clear_mlflow.track` takes.
-    """
+    """What all adapters offer: the run's numbers, and an end."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._tracked = AdapterRun(options, self._flush)
@@ -184,19 +161,9 @@ def whole_counts(accuracy: Sequence[float], num_instances: Sequence[int]) -> tup
 
 
 def number(what: str, value: object) -> float:
-    """A metric's value as a number.
-
-    Raises:
-        RecordError: it is no number.
-    """
+    """A metric's value as a number."""
     item = getattr(value, "item", None)
     plain = item() if callable(item) else value
     if not isinstance(plain, (int, float)):
         raise RecordError(f"{what} is {shown(plain)}; expected a fraction")
     return float(plain)
-
-
-def _same(one: Sequence[float], other: Sequence[float]) -> bool:
-    return len(one) == len(other) and all(
-        a == b or (math.isnan(a) and math.isnan(b)) for a, b in zip(one, other, strict=True)
-    )

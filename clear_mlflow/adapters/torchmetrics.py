@@ -11,7 +11,7 @@ from torchmetrics import Metric as TorchMetric
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
-from clear_mlflow.metrics import METRICS, Metric, clear, explain, renate, summarize
+from clear_mlflow.metrics import METRICS, Metric, explain, summarize
 
 
 class MatrixMetrics(TorchMetric):
@@ -19,8 +19,8 @@ class MatrixMetrics(TorchMetric):
 
     Args:
         num_buckets: T, of the whole stream.
-        metrics: to compute, as a family's ``METRICS``, one of your own among them; those of CLEAR
-            and Renate when not given.
+        metrics: to compute, as ``clear_mlflow.renate.METRICS`` or your own; those of CLEAR and
+            Renate when not given.
         protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
         **options: those of any torchmetrics metric, as ``dist_sync_fn``.
     """
@@ -154,29 +154,3 @@ class MatrixMetrics(TorchMetric):
     def _check(self, name: str, value: int, largest: int) -> None:
         if not 0 <= value <= largest:
             raise ConfigError(f"{name} is {value}; expected 0 to {largest}")
-
-
-class ClearMetrics(MatrixMetrics):
-    """CLEAR's summary metrics: ``compute()["clear/backward_transfer"]`` and its like.
-
-    Args:
-        num_buckets: T, of the whole stream.
-        protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
-        **options: those of any torchmetrics metric, as ``dist_sync_fn``.
-    """
-
-    def __init__(self, num_buckets: int, *, protocol: str = "iid", **options: Any) -> None:
-        super().__init__(num_buckets, metrics=clear.METRICS, protocol=protocol, **options)
-
-
-class RenateMetrics(MatrixMetrics):
-    """Renate's summary metrics: ``compute()["renate/backward_transfer"]`` and its like.
-
-    Args:
-        num_buckets: T, of the whole stream.
-        protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
-        **options: those of any torchmetrics metric, as ``dist_sync_fn``.
-    """
-
-    def __init__(self, num_buckets: int, *, protocol: str = "iid", **options: Any) -> None:
-        super().__init__(num_buckets, metrics=renate.METRICS, protocol=protocol, **options)

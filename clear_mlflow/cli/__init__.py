@@ -22,9 +22,6 @@ from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.core.version import __version__
 
-# What pip brings with this package, and not with MLflow: a tracking server's machine may lack it.
-_NOT_OF_MLFLOW = {"huggingface_hub", "psutil", "rich", "safetensors", "torch", "torchvision"}
-
 
 class _Group(HeadedGroup):
     """Tells an error that a user can mend in one line; anything else is a bug, with traceback."""
@@ -34,15 +31,7 @@ class _Group(HeadedGroup):
             return super().invoke(ctx)
         except ClearError as error:
             click.echo(f"error: {one_line(str(error))}", err=True)
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package not in _NOT_OF_MLFLOW:
-                raise
-            click.echo(
-                f"error: {package} is not installed, and this needs it: pip install {package}",
-                err=True,
-            )
-        sys.exit(2)
+            sys.exit(2)
 
 
 # MLflow hands an undeclared parameter on as --some_name; options are written --some-name.
@@ -68,13 +57,16 @@ def main() -> None:
     """Train on CLEAR's stream of buckets, keep every row in MLflow, and re-score from the rows."""
 
 
-main.add_command(train)
-main.add_command(train_distributed)
-main.add_command(evaluate)
-main.add_command(compare)
-main.add_command(open_ui)
-main.add_command(sweep)
-main.add_command(import_runs)
-main.add_command(sync)
 data.add_command(features)
-main.add_command(data)
+for _command in (
+    train,
+    train_distributed,
+    evaluate,
+    compare,
+    open_ui,
+    sweep,
+    import_runs,
+    sync,
+    data,
+):
+    main.add_command(_command)

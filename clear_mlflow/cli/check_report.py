@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from clear_mlflow.cli.terminal import console
+from clear_mlflow.cli.output import console
 from clear_mlflow.data.checking.findings import Findings
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.problems import KINDS, Problem

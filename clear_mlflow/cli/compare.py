@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 
 import click
 
 from clear_mlflow.cli.help import Command
 from clear_mlflow.cli.options import (
+    Maybe,
     check_engine,
     comparison_option,
     comparison_options,
     engine_options,
     families_option,
-    grouping,
-    listed,
     metric_option,
-    number_of_jobs,
+    names,
     run_selection_options,
 )
-from clear_mlflow.cli.terminal import console, tables
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-from clear_mlflow.metrics import DEFAULT_FAMILIES, Metric, family_names, of_families
+from clear_mlflow.learning.parameters.values import number
+from clear_mlflow.metrics import DEFAULT_FAMILIES, Metric, of_families
 from clear_mlflow.metrics._user import load_own_metrics
 
 
@@ -44,6 +42,7 @@ from clear_mlflow.metrics._user import load_own_metrics
 @metric_option
 @comparison_option(
     "--baseline",
+    type=Maybe(),
     default=NONE,
     metavar="GROUP",
     help="The group that all others are tested against, by its name or one of its labels, for "
@@ -51,6 +50,7 @@ from clear_mlflow.metrics._user import load_own_metrics
 )
 @comparison_option(
     "--margin",
+    type=Maybe(number(above=0)),
     default=NONE,
     metavar="POINTS",
     help="The largest difference that does not matter to you, in percentage points, or in the "
@@ -60,17 +60,17 @@ from clear_mlflow.metrics._user import load_own_metrics
 @engine_options
 def compare(
     runs: tuple[str, ...],
-    run_id: str,
-    experiment: str,
-    filter_string: str,
-    group_by: str,
-    rank_by: str,
-    metrics: str,
-    metric: str,
-    baseline: str,
-    margin: str,
+    run_id: tuple[str, ...] | None,
+    experiment: str | None,
+    filter_string: str | None,
+    group_by: tuple[str, ...],
+    rank_by: str | None,
+    metrics: tuple[str, ...] | None,
+    metric: tuple[str, ...] | None,
+    baseline: str | None,
+    margin: float | None,
     engine: str,
-    jobs: str,
+    jobs: int | None,
     address: str,
 ) -> None:
     """Set runs side by side: a leaderboard, matrices, curves, and which differences are real.
@@ -79,22 +79,17 @@ def compare(
     pictures. Runs tested on other data or by another protocol are grouped apart and never tested
     against each other.
     """
-    run_ids = (*listed(",".join(runs)), *listed(run_id))
-    searched = experiment != NONE or filter_string != NONE
-    if bool(run_ids) == searched:
+    run_ids = (*(names(",".join(runs)) if runs else ()), *(run_id or ()))
+    if bool(run_ids) == bool(experiment or filter_string):
         raise ConfigError(
             f"{len(run_ids)} runs are named beside experiment {experiment!r} and filter "
             f"{filter_string!r}; name runs, or choose by experiment and filter"
         )
-    by = grouping(group_by)
-    largest = None if margin == NONE else _margin(margin)
     check_engine(engine, address)
-    num_jobs = number_of_jobs(jobs)
-    named = () if metrics == NONE else family_names(metrics)
-    families = of_families(dict.fromkeys((*DEFAULT_FAMILIES, *named)))
-    own = _own_metrics(metric)
+    families = of_families(dict.fromkeys((*DEFAULT_FAMILIES, *(metrics or ()))))
+    own = _own_metrics(metric or ())
 
-    from clear_mlflow.cli.output import print_comparison, print_links
+    from clear_mlflow.cli.output import console, print_comparison, print_links
     from clear_mlflow.evaluation.compare import read_comparison, write_comparison
     from clear_mlflow.store.client import preflight, set_up_mlflow
     from clear_mlflow.store.names import KIND_COMPARE
@@ -105,37 +100,28 @@ def compare(
     set_up_mlflow()
     client = preflight(opens_run=False)
     own_run = mark_run_of_project(client, KIND_COMPARE)
-    selection = Selection(
-        run_ids=run_ids,
-        experiment=None if experiment == NONE else experiment,
-        filter=None if filter_string == NONE else filter_string,
-    )
+    selection = Selection(run_ids=run_ids, experiment=experiment, filter=filter_string)
     cluster = RayCluster(address) if engine == "ray" else None
     with cluster or nullcontext():
         comparison, left_out, experiment_id = read_comparison(
             client,
             select(client, selection),
-            group_by=by,
-            rank_by=None if rank_by == AUTO else rank_by,
+            group_by=group_by,
+            rank_by=rank_by,
             metrics=(*families, *own),
-            baseline=None if baseline == NONE else baseline,
-            margin=largest,
+            baseline=baseline,
+            margin=margin,
             named=bool(run_ids),
             cluster=cluster,
-            jobs=num_jobs,
+            jobs=jobs,
         )
-    asked = {"group_by": group_by, "rank_by": rank_by}
-    asked |= {
-        name: text
-        for name, text in (
-            ("experiment", experiment),
-            ("filter", filter_string),
-            ("metrics", metrics),
-            ("metric", metric),
-            ("baseline", baseline),
-            ("margin", margin),
-        )
-        if text != NONE
+    given = {
+        "experiment": experiment,
+        "filter": filter_string,
+        "metrics": ",".join(metrics or ()),
+        "metric": ",".join(metric or ()),
+        "baseline": baseline,
+        "margin": None if margin is None else f"{margin:g}",
     }
     run = write_comparison(
         client,
@@ -143,22 +129,20 @@ def compare(
         left_out,
         experiment_id=experiment_id,
         run_id=own_run,
-        params=asked,
+        params={
+            "group_by": ",".join(group_by) or NONE,
+            "rank_by": rank_by or AUTO,
+            **{name: text for name, text in given.items() if text},
+        },
         grids=next_grids(comparison),
     )
-    with tables():
-        print_comparison(comparison, console())
+    print_comparison(comparison, console())
     click.echo()
     print_links(comparison_links(client, run))
 
 
-def _own_metrics(metric: str) -> tuple[Metric, ...]:
-    """Those that the user named and that installed packages offer, of the matrix.
-
-    Raises:
-        ConfigError: one is no metric, or is computed from predictions.
-    """
-    named = listed(metric)
+def _own_metrics(named: tuple[str, ...]) -> tuple[Metric, ...]:
+    """Those that the user named and that installed packages offer, of the matrix."""
     of_predictions = load_own_metrics(named, installed=False).predictions
     if of_predictions:
         raise ConfigError(
@@ -166,15 +150,3 @@ def _own_metrics(metric: str) -> tuple[Metric, ...]:
             "by metrics of the matrix; leave it out"
         )
     return load_own_metrics(named).matrix
-
-
-def _margin(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not 0 < found < math.inf:
-        raise ConfigError(
-            f"margin is {text!r}; expected percentage points above 0, for example 1 or 0.5"
-        )
-    return found

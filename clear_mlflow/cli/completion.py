@@ -20,11 +20,7 @@ _Completion = Callable[[click.Context, click.Parameter, str], list[CompletionIte
 
 
 def completion(name: str) -> _Completion:
-    """What completes the value of a training parameter.
-
-    Args:
-        name: of the parameter.
-    """
+    """What completes the value of a training parameter."""
 
     def complete(
         context: click.Context, parameter: click.Parameter, typed: str

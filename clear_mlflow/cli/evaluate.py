@@ -12,14 +12,13 @@ import click
 from clear_mlflow.cli.help import STOPPED, Command, option_under
 from clear_mlflow.cli.interrupt import scratch_folder, stoppable
 from clear_mlflow.cli.options import (
+    Maybe,
     check_engine,
     dry_run_option,
     engine_options,
     families_option,
-    listed,
     metric_option,
     metrics_option,
-    number_of_jobs,
     run_selection_options,
     selection_option,
     yes_or_no_option,
@@ -29,8 +28,8 @@ from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.importers import Reading, RowPattern
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-from clear_mlflow.metrics import family_names, of_families
 from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.metrics import of_families
 from clear_mlflow.metrics._user import load_own_metrics
 
 _foreign_option = option_under("Rows under names of their own")
@@ -63,6 +62,7 @@ _record_option = option_under("What is read and written")
 @families_option
 @metrics_option(
     "--joint-run",
+    type=Maybe(),
     default=NONE,
     metavar="RUN",
     help="Id of a run that was trained on all buckets so far at once (cumulative). Adds the family "
@@ -71,6 +71,7 @@ _record_option = option_under("What is read and written")
 @metric_option
 @_foreign_option(
     "--rows",
+    type=Maybe(RowPattern),
     default=NONE,
     metavar="PATTERN",
     help="Where runs of another program hold their rows, for example "
@@ -135,80 +136,72 @@ _record_option = option_under("What is read and written")
 @engine_options
 @dry_run_option
 def evaluate(
-    run_id: str,
-    experiment: str,
-    filter_string: str,
+    run_id: tuple[str, ...] | None,
+    experiment: str | None,
+    filter_string: str | None,
     only: str,
-    metrics: str,
-    joint_run: str,
-    metric: str,
-    rows: str,
+    metrics: tuple[str, ...] | None,
+    joint_run: str | None,
+    metric: tuple[str, ...] | None,
+    rows: RowPattern | None,
     rows_scale: str,
     rows_future: str,
     rows_score: str,
-    rows_lower_is_better: str,
-    from_models: str,
+    rows_lower_is_better: bool,
+    from_models: bool,
     data_root: str,
     verify: str,
-    accept_new_definitions: str,
+    accept_new_definitions: bool,
     pictures: str,
     engine: str,
-    jobs: str,
+    jobs: int | None,
     address: str,
-    dry_run: str,
+    dry_run: bool,
 ) -> None:
     """Rebuild the accuracy matrix of old runs from their rows and log what MLflow lacks.
 
     Scores are written into the scored runs. A second call changes nothing. A call that was stopped
     can be repeated and does the rest. A run that cannot be scored stops no other.
     """
-    run_ids = listed(run_id)
-    if run_id != NONE and (not run_ids or experiment != NONE or filter_string != NONE):
+    if run_id and (experiment or filter_string):
         raise ConfigError(
-            f"run_id is {run_id!r} beside experiment {experiment!r} and filter {filter_string!r}; "
-            "give run ids alone, or choose by experiment and filter"
+            f"run_id is {','.join(run_id)} beside experiment {experiment!r} and filter "
+            f"{filter_string!r}; give run ids alone, or choose by experiment and filter"
         )
-    if run_id == experiment == filter_string == NONE and only == "all":
+    if not (run_id or experiment or filter_string) and only == "all":
         raise ConfigError(
             "no runs are chosen; pass run_id=ID, experiment=NAME, filter=TEXT, or only=unscored "
             "for all runs that lack a score"
         )
-    pattern = None if rows == NONE else RowPattern(rows)
-    if pattern and dry_run == "yes":
+    if rows and dry_run:
         raise ConfigError(
-            f"rows is {rows!r} in a dry run; rows have to be written before they can be scored"
+            "rows are named in a dry run; rows have to be written before they can be scored"
         )
-    if data_root != AUTO and from_models == "no":
+    if data_root != AUTO and not from_models:
         raise ConfigError(
             f"data_root is {data_root}, which is where stored models are tested again; pass "
             "from_models=yes with it, or leave it out"
         )
-    if from_models == "yes" and (metrics != NONE or joint_run != NONE):
+    if from_models and (metrics or joint_run):
         raise ConfigError(
             f"from_models is yes beside metrics {metrics!r} and joint_run {joint_run!r}; test the "
             "models first, then add metrics to the runs that this gives"
         )
-    if from_models == "yes" and (pattern or dry_run == "yes"):
+    if from_models and (rows or dry_run):
         raise ConfigError(
             "from_models is yes beside rows or a dry run; testing models gives rows of its own, "
             "and cannot be tried without: leave rows and dry_run out"
         )
-    if engine == "ray" and from_models == "yes":
+    if from_models and engine == "ray":
         raise ConfigError(
             "from_models is yes beside engine ray; stored models are tested again in one process: "
             "pass engine=local"
         )
     check_engine(engine, address)
-    reading = Reading(
-        scale=rows_scale,
-        future=rows_future,
-        score=Score(rows_score, higher_is_better=rows_lower_is_better == "no"),
-    )
-    num_jobs = number_of_jobs(jobs)
-    families = list(family_names(metrics)) if metrics != NONE else []
-    if joint_run != NONE:
-        families.append("chaudhry")
-    own = load_own_metrics(list(listed(metric)))
+    score = Score(rows_score, higher_is_better=not rows_lower_is_better)
+    reading = Reading(scale=rows_scale, future=rows_future, score=score)
+    families = [*(metrics or ()), *(["chaudhry"] if joint_run else [])]
+    own = load_own_metrics(metric or ())
 
     from clear_mlflow.cli.output import print_places
     from clear_mlflow.cli.scoring_output import Summary, shown_while
@@ -220,26 +213,25 @@ def evaluate(
     from clear_mlflow.store.search import Selection, mark_run_of_project, select
 
     set_up_mlflow()
-    dry = dry_run == "yes"
     evaluation = Evaluation(
-        named=bool(run_ids),
-        dry_run=dry,
+        named=bool(run_id),
+        dry_run=dry_run,
         verify=verify,
         metrics=(*of_families(dict.fromkeys(families)), *own.matrix),
         prediction_metrics=(*predicted.METRICS, *own.predictions),
-        accept_new=accept_new_definitions == "yes",
+        accept_new=accept_new_definitions,
         pictures=pictures,
-        jobs=num_jobs,
-        prepare=partial(adopt_rows, pattern=pattern, reading=reading) if pattern else None,
+        jobs=jobs,
+        prepare=partial(adopt_rows, pattern=rows, reading=reading) if rows else None,
     )
     selection = Selection(
-        run_ids=run_ids,
-        experiment=None if experiment == NONE else experiment,
-        filter=None if filter_string == NONE else filter_string,
+        run_ids=run_id or (),
+        experiment=experiment,
+        filter=filter_string,
         unscored_only=only == "unscored",
     )
-    if from_models == "yes":
-        from clear_mlflow.cli.evaluate_models import show_reevaluated
+    if from_models:
+        from clear_mlflow.cli.scoring_output import show_reevaluated
         from clear_mlflow.evaluation.reevaluate_models import reevaluate_each
 
         client = preflight(opens_run=False)
@@ -251,7 +243,7 @@ def evaluate(
     cluster = RayCluster(address) if engine == "ray" else None
     with cluster or nullcontext(), stoppable() as received, scratch_folder():
         client = preflight(opens_run=False)
-        if joint_run != NONE:
+        if joint_run:
             evaluation = replace(evaluation, joint=joint_record(client, joint_run))
         own_run = mark_run_of_project(client, KIND_EVALUATE)
         with ResultFile() as results:
@@ -264,7 +256,7 @@ def evaluate(
                 verdicts = evaluated_on_ray(cluster, evaluation, client, runs)
             failure: ClearError | None = None
             try:
-                for verdict in shown_while(verdicts, summary, len(run_ids) or None):
+                for verdict in shown_while(verdicts, summary, len(run_id or ()) or None):
                     summary.add(verdict)
                     if own_run:
                         results.add(verdict)
@@ -272,15 +264,13 @@ def evaluate(
                         break
             except KeyboardInterrupt:
                 pass  # it is among those received
-            except (
-                ClearError
-            ) as error:  # the listing broke off; what was done is shown all the same
+            except ClearError as error:  # the listing broke off; what was done is shown
                 failure = error
             if failure is None or summary.counts:
-                summary.show(dry_run=dry, stopped=bool(received or failure))
+                summary.show(dry_run=dry_run, stopped=bool(received or failure))
             if failure is not None:
                 raise failure
-            if own_run and not dry and not received:
+            if own_run and not dry_run and not received:
                 results.log(client, own_run, summary.counts)
     print_places(client, summary.last_runs)
     if received:

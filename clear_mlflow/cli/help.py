@@ -45,12 +45,7 @@ def option_under(heading: str) -> Callable[..., Callable[[_Command], _Command]]:
 
 
 class Command(click.Command):
-    """A command whose help has options under headings, exit codes and examples.
-
-    Args:
-        examples: lines that a user can type; MLflow's, too.
-        exit_codes: exit code to what it means, where that is more than ``EXIT_CODES`` has.
-    """
+    """A command whose help has options under headings, exit codes and examples."""
 
     def __init__(
         self,
@@ -84,11 +79,7 @@ class Command(click.Command):
 
 
 class HeadedGroup(click.Group):
-    """A group whose commands are listed under headings.
-
-    Args:
-        headings: heading to the names of its commands; every command is under one.
-    """
+    """A group whose commands are listed under headings."""
 
     def __init__(self, *args: Any, headings: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -7,18 +7,16 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
 from clear_mlflow.cli.help import STOPPED, Command, option_under
 from clear_mlflow.cli.interrupt import stoppable
-from clear_mlflow.cli.options import metrics_option
-from clear_mlflow.cli.output import print_places
-from clear_mlflow.cli.terminal import console, tables
-from clear_mlflow.core.errors import ClearError, ConfigError, DataError
+from clear_mlflow.cli.options import Maybe, metrics_option
+from clear_mlflow.cli.output import console, plain_table, print_places
+from clear_mlflow.core.errors import ClearError, DataError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import one_line, shown
@@ -29,28 +27,30 @@ from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from clear_mlflow.evaluation.import_run import Importer
 
 _where_option = option_under("Where the runs go")
 _read_option = option_under("How the file is read")
 _said_option = option_under("What the file may not say of its runs")
 _DEEPEST = 16  # folders within folders
-_LONGEST_CELL = 600  # characters; a file's path below a folder has 255 and more
+_FAILED = "failed"
+# File, run id, run name, what became of it, and a detail.
+_Line: TypeAlias = tuple[str, str, str, str, str]
 # In a folder, a file that ends so is one of results; any other may be anything.
 _ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd", ".pkl")
 
 
-@dataclass(frozen=True)
-class FileResult:
-    """What became of a file, or of one run in it."""
+def _whole_seed(text: str) -> int:
+    if not text.isascii() or not text.removeprefix("-").isdecimal() or len(text) > 19:
+        raise ValueError(f"expected {AUTO}, or a 64-bit integer")
+    return int(text)
 
-    file: str
-    action: str  # "imported", "there already", "passed over" or "failed"
-    detail: str
-    run_id: str = ""
-    run_name: str = ""
+
+def _counts(text: str) -> tuple[int, ...]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdecimal() and len(part) <= 16 for part in parts):
+        raise ValueError("expected numbers of test images, for example 550, or 550,545")
+    return tuple(map(int, parts))
 
 
 @click.command(
@@ -68,13 +68,18 @@ class FileResult:
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...")
 @_where_option(
     "--experiment",
+    type=Maybe(),
     default=NONE,
     metavar="NAME",
     help="The experiment that gets the runs; it is created where it does not exist. none: the "
     "environment's (MLFLOW_EXPERIMENT_NAME), else Default.",
 )
 @_where_option(
-    "--name", default=AUTO, metavar="TEXT", help="Name of the runs; auto: the file's name."
+    "--name",
+    type=Maybe(),
+    default=AUTO,
+    metavar="TEXT",
+    help="Name of the runs; auto: the file's name.",
 )
 @_read_option(
     "--format",
@@ -85,18 +90,24 @@ class FileResult:
 )
 @_said_option(
     "--dataset",
+    type=Maybe(),
     default=AUTO,
     metavar="NAME",
     help="Name of the dataset that the models were tested on; auto: as the file has it.",
 )
 @_said_option(
     "--strategy",
+    type=Maybe(),
     default=AUTO,
     metavar="NAME",
     help="Name of the strategy, to group runs by; auto: as the file has it.",
 )
 @_said_option(
-    "--seed", default=AUTO, metavar="N", help="Seed of the runs; auto: as the file has it."
+    "--seed",
+    type=Maybe(_whole_seed),
+    default=AUTO,
+    metavar="N",
+    help="Seed of the runs; auto: as the file has it.",
 )
 @_said_option(
     "--protocol",
@@ -140,18 +151,21 @@ class FileResult:
 )
 @_read_option(
     "--num-instances",
+    type=Maybe(_counts),
     default=NONE,
     metavar="N[,N...]",
     help="Test images of each bucket; one number is for all buckets.",
 )
 @_read_option(
     "--buckets",
+    type=Maybe(lambda text: tuple(key.strip() for key in text.split(","))),
     default=AUTO,
     metavar="KEY[,KEY...]",
     help="Keys of the buckets; auto: as the file has them, else 1 to T.",
 )
 @metrics_option(
     "--metrics",
+    type=Maybe(family_names),
     default=",".join(DEFAULT_FAMILIES),
     metavar="FAMILY[,FAMILY...]",
     help="Families of metrics to log; docs/metrics.md lists them.",
@@ -163,12 +177,12 @@ class FileResult:
 )
 def import_runs(
     paths: tuple[str, ...],
-    experiment: str,
-    name: str,
+    experiment: str | None,
+    name: str | None,
     kind: str,
-    dataset: str,
-    strategy: str,
-    seed: str,
+    dataset: str | None,
+    strategy: str | None,
+    seed: int | None,
     protocol: str,
     split: str,
     scale: str,
@@ -176,9 +190,9 @@ def import_runs(
     lower_is_better: bool,
     initial: str,
     future: str,
-    num_instances: str,
-    buckets: str,
-    metrics: str,
+    num_instances: tuple[int, ...] | None,
+    buckets: tuple[str, ...] | None,
+    metrics: tuple[str, ...],
     again: bool,
 ) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
@@ -193,64 +207,59 @@ def import_runs(
         score=Score(score, higher_is_better=not lower_is_better),
         initial=initial,
         future=future,
-        num_instances=_counts(num_instances),
-        buckets=None if buckets == AUTO else tuple(key.strip() for key in buckets.split(",")),
+        num_instances=num_instances,
+        buckets=buckets,
     )
-    number = _seed(seed)
-    families = family_names(metrics)
 
     from clear_mlflow.evaluation.import_run import Importer, ImportMetadata
     from clear_mlflow.store.client import preflight, set_up_mlflow
 
     set_up_mlflow()
-    wanted = None if experiment == NONE else experiment
     facts = ImportMetadata(
-        dataset=_said(dataset),
-        strategy=_said(strategy),
-        seed=number,
+        dataset=dataset,
+        strategy=strategy,
+        seed=seed,
         protocol=protocol,
         split=split,
-        families=families,
+        families=metrics,
     )
-    lines: list[FileResult] = []
+    lines: list[_Line] = []
     with stoppable() as received, suppress(KeyboardInterrupt):
-        client = preflight(experiment=wanted)
-        importer = Importer(client, wanted, facts, again=again)
+        client = preflight(experiment=experiment)
+        importer = Importer(client, experiment, facts, again=again)
         for path, label, reason in _files(paths):
             if reason:
-                lines.append(FileResult(label, "passed over", reason))
+                lines.append((label, "", "", "passed over", reason))
                 continue
-            # One file that cannot be imported does not stop the others.
             try:
-                for line in _import(importer, path, label, kind, reading, _said(name)):
+                for line in _import(importer, path, label, kind, reading, name):
                     lines.append(line)
-            except ClearError as error:
-                lines.append(FileResult(label, "failed", str(error)))
+            except ClearError as error:  # the others are imported all the same
+                lines.append((label, "", "", _FAILED, str(error)))
     _show(lines, stopped=bool(received))
-    print_places(client, [line.run_id for line in lines if line.run_id])
+    print_places(client, [run_id for _, run_id, *_ in lines if run_id])
     if received:
         sys.exit(128 + received[0])
-    if not lines or any(line.action == "failed" for line in lines):
+    if not lines or any(verdict == _FAILED for *_, verdict, _ in lines):
         sys.exit(2)
 
 
 def _import(
     importer: Importer, path: Path, label: str, kind: str, reading: Reading, name: str | None
-) -> Iterator[FileResult]:
+) -> Iterator[_Line]:
     """Import the runs of one file, one after the other."""
     source = load(path)
     found = recognise(source) if kind == AUTO else FORMATS[kind]
     runs = read_runs(source, kind=found.name if found else AUTO, reading=reading)
     for run in runs:
-        title = " ".join(part for part in (name or _stem(label), run.label) if part)
+        title = " ".join(filter(None, (name or str(Path(label).with_suffix("")), run.label)))
         done = importer.take(run, file=path.name, kind=found.name if found else "", run_name=title)
-        size = f"{done.num_rows} of {done.num_buckets} rows"
-        if done.is_new:
-            detail = f"{size}, {done.num_metrics} metrics"
-            yield FileResult(label, "imported", detail, done.run_id, done.run_name)
-        else:
-            detail = "its content was imported before (--again imports it once more)"
-            yield FileResult(label, "there already", detail, done.run_id, done.run_name)
+        verdict, detail = (
+            ("imported", f"{done.num_rows} of {done.num_buckets} rows, {done.num_metrics} metrics")
+            if done.is_new
+            else ("there already", "its content was imported before (--again imports it once more)")
+        )
+        yield label, done.run_id, done.run_name, verdict, detail
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[tuple[Path, str, str | None]]:
@@ -264,11 +273,7 @@ def _files(paths: tuple[str, ...]) -> Iterator[tuple[Path, str, str | None]]:
 
 
 def _files_below(root: Path) -> Iterator[tuple[Path, str, str | None]]:
-    """The files of a folder and of folders in it, in order; hidden ones and links are left alone.
-
-    Raises:
-        DataError: there are too many.
-    """
+    """Files of a folder and of folders in it, in order; hidden ones and links are left alone."""
     seen = 0
     for folder, folders, files in os.walk(root):
         here = Path(folder)
@@ -298,65 +303,19 @@ def _reason(path: Path, siblings: list[str]) -> str | None:
         return str(error)
 
 
-def _stem(label: str) -> str:
-    """A file's name as a run's: without its ending."""
-    return str(Path(label).with_suffix(""))
-
-
-def _show(lines: list[FileResult], *, stopped: bool) -> None:
-    counts = Counter(line.action for line in lines)
-    summary = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
+def _show(lines: list[_Line], *, stopped: bool) -> None:
+    counts = Counter(verdict for *_, verdict, _ in lines)
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     with suppress(OSError):  # whoever reads this may have gone
         if lines:
-            with tables():
-                console().print(_table(lines))
+            console().print(plain_table(("file", "run", "name", "verdict", "detail"), lines))
         rest = "; stopped: the same command does the rest" if stopped else ""
         click.echo(f"\n{summary or 'no files'}{rest}")
-    for line in lines:
-        if line.action == "failed":
-            click.echo(f"error: {one_line(_failure(line))}", err=True)
+    for file, _, _, verdict, detail in lines:
+        if verdict == _FAILED:
+            name = shown(Path(file).name, 120)
+            detail = " ".join(detail.split())
+            text = detail.removeprefix(name) if detail.startswith(name) else f": {detail}"
+            click.echo(f"error: {one_line(file + text)}", err=True)
     if not lines and not stopped:
         click.echo("error: no file was found; name files, or a folder that holds some", err=True)
-
-
-def _table(lines: list[FileResult]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("file", "run", "name", "verdict", "detail", box=None, pad_edge=False)
-    for line in lines:
-        cells = (line.file, line.run_id, line.run_name, line.action, line.detail)
-        table.add_row(*(Text(one_line(cell, _LONGEST_CELL)) for cell in cells))
-    return table
-
-
-def _failure(line: FileResult) -> str:
-    """A failure with the file's name before it, once."""
-    detail, name = " ".join(line.detail.split()), shown(Path(line.file).name, 120)
-    if detail.startswith(name):
-        return line.file + detail.removeprefix(name)
-    return f"{line.file}: {detail}"
-
-
-def _said(text: str) -> str | None:
-    return None if text in (AUTO, NONE) else text
-
-
-def _seed(text: str) -> int | None:
-    if text == AUTO:
-        return None
-    if not text.isascii() or not text.removeprefix("-").isdecimal() or len(text) > 19:
-        raise ConfigError(f"seed is {shown(text)}; expected {AUTO}, or a 64-bit integer")
-    return int(text)
-
-
-def _counts(text: str) -> tuple[int, ...] | None:
-    if text == NONE:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdecimal() and len(part) <= 16 for part in parts):
-        raise ConfigError(
-            f"num_instances is {shown(text)}; expected numbers of test images, for example 550, or "
-            "550,545"
-        )
-    return tuple(int(part) for part in parts)

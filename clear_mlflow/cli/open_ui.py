@@ -87,11 +87,7 @@ def _show(address: str, in_browser: bool) -> None:
 
 @contextmanager
 def _server(store: str, port: int) -> Iterator[str]:
-    """An MLflow server over a store, and its address; it ends with this command.
-
-    Raises:
-        TrackingError: it does not answer.
-    """
+    """An MLflow server over a store, and its address; it ends with this command."""
     base = f"http://{_HOST}:{port}"
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", store]
     command += ["--host", _HOST, "--port", str(port), "--workers", "1"]

@@ -1,4 +1,4 @@
-"""Options that several commands take: each is declared here, and read here, once."""
+"""Options that several commands take, and what turns their texts into values."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import click
 
 from clear_mlflow.cli.help import option_under
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.text import shown
 from clear_mlflow.engines.ray_cluster import LOCAL
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
-
-_MOST_JOBS = 256
+from clear_mlflow.learning.parameters.values import whole
+from clear_mlflow.metrics import family_names
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -21,6 +22,39 @@ selection_option = option_under("Which runs")
 work_option = option_under("How the work is done")
 comparison_option = option_under("Comparison")
 metrics_option = option_under("Metrics")
+
+
+class Maybe(click.ParamType[Any]):
+    """None for the default word (none or auto), else what a parser makes of the text.
+
+    `mlflow run` hands every parameter over as a text, so each option has a word for nothing.
+    """
+
+    name = "value"
+
+    def __init__(self, parse: Callable[[str], Any] = str) -> None:
+        self.parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The value, or a ConfigError that says what was expected."""
+        if param is None or (value == param.default and value in (NONE, AUTO)):
+            return None
+        try:
+            return self.parse(value)
+        except ValueError as error:
+            raise ConfigError(f"{param.name} is {shown(value)}; {error}") from None
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The names in a text with commas between, each once.
+
+    >>> names("a, b,,a")
+    ('a', 'b')
+    """
+    found = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not found:
+        raise ValueError("expected names with commas between")
+    return found
 
 
 def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
@@ -37,13 +71,7 @@ def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _
 def yes_or_no_option(
     declare: Callable[..., Callable[[_Command], _Command]], name: str, text: str
 ) -> Callable[[_Command], _Command]:
-    """An option that is no unless given: ``mlflow run`` hands yes on, a user the bare name.
-
-    Args:
-        declare: of its heading, as ``work_option``.
-        name: as ``--dry-run``.
-        text: what its help says.
-    """
+    """An option that is no unless given: ``mlflow run`` hands yes on, a user the bare name."""
     return declare(
         name,
         type=click.Choice(["yes", "no"]),
@@ -51,16 +79,22 @@ def yes_or_no_option(
         flag_value="yes",
         default="no",
         help=text,
+        callback=lambda _, __, value: value == "yes",
     )
 
 
-# As run_id, experiment and filter_string.
+# As run_id, experiment and filter_string, each of them None where it is not given.
 run_selection_options = together(
     selection_option(
-        "--run-id", default=NONE, metavar="ID[,ID...]", help="The runs, by their ids."
+        "--run-id",
+        type=Maybe(names),
+        default=NONE,
+        metavar="ID[,ID...]",
+        help="The runs, by their ids.",
     ),
     selection_option(
         "--experiment",
+        type=Maybe(),
         default=NONE,
         metavar="NAME",
         help="All runs of an experiment, by its name or id.",
@@ -68,14 +102,14 @@ run_selection_options = together(
     selection_option(
         "--filter",
         "filter_string",
+        type=Maybe(),
         default=NONE,
         metavar="TEXT",
         help="Runs that MLflow's search finds, for example \"params.strategy = 'replay'\".",
     ),
 )
 
-# As engine, jobs and address: number_of_jobs reads the second, and check_engine refuses the third
-# without Ray.
+# As engine, jobs (None: auto) and address; check_engine refuses the third without Ray.
 engine_options = together(
     work_option(
         "--engine",
@@ -85,6 +119,7 @@ engine_options = together(
     ),
     work_option(
         "--jobs",
+        type=Maybe(whole(least=1)),
         default=AUTO,
         metavar="N",
         help="Runs that are worked on at the same time (on Ray: batches of runs). auto: one "
@@ -103,14 +138,16 @@ engine_options = together(
 # As metric, for load_own_metrics.
 metric_option = metrics_option(
     "--metric",
+    type=Maybe(names),
     default=NONE,
     metavar="NAME[,NAME...]",
     help="Your own metrics: package.module:function; see docs/metrics.md.",
 )
 
-# As metrics, for family_names.
+# As metrics: names of families.
 families_option = metrics_option(
     "--metrics",
+    type=Maybe(family_names),
     default=NONE,
     metavar="FAMILY[,FAMILY...]",
     help="Further families of metrics, for example gem,wild_time, beside those that the runs log; "
@@ -123,10 +160,11 @@ dry_run_option = yes_or_no_option(
 
 
 def comparison_options(*, group_by: str) -> Callable[[_Command], _Command]:
-    """``--group-by``, with its default, which :func:`grouping` reads, and ``--rank-by``."""
+    """``--group-by``, with its default, a tuple of names or None for auto, and ``--rank-by``."""
     return together(
         comparison_option(
             "--group-by",
+            type=Maybe(lambda text: () if text == NONE else names(text)),
             default=group_by,
             metavar="NAME[,NAME...]",
             help="Parameters or tags that the seeds of one method share. none: each run is a group "
@@ -134,6 +172,7 @@ def comparison_options(*, group_by: str) -> Callable[[_Command], _Command]:
         ),
         comparison_option(
             "--rank-by",
+            type=Maybe(),
             default=AUTO,
             metavar="METRIC",
             help="The metric of the ranking and of the verdicts; all others are exploratory. "
@@ -142,58 +181,11 @@ def comparison_options(*, group_by: str) -> Callable[[_Command], _Command]:
     )
 
 
-def listed(text: str) -> tuple[str, ...]:
-    """The names in a text with commas between, each once; none of them for ``none``.
-
-    >>> listed("a, b,,a")
-    ('a', 'b')
-    """
-    if text == NONE:
-        return ()
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def grouping(group_by: str) -> tuple[str, ...]:
-    """What ``--group-by`` names.
-
-    Raises:
-        ConfigError: nothing, and not ``none``.
-    """
-    names = listed(group_by)
-    if group_by != NONE and not names:
-        raise ConfigError(f"group_by is {group_by!r}; expected names, or none")
-    return names
-
-
-def number_of_jobs(jobs: str) -> int | None:
-    """What ``--jobs`` asks for; None for ``auto``.
-
-    Raises:
-        ConfigError: it is no number, or out of range.
-    """
-    return None if jobs == AUTO else whole_number("jobs", jobs, 1, _MOST_JOBS)
-
-
-def whole_number(name: str, text: str, least: int, most: int) -> int:
-    """The number that an option's text is.
-
-    Raises:
-        ConfigError: it is no number, or out of range.
-    """
-    if not text.isascii() or not text.isdecimal() or not least <= int(text[:10]) <= most:
-        raise ConfigError(f"{name} is {text!r}; expected a number from {least} to {most}")
-    return int(text)
-
-
-def check_engine(engine: str, address: str, **of_ray: str) -> None:
-    """Refuse an address, and further options of Ray that were given, beside another engine.
-
-    Raises:
-        ConfigError: there is one.
-    """
+def check_engine(engine: str, address: str, **of_ray: object) -> None:
+    """Refuse an address, and further options of Ray that were given, beside another engine."""
     given = ({"address": address} if address != LOCAL else {}) | of_ray
     if engine != "ray" and given:
-        beside = " and ".join(f"{name} {text!r}" for name, text in given.items())
+        beside = " and ".join(f"{name} {value!r}" for name, value in given.items())
         raise ConfigError(
             f"engine is {engine} beside {beside}, which only Ray knows; pass engine=ray with it, "
             "or leave it out"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clear_mlflow.cli.terminal import console, tables
 from clear_mlflow.core.matrix import TEST
 from clear_mlflow.core.text import one_line, printable
 
@@ -24,15 +23,26 @@ if TYPE_CHECKING:
     from clear_mlflow.store.client import MlflowClient
 
 
+# Links and verdicts are read by programs, too: they are never wrapped when piped.
+_PIPED_WIDTH = 200
+_LONGEST_CELL = 2000  # characters; a file's path below a folder has 255 and more
+
+
+def console() -> Console:
+    """Standard output, for tables."""
+    from rich.console import Console
+
+    return Console() if sys.stdout.isatty() else Console(width=_PIPED_WIDTH)
+
+
 def print_outcome(outcome: RunResult) -> None:
     """The matrix and the metrics of a run that has ended, and where to look at it."""
     # Whoever reads this may have gone (a pipe into head); how the run ended stays true.
     with suppress(OSError):
-        with tables():
-            if outcome.scores is not None and outcome.scores.record is not None:
-                print_scores(outcome.scores, console())
-            if outcome.members:
-                console().print(members_table(outcome.members))
+        if outcome.scores is not None:
+            print_scores(outcome.scores, console())
+        if outcome.members:
+            console().print(_members_table(outcome.members))
         if outcome.run_id is not None and not outcome.is_lost:
             where = " (not stored yet)" if outcome.unsent else ""
             click.echo(f"\nrun {outcome.run_id} {outcome.status}{where}")
@@ -54,7 +64,7 @@ def print_comparison(comparison: Comparison, out: Console) -> None:
 
 
 def print_links(lines: Iterable[str]) -> None:
-    """Where to look at what was stored; see :mod:`clear_mlflow.store.ui_urls`."""
+    """Where to look at what was stored."""
     for line in lines:
         click.echo(printable(line))
 
@@ -103,7 +113,7 @@ def print_scores(scores: Scores, out: Console) -> None:
     )
 
 
-def members_table(members: Mapping[int, Scores]) -> Table:
+def _members_table(members: Mapping[int, Scores]) -> Table:
     """A line for every metric: its mean over an ensemble's members, its deviation, its range."""
     from rich.table import Table
 
@@ -120,4 +130,15 @@ def members_table(members: Mapping[int, Scores]) -> Table:
         mean, least, most = (f"{number:.4f}" for number in numbers)
         table.add_row(name, mean, spread, least, most)
     table.title = f"{len(summaries)} members: seeds {', '.join(map(str, members))}"
+    return table
+
+
+def plain_table(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> Table:
+    """A table of texts from anywhere, each on one line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*heads, box=None, pad_edge=False)
+    for line in lines:
+        table.add_row(*(Text(one_line(cell, _LONGEST_CELL)) for cell in line))
     return table

@@ -11,7 +11,7 @@ import os
 from collections.abc import Sequence
 
 from clear_mlflow.cli.help import option_under
-from clear_mlflow.cli.options import together
+from clear_mlflow.cli.options import Maybe, together
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.recipes import NONE
 
@@ -24,6 +24,7 @@ NAMES = ("experiment", "run_name", "tag")
 run_options = together(
     run_option(
         "--experiment",
+        type=Maybe(),
         default=NONE,
         metavar="NAME",
         help="MLflow experiment of the run; it is created where it does not exist. none: that of "
@@ -31,6 +32,7 @@ run_options = together(
     ),
     run_option(
         "--run-name",
+        type=Maybe(),
         default=NONE,
         metavar="NAME",
         help="Name of the run; none: made of what it trains.",
@@ -45,25 +47,15 @@ run_options = together(
 
 
 def apply_run_options(
-    experiment: str, run_name: str, tag: Sequence[str], *, resume: str = NONE
+    experiment: str | None, run_name: str | None, tag: Sequence[str], *, resume: str | None = None
 ) -> None:
-    """Have MLflow open this process's runs as the options say.
-
-    Args:
-        experiment: its name, or none.
-        run_name: or none.
-        tag: each a key, ``=`` and a text.
-        resume: the run that is resumed, or none.
-
-    Raises:
-        ConfigError: a tag is none, or the run is there already, and has what these would give it.
-    """
+    """Have MLflow open this process's runs as the options say."""
     given = [
         f"{name} is {value!r}"
         for name, value in (("experiment", experiment), ("run_name", run_name))
-        if value != NONE
+        if value
     ] + [f"tag is {text!r}" for text in tag]
-    named = resume if resume != NONE else os.environ.get("MLFLOW_RUN_ID")
+    named = resume or os.environ.get("MLFLOW_RUN_ID")
     if given and named:
         raise ConfigError(
             f"{given[0]}, and run {named} is there already, with an experiment, a name and tags of "
@@ -71,7 +63,7 @@ def apply_run_options(
         )
     tags = dict(_key_and_text(text) for text in tag)
     # MLflow's own variables: every run that is opened from here on follows them.
-    if experiment != NONE:
+    if experiment:
         os.environ.pop("MLFLOW_EXPERIMENT_ID", None)
         os.environ["MLFLOW_EXPERIMENT_NAME"] = experiment
     if tags:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
-from clear_mlflow.cli.output import print_scores
-from clear_mlflow.cli.terminal import console, tables
+from clear_mlflow.cli.output import console, plain_table, print_places, print_scores
+from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import NOT_MEASURED, one_line
 from clear_mlflow.evaluation.rescore import ScoringResult
@@ -21,6 +21,9 @@ from clear_mlflow.metrics import name_of
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+    from clear_mlflow.scoring.scores import Scores
+    from clear_mlflow.store.client import MlflowClient
 
 # Runs that have a line each; of more, only those with problems and those that lack rows have one.
 _ALL_SHOWN = 50
@@ -87,8 +90,7 @@ class Summary:
     def show(self, *, dry_run: bool, stopped: bool) -> None:
         """Print a line for each run or each problem, the scores where there is but one run."""
         with suppress(OSError):  # whoever reads this may have gone
-            with tables():
-                self._show_tables()
+            self._show_tables()
             click.echo("; ".join(self._counted(dry_run, stopped)))
         for verdict in self.problems:
             click.echo(f"error: {one_line(f'run {verdict.run_id}: {verdict.detail}')}", err=True)
@@ -102,7 +104,9 @@ class Summary:
             print_scores(self._only.scores, out)
         shown = self._first if len(self._first) <= _ALL_SHOWN else self._notable
         if shown:
-            out.print(_verdicts(verdict for verdict, *_ in shown))
+            verdicts = (verdict for verdict, *_ in shown)
+            lines = ((v.run_id, _short(v.run_name), v.action, v.detail) for v in verdicts)
+            out.print(plain_table(("run", "name", "verdict", "detail"), lines))
         ranked = self._first if len(self._first) <= _ALL_SHOWN else []
         for score in dict.fromkeys(score for _, score, _ in ranked):
             ranking = _ranking([run for run in ranked if run[1] == score], score)
@@ -125,27 +129,11 @@ class Summary:
             yield "stopped: the same command does the rest"
 
 
-def _verdicts(runs: Iterable[ScoringResult]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("run", "name", "verdict", "detail", box=None, pad_edge=False)
-    for verdict in runs:
-        cells = (verdict.run_id, one_line(verdict.run_name, _LONGEST_NAME), verdict.action)
-        table.add_row(*(Text(one_line(cell)) for cell in (*cells, verdict.detail)))
-    return table
-
-
 def _ranking(runs: Iterable[_Ranked], score: Score) -> Table:
     """The runs of one score that have a value, the best first."""
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("run", "name", box=None, pad_edge=False)
     # The challenge was one of accuracies: it ranks no other score.
     used = [i for i, name in enumerate(_RANKING) if score.is_accuracy or name != _CHALLENGE]
-    for i in used:
-        table.add_column(name_of(_RANKING[i], score).replace("/", "/\n"), justify="right")
+    heads = [name_of(_RANKING[i], score).replace("/", "/\n") for i in used]
     scored = [run for run in runs if any(value is not None for value in run[2])]
     sign = 1 if score.higher_is_better else -1
 
@@ -153,24 +141,42 @@ def _ranking(runs: Iterable[_Ranked], score: Score) -> Table:
         value = run[2][used[0]]
         return -math.inf if value is None else sign * value
 
+    lines = []
     for verdict, _, values in sorted(scored, key=rank, reverse=True):
         shown = [math.nan if (value := values[i]) is None else value for i in used]
         numbers = [NOT_MEASURED if math.isnan(value) else score.number(value) for value in shown]
-        cells = (verdict.run_id, one_line(verdict.run_name, _LONGEST_NAME), *numbers)
-        table.add_row(*map(Text, cells))
+        lines.append((verdict.run_id, _short(verdict.run_name), *numbers))
+    table = plain_table(("run", "name", *heads), lines)
+    for column in table.columns[2:]:
+        column.justify = "right"
     return table
+
+
+def _short(name: str) -> str:
+    return one_line(name, _LONGEST_NAME)
+
+
+def show_reevaluated(
+    client: MlflowClient, tested: Iterable[tuple[str, Scores | ClearError]]
+) -> int:
+    """Print the new scores of each run id, or what went wrong, and give the exit code."""
+    code, made = 0, []
+    for run_id, scores in tested:
+        if isinstance(scores, ClearError):
+            click.echo(f"error: {one_line(f'run {run_id}: {scores}')}", err=True)
+            code = 2
+            continue
+        print_scores(scores, console())
+        click.echo(f"run {run_id}: its models tested again are run {scores.run_id}")
+        made.append(scores.run_id)
+    print_places(client, made)
+    return code
 
 
 def shown_while(
     verdicts: Iterable[ScoringResult], summary: Summary, total: int | None
 ) -> Iterator[ScoringResult]:
-    """Pass verdicts on; on a terminal, beside a bar with the counts so far.
-
-    Args:
-        verdicts: of the runs, as they come.
-        summary: whose counts are shown; the caller adds each verdict to it.
-        total: runs in all, where that is known.
-    """
+    """Pass verdicts on; on a terminal, beside a bar with the counts so far."""
     if not can_show_bars(sys.stderr):
         yield from verdicts
         return

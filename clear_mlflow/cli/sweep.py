@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -14,23 +13,22 @@ import click
 
 from clear_mlflow.cli.help import STOPPED, Command, option_under
 from clear_mlflow.cli.options import (
+    Maybe,
     check_engine,
     comparison_options,
     dry_run_option,
     engine_options,
-    grouping,
-    number_of_jobs,
-    whole_number,
     work_option,
 )
+from clear_mlflow.cli.output import console, plain_table, print_comparison, print_links
 from clear_mlflow.cli.run_options import apply_run_options, run_options
-from clear_mlflow.cli.terminal import console
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
 from clear_mlflow.engines import Engine, LocalEngine
 from clear_mlflow.engines.local import Process, start_program
 from clear_mlflow.engines.ray_cluster import RayEngine
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.parameters.values import number, whole
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.sweep import Grid, read_grid
 
@@ -41,8 +39,15 @@ if TYPE_CHECKING:
     from clear_mlflow.sweep.run import SweepResult, SweptRun
 
 _ALL_SHOWN = 50
-_MOST_RETRIES = 100
 _FEWEST_FORKED = 3
+
+
+def _amount(text: str) -> float:
+    """Cores or GPUs: Ray shares one among runs, and counts in whole ones beyond."""
+    value = number(least=0)(text)
+    if value > 1 and value != int(value):
+        raise ValueError("expected a number, for example 1, 2 or 0.5")
+    return value
 
 
 @click.command(
@@ -60,17 +65,25 @@ _FEWEST_FORKED = 3
 )
 @option_under("What to train")(
     "--grid",
+    type=Maybe(Path),
     default=NONE,
     metavar="FILE",
     help="YAML file of strategies, seeds and parameters; docs/sweeps.md describes it.",
 )
 @engine_options
-@work_option("--cpus", default="1", metavar="N", help="Cores of each run, on Ray.")
 @work_option(
-    "--gpus", default="0", metavar="N", help="GPUs of each run, on Ray; 0.5: two runs share one."
+    "--cpus", type=Maybe(_amount), default="1", metavar="N", help="Cores of each run, on Ray."
+)
+@work_option(
+    "--gpus",
+    type=Maybe(_amount),
+    default="0",
+    metavar="N",
+    help="GPUs of each run, on Ray; 0.5: two runs share one.",
 )
 @work_option(
     "--retries",
+    type=Maybe(whole(least=0)),
     default="2",
     metavar="N",
     help="How often a run is resumed whose process was killed or whose machine went down.",
@@ -79,19 +92,19 @@ _FEWEST_FORKED = 3
 @run_options
 @dry_run_option
 def sweep(
-    grid: str,
+    grid: Path | None,
     engine: str,
-    jobs: str,
+    jobs: int | None,
     address: str,
-    cpus: str,
-    gpus: str,
-    retries: str,
-    group_by: str,
-    rank_by: str,
-    experiment: str,
-    run_name: str,
+    cpus: float,
+    gpus: float,
+    retries: int,
+    group_by: tuple[str, ...] | None,
+    rank_by: str | None,
+    experiment: str | None,
+    run_name: str | None,
     tag: tuple[str, ...],
-    dry_run: str,
+    dry_run: bool,
 ) -> None:
     """Train every combination of a grid, each as a run of its own below one run, and compare them.
 
@@ -99,20 +112,14 @@ def sweep(
     same command continues where it stopped, and does nothing when all is done. A run that
     fails does not stop the others; it is named at the end.
     """
-    if grid == NONE:
+    if grid is None:
         raise ConfigError(
             "grid names no file; pass grid=FILE, for example grid=examples/sweep.yaml"
         )
     apply_run_options(experiment, run_name, tag)
-    num_jobs = number_of_jobs(jobs)
-    num_retries = whole_number("retries", retries, 0, _MOST_RETRIES)
-    num_cpus, num_gpus = _amount("cpus", cpus), _amount("gpus", gpus)
-    amounts = {"cpus": (cpus, num_cpus != 1), "gpus": (gpus, num_gpus != 0)}
-    check_engine(
-        engine, address, **{name: text for name, (text, asked) in amounts.items() if asked}
-    )
-    by = None if group_by == AUTO else grouping(group_by)
-    planned = read_grid(Path(grid))
+    of_ray = {"cpus": cpus} if cpus != 1 else {}
+    check_engine(engine, address, **of_ray, **({"gpus": gpus} if gpus else {}))
+    planned = read_grid(grid)
 
     # Imported here: what is wrong with the file shows before MLflow and torch are loaded.
     from clear_mlflow.learning.strategies._base import check_strategy
@@ -131,25 +138,25 @@ def sweep(
     experiment_id = experiment_of_environment(client)
     out = console()
     found = find_runs(client, experiment_id, planned)
-    if dry_run == "yes":
+    if dry_run:
         _show_plan(out, found)
         return
     # Where nothing is left to train, no cluster is started or asked for.
     engine_of: Engine = (
-        LocalEngine(num_jobs or 1, _program(sum(run.state == NOT_DONE for run in found)))
+        LocalEngine(jobs or 1, _program(sum(run.state == NOT_DONE for run in found)))
         if engine == "local" or all(run.state != NOT_DONE for run in found)
-        else RayEngine(train_into, address, cpus=num_cpus, gpus=num_gpus, jobs=num_jobs)
+        else RayEngine(train_into, address, cpus=cpus, gpus=gpus, jobs=jobs)
     )
     # Entered first: Ray takes the signals for itself when it starts.
     with engine_of, StoppingSignals() as signals:
         result = Sweep(
             grid=planned,
-            retries=num_retries,
-            group_by=by,
-            rank_by=None if rank_by == AUTO else rank_by,
+            retries=retries,
+            group_by=group_by,
+            rank_by=rank_by,
             stopping=lambda: bool(signals.received),
             on_run=_Reporter(planned),
-            name=None if run_name == NONE else run_name,
+            name=run_name,
         ).over(client, experiment_id, engine_of)
     made = result.comparison_run
     links = () if made is None else comparison_links(client, made)
@@ -196,13 +203,8 @@ class _Reporter:
 
 
 def _table(runs: Sequence[SweptRun]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table("run", "state", "of run", box=None, pad_edge=False)
-    for run in runs[:_ALL_SHOWN]:
-        table.add_row(Text(run.planned.name), run.state, run.run_id or "-")
-    return table
+    lines = ((run.planned.name, run.state, run.run_id or "-") for run in runs[:_ALL_SHOWN])
+    return plain_table(("run", "state", "of run"), lines)
 
 
 def _show_plan(out: Console, runs: list[SweptRun]) -> None:
@@ -217,7 +219,6 @@ def _show_plan(out: Console, runs: list[SweptRun]) -> None:
 
 
 def _show(out: Console, result: SweepResult, links: Sequence[str], *, stopped: bool) -> None:
-    from clear_mlflow.cli.output import print_comparison, print_links
     from clear_mlflow.sweep.run import DONE, DONE_BEFORE, FAILED
 
     with suppress(OSError):  # whoever reads this may have gone
@@ -244,14 +245,3 @@ def _show(out: Console, result: SweepResult, links: Sequence[str], *, stopped: b
             click.echo(f"error: {line}", err=True)
     for problem in result.problems:
         click.echo(f"error: {one_line(problem)}", err=True)
-
-
-def _amount(name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    # Ray shares a GPU among runs, and counts in whole ones beyond.
-    if not 0 <= value <= 1024 or (value > 1 and value != int(value)):
-        raise ConfigError(f"{name} is {text!r}; expected a number, for example 1, 2 or 0.5")
-    return value

@@ -12,6 +12,7 @@ from click.core import ParameterSource
 
 from clear_mlflow.cli.completion import completion
 from clear_mlflow.cli.help import STOPPED, Command, auto_text, option_under
+from clear_mlflow.cli.options import Maybe, yes_or_no_option
 from clear_mlflow.cli.run_options import apply_run_options, run_option, run_options
 from clear_mlflow.core.distributed import DistributedEnv, place_of_environment
 from clear_mlflow.core.errors import ConfigError
@@ -38,6 +39,7 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     command = run_option(
         "--config",
         "config_file",
+        type=Maybe(),
         default=NONE,
         metavar="FILE",
         help="config.json of an earlier run, to repeat it. Options on the command line override "
@@ -61,16 +63,12 @@ def _metavar(name: str) -> str:
 
 
 def asked_parameters(
-    context: click.Context, config_file: str, asked: dict[str, str]
+    context: click.Context, config_file: str | None, asked: dict[str, str]
 ) -> tuple[dict[str, str], TrainConfig]:
-    """What the options and the file that they name ask for: as text, and resolved.
-
-    Raises:
-        ConfigError: the file cannot be read, or a value is wrong.
-    """
-    if config_file != NONE:
-        given = {name: asked[name] for name in _given(context, asked)}
-        asked = {**parameter_defaults(), **read_config_file(Path(config_file)), **given}
+    """What the options and the file that they name ask for: as text, and resolved."""
+    if config_file:
+        from_file = read_config_file(Path(config_file))
+        asked = {**parameter_defaults(), **from_file, **_given(context, asked)}
     # Here and nowhere else: a wrong value is refused at once, before anything is started.
     return asked, TrainConfig.resolve(asked)
 
@@ -95,27 +93,27 @@ def asked_parameters(
 @train_options
 @run_option(
     "--resume",
+    type=Maybe(),
     default=NONE,
     metavar="RUN_ID",
     help="Id of an interrupted run: resume it, with the parameters that it has.",
 )
-@run_option(
+@yes_or_no_option(
+    run_option,
     "--assume-dead",
-    type=click.Choice(["no", "yes"]),
-    default="no",
-    help="With --resume: do not wait for the heartbeat of the process that trained the run; you "
-    "know that it is dead. If it lives after all, it loses the run.",
+    "With --resume: do not wait for the heartbeat of the process that trained the run; you know "
+    "that it is dead. If it lives after all, it loses the run.",
 )
 @run_options
 @click.pass_context
 def train(
     context: click.Context,
     /,
-    resume: str,
-    assume_dead: str,
-    config_file: str,
-    experiment: str,
-    run_name: str,
+    resume: str | None,
+    assume_dead: bool,
+    config_file: str | None,
+    experiment: str | None,
+    run_name: str | None,
     tag: tuple[str, ...],
     **asked: str,
 ) -> None:
@@ -124,7 +122,7 @@ def train(
     Every row of the accuracy matrix is stored in MLflow as soon as it is measured; it waits on
     local disk while the store is away. However the run ends, the rows are read back and scored.
     """
-    if assume_dead == "yes" and resume == NONE:
+    if assume_dead and not resume:
         raise ConfigError(
             "assume_dead is 'yes' and resume is 'none'; it is said of a run to resume: name that "
             "run, or leave it out"
@@ -138,39 +136,32 @@ def train(
             sys.exit(run_rank(place, config, signals))
 
         # Its torch is loaded while MLflow is loaded here.
-        process = TrainingProcess(config) if resume == NONE else None
+        process = None if resume else TrainingProcess(config)
 
         from clear_mlflow.cli.output import print_outcome
         from clear_mlflow.runs.supervised import resume_supervised, train_supervised
         from clear_mlflow.store.client import set_up_mlflow
 
         set_up_mlflow()
-        if process is None:
-            outcome = resume_supervised(
-                resume, given, signals, place, assume_dead=assume_dead == "yes"
-            )
-        else:
-            name = None if run_name == NONE else run_name
-            outcome = train_supervised(process, asked, signals, place, name=name)
+        if resume:
+            outcome = resume_supervised(resume, given, signals, place, assume_dead=assume_dead)
+        elif process:
+            outcome = train_supervised(process, asked, signals, place, name=run_name)
         print_outcome(outcome)
     sys.exit(outcome.exit_code)
 
 
 def _given_to_resume(
     context: click.Context,
-    resume: str,
-    config_file: str,
+    resume: str | None,
+    config_file: str | None,
     asked: dict[str, str],
     place: DistributedEnv,
 ) -> dict[str, str]:
-    """The parameters that a user names beside the run to resume.
-
-    Raises:
-        ConfigError: a file names others, or this is one of several processes.
-    """
-    if resume == NONE:
+    """The parameters that a user names beside the run to resume."""
+    if not resume:
         return {}
-    if config_file != NONE:
+    if config_file:
         raise ConfigError(
             f"config is {config_file} and resume is {resume}; a run that is resumed has the "
             "parameters that it has: leave config out"
@@ -181,15 +172,16 @@ def _given_to_resume(
             "run's parameters; pass the same parameters as before, and set MLFLOW_RUN_ID to the "
             "run's id instead"
         )
-    return {name: asked[name] for name in _given(context, asked)}
+    return _given(context, asked)
 
 
-def _given(context: click.Context, asked: dict[str, str]) -> list[str]:
+def _given(context: click.Context, asked: dict[str, str]) -> dict[str, str]:
     """Parameters that a user gave, as far as can be known: ``mlflow run`` gives every one."""
-    named = [
-        name for name in asked if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
-    ]
+    named = {
+        name: text
+        for name, text in asked.items()
+        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+    }
     if len(named) < len(asked):
         return named
-    defaults = parameter_defaults()
-    return [name for name, text in asked.items() if text != defaults[name]]
+    return {name: text for name, text in asked.items() if text != parameter_defaults()[name]}

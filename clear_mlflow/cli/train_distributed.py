@@ -8,10 +8,11 @@ import click
 from click.core import ParameterSource
 
 from clear_mlflow.cli.help import STOPPED, Command
+from clear_mlflow.cli.options import Maybe
 from clear_mlflow.cli.run_options import apply_run_options, run_option, run_options
 from clear_mlflow.cli.train import asked_parameters, train_options
-from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO
+from clear_mlflow.learning.parameters.values import whole
 
 
 @click.command(
@@ -26,6 +27,7 @@ from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 @train_options
 @run_option(
     "--processes",
+    type=Maybe(whole(least=1)),
     default=AUTO,
     metavar="VALUE",
     help="Processes on this machine, which share every batch: a number, or auto: one per GPU, or "
@@ -36,10 +38,10 @@ from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 def train_distributed(
     context: click.Context,
     /,
-    processes: str,
-    config_file: str,
-    experiment: str,
-    run_name: str,
+    processes: int | None,
+    config_file: str | None,
+    experiment: str | None,
+    run_name: str | None,
     tag: tuple[str, ...],
     **asked: str,
 ) -> None:
@@ -50,15 +52,13 @@ def train_distributed(
     """
     from clear_mlflow.process.launch import launch, processes_to_start
 
-    if processes != AUTO and not (processes.isdecimal() and int(processes) > 0):
-        raise ConfigError(f"processes is {processes!r}; expected a number of at least 1, or auto")
     _, config = asked_parameters(context, config_file, asked)
     # Of these the processes that it starts hear by their environment; of the name by its option.
     apply_run_options(experiment, run_name, tag)
-    arguments = [] if run_name == NONE else ["--run-name", run_name]
+    arguments = [f"--run-name={run_name}"] if run_name else []
     # Handed on as they were given: a default must not go before a configuration file.
-    for name, text in {**asked, "config_file": config_file}.items():
-        if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-            option = "config" if name == "config_file" else name.replace("_", "-")
-            arguments += [f"--{option}", text]
+    for name, text in {**asked, "config": config_file}.items():
+        parameter = "config_file" if name == "config" else name
+        if text and context.get_parameter_source(parameter) is ParameterSource.COMMANDLINE:
+            arguments += [f"--{name.replace('_', '-')}", text]
     sys.exit(launch(processes_to_start(processes, config), arguments))

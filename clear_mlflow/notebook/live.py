@@ -15,11 +15,7 @@ _SECONDS_BETWEEN_DRAWINGS = 0.5
 
 
 class NotebookProgress(TrainingProgress):
-    """One output that is replaced again and again during training.
-
-    Args:
-        protocol: under which the rows are measured: cells that are no evidence are not shown.
-    """
+    """One output that is replaced again and again during training."""
 
     def __init__(self, protocol: str) -> None:
         self._protocol = protocol

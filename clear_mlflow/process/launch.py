@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 from clear_mlflow.core.distributed import threads_for_each
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.recipes import AUTO
 
 
-def processes_to_start(asked: str, config: TrainConfig) -> int:
-    """How many processes train together here: a number, or ``auto``: a GPU each, or 2 on CPUs.
+def processes_to_start(asked: int | None, config: TrainConfig) -> int:
+    """How many processes train together here: as asked, or one per GPU, or 2 on CPUs.
 
     Checks that they can, and all of the configuration that shows without data.
     """
@@ -24,10 +23,9 @@ def processes_to_start(asked: str, config: TrainConfig) -> int:
     from clear_mlflow.learning.parallel.group import check_devices
     from clear_mlflow.learning.session import check
 
-    if asked == AUTO:
+    number = asked
+    if number is None:
         number = torch.cuda.device_count() if resolve_device(config.device) == "cuda" else 2
-    else:
-        number = int(asked)
     first = DistributedEnv(size=number, local_size=number)
     check_devices(first, resolve_device(config.device))
     check(config, first)

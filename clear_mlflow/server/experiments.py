@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from clear_mlflow.comparison.page.wording import many, short
 from clear_mlflow.core.version import __version__
-from clear_mlflow.server.page import ListedExperiment, experiments_page
+from clear_mlflow.report.page import rendered
 from clear_mlflow.server.permission import ask
+from clear_mlflow.server.run_state import minute
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 
@@ -18,40 +18,34 @@ _PAGE = 50
 
 
 def experiments(store: MlflowClient, token: str | None, workspace: str) -> str:
-    """The page of experiments.
-
-    Args:
-        store: where the runs are.
-        token: where to continue MLflow's listing, as it gave it; None: from the beginning.
-        workspace: that the address names, for the links.
-
-    Raises:
-        RefusedError: MLflow does not list them.
-        TrackingError: the store does not answer.
-    """
+    """The page of experiments from MLflow's page token on; links name the workspace, if any."""
     asked = {"max_results": _PAGE, "order_by": "last_update_time DESC"}
     answer = ask("/mlflow/experiments/search", **asked, **({"page_token": token} if token else {}))
+    found = answer.get("experiments", [])
     listed = []
-    for experiment in answer.get("experiments", []):
+    for experiment in found:
         run = _newest_with_rows(store, experiment["experiment_id"])
         if run is not None:
-            started = datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc)
             listed.append(
-                ListedExperiment(
-                    experiment_id=experiment["experiment_id"],
-                    name=experiment["name"],
-                    run_id=run.info.run_id,
-                    run_name=run.info.run_name or run.info.run_id,
-                    status=run.info.status.lower(),
-                    started=f"{started:%Y-%m-%d %H:%M}",
-                )
+                {
+                    "id": experiment["experiment_id"],
+                    "name": short(experiment["name"]),
+                    "run_id": run.info.run_id,
+                    "run_name": short(run.info.run_name or run.info.run_id),
+                    "status": run.info.status.lower(),
+                    "started": minute(run),
+                }
             )
-    return experiments_page(
-        listed,
-        looked_at=len(answer.get("experiments", [])),
+    return rendered(
+        "clear_mlflow.server.page/experiments",
+        title="Experiments with accuracy matrices",
+        subtitle=f"{len(listed)} of {many(len(found), 'experiment')}, the last changed first",
+        warnings=(),
+        footer=f"clear_mlflow {__version__}",
+        data=None,
+        experiments=listed,
         workspace=workspace,
         next_token=answer.get("next_page_token") or None,
-        footer=f"clear_mlflow {__version__}",
     )
 
 

@@ -17,10 +17,9 @@ class BusyError(Exception):
 
 
 class KeptPages:
-    """The pages that were asked for last; one is drawn at a time, for that takes all of a core.
+    """Pages by what they show; one is drawn at a time, for that takes all of a core.
 
-    Args:
-        patience: seconds that a request waits for those before it.
+    A request waits `patience` seconds for those before it.
     """
 
     def __init__(self, patience: float = 10.0) -> None:
@@ -29,15 +28,7 @@ class KeptPages:
         self._lock = threading.Lock()
 
     def get(self, shown: object, draw: Callable[[], str]) -> str:
-        """The page of what is shown: a kept one, or drawn now.
-
-        Args:
-            shown: what changes with anything in the page; values that JSON takes.
-            draw: makes the page.
-
-        Raises:
-            BusyError: others draw for longer than one waits.
-        """
+        """The page of what is shown (values that JSON takes): a kept one, or drawn now."""
         key = hashlib.sha256(json.dumps(shown, sort_keys=True).encode()).hexdigest()
         if not self._lock.acquire(timeout=self._patience):
             raise BusyError

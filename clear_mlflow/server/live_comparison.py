@@ -12,13 +12,14 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.comparison import Comparison
+from clear_mlflow.comparison.page import comparison_page
+from clear_mlflow.comparison.page.wording import many, short
 from clear_mlflow.core.text import printable
 from clear_mlflow.core.version import __version__
 from clear_mlflow.evaluation.compare import comparison_name, read_comparison
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.mlflow_hooks import without_addresses
-from clear_mlflow.server.page import Choice, Chooser, live_comparison_page
-from clear_mlflow.server.run_state import now_text, state_of
+from clear_mlflow.server.run_state import minute, state_of
 from clear_mlflow.store import names
 from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.search import search
@@ -30,25 +31,15 @@ _JOBS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What is to be compared.
-
-    Args:
-        experiment_id: that the runs are of.
-        experiment: its name.
-        workspace: that the address names; empty: none.
-        wanted: a filter in MLflow's search syntax; empty: all runs.
-        group_by: names of parameters or tags that runs of one group share; None: the usual ones.
-        runs: ids of the runs that are ticked, or their beginnings; none: all that the filter finds.
-        without: ids of those that are not.
-    """
+    """What is to be compared."""
 
     experiment_id: str
     experiment: str
-    workspace: str = ""
-    wanted: str = ""
-    group_by: tuple[str, ...] | None = None
-    runs: tuple[str, ...] = ()
-    without: tuple[str, ...] = ()
+    workspace: str = ""  # that the address names
+    wanted: str = ""  # a filter in MLflow's search syntax
+    group_by: tuple[str, ...] | None = None  # None: the usual ones
+    runs: tuple[str, ...] = ()  # beginnings of ids that are ticked; none: all that are found
+    without: tuple[str, ...] = ()  # and of those that are not
 
     def includes(self, run_id: str) -> bool:
         """Whether a run is ticked."""
@@ -58,17 +49,7 @@ class Question:
 
 
 def live_comparison(store: MlflowClient, question: Question, kept: KeptPages) -> str:
-    """The page as the runs are now; what it costs is bounded by how many it lists.
-
-    Args:
-        store: where the runs are.
-        question: what is compared.
-        kept: pages that were drawn before.
-
-    Raises:
-        ClearError: nothing can be compared as it is asked for, or the store does not answer.
-        BusyError: others wait for their pages already.
-    """
+    """The page as the runs are now; what it costs is bounded by how many it lists."""
     found = search(store, [question.experiment_id], question.wanted)
     runs = list(islice(found, MOST_RUNS + 1))
     states = list(mapped(partial(state_of, store), runs, _JOBS))
@@ -94,18 +75,20 @@ def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str
     )
     notes = _notes(question, runs, comparison, is_cut=len(found) > MOST_RUNS)
     warnings = tuple(without_addresses(text) for text in (*notes, *comparison.warnings))
-    return live_comparison_page(
+    return comparison_page(
         replace(comparison, warnings=warnings),
         title=comparison_name(comparison),
-        footer=f"clear_mlflow {__version__}, as of {now_text()}",
-        chooser=Chooser(
-            experiment_id=question.experiment_id,
-            experiment=question.experiment,
-            workspace=question.workspace,
-            wanted=question.wanted,
-            group_by=",".join(group_by) or "none",
-            choices=tuple(_choice(question, run) for run in runs),
-        ),
+        footer=f"clear_mlflow {__version__}, as of {datetime.now(timezone.utc):%F %T} UTC",
+        over="clear_mlflow.server.page/compare",
+        chooser={
+            "experiment_id": question.experiment_id,
+            "experiment": short(question.experiment),
+            "workspace": question.workspace,
+            "filter": question.wanted,
+            "group_by": ",".join(group_by) or "none",
+            "summary": f"{len(ticked)} of {many(len(runs), 'run')} ticked",
+            "choices": [_choice(question, run) for run in runs],
+        },
     )
 
 
@@ -135,16 +118,15 @@ def _notes(
         )
 
 
-def _choice(question: Question, run: Run) -> Choice:
+def _choice(question: Question, run: Run) -> dict[str, object]:
     info = run.info
     details = [] if info.status == "FINISHED" else [info.status.lower()]
     if run.data.tags.get(names.DIVERGED_TAG) == "true":
         details.append("diverged")
-    started = datetime.fromtimestamp(info.start_time / 1000, timezone.utc)
-    return Choice(
-        run_id=info.run_id,
-        name=info.run_name or info.run_id,
-        started=f"{started:%Y-%m-%d %H:%M}",
-        details=tuple(details),
-        is_ticked=question.includes(info.run_id),
-    )
+    return {
+        "id": info.run_id,
+        "name": short(info.run_name or info.run_id),
+        "started": minute(run),
+        "details": ", ".join(details),
+        "ticked": question.includes(info.run_id),
+    }

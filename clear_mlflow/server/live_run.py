@@ -8,9 +8,12 @@ import json
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
+from clear_mlflow.comparison.page.wording import short
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import Record, assemble
 from clear_mlflow.metrics.from_predictions import METRICS as PREDICTION_METRICS
+from clear_mlflow.report.page import rendered
+from clear_mlflow.report.page.run_page import run_page
 from clear_mlflow.scoring.anytime_scores import read_anytime_scores
 from clear_mlflow.scoring.computed import (
     AnytimeScores,
@@ -24,39 +27,23 @@ from clear_mlflow.scoring.prediction_scores import keeps_predictions, read_predi
 from clear_mlflow.scoring.run_report import run_report
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.mlflow_hooks import without_addresses
-from clear_mlflow.server.page import RunPlace, empty_run_page, live_run_page
 from clear_mlflow.server.run_state import has_ended, state_of
 from clear_mlflow.store.matrices import stored_rows_of
 
 # Of the predictions of all rows. Labels of CLEAR-100's 55,000 test images take half a megabyte in
 # all, probabilities 120.
 _MOST_BYTES = 256 * 2**20
+_OVER = "clear_mlflow.server.page/run"
 
 
 def live_run(store: MlflowClient, run: Run, kept: KeptPages, workspace: str) -> str:
-    """The page of a run as it is now.
-
-    Args:
-        store: where the run is.
-        run: as it is now.
-        kept: pages that were drawn before.
-        workspace: that the address names, for the links.
-
-    Raises:
-        ClearError: its rows cannot be read.
-        BusyError: others wait for their pages already.
-    """
+    """The page of a run as it is now."""
     state = state_of(store, run)
     return kept.get([workspace, *state], lambda: _drawn(store, run, workspace, _digest(state)))
 
 
 def following(store: MlflowClient, run: Run) -> dict[str, object]:
-    """What a page asks again and again: whether to load itself anew, and whether to keep asking.
-
-    Args:
-        store: where the run is.
-        run: as it is now.
-    """
+    """What a page asks again and again: whether to load itself anew, and whether to keep asking."""
     return {"state": _digest(state_of(store, run)), "status": run.info.status}
 
 
@@ -65,23 +52,31 @@ def _digest(state: list[object]) -> str:
 
 
 def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
-    info = run.info
-    place = RunPlace(
-        run_id=info.run_id,
-        name=info.run_name or info.run_id,
-        experiment_id=info.experiment_id,
-        workspace=workspace,
-        status=info.status.lower(),
-        state=state,
-        is_followed=not has_ended(run),
-    )
+    name = run.info.run_name or run.info.run_id
+    place = {
+        "run_id": run.info.run_id,
+        "experiment_id": run.info.experiment_id,
+        "workspace": workspace,
+        "status": run.info.status.lower(),
+        "state": state,
+        "followed": not has_ended(run),  # in training: the page asks for news
+    }
     rows = stored_rows_of(store, run, "none")
     if not rows.records:
-        return empty_run_page(place)
+        return rendered(
+            "clear_mlflow.server.page/no_rows",
+            over=_OVER,
+            title=short(name, 160),
+            subtitle="No row of an accuracy matrix is stored in this run.",
+            warnings=(),
+            footer=f"Run {run.info.run_id}.",
+            data=None,
+            place=place,
+        )
     families = logged_families(run.data.tags)
     record = assemble(rows.records)
     computed = compute(
-        place.name,
+        name,
         rows.records,
         record,
         digest=rows.digest,
@@ -92,7 +87,7 @@ def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
         tests=_tests(store, run, record),
     )
     report = run_report(computed, facts_of(run), computed.summary, computed.reasons)
-    return live_run_page(report, place)
+    return run_page(report, over=_OVER, place=place)
 
 
 def _tests(store: MlflowClient, run: Run, record: Record) -> AnytimeScores:

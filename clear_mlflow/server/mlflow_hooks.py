@@ -55,14 +55,13 @@ except ImportError as error:
 
 
 flask_app: Flask = app
+# Of the context: which workspace the stores look into.
+enter_workspace = set_server_request_workspace
+forget_workspace = clear_server_request_workspace
 
 
 def find_app(name: str) -> Callable[[], Any] | Any:
-    """An app that a package offers to ``mlflow server --app-name``.
-
-    Raises:
-        ServerError: there is none of that name.
-    """
+    """An app that a package offers to ``mlflow server --app-name``."""
     offered = get_entry_points("mlflow.app")
     for point in offered:
         if point.name == name:
@@ -91,20 +90,6 @@ def workspace_headers(workspace: str) -> dict[str, str]:
     return {name: workspace} if workspace else {}
 
 
-def forget_workspace() -> None:
-    """Have MLflow look again, in this context, which workspace a request is for."""
-    clear_server_request_workspace()
-
-
-def enter_workspace(workspace: str) -> None:
-    """Have MLflow's stores look into a workspace, in this context.
-
-    Raises:
-        MlflowException: the text is no workspace's name.
-    """
-    set_server_request_workspace(workspace)
-
-
 def backend_uri() -> str:
     """Where the server keeps runs."""
     return os.environ[BACKEND_STORE_URI_ENV_VAR]
@@ -126,14 +111,7 @@ def api_address(endpoint: str) -> str:
 
 
 def artifacts_address(artifact_uri: str) -> str:
-    """Where artifacts lie, as this process reaches them: past the server, which it is itself.
-
-    Args:
-        artifact_uri: of a run, as the store has it.
-
-    Raises:
-        MlflowException: the address leads out of the folder of artifacts.
-    """
+    """Where artifacts lie, as this process reaches them: past the server, which it is itself."""
     if not _is_servable_proxied_run_artifact_root(artifact_uri):
         return artifact_uri
     path = _get_proxied_run_artifact_destination_path(artifact_uri)

@@ -26,12 +26,7 @@ from clear_mlflow.server.mlflow_hooks import (
 
 
 class RefusedError(Exception):
-    """MLflow does not answer the user of this request.
-
-    Args:
-        status: of MLflow's answer.
-        message: what it says.
-    """
+    """MLflow does not answer the user of this request."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -39,15 +34,7 @@ class RefusedError(Exception):
 
 
 def ask(endpoint: str, **query: object) -> dict[str, Any]:
-    """What MLflow's API answers the user of this request.
-
-    Args:
-        endpoint: for example ``/mlflow/experiments/get``.
-        query: parameters of the endpoint.
-
-    Raises:
-        RefusedError: it answers that there is no such thing, or that it is not for this user.
-    """
+    """What MLflow's API answers the user of this request."""
     environ = {
         name: value for name, value in request.environ.items() if not name.startswith("werkzeug.")
     }

@@ -44,6 +44,6 @@ def has_ended(run: Run) -> bool:
     return bool(RunStatus.is_terminated(RunStatus.from_string(run.info.status)))
 
 
-def now_text() -> str:
-    """This moment, as a footer says it."""
-    return f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+def minute(run: Run) -> str:
+    """When a run started, in UTC."""
+    return f"{datetime.fromtimestamp(run.info.start_time / 1000, timezone.utc):%Y-%m-%d %H:%M}"

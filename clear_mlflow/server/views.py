@@ -13,6 +13,7 @@ from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
 from clear_mlflow.core.text import one_line
+from clear_mlflow.report.page import rendered
 from clear_mlflow.server.experiments import experiments
 from clear_mlflow.server.kept_pages import BusyError, KeptPages
 from clear_mlflow.server.live_comparison import Question, live_comparison
@@ -25,7 +26,6 @@ from clear_mlflow.server.mlflow_hooks import (
     keeps_runs,
     without_addresses,
 )
-from clear_mlflow.server.page import problem_page
 from clear_mlflow.server.permission import RefusedError, ask, workspace
 from clear_mlflow.server.served_store import ServedStore
 from clear_mlflow.store.client import mlflow_errors
@@ -37,12 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 def add_pages(app: Flask, *, has_accounts: bool) -> None:
-    """Add the routes to MLflow's app.
-
-    Args:
-        app: that no request has reached yet; of a server that keeps artifacts alone, it gets none.
-        has_accounts: whether MLflow's own accounts will guard it.
-    """
+    """Add the routes to MLflow's app, which no request has reached yet."""
     if not keeps_runs():
         return
     store = ServedStore(backend_uri())
@@ -75,12 +70,7 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
 
 
 def _question() -> Question:
-    """What the address asks to compare, once it is sure that this person may see it.
-
-    Raises:
-        ConfigError: a parameter lacks or has a value that it cannot have.
-        RefusedError: the experiment is not there, or not for this person.
-    """
+    """What the address asks to compare, once it is sure that this person may see it."""
     given = request.args
     experiment_id = given.get("experiment_id", "").strip()
     if not experiment_id:
@@ -92,29 +82,20 @@ def _question() -> Question:
         experiment=experiment["name"],
         workspace=workspace(),
         wanted=given.get("filter", "").strip(),
-        group_by=_grouping(group_by) if group_by else None,
+        group_by=None if not group_by else () if group_by == "none" else tuple(_listed([group_by])),
         runs=tuple(_listed(given.getlist("runs"))),
         without=tuple(_listed(given.getlist("without"))),
     )
 
 
 def _run(store: ServedStore) -> Run:
-    """The run that the address names, once it is sure that this person may see it.
-
-    Raises:
-        ConfigError: it names none.
-        RefusedError: the run is not there, or not for this person.
-    """
+    """The run that the address names, once it is sure that this person may see it."""
     run_id = request.args.get("run_id", "").strip()
     if not run_id:
         raise ConfigError("run_id is missing; expected /clear/run?run_id=ID")
     ask("/mlflow/runs/get", run_id=run_id)
     with mlflow_errors(f"read run {run_id}"):
         return store.get_run(run_id)
-
-
-def _grouping(text: str) -> tuple[str, ...]:
-    return () if text == "none" else tuple(_listed([text]))
 
 
 def _listed(texts: list[str]) -> list[str]:
@@ -164,7 +145,15 @@ def _status_and_reason(error: ClearError) -> tuple[int, str]:
 
 
 def _problem(status: int, message: str) -> Response:
-    return _html(problem_page(one_line(without_addresses(message)), status), status)
+    text = rendered(
+        "clear_mlflow.server.page/problem",
+        title=f"Error {status}",
+        subtitle=one_line(without_addresses(message)),
+        warnings=(),
+        footer="",
+        data=None,
+    )
+    return _html(text, status)
 
 
 def _html(text: str, status: int) -> Response:

@@ -11,9 +11,9 @@ from torchmetrics import MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from clear_mlflow import AccuracyMatrix, clear, explain, renate, summarize
-from clear_mlflow.adapters.torchmetrics import ClearMetrics, MatrixMetrics, RenateMetrics
+from clear_mlflow.adapters.torchmetrics import MatrixMetrics
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.metrics import FAMILIES, METRICS
+from clear_mlflow.metrics import FAMILIES
 
 CLASSES, BUCKETS, IMAGES = 4, 3, 12
 
@@ -56,24 +56,10 @@ def test_predictions_in_batches_give_the_familys_metrics(family):
     assert metric.reasons() == explain(expected, metrics=FAMILIES[family])
 
 
-@pytest.mark.parametrize(
-    ("metric", "expected"),
-    [
-        (ClearMetrics(BUCKETS, protocol="streaming"), clear.METRICS),
-        (RenateMetrics(BUCKETS, protocol="streaming"), renate.METRICS),
-        (MatrixMetrics(BUCKETS, protocol="streaming"), METRICS),
-    ],
-)
-def test_what_a_name_computes(metric, expected):
-    """The two families have names of their own; without a choice it is both."""
-    assert metric.metrics == expected
-    assert metric.protocol == "streaming"
-
-
 def test_labels_mixed_buckets_and_whole_rows_are_the_same():
     """One batch over all buckets, classes instead of logits, or counts that are known."""
     found, _ = answers()
-    by_bucket, mixed, rows = (RenateMetrics(BUCKETS) for _ in range(3))
+    by_bucket, mixed, rows = (MatrixMetrics(BUCKETS, metrics=renate.METRICS) for _ in range(3))
     for row in range(BUCKETS + 1):
         several = [found[row, bucket] for bucket in range(BUCKETS)]
         for bucket, (logits, target) in enumerate(several):
@@ -114,7 +100,7 @@ def test_states_of_several_processes_are_added_up():
 
 def test_what_is_not_measured_is_not_there():
     """Undefined is neither 0 nor NaN; the reason is told."""
-    metric = RenateMetrics(BUCKETS)
+    metric = MatrixMetrics(BUCKETS, metrics=renate.METRICS)
     metric.update_row(1, [6, 3, 3], [IMAGES] * BUCKETS)
     assert set(metric.compute()) == {
         "renate/average_accuracy",
@@ -124,7 +110,7 @@ def test_what_is_not_measured_is_not_there():
         "initialisation" in metric.reasons()["renate/forward_transfer"]
         or "k >= 2" in (metric.reasons()["renate/forward_transfer"])
     )
-    partial = ClearMetrics(BUCKETS)
+    partial = MatrixMetrics(BUCKETS, metrics=clear.METRICS)
     partial.update(torch.tensor([1, 1]), torch.tensor([1, 0]), row=1, bucket=0)
     assert math.isnan(partial.matrix.values[0, 1])
     assert partial.matrix.num_instances is None
@@ -134,7 +120,7 @@ def test_what_is_not_measured_is_not_there():
 def test_reset_copies_pickles_forward_and_collections():
     """What torchmetrics' own machinery does with any metric."""
     found, _ = answers()
-    metric = ClearMetrics(BUCKETS)
+    metric = MatrixMetrics(BUCKETS, metrics=clear.METRICS)
     for (row, bucket), (logits, target) in found.items():
         batch = metric(logits, target, row=row, bucket=bucket)
     assert set(batch) <= {"clear/in_domain_accuracy", "clear/accuracy"}
@@ -144,7 +130,7 @@ def test_reset_copies_pickles_forward_and_collections():
     metric.reset()
     assert metric.compute() == {}
     assert numbers(other.compute()) == before
-    both = MetricCollection([ClearMetrics(BUCKETS), RenateMetrics(BUCKETS)])
+    both = MetricCollection(MatrixMetrics(BUCKETS))
     for (row, bucket), (logits, target) in found.items():
         both.update(logits, target, row=row, bucket=bucket)
     computed = numbers(both.compute())
@@ -165,7 +151,7 @@ def test_reset_copies_pickles_forward_and_collections():
 )
 def test_a_batch_of_no_cell_is_refused(changes, message):
     """Before anything is counted."""
-    metric = ClearMetrics(BUCKETS)
+    metric = MatrixMetrics(BUCKETS, metrics=clear.METRICS)
     batch = {"preds": torch.tensor([0, 1]), "target": torch.tensor([0, 1]), "row": 1, "bucket": 0}
     with pytest.raises(ConfigError, match=message):
         metric.update(**{**batch, **changes})

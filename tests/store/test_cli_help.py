@@ -103,7 +103,7 @@ def test_runs_go_where_the_options_say(store, environment):
     """Those that MLflow makes active, and those beside them; the environment's own tags stay."""
     environment.setenv("MLFLOW_RUN_CONTEXT", json.dumps({"site": "a"}))
     environment.setenv("MLFLOW_EXPERIMENT_ID", "0")
-    apply_run_options("of options", "none", ["paper=draft = 2"])
+    apply_run_options("of options", None, ["paper=draft = 2"])
     try:
         run = store.get_run(open_run(store, "first", lambda _: None))
     finally:
@@ -117,10 +117,10 @@ def test_runs_go_where_the_options_say(store, environment):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("none", "none", ["paper"]), "expected a key, = and a text"),
-        (("none", "none", ["=draft"]), "expected a key, = and a text"),
-        (("none", "none", ["mlflow.runName=a"]), "the programs' own"),
-        (("none", "none", ["clear_mlflow.rows=complete"]), "the programs' own"),
+        ((None, None, ["paper"]), "expected a key, = and a text"),
+        ((None, None, ["=draft"]), "expected a key, = and a text"),
+        ((None, None, ["mlflow.runName=a"]), "the programs' own"),
+        ((None, None, ["clear_mlflow.rows=complete"]), "the programs' own"),
     ],
 )
 def test_what_is_no_tag_is_refused(environment, arguments, told):
@@ -130,11 +130,9 @@ def test_what_is_no_tag_is_refused(environment, arguments, told):
     assert dict(os.environ) == before
 
 
-@pytest.mark.parametrize(
-    "arguments", [("e", "none", []), ("none", "n", []), ("none", "none", ["a=b"])]
-)
+@pytest.mark.parametrize("arguments", [("e", None, []), (None, "n", []), (None, None, ["a=b"])])
 def test_a_run_that_is_there_keeps_what_it_has(environment, arguments):
-    apply_run_options("none", "none", [], resume="run")
+    apply_run_options(None, None, [], resume="run")
     with pytest.raises(ConfigError, match="is there already"):
         apply_run_options(*arguments, resume="run")
     environment.setenv("MLFLOW_RUN_ID", "run")
