@@ -28,7 +28,7 @@ def test_a_new_module_passes_the_tests_there_are(tmp_path):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))
     for part in ("MLproject", "pyproject.toml"):
         shutil.copy(ROOT / part, tmp_path / part)
-    guide = (ROOT / "docs" / "contributing" / "metric.md").read_text(encoding="utf-8")
+    guide = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     (code,) = re.findall(
         r"^```python\n(# clear_mlflow/metrics/plasticity.*?)^```", guide, re.S | re.M
     )
