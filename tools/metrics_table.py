@@ -9,7 +9,7 @@ import inspect
 import re
 from pathlib import Path
 
-from clear_mlflow.metrics import ALL_METRICS, Metric
+from clear_mlflow.metrics import ALL_METRICS, CHANGE, Metric
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 
@@ -28,13 +28,9 @@ def metrics_page() -> str:
 def _row(metric: Metric) -> str:
     text = " ".join((inspect.getdoc(metric.function) or "").split())
     formula = re.search(r"Formula: (.+?)\. Defined when (.+?)\. ", text)
-    extent = re.search(r"Returns: .*?in \[(\S+), (\S+)\]; (higher|lower) is better", text)
-    if formula is None or extent is None:
-        raise ValueError(
-            f"the docstring of {metric.name} lacks 'Formula: ... Defined when ....', or below "
-            "Returns '... in [0, 1]; higher is better'"
-        )
-    least, most, better = extent.groups()
-    if (better == "higher") != metric.higher_is_better:
-        raise ValueError(f"the docstring of {metric.name} says that {better} is better")
+    if formula is None:
+        raise ValueError(f"the docstring of {metric.name} lacks 'Formula: ... Defined when ....'")
+    extent = re.search(r"in \[(\S+), (\S+)\]", text)
+    least, most = extent.groups() if extent else ("-1" if metric.takes == CHANGE else "0", "1")
+    better = "higher" if metric.higher_is_better else "lower"
     return f"| `{metric.name}` | {formula[1]} | {formula[2]} | {better} | {least} to {most} |"

@@ -37,7 +37,7 @@ _FAILED = "failed"
 # File, run id, run name, what became of it, and a detail.
 _Line: TypeAlias = tuple[str, str, str, str, str]
 # In a folder, a file that ends so is one of results; any other may be anything.
-_ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd", ".pkl")
+_ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd")
 
 
 def _whole_seed(text: str) -> int:
@@ -197,10 +197,9 @@ def import_runs(
 ) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
 
-    Plain matrices (CSV, TSV, NumPy, JSON) and what Avalanche, Renate, mammoth, FACIL and
-    continual-learning write; docs/import.md says what is read of each. Nothing in a file is
-    executed. A folder is searched for files; one that cannot be read is named, the others are
-    imported, and the exit code is 2.
+    Plain matrices (CSV, TSV, NumPy, JSON) and what Avalanche, Renate, mammoth and CapyMOA write;
+    docs/import.md says what is read of each. Nothing in a file is executed. A folder is searched
+    for files; one that cannot be read is named, the others are imported, and the exit code is 2.
     """
     reading = Reading(
         scale=scale,

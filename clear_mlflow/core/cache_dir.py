@@ -9,11 +9,7 @@ from clear_mlflow.core.errors import DataError
 
 
 def default_cache_dir() -> Path:
-    """CLEAR_MLFLOW_CACHE, else clear_mlflow in XDG_CACHE_HOME, else ~/.cache/clear_mlflow.
-
-    Raises:
-        DataError: none of them is set and the user has no home folder.
-    """
+    """CLEAR_MLFLOW_CACHE, else clear_mlflow in XDG_CACHE_HOME, else ~/.cache/clear_mlflow."""
     try:
         if named := os.environ.get("CLEAR_MLFLOW_CACHE"):
             return Path(named).expanduser().absolute()

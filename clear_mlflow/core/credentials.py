@@ -20,12 +20,9 @@ _SHORTEST = 4  # characters of a secret that is looked for in a text: fewer woul
 
 
 def masked(text: str, *addresses: str) -> str:
-    """A text without the credentials of any address in it.
+    """A text without the credentials of any address in it, and of ``addresses`` anywhere in it.
 
-    Args:
-        text: anything: an address, or a message that may quote one.
-        addresses: whose user information and query values are looked for in the text, wherever
-            they occur: a driver may quote a password decoded, or a part of it.
+    A driver may quote a password decoded, or a part of it.
 
     >>> masked("no answer from postgresql://me:secret@host/db?sslpassword=secret")
     'no answer from postgresql://***@host/db?sslpassword=***'

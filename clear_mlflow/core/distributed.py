@@ -52,11 +52,7 @@ def threads_for_each(processes: int) -> int:
 
 
 def place_of_environment(environment: Mapping[str, str] = os.environ) -> DistributedEnv:
-    """Read the variables that torchrun sets for each process that it starts.
-
-    Raises:
-        ConfigError: some are there and others are not, or are no numbers.
-    """
+    """Read the variables that torchrun sets for each process that it starts."""
     if "RANK" not in environment or "WORLD_SIZE" not in environment:
         return ALONE_HERE
     missing = [name for name in _VARIABLES if name not in environment]

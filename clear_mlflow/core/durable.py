@@ -19,13 +19,6 @@ def write_durably(file: Path, content: bytes) -> None:
 
     Whatever moment the power goes at, the file is there as a whole, as it was before, or not at
     all; once this returns, it is there.
-
-    Args:
-        file: where it goes. Beside it, ``.NAME.part`` may stay of a process that was killed.
-        content: what it holds.
-
-    Raises:
-        OSError: the disk does not take it; then what was there before still is.
     """
     with _draft(file, content) as draft:
         draft.replace(file)
@@ -37,9 +30,6 @@ def create_durably(file: Path, content: bytes) -> bool:
 
     However long this process is stopped between looking and writing, a file that another one wrote
     meanwhile stays; except on the few file systems that know no hard links.
-
-    Returns:
-        Whether it was written.
     """
     if file.exists():
         return False

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.errors import ConfigError, RecordError
-from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyRow
+from clear_mlflow.core.matrix import SPLITS, TEST, AccuracyRow, check_protocol
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.record import DatasetIdentity
 from clear_mlflow.core.score import ACCURACY, Score
@@ -28,34 +28,19 @@ _RESERVED = ("mlflow.", "clear_mlflow.")
 
 @dataclass(frozen=True, kw_only=True)
 class LoopMetadata:
-    """What is known of a loop before its first row.
+    """What is known of a loop before its first row."""
 
-    Args:
-        buckets: keys of all buckets, in stream order.
-        num_instances: test images per bucket; None where they are not known.
-        dataset: which data the rows are measured on.
-        protocol: ``iid`` or ``streaming``.
-        split: what rows are measured on, ``test`` or ``validation``.
-        seed: of the run; None when it has none.
-        facts: ``strategy``, ``model`` and others by which runs are grouped.
-        params: further parameters, as texts.
-        tags: further tags.
-        class_names: the index is the label; empty where not known.
-        evaluation_set: the test images; None where no predictions are kept.
-        score: what the rows are of.
-    """
-
-    buckets: tuple[str, ...]
-    num_instances: tuple[int, ...] | None
+    buckets: tuple[str, ...]  # keys, in stream order
+    num_instances: tuple[int, ...] | None  # test images per bucket; None where not known
     dataset: DatasetIdentity
     protocol: str = "iid"
     split: str = TEST
     seed: int | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)  # by which runs are grouped
     params: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
-    class_names: tuple[str, ...] = ()
-    evaluation_set: EvaluationSet | None = None
+    class_names: tuple[str, ...] = ()  # the index is the label; empty where not known
+    evaluation_set: EvaluationSet | None = None  # None where no predictions are kept
     score: Score = ACCURACY
 
 
@@ -79,25 +64,20 @@ def describe_loop(
     score: str = ACCURACY.name,
     lower_is_better: bool = False,
 ) -> LoopMetadata:
-    """Check what :func:`clear_mlflow.track` was given.
-
-    Raises:
-        ConfigError: something has a value that it cannot have, or two things contradict each other.
-        RecordError: a key, a count or a name is not one that the record holds.
-    """
+    """Check what :func:`clear_mlflow.track` was given."""
     keys = _keys(buckets)
-    measured = Score(score, higher_is_better=not _yes_or_no("lower_is_better", lower_is_better))
+    if not isinstance(lower_is_better, bool):
+        raise ConfigError(f"lower_is_better is {shown(lower_is_better)}; expected True or False")
+    measured = Score(score, higher_is_better=not lower_is_better)
     if not measured.is_accuracy and (test_labels is not None or evaluation_set is not None):
         raise ConfigError(
             f"score is {score!r}, and test labels arrived, of which accuracies are counted; leave "
             "them out, or leave score out"
         )
-    if protocol not in PROTOCOLS:
-        raise ConfigError(f"protocol is {shown(protocol)}; expected one of {', '.join(PROTOCOLS)}")
+    check_protocol(protocol)
     if split not in SPLITS:
         raise ConfigError(f"split is {shown(split)}; expected one of {', '.join(SPLITS)}")
-    if seed is not None:
-        seed = _whole("seed", seed)
+    seed = None if seed is None else _whole("seed", seed)
     if test_ids is not None and test_labels is None:
         raise ConfigError("test_ids arrived without test_labels; pass the true labels, too")
     if test_labels is not None:
@@ -107,28 +87,30 @@ def describe_loop(
     names = tuple(class_names or ())
     counts = None if num_instances is None else _counts(keys, num_instances)
     if evaluation_set is not None:
-        if evaluation_set.buckets != keys:
-            raise ConfigError(
-                f"buckets is {shown(keys)}, but the evaluation set's are "
-                f"{shown(evaluation_set.buckets)}; they have to be the same"
-            )
-        if counts not in (None, evaluation_set.num_instances):
-            raise ConfigError(
-                f"num_instances is {shown(counts)}, but the evaluation set holds "
-                f"{shown(evaluation_set.num_instances)} images; leave num_instances out"
-            )
-        if names not in ((), evaluation_set.class_names):
-            raise ConfigError("class_names are not those of the evaluation set; leave them out")
-        counts, names = evaluation_set.num_instances, evaluation_set.class_names
+        images = evaluation_set
+        for what, ours, theirs in (
+            ("buckets", keys, images.buckets),
+            ("num_instances", counts or images.num_instances, images.num_instances),
+            ("class_names", names or images.class_names, images.class_names),
+        ):
+            if ours != theirs:
+                raise ConfigError(
+                    f"{what} is {shown(ours)}, but the evaluation set's are {shown(theirs)}; "
+                    f"{'give the same' if what == 'buckets' else f'leave {what} out'}"
+                )
+        counts, names = images.num_instances, images.class_names
     # A row as any of this loop would be: what cannot be stored is refused before any training.
     AccuracyRow.from_values(0, keys, (0.0,) * len(keys), counts, measured)
+    grouped = {
+        "strategy": strategy,
+        "model": model,
+        "dataset": dataset,
+        "protocol": protocol,
+        "split": split,
+        "seed": seed,
+        "score": None if measured.is_accuracy else measured.name,
+    }
     digest = dataset_digest or (evaluation_set.digest if evaluation_set else UNKNOWN)
-    grouped = {"strategy": strategy, "model": model, "dataset": dataset, "protocol": protocol}
-    grouped["split"] = split
-    if seed is not None:
-        grouped["seed"] = str(seed)
-    if not measured.is_accuracy:
-        grouped["score"] = measured.name
     return LoopMetadata(
         buckets=keys,
         num_instances=counts,
@@ -154,16 +136,7 @@ def evaluation_set_of(
     """The test images of all buckets, known by their names instead of their files.
 
     Two runs with the same keys, names, labels and classes were tested on the same images, as far
-    as the package can see. So give the data's own names, where it has any, and not positions.
-
-    Args:
-        buckets: keys, in stream order.
-        labels: for each bucket, the true class of each test image: integers from 0.
-        ids: for each bucket, the name of each test image; positions when not given.
-        class_names: the index is the label; numbers when not given.
-
-    Raises:
-        ConfigError: the parts do not fit each other.
+    as the package can see: ``ids`` are the data's own names, and positions where there are none.
     """
     if len(labels) != len(buckets):
         raise ConfigError(
@@ -174,9 +147,8 @@ def evaluation_set_of(
         _labels(f"test_labels of bucket {key!r}", given)
         for key, given in zip(buckets, labels, strict=True)
     ]
-    named = [[str(n) for n in range(len(given))] for given in each]
-    if ids is not None:
-        named = [[str(name) for name in of_bucket] for of_bucket in ids]
+    given_ids = [range(len(given)) for given in each] if ids is None else ids
+    named = [list(map(str, of_bucket)) for of_bucket in given_ids]
     if list(map(len, named)) != list(map(len, each)):
         raise ConfigError("test_ids and test_labels differ in length; expected one for each image")
     for key, of_bucket in zip(buckets, named, strict=True):
@@ -218,65 +190,59 @@ def measured_row(
 ) -> tuple[AccuracyRow, RowPredictions | None]:
     """A row as it arrived from a loop, checked against what is known of that loop.
 
-    Args:
-        facts: of the loop.
-        row: buckets trained so far.
-        correct: images classified correctly: one integer per bucket, or bucket key to integer.
-        accuracy: fractions, likewise; NaN, None or an absent key = not measured.
-        labels: predicted class of each image of the evaluation set, in its order: one array, or
-            one for each bucket.
-        probabilities: (N, classes) of the same images, softmaxed: likewise.
-        values: of a loop of another score than accuracy, that score: as accuracy is given.
-
-    Raises:
-        ConfigError: too much or too little arrived, or it has a value that it cannot have.
-        RecordError: the numbers do not fit the loop.
+    ``correct`` are counts and ``accuracy`` fractions per bucket, as a list or by bucket key; of
+    ``accuracy`` and of ``values``, another score, NaN, None or no key = not measured. ``labels``
+    (N,) and ``probabilities`` (N, classes), softmaxed, are of the evaluation set's images, in its
+    order, as one array or one for each bucket.
     """
-    row, score = _whole("row", row), facts.score
+    row, score, buckets = _whole("row", row), facts.score, facts.buckets
+    given = {"correct": correct, "accuracy": accuracy, "labels": labels}
+    given |= {"probabilities": probabilities, "values": values}
+    given = {name: value for name, value in given.items() if value is not None}
     if not score.is_accuracy:
-        given = {"correct": correct, "accuracy": accuracy, "labels": labels}
-        given["probabilities"] = probabilities
-        wrong = [name for name, value in given.items() if value is not None]
-        if wrong or values is None:
-            arrived = wrong[0] if wrong else "no numbers"
+        if list(given) != ["values"]:
             raise ConfigError(
-                f"row {row} arrived with {arrived}, but the score is {score.name}; pass "
-                f"values=[...], the {score.name} on each bucket"
+                f"row {row} arrived with {next(iter(given), 'no numbers')}, but the score is "
+                f"{score.name}; pass values=[...], the {score.name} on each bucket"
             )
-        cells = _values(facts.buckets, values, score.name)
-        return AccuracyRow.from_values(row, facts.buckets, cells, facts.num_instances, score), None
+        cells = _values(buckets, values, score.name)
+        return AccuracyRow.from_values(row, buckets, cells, facts.num_instances, score), None
     if values is not None:
         raise ConfigError(
             f"row {row} arrived with values, but the score is accuracy; pass accuracy=[...], or "
             "score=... to track"
         )
-    answers = None
-    if labels is not None or probabilities is not None:
-        answers = _answers(facts, row, labels, probabilities)
     if correct is not None and accuracy is not None:
         raise ConfigError(f"row {row} has correct and accuracy; pass one of them")
+    images, answers = facts.evaluation_set, None
+    if labels is not None or probabilities is not None:
+        if images is None:
+            raise ConfigError(
+                f"row {row} has predictions, but the images are not known; pass test_labels, or an "
+                "evaluation_set, to track"
+            )
+        answers = _answers(images, row, labels, probabilities)
     if accuracy is not None:
-        found = AccuracyRow.from_values(
-            row, facts.buckets, _values(facts.buckets, accuracy, "accuracy"), facts.num_instances
-        )
-    elif correct is not None:
+        cells = _values(buckets, accuracy, "accuracy")
+        found = AccuracyRow.from_values(row, buckets, cells, facts.num_instances)
+    else:
+        if correct is not None:
+            counts = _counts(buckets, correct, "correct")
+        elif answers is not None and images is not None:
+            counts = answers.correct(images)
+        else:
+            raise ConfigError(
+                f"row {row} arrived without numbers; pass the images classified correctly in each "
+                "bucket, or accuracy=[...] as fractions"
+            )
         if facts.num_instances is None:
             raise ConfigError(
                 f"row {row} has counts, but num_instances is not known; pass it to track, or "
                 "accuracy=[...] here"
             )
-        counts = _counts(facts.buckets, correct, "correct")
-        found = AccuracyRow(row, facts.buckets, counts, facts.num_instances)
-    elif answers is not None and facts.evaluation_set is not None:
-        counts = answers.correct(facts.evaluation_set)
-        found = AccuracyRow(row, facts.buckets, counts, facts.num_instances)
-    else:
-        raise ConfigError(
-            f"row {row} arrived without numbers; pass the images classified correctly in each "
-            "bucket, or accuracy=[...] as fractions"
-        )
-    if answers is not None and facts.evaluation_set is not None:
-        answers.check(facts.evaluation_set, found)
+        found = AccuracyRow(row, buckets, counts, facts.num_instances)
+    if answers is not None and images is not None:
+        answers.check(images, found)
     return found, answers
 
 
@@ -290,21 +256,7 @@ def measured_test(
     step: int,
     num_steps: int,
 ) -> AnytimeRow:
-    """A test inside a bucket as it arrived from a loop, checked against what is known of that loop.
-
-    Args:
-        facts: of the loop.
-        bucket: that is trained on, counted from 1.
-        correct: as of :func:`measured_row`.
-        test: which of those inside this bucket, from 1.
-        num_tests: inside this bucket.
-        step: optimiser steps on this bucket so far.
-        num_steps: that it takes in all.
-
-    Raises:
-        ConfigError: a value is one that it cannot have, or the loop has no counts of images.
-        RecordError: the numbers do not fit the loop.
-    """
+    """A test inside a bucket as it arrived from a loop; ``bucket`` and ``test`` count from 1."""
     if not facts.score.is_accuracy or facts.num_instances is None:
         what = f"the score is {facts.score.name}"
         if facts.score.is_accuracy:
@@ -323,14 +275,8 @@ def measured_test(
 
 
 def _answers(
-    facts: LoopMetadata, row: int, labels: object, probabilities: object
+    images: EvaluationSet, row: int, labels: object, probabilities: object
 ) -> RowPredictions:
-    images = facts.evaluation_set
-    if images is None:
-        raise ConfigError(
-            f"row {row} has predictions, but the images are not known; pass test_labels, or an "
-            "evaluation_set, to track"
-        )
     found: NDArray[Any] | None = None
     if probabilities is not None:
         found = _joined("probabilities", probabilities, images).astype(np.float64)
@@ -414,17 +360,18 @@ def _counts(keys: tuple[str, ...], values: object, name: str = "num_instances") 
 def _values(keys: tuple[str, ...], values: object, what: str) -> tuple[float, ...]:
     cells = _plain(values)
     if isinstance(cells, Mapping):
-        _refuse_strangers(what, keys, cells)
-        cells = [cells.get(key) for key in keys]
+        cells = {**dict.fromkeys(keys), **cells}  # a bucket that is not named was not measured
     plain = map(_plain, _per_bucket(what, keys, cells))
     return tuple(math.nan if value is None else value for value in plain)
 
 
 def _per_bucket(name: str, keys: tuple[str, ...], values: object) -> Sequence[Any]:
     if isinstance(values, Mapping):
-        _refuse_strangers(name, keys, values)
-        missing = [key for key in keys if key not in values]
-        if missing:
+        if strangers := [key for key in values if key not in keys]:
+            raise ConfigError(
+                f"{name} names bucket {shown(strangers[0])}; the buckets are {', '.join(keys)}"
+            )
+        if missing := [key for key in keys if key not in values]:
             raise ConfigError(f"{name} lacks bucket {missing[0]!r}; expected a number for each")
         return [values[key] for key in keys]
     if isinstance(values, str) or not isinstance(values, Sequence):
@@ -434,14 +381,6 @@ def _per_bucket(name: str, keys: tuple[str, ...], values: object) -> Sequence[An
             f"{name} has {len(values)} entries for {len(keys)} buckets; expected one per bucket"
         )
     return values
-
-
-def _refuse_strangers(name: str, keys: tuple[str, ...], values: Mapping[Any, Any]) -> None:
-    strangers = [key for key in values if key not in keys]
-    if strangers:
-        raise ConfigError(
-            f"{name} names bucket {shown(strangers[0])}; the buckets are {', '.join(keys)}"
-        )
 
 
 def _array(values: Any) -> NDArray[Any]:
@@ -459,12 +398,6 @@ def _plain(value: Any) -> Any:
     """Python's own numbers and lists out of an array's or a tensor's."""
     listed = getattr(value, "tolist", None)
     return listed() if callable(listed) else value
-
-
-def _yes_or_no(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name} is {shown(value)}; expected True or False")
-    return value
 
 
 def _whole(name: str, value: object) -> int:

@@ -19,12 +19,18 @@ from numpy.typing import ArrayLike, NDArray
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.score import ACCURACY, MAX_SCORE, Score
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_COUNT, MAX_KEY_CHARACTERS
+from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_COUNT, MAX_KEY_CHARACTERS, converted
 
 PROTOCOLS = ("iid", "streaming")
 # What a run is measured on: test images, or some of its training images held out to choose by.
 TEST, VALIDATION = "test", "validation"
 SPLITS = (TEST, VALIDATION)
+
+
+def check_protocol(protocol: str) -> None:
+    """Refuse a protocol that there is not."""
+    if protocol not in PROTOCOLS:
+        raise ConfigError(f"protocol is {shown(protocol)}; expected one of {', '.join(PROTOCOLS)}")
 
 
 def measured_split(split: str) -> str:
@@ -81,51 +87,59 @@ class AccuracyRow:
     score: Score = ACCURACY
 
     def __post_init__(self) -> None:
-        if not _is_whole(self.row) or self.row < 0:
-            raise RecordError(
-                f"row is {shown(self.row)}; expected the number of buckets trained so far, "
-                "0 for the initialisation"
-            )
         buckets = _checked_buckets(self.buckets)
         object.__setattr__(self, "buckets", buckets)
-        if self.correct is not None and not self.score.is_accuracy:
+        if not 0 <= converted(self.row, int, "row") <= len(buckets):
             raise RecordError(
-                f"correct arrived for a score of {self.score.name}; images classified correctly "
-                "are of accuracy, pass values"
+                f"row is {shown(self.row)}; expected the buckets trained so far, 0 for the "
+                f"initialisation, and there are only {len(buckets)} buckets"
             )
-        if self.values is not None and self.correct is not None:
-            raise RecordError("correct and values arrived both; accuracy follows from correct")
-        for name in ("correct", "num_instances"):
-            counts = getattr(self, name)
-            if counts is None and self.values is not None:
-                continue
-            if not isinstance(counts, (tuple, list)) or not all(_is_whole(n) for n in counts):
-                raise RecordError(f"{name} is {shown(counts)}; expected one integer per bucket")
-            if len(counts) != len(buckets):
-                raise RecordError(
-                    f"{name} has {len(counts)} entries for {len(buckets)} buckets; "
-                    "expected one per bucket"
-                )
-            object.__setattr__(self, name, tuple(counts))
-        if self.row > len(buckets):
-            raise RecordError(
-                f"row is {shown(self.row)}, but there are only {len(buckets)} buckets to train on"
-            )
-        for key, total in zip(buckets, self.num_instances or (), strict=False):
-            if not 1 <= total <= MAX_COUNT:
-                raise RecordError(
-                    f"num_instances of bucket {key!r} is {shown(total)}; expected 1 to 2**53"
-                )
-        if self.correct is None or self.num_instances is None:
-            cells = _checked_row_values(self.values, buckets, self.score)
-            object.__setattr__(self, "values", cells)
+        if self.values is None:
+            if not self.score.is_accuracy:
+                raise RecordError(f"no values arrived; a score of {self.score.name} has no counts")
+            totals = self._counts("num_instances", [MAX_COUNT] * len(buckets), least=1)
+            self._counts("correct", totals)
             return
-        for key, correct, total in zip(buckets, self.correct, self.num_instances, strict=True):
-            if not 0 <= correct <= total:
+        if self.correct is not None:
+            raise RecordError("correct and values arrived both; accuracy follows from correct")
+        if self.num_instances is not None:
+            self._counts("num_instances", [MAX_COUNT] * len(buckets), least=1)
+        object.__setattr__(self, "values", self._checked_values())
+
+    def _counts(self, name: str, most: Sequence[int], least: int = 0) -> tuple[int, ...]:
+        """A field of counts, kept as a tuple; each is ``least`` to ``most`` of its bucket."""
+        counts: tuple[int, ...] = converted(getattr(self, name), tuple[int, ...], name)
+        if len(counts) != len(self.buckets):
+            raise RecordError(
+                f"{name} has {len(counts)} entries for {len(self.buckets)} buckets; expected one "
+                "per bucket"
+            )
+        for key, count, largest in zip(self.buckets, counts, most, strict=True):
+            if not least <= count <= largest:
+                limit = "2**53" if name == "num_instances" else f"its num_instances, {largest}"
                 raise RecordError(
-                    f"correct of bucket {key!r} is {shown(correct)}; expected 0 to its "
-                    f"num_instances, {total}"
+                    f"{name} of bucket {key!r} is {shown(count)}; expected {least} to {limit}"
                 )
+        object.__setattr__(self, name, counts)
+        return counts
+
+    def _checked_values(self) -> tuple[float, ...]:
+        score = self.score
+        if not isinstance(self.values, (tuple, list)) or len(self.values) != len(self.buckets):
+            kind = "fraction" if score.is_accuracy else "number"
+            raise RecordError(
+                f"{score.name} is {shown(self.values)}; expected one {kind} for each of the "
+                f"{len(self.buckets)} buckets"
+            )
+        cells = tuple(
+            score.check(value, f"{score.name} of bucket {key!r}")
+            for key, value in zip(self.buckets, self.values, strict=True)
+        )
+        if all(value != value for value in cells):
+            raise RecordError(
+                f"{score.name} holds no measured bucket; leave out a row that was not tested"
+            )
+        return cells
 
     @classmethod
     def from_values(
@@ -205,23 +219,21 @@ class AccuracyMatrix:
             )
         width = cells.shape[1]
         measured = np.flatnonzero(~np.isnan(cells).all(axis=1))
-        cells = cells[: measured[-1] + 1 if measured.size else 0]
-
         first = None if initial is None else _checked_cells("initial", initial, score)
         if first is not None and first.shape != (width,):
             raise RecordError(
                 f"initial has shape {first.shape}; expected ({width},), one value per bucket"
             )
-        if first is not None and np.isnan(first).all():
-            first = None
-
-        keys = tuple(str(j + 1) for j in range(width))
-        if buckets is not None:
-            keys = _checked_buckets(buckets)
+        keys = buckets if buckets is not None else [str(j + 1) for j in range(width)]
         if len(keys) != width:
             raise RecordError(f"{len(keys)} bucket keys arrived for {width} columns")
-        counts = None if num_instances is None else _counts(num_instances, width)
-        self._set(cells, first, counts, keys, score)
+        self._set(
+            values=cells[: measured[-1] + 1 if measured.size else 0],
+            initial=None if first is None or np.isnan(first).all() else first,
+            num_instances=None if num_instances is None else _counts(num_instances, width),
+            buckets=_checked_buckets(keys),
+            score=score,
+        )
 
     @classmethod
     def from_rows(cls, rows: Iterable[AccuracyRow]) -> AccuracyMatrix:
@@ -287,7 +299,7 @@ class AccuracyMatrix:
         """
         if not 0 <= k <= self.num_rows:
             raise RecordError(f"cannot cut a matrix of {self.num_rows} rows off after {k} buckets")
-        return self._keeping(self.values[:k])
+        return self._with(values=self.values[:k])
 
     def masked(self, protocol: str) -> AccuracyMatrix:
         """The cells that are evidence under a protocol.
@@ -299,25 +311,19 @@ class AccuracyMatrix:
         Raises:
             ConfigError: the protocol is unknown.
         """
-        if protocol not in PROTOCOLS:
-            raise ConfigError(
-                f"protocol is {shown(protocol)}; expected one of {', '.join(PROTOCOLS)}"
-            )
+        check_protocol(protocol)
         if protocol == "iid":
             return self
         trained_on = np.tri(*self.values.shape, dtype=np.bool_)
-        return self._keeping(np.where(trained_on, np.nan, self.values))
+        return self._with(values=np.where(trained_on, np.nan, self.values))
 
     @property
     def oriented(self) -> AccuracyMatrix:
         """The same cells such that more is better: negated where lower is better."""
         if self.score.higher_is_better:
             return self
-        negated = object.__new__(AccuracyMatrix)
         initial = None if self.initial is None else -self.initial
-        score = Score(self.score.name)
-        negated._set(-self.values, initial, self.num_instances, self.buckets, score)
-        return negated
+        return self._with(values=-self.values, initial=initial, score=Score(self.score.name))
 
     def equals(self, other: AccuracyMatrix) -> bool:
         """Whether both hold the same cells, counts and keys; NaN equals NaN."""
@@ -336,28 +342,17 @@ class AccuracyMatrix:
             known.append(f"{self.score.name}, {self.score.better} is better")
         return f"AccuracyMatrix({', '.join([trained, *known])})"
 
-    def _keeping(self, values: NDArray[np.float64]) -> AccuracyMatrix:
-        """The same run with other cells; unlike construction, this drops no row."""
+    def _with(self, **changed: object) -> AccuracyMatrix:
+        """The same run with other parts; unlike construction, this drops no row."""
         derived = object.__new__(AccuracyMatrix)
-        derived._set(values, self.initial, self.num_instances, self.buckets, self.score)
+        derived._set(**{**vars(self), **changed})
         return derived
 
-    def _set(
-        self,
-        values: NDArray[np.float64],
-        initial: NDArray[np.float64] | None,
-        num_instances: NDArray[np.int64] | None,
-        buckets: tuple[str, ...],
-        score: Score,
-    ) -> None:
-        for array in (values, initial, num_instances):
-            if array is not None:
-                array.setflags(write=False)
-        object.__setattr__(self, "values", values)
-        object.__setattr__(self, "initial", initial)
-        object.__setattr__(self, "num_instances", num_instances)
-        object.__setattr__(self, "buckets", buckets)
-        object.__setattr__(self, "score", score)
+    def _set(self, **parts: object) -> None:
+        for name, part in parts.items():
+            if isinstance(part, np.ndarray):
+                part.setflags(write=False)
+            object.__setattr__(self, name, part)
 
 
 def whole_grid(matrix: AccuracyMatrix) -> NDArray[np.float64]:
@@ -377,51 +372,21 @@ def named_rows(matrix: AccuracyMatrix) -> Iterator[tuple[int, str, NDArray[np.fl
         yield i, matrix.buckets[i], values
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _checked_row_values(
-    values: object, buckets: tuple[str, ...], score: Score
-) -> tuple[float, ...]:
-    if not isinstance(values, (tuple, list)) or len(values) != len(buckets):
-        kind = "fraction" if score.is_accuracy else "number"
-        raise RecordError(
-            f"{score.name} is {shown(values)}; expected one {kind} for each of the "
-            f"{len(buckets)} buckets"
-        )
-    cells = tuple(
-        score.check(value, f"{score.name} of bucket {key!r}")
-        for key, value in zip(buckets, values, strict=True)
-    )
-    if all(value != value for value in cells):
-        raise RecordError(
-            f"{score.name} holds no measured bucket; leave out a row that was not tested"
-        )
-    return cells
-
-
 def _checked_buckets(keys: object) -> tuple[str, ...]:
-    if not isinstance(keys, (tuple, list)) or not keys:
-        raise RecordError(f"buckets is {shown(keys)}; expected the keys of one bucket or more")
-    if len(keys) > MAX_BUCKETS:
-        raise RecordError(f"buckets holds {len(keys)} keys; expected at most {MAX_BUCKETS}")
-    seen = set()
-    for key in keys:
+    found: tuple[str, ...] = converted(keys, tuple[str, ...], "buckets")
+    if not 1 <= len(found) <= MAX_BUCKETS:
+        raise RecordError(f"buckets holds {len(found)} keys; expected 1 to {MAX_BUCKETS}")
+    for key in found:
         # What cannot be printed looks like another key in a table, and may steer a terminal.
-        if (
-            not isinstance(key, str)
-            or not key.isprintable()
-            or not 1 <= len(key) <= MAX_KEY_CHARACTERS
-        ):
+        if not key.isprintable() or not 1 <= len(key) <= MAX_KEY_CHARACTERS:
             raise RecordError(
                 f"a bucket key is {shown(key)}; expected a text of 1 to {MAX_KEY_CHARACTERS} "
                 "printable characters"
             )
-        if key in seen:
-            raise RecordError(f"bucket key {shown(key)} is given twice; expected distinct keys")
-        seen.add(key)
-    return tuple(keys)
+    if len(set(found)) != len(found):
+        twice = next(key for key in found if found.count(key) > 1)
+        raise RecordError(f"bucket key {shown(twice)} is given twice; expected distinct keys")
+    return found
 
 
 def _checked_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.float64]:
@@ -447,16 +412,20 @@ def _checked_cells(name: str, values: ArrayLike, score: Score) -> NDArray[np.flo
 
 
 def _counts(num_instances: ArrayLike, width: int) -> NDArray[np.int64]:
-    expected = f"num_instances of an accuracy matrix must be {width} integers of at least 1"
     try:
         counts = np.array(num_instances)
-    except ValueError as error:
-        raise RecordError(f"{expected}, one per bucket; arrived as no plain list") from error
-    if counts.dtype.kind not in "iu" or counts.shape != (width,):
-        raise RecordError(f"{expected}, one per bucket; arrived as {shown(num_instances)}")
-    if not bool(((counts >= 1) & (counts <= MAX_COUNT)).all()):
-        raise RecordError(f"{expected} and at most 2**53; arrived as {shown(num_instances)}")
-    return counts.astype(np.int64)
+        if (
+            counts.dtype.kind in "iu"
+            and counts.shape == (width,)
+            and 1 <= counts.min() <= counts.max() <= MAX_COUNT
+        ):
+            return counts.astype(np.int64)
+    except ValueError:
+        pass  # no plain list
+    raise RecordError(
+        f"num_instances of an accuracy matrix must be {width} integers of at least 1 and at most "
+        f"2**53, one per bucket; arrived as {shown(num_instances)}"
+    )
 
 
 def _same(one: NDArray[np.generic] | None, other: NDArray[np.generic] | None) -> bool:

@@ -16,14 +16,17 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import msgspec
+
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.score import ACCURACY, Score
+from clear_mlflow.core.score import ACCURACY, Score, StoredScore
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import (
     JSON,
     MAX_ROW_BYTES,
     MAX_TEXT_CHARACTERS,
+    converted,
     document_name,
     document_text,
     json_object,
@@ -32,31 +35,12 @@ from clear_mlflow.core.untrusted import (
 ROWS_FOLDER = "accuracy_matrix/rows"
 SCHEMA_NAME = "clear_mlflow/accuracy_row"
 SCHEMA_VERSION = "1.0"
-# Rows of accuracies without counts; what has counts stays 1.0, which every reader knows.
-ACCURACIES_VERSION = "1.1"
-# Rows that are measured on validation images.
-SPLIT_VERSION = "1.2"
-# Rows of another score than accuracy.
-SCORE_VERSION = "1.3"
 
 # Of rows whose buckets have dates: one for each, as 2004-05-17, ascending. A reader may leave it.
 TIMES = "bucket_times"
 
 # Written by every language's clock, and read by Python 3.10's narrow fromisoformat.
 _UTC_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3}(\d{3})?)?(Z|\+00:00)", re.ASCII)
-_KNOWN_FIELDS = (
-    "schema",
-    "row",
-    "trained_through",
-    "buckets",
-    "correct",
-    "num_instances",
-    "protocol",
-    "dataset",
-    "seed",
-    "package_version",
-    "written_at",
-)
 
 
 @dataclass(frozen=True)
@@ -75,6 +59,31 @@ class DatasetIdentity:
         _check_text("the dataset's digest", self.digest)
 
 
+class _Schema(msgspec.Struct):
+    name: str
+    version: str
+
+
+class _Fields(msgspec.Struct, kw_only=True):
+    """A row's file; later versions add optional fields."""
+
+    schema: _Schema
+    row: int
+    trained_through: str | None
+    buckets: tuple[str, ...]
+    correct: tuple[int, ...] | None = None
+    accuracy: tuple[float | None, ...] | None = None  # None = not measured
+    score: StoredScore | None = None
+    values: tuple[float | None, ...] | None = None  # of another score than accuracy, likewise
+    num_instances: tuple[int, ...] | None = None
+    protocol: str
+    split: str = TEST
+    dataset: DatasetIdentity
+    seed: int | None
+    package_version: str
+    written_at: str
+
+
 @dataclass(frozen=True)
 class RowRecord:
     """A row, and what is needed to know which run it belongs to.
@@ -87,9 +96,6 @@ class RowRecord:
         package_version: of the program that wrote the row.
         written_at: ISO 8601 in UTC, as 2026-01-31T12:00:00.123Z.
         extra: fields that a newer or another program wrote; kept and written back.
-        schema_version: of the format, "major.minor"; kept from the file that was read. A row
-            without counts is at least of version 1.1, one on validation images of version 1.2,
-            one of another score than accuracy of version 1.3.
         split: which images it was measured on, ``test`` or ``validation``.
 
     Raises:
@@ -103,52 +109,51 @@ class RowRecord:
     package_version: str
     written_at: str
     extra: Mapping[str, JSON] = field(default_factory=dict)
-    schema_version: str = SCHEMA_VERSION
     split: str = TEST
 
     def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise RecordError(
-                f"protocol is {shown(self.protocol)}; expected one of {', '.join(PROTOCOLS)}"
-            )
-        if self.seed is not None and (
-            not isinstance(self.seed, int)
-            or isinstance(self.seed, bool)
-            or not -(2**63) <= self.seed < 2**64
+        for name, value, known in (
+            ("protocol", self.protocol, PROTOCOLS),
+            ("split", self.split, SPLITS),
         ):
+            if value not in known:
+                raise RecordError(f"{name} is {shown(value)}; expected {' or '.join(known)}")
+        if self.seed is not None and not -(2**63) <= converted(self.seed, int, "seed") < 2**64:
             raise RecordError(f"seed is {shown(self.seed)}; expected a 64-bit integer or null")
         _check_text("package_version", self.package_version)
         _check_time(self.written_at)
-        _check_version(self.schema_version)
-        if self.row.correct is None and _minor(self.schema_version) < 1:
-            object.__setattr__(self, "schema_version", ACCURACIES_VERSION)
-        if self.split not in SPLITS:
-            raise RecordError(f"split is {shown(self.split)}; expected {' or '.join(SPLITS)}")
-        if self.split != TEST and _minor(self.schema_version) < 2:
-            object.__setattr__(self, "schema_version", SPLIT_VERSION)
-        if not self.row.score.is_accuracy and _minor(self.schema_version) < 3:
-            object.__setattr__(self, "schema_version", SCORE_VERSION)
-        taken = sorted(set(_fields_of(self.schema_version)) & set(self.extra))
-        if taken:
+        if taken := sorted(set(_Fields.__struct_fields__) & set(self.extra)):
             raise RecordError(f"extra holds {taken[0]!r}, which is a field of the format itself")
 
     def to_json(self) -> str:
         """The row as the text of its file; equal records give equal text."""
-        fields_in_order: dict[str, Any] = {
-            "schema": {"name": SCHEMA_NAME, "version": self.schema_version},
-            "row": self.row.row,
-            "trained_through": self.row.trained_through,
-            "buckets": list(self.row.buckets),
-            **_measured(self.row),
-            "protocol": self.protocol,
-            **({} if self.split == TEST else {"split": self.split}),
+        row, score = self.row, self.row.score
+        fields: dict[str, Any] = {
+            "schema": {"name": SCHEMA_NAME, "version": SCHEMA_VERSION},
+            "row": row.row,
+            "trained_through": row.trained_through,
+            "buckets": row.buckets,
+        }
+        cells = [None if math.isnan(value) else value for value in row.cells]
+        if row.correct is not None:
+            fields["correct"] = row.correct
+        elif score.is_accuracy:
+            fields["accuracy"] = cells
+        else:
+            lower = not score.higher_is_better
+            fields |= {"score": {"name": score.name, "lower_is_better": lower}, "values": cells}
+        if row.num_instances is not None:
+            fields["num_instances"] = row.num_instances
+        fields["protocol"] = self.protocol
+        if self.split != TEST:
+            fields["split"] = self.split
+        fields |= {
             "dataset": {"name": self.dataset.name, "digest": self.dataset.digest},
             "seed": self.seed,
             "package_version": self.package_version,
             "written_at": self.written_at,
-            **self.extra,
         }
-        return document_text(fields_in_order)
+        return document_text({**fields, **self.extra})
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> RowRecord:
@@ -257,11 +262,11 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
 
 def _times(record: RowRecord) -> tuple[date, ...]:
     """The dates that a row gives its buckets; none of them where it gives anything else."""
-    told = record.extra.get(TIMES)
-    if not isinstance(told, list) or len(told) != len(record.row.buckets):
+    dates = record.extra.get(TIMES)
+    if not isinstance(dates, list) or len(dates) != len(record.row.buckets):
         return ()
     try:
-        found = tuple(date.fromisoformat(text) for text in told)  # type: ignore[arg-type]
+        found = tuple(date.fromisoformat(text) for text in dates)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return ()
     return found if all(before < after for before, after in pairwise(found)) else ()
@@ -286,139 +291,75 @@ def _comparisons(one: RowRecord, other: RowRecord) -> Iterator[tuple[str, object
         yield f"num_instances of bucket {j + 1}", total, there_too
 
 
-def _measured(row: AccuracyRow) -> dict[str, JSON]:
-    """The fields of a file that hold what was measured."""
-    found: dict[str, JSON] = {}
-    if row.correct is not None:
-        found["correct"] = list(row.correct)
-    else:
-        cells: list[JSON] = [None if math.isnan(value) else value for value in row.cells]
-        if row.score.is_accuracy:
-            found["accuracy"] = cells
-        else:
-            # Not as "accuracy", which a reader of before would take them for.
-            found["score"] = {
-                "name": row.score.name,
-                "lower_is_better": not row.score.higher_is_better,
-            }
-            found["values"] = cells
-    if row.num_instances is not None:
-        found["num_instances"] = list(row.num_instances)
-    return found
-
-
-def _from_document(document: dict[str, Any]) -> RowRecord:
-    # The schema first: a newer version may well lack what this one looks for.
-    schema = _members("schema", _field(document, "schema"), ("name", "version"))
-    if schema["name"] != SCHEMA_NAME:
-        raise RecordError(f"schema.name is {shown(schema['name'])}; expected {SCHEMA_NAME!r}")
-    _check_version(schema["version"])
-
-    buckets = _list(document, "buckets")
-    score = _score(document, schema["version"])
-    if score.is_accuracy and ("correct" in document or _minor(schema["version"]) < 1):
-        row = AccuracyRow(
-            row=_field(document, "row"),
-            buckets=buckets,
-            correct=_list(document, "correct"),
-            num_instances=_list(document, "num_instances"),
-        )
-    else:
-        row = _row_of_values(document, buckets, score)
-    trained_through = _field(document, "trained_through")
-    if trained_through != row.trained_through:
-        raise RecordError(
-            f"trained_through is {shown(trained_through)}; row {row.row} of these buckets is "
-            f"trained through {shown(row.trained_through)}"
-        )
-    if "accuracy" in document and row.correct is not None:
-        _check_accuracy(_list(document, "accuracy"), row)
-    dataset = _members("dataset", _field(document, "dataset"), ("name", "digest"))
-    known = _fields_of(schema["version"])
-    return RowRecord(
-        row=row,
-        protocol=_field(document, "protocol"),
-        dataset=DatasetIdentity(dataset["name"], dataset["digest"]),
-        seed=_field(document, "seed"),
-        package_version=_field(document, "package_version"),
-        written_at=_field(document, "written_at"),
-        extra={k: v for k, v in document.items() if k not in known},
-        schema_version=schema["version"],
-        split=document.get("split", TEST) if "split" in known else TEST,
-    )
-
-
-def _fields_of(version: str) -> tuple[str, ...]:
-    """The fields of a version; before it, a field of such a name was another program's."""
-    known: tuple[str, ...] = (*_KNOWN_FIELDS, "accuracy")
-    if _minor(version) >= 2:
-        known = (*known, "split")
-    if _minor(version) >= 3:
-        known = (*known, "score", "values")
-    return known
-
-
-def _score(document: dict[str, Any], version: str) -> Score:
-    """What the row is of: accuracy, where nothing else is said."""
-    if _minor(version) < 3 or "score" not in document:
-        return ACCURACY
-    found = _members("score", document["score"], ("name", "lower_is_better"))
-    lower = found["lower_is_better"]
-    if not isinstance(lower, bool):
-        raise RecordError(f"score.lower_is_better is {shown(lower)}; expected true or false")
-    return Score(found["name"], higher_is_better=not lower)
-
-
 def _score_text(score: Score) -> str:
     return f"{score.name}, {score.better} is better"
 
 
-def _row_of_values(document: dict[str, Any], buckets: tuple[Any, ...], score: Score) -> AccuracyRow:
-    """A row without counts; null = not measured."""
-    if not score.is_accuracy and (other := {"correct", "accuracy"} & set(document)):
-        raise RecordError(f"has {min(other)} beside the score {score.name}; expected values alone")
-    return AccuracyRow(
-        row=_field(document, "row"),
-        buckets=buckets,
-        correct=None,
-        num_instances=_list(document, "num_instances") if "num_instances" in document else None,
-        values=tuple(
-            math.nan if value is None else value
-            for value in _list(document, "accuracy" if score.is_accuracy else "values")
-        ),
-        score=score,
+def check_schema(document: dict[str, Any], name: str) -> None:
+    """Refuse a file of another format, or of a newer major version of it.
+
+    First of all: a newer version may well lack what this one looks for.
+    """
+    if "schema" not in document:
+        raise RecordError("lacks the field 'schema', which says what the file is")
+    schema: _Schema = converted(document["schema"], _Schema, "schema")
+    if schema.name != name:
+        raise RecordError(f"schema.name is {shown(schema.name)}; expected {name!r}")
+    match = re.fullmatch(r"([0-9]{1,4})\.[0-9]{1,4}", schema.version)
+    ours = int(SCHEMA_VERSION.partition(".")[0])
+    if match and int(match[1]) > ours:
+        raise RecordError(
+            f"is of version {schema.version} of the format; this clear_mlflow reads {ours}.x: "
+            "upgrade it"
+        )
+    if not match or int(match[1]) != ours:
+        raise RecordError(f"schema.version is {shown(schema.version)}; expected {SCHEMA_VERSION!r}")
+
+
+def _from_document(document: dict[str, Any]) -> RowRecord:
+    check_schema(document, SCHEMA_NAME)
+    fields: _Fields = converted(document, _Fields)
+    row = _row(fields)
+    if fields.trained_through != row.trained_through:
+        raise RecordError(
+            f"trained_through is {shown(fields.trained_through)}; row {row.row} of these buckets "
+            f"is trained through {shown(row.trained_through)}"
+        )
+    if fields.accuracy is not None and row.correct is not None:
+        _check_accuracy(fields.accuracy, row)
+    return RowRecord(
+        row=row,
+        protocol=fields.protocol,
+        dataset=fields.dataset,
+        seed=fields.seed,
+        package_version=fields.package_version,
+        written_at=fields.written_at,
+        extra={k: v for k, v in document.items() if k not in _Fields.__struct_fields__},
+        split=fields.split,
     )
 
 
-def _field(document: dict[str, Any], name: str) -> Any:
-    if name not in document:
-        raise RecordError(f"lacks the field {name!r}; the fields are {', '.join(_KNOWN_FIELDS)}")
-    return document[name]
+def _row(fields: _Fields) -> AccuracyRow:
+    """What was measured: counts, else accuracies, or another score."""
+    score, cells, name = ACCURACY, fields.accuracy, "'correct' or 'accuracy'"
+    if fields.score is not None and not fields.score.score.is_accuracy:
+        score, cells, name = fields.score.score, fields.values, "'values'"
+        if fields.correct is not None or fields.accuracy is not None:
+            raise RecordError(
+                f"has correct or accuracy beside the score {score.name}; expected values alone"
+            )
+    elif fields.correct is not None:
+        return AccuracyRow(fields.row, fields.buckets, fields.correct, fields.num_instances)
+    if cells is None:
+        raise RecordError(f"lacks the field {name}; expected one entry per bucket")
+    values = [math.nan if value is None else value for value in cells]
+    return AccuracyRow.from_values(fields.row, fields.buckets, values, fields.num_instances, score)
 
 
-def _list(document: dict[str, Any], name: str) -> tuple[Any, ...]:
-    value = _field(document, name)
-    if not isinstance(value, list):
-        raise RecordError(f"{name} is {shown(value)}; expected a list, one entry per bucket")
-    return tuple(value)
-
-
-def _members(name: str, value: object, expected: tuple[str, ...]) -> dict[str, Any]:
-    """The object in a field, which has just these members: no version adds to them."""
-    if not isinstance(value, dict) or set(value) != set(expected):
-        raise RecordError(
-            f"{name} is {shown(value)}; expected an object of {' and '.join(expected)}"
-        )
-    return value
-
-
-def _check_accuracy(stated: tuple[Any, ...], row: AccuracyRow) -> None:
+def _check_accuracy(stated: tuple[float | None, ...], row: AccuracyRow) -> None:
     """Accuracy is derived; where another program wrote it too, it has to be the same."""
     agrees = len(stated) == len(row.cells) and all(
-        isinstance(value, (int, float))
-        and not isinstance(value, bool)
-        and 0 <= value <= 1
-        and abs(value - derived) <= 1e-6
+        value is not None and abs(value - derived) <= 1e-6
         for value, derived in zip(stated, row.cells, strict=True)
     )
     if not agrees:
@@ -428,7 +369,7 @@ def _check_accuracy(stated: tuple[Any, ...], row: AccuracyRow) -> None:
         )
 
 
-def _check_text(what: str, value: object) -> None:
+def _check_text(what: str, value: str) -> None:
     if (
         not isinstance(value, str)
         or not value.isprintable()
@@ -440,28 +381,14 @@ def _check_text(what: str, value: object) -> None:
         )
 
 
-def _check_time(value: object) -> None:
-    problem = f"written_at is {shown(value)}; expected a time in UTC as 2026-01-31T12:00:00.123Z"
-    if not isinstance(value, str) or not _UTC_TIME.fullmatch(value):
-        raise RecordError(problem)
+def _check_time(value: str) -> None:
     try:
-        year = datetime.fromisoformat(value.replace("Z", "+00:00")).year
-    except ValueError as error:
-        raise RecordError(problem) from error
-    if year < 1970:  # before the epoch of the stores that keep it
-        raise RecordError(problem)
-
-
-def _minor(version: str) -> int:
-    return int(version.split(".")[1])
-
-
-def _check_version(value: object) -> None:
-    match = re.fullmatch(r"([0-9]{1,4})\.([0-9]{1,4})", value) if isinstance(value, str) else None
-    ours = int(SCHEMA_VERSION.split(".")[0])
-    if match and int(match[1]) > ours:
+        is_time = bool(_UTC_TIME.fullmatch(value))
+        # Not before the epoch of the stores that keep it.
+        is_time = is_time and datetime.fromisoformat(value.replace("Z", "+00:00")).year >= 1970
+    except ValueError:
+        is_time = False
+    if not is_time:
         raise RecordError(
-            f"is of version {value} of the format; this clear_mlflow reads {ours}.x: upgrade it"
+            f"written_at is {shown(value)}; expected a time in UTC as 2026-01-31T12:00:00.123Z"
         )
-    if not match or int(match[1]) != ours:
-        raise RecordError(f"schema.version is {shown(value)}; expected {SCHEMA_VERSION!r}")

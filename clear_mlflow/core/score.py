@@ -6,6 +6,8 @@ import math
 import re
 from dataclasses import dataclass
 
+import msgspec
+
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import NOT_MEASURED, percent, shown
 
@@ -89,33 +91,35 @@ class Score:
         return f"{value:.4f}" if self.is_accuracy else significant(value, 4)
 
     def check(self, value: object, what: str) -> float:
-        """A value as it is kept; NaN = not measured.
-
-        Args:
-            value: anything.
-            what: it is called in messages.
-
-        Raises:
-            RecordError: it is no number that the score can have.
-        """
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if self.is_accuracy:
-            if not number or not (0 <= value <= 1 or value != value):  # type: ignore[operator]
-                raise RecordError(
-                    f"{what} is {shown(value)}; expected a fraction from 0 to 1 (not percent), or "
-                    "nothing where it was not measured"
-                )
-        elif not number or not (abs(value) <= MAX_SCORE or value != value):  # type: ignore[arg-type]
+        """A value as it is kept, NaN = not measured; ``what`` it is called in messages."""
+        least, most = (0, 1) if self.is_accuracy else (-MAX_SCORE, MAX_SCORE)
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or not (least <= value <= most or value != value):  # type: ignore[operator]
+            expected = f"a finite number up to {MAX_SCORE:g}"
+            if self.is_accuracy:
+                expected = "a fraction from 0 to 1 (not percent)"
             raise RecordError(
-                f"{what} is {shown(value)}; expected a finite number up to {MAX_SCORE:g}, or "
-                "nothing where it was not measured"
+                f"{what} is {shown(value)}; expected {expected}, or nothing where it was not "
+                "measured"
             )
-        # One NaN for all: tuples compare by identity first, so that equal rows are equal.
         cell = float(value)  # type: ignore[arg-type]
+        # One NaN for all: tuples compare by identity first, so that equal rows are equal.
         return math.nan if math.isnan(cell) else cell + 0.0
 
 
 ACCURACY = Score()
+
+
+class StoredScore(msgspec.Struct):
+    """A score as JSON has it."""
+
+    name: str
+    lower_is_better: bool
+
+    @property
+    def score(self) -> Score:
+        """The score that it says."""
+        return Score(self.name, higher_is_better=not self.lower_is_better)
 
 
 def significant(value: float, digits: int) -> str:

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
 
+import msgspec
+
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import shown
 
@@ -33,8 +35,6 @@ MAX_TAG_BYTES: Final = 64 * _KIB
 # A matrix of eight hundred buckets, in full digits; logs contain every epoch, too.
 MAX_RESULTS_BYTES: Final = 16 * _MIB
 MAX_LOG_BYTES: Final = 64 * _MIB
-# A hundred contexts tested a hundred times take 90 kB.
-MAX_PICKLE_BYTES: Final = 4 * _MIB
 # CLEAR-100's largest metadata file is far below a tenth of it.
 MAX_METADATA_BYTES: Final = 256 * _MIB
 # A million lines of a path, a class and a time take 60 MB; of packed columns, when unpacked.
@@ -72,7 +72,6 @@ MAX_TEXT_CHARACTERS: Final = 150  # of a dataset's name, for example
 MAX_LINES: Final = 2_000_000  # of a log
 MAX_LINE_CHARACTERS: Final = 4 * _MIB  # a run of a hundred tasks takes 300 kB in mammoth's log
 MAX_RUNS: Final = 10_000  # in one file, or in a sweep
-MAX_TESTS: Final = 100_000
 MAX_ARRAYS: Final = 100  # in a .npz file
 MAX_ARTIFACTS: Final = 10_000  # of one run, looked through for rows
 MAX_ARTIFACT_FOLDERS: Final = 200
@@ -86,23 +85,14 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]|[\ud800-\udfff]")
 
 
 def read_bytes(path: Path, largest: int) -> bytes:
-    """A file's bytes; no more of them than *largest* are ever held.
-
-    Raises:
-        RecordError: it is larger.
-        OSError: it cannot be read.
-    """
+    """A file's bytes; no more of them than *largest* are ever held."""
     with path.open("rb") as file:
         content = file.read(largest + 1)
     return bounded(content, largest)
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file's bytes, hexadecimal.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """SHA-256 of a file's bytes, hexadecimal."""
     content = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while block := file.read(_MIB):
@@ -111,22 +101,14 @@ def sha256_of(path: Path) -> str:
 
 
 def bounded(content: bytes, largest: int) -> bytes:
-    """The content itself.
-
-    Raises:
-        RecordError: it is larger than *largest* bytes.
-    """
+    """The content itself."""
     if len(content) > largest:
         raise RecordError(f"is larger than {size_text(largest)}")
     return content
 
 
 def decoded(content: bytes) -> str:
-    """The text of UTF-8 bytes, without a byte order mark.
-
-    Raises:
-        RecordError: they are no UTF-8.
-    """
+    """The text of UTF-8 bytes, without a byte order mark."""
     try:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
@@ -134,16 +116,9 @@ def decoded(content: bytes) -> str:
 
 
 def json_value(content: bytes | str, largest: int, *, nan: bool = False) -> Any:
-    """The JSON document in a text: it can be walked, shown, and written again.
+    """The JSON document in a text or UTF-8: it can be walked, shown, and written again.
 
-    Args:
-        content: the text, or its UTF-8 bytes.
-        largest: bytes that it may have.
-        nan: whether ``NaN``, as Python writes it, is read; it is no JSON.
-
-    Raises:
-        RecordError: it is larger, no JSON, nested too deeply, names one key twice, or holds a
-            number or a text that cannot be written again.
+    ``nan``: whether ``NaN``, as Python writes it, is read; it is no JSON.
     """
     if isinstance(content, bytes):
         content = decoded(bounded(content, largest))
@@ -175,11 +150,7 @@ def json_value(content: bytes | str, largest: int, *, nan: bool = False) -> Any:
 
 
 def json_object(content: bytes | str, largest: int) -> dict[str, Any]:
-    """As :func:`json_value`, of a JSON object.
-
-    Raises:
-        RecordError: it is anything else.
-    """
+    """As :func:`json_value`, of a JSON object."""
     document = json_value(content, largest)
     if not isinstance(document, dict):
         raise RecordError(f"is {shown(document)}; expected a JSON object")
@@ -187,16 +158,24 @@ def json_object(content: bytes | str, largest: int) -> dict[str, Any]:
 
 
 def json_texts(content: bytes | str, largest: int) -> dict[str, str]:
-    """As :func:`json_object`, of texts alone, as a configuration is.
+    """As :func:`json_object`, of texts alone, as a configuration is."""
+    found: dict[str, str] = converted(json_object(content, largest), dict[str, str])
+    return found
 
-    Raises:
-        RecordError: it is anything else.
+
+def converted(document: object, form: Any, what: str = "") -> Any:
+    """A document of :func:`json_value` as a type that msgspec knows; unknown fields are ignored.
+
+    ``what``: what messages call the document, where it is part of a file.
     """
-    document = json_object(content, largest)
-    for name, value in document.items():
-        if not isinstance(value, str):
-            raise RecordError(f"holds {shown(value)} for {shown(name)}; expected a text")
-    return document
+    try:
+        return msgspec.convert(document, form)
+    except msgspec.ValidationError as error:
+        problem, _, place = str(error).partition(" - at `$")
+        name = f"{what}{place}".strip("`.")
+        problem = problem.replace("Object missing required", "lacks the").replace("`", "'")
+        problem = problem[0].lower() + problem[1:]
+        raise RecordError(f"{name}: {problem}" if name else problem) from error
 
 
 def document_name(source: str) -> str:
@@ -211,11 +190,7 @@ def document_text(fields: Mapping[str, Any]) -> str:
 
 
 def check_depth(document: object) -> None:
-    """Refuse a document that is nested too deeply to be shown or walked.
-
-    Raises:
-        RecordError: it is.
-    """
+    """Refuse a document that is nested too deeply to be shown or walked."""
     level = [document] if isinstance(document, (list, dict)) else []
     for _ in range(MAX_JSON_LEVELS):
         level = [

@@ -47,11 +47,7 @@ FORMATS: dict[str, Format] = {
 
 
 def load(path: Path) -> Source:
-    """Read a file's bytes, once it is sure that they are not too many.
-
-    Raises:
-        DataError: there is no such file, it cannot be read, or it is too large.
-    """
+    """Read a file's bytes, once it is sure that they are not too many."""
     try:
         if not path.is_file():
             raise DataError(f"{shown(path.name)} is no file; expected a file of results")
@@ -70,17 +66,7 @@ def recognise(source: Source) -> Format | None:
 def read_runs(
     source: Source, *, kind: str = "auto", reading: Reading | None = None
 ) -> tuple[Imported, ...]:
-    """The runs that a file holds.
-
-    Args:
-        source: the file.
-        kind: a name of :data:`FORMATS`; ``auto`` looks at the file.
-        reading: what a person says of it.
-
-    Raises:
-        RecordError: the file holds no accuracy matrix, or what it holds is not known for sure.
-        ConfigError: the format is unknown, or contradicts what a person says.
-    """
+    """The runs that a file holds; ``kind`` is a name of :data:`FORMATS`, or ``auto``."""
     if kind != "auto" and kind not in FORMATS:
         raise ConfigError(f"format is {shown(kind)}; expected auto or {', '.join(FORMATS)}")
     found = recognise(source) if kind == "auto" else FORMATS[kind]

@@ -1,4 +1,7 @@
-"""What every format is made of: the file as it arrived, what was read of it, and its bounds."""
+"""What every format is made of: the file as it arrived, what was read of it, and its bounds.
+
+Whatever is wrong with a file raises a RecordError; what a person says of it wrongly, a ConfigError.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,9 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,42 +26,25 @@ from clear_mlflow.core.untrusted import MAX_BUCKETS
 
 NAN: Final = math.nan
 _HEAD = 4096  # bytes that are looked at to recognise the format
+_Numbers = Annotated[list[float | None], msgspec.Meta(max_length=MAX_BUCKETS)]
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of results, as it arrived; nothing about it is trusted.
-
-    Args:
-        name: the file's name, without its folder.
-        content: all its bytes, at most ``untrusted.MAX_LOG_BYTES``.
-    """
+    """A file of results, as it arrived: its name without folder, and all its bytes."""
 
     name: str
-    content: bytes
+    content: bytes  # at most untrusted.MAX_LOG_BYTES
 
     @cached_property
     def head(self) -> str:
         """The beginning of the file, to recognise its format; what is no UTF-8 is replaced."""
         return self.content[:_HEAD].decode("utf-8", "replace").removeprefix("\ufeff")
 
-    @cached_property
-    def text(self) -> str:
-        """The whole file as text.
-
-        Raises:
-            RecordError: it is not UTF-8.
-        """
-        return untrusted.decoded(self.content)
-
     def lines(self, most: int) -> Iterator[str]:
-        """The lines that are not empty, one after the other, without what ends them.
-
-        Raises:
-            RecordError: it is not UTF-8, or there are more than ``most`` of them.
-        """
+        """The lines that are not empty, without what ends them; at most ``most``."""
         count = 0
-        for line in io.StringIO(self.text):
+        for line in io.StringIO(untrusted.decoded(self.content)):
             if line.strip():
                 count += 1
                 if count > most:
@@ -66,11 +53,7 @@ class Source:
 
     @cached_property
     def json(self) -> Any:
-        """The file as a JSON document; NaN, as Python writes it, counts as null does.
-
-        Raises:
-            RecordError: it is no JSON, or nested too deeply.
-        """
+        """The file as a JSON document; NaN, as Python writes it, counts as null does."""
         self.bounded(untrusted.MAX_RESULTS_BYTES)
         if self.content.count(b"[") + self.content.count(b"{") > untrusted.MAX_JSON_LISTS:
             raise RecordError(f"holds more than {untrusted.MAX_JSON_LISTS} lists and objects")
@@ -82,63 +65,39 @@ class Source:
         return self.head.lstrip()[:1] in ("[", "{")
 
     def bounded(self, largest: int) -> None:
-        """Refuse a file that is too large to be what it is read as.
-
-        Raises:
-            RecordError: it is.
-        """
+        """Refuse a file that is too large to be what it is read as."""
         untrusted.bounded(self.content, largest)
 
 
 @dataclass(frozen=True)
 class Parsed:
-    """One run's matrix as a file contains it, accuracies in the file's own scale.
+    """One run's matrix as a file contains it, accuracies in the file's own scale."""
 
-    Args:
-        rows: (k, T), a row per bucket trained through; NaN = not measured.
-        initial: (T,), the untrained model, where the format knows that row.
-        num_instances: (T,), test images per bucket, where the file contains them.
-        buckets: (T,), keys, where the file names them.
-        facts: what else the file says: ``strategy``, ``dataset``, ``model``, ``seed``.
-        label: which of several runs in the file this is; empty where there is only one.
-        part: the bytes of the file that are this run; None = the whole file.
-        score: what the cells are, where the file says so.
-    """
-
-    rows: Sequence[Sequence[float]]
-    initial: Sequence[float] | None = None
-    num_instances: Sequence[int] | None = None
-    buckets: Sequence[str] | None = None
-    facts: Mapping[str, str] = field(default_factory=dict)
-    label: str = ""
-    part: bytes | None = None
-    score: Score = ACCURACY
+    rows: Sequence[Sequence[float]]  # (k, T), a row per bucket trained through; NaN = not measured
+    initial: Sequence[float] | None = None  # (T,), the untrained model, where the format knows it
+    num_instances: Sequence[int] | None = None  # (T,), test images per bucket
+    buckets: Sequence[str] | None = None  # (T,), keys
+    facts: Mapping[str, str] = field(default_factory=dict)  # strategy, dataset, model, seed
+    label: str = ""  # which of several runs in the file this is
+    part: bytes | None = None  # the bytes of the file that are this run; None = the whole file
+    score: Score = ACCURACY  # what the cells are, where the file says so
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
     """A kind of file that results are read from.
 
-    Args:
-        name: as the command line takes it.
-        title: what it is, for people.
-        recognises: whether a file is of this format, by its name and its first bytes alone.
-        parse: gives the runs in a file; raises RecordError alone.
-        scale: ``fraction`` or ``percent`` where the format itself says so; None = any.
-        zeros_are_untested: whether zeros above the diagonal mean that nothing was tested there.
-        has_initial: whether the format itself says which row is the untrained model's.
-        is_general: a format that many programs write; it is tried after those of one program.
-        passes_over: why a file of this program, found in a folder, is no matrix to import. It is
-            given the file's name and the names of all files in the folder; None = it is one.
+    ``scale`` is ``fraction`` or ``percent`` where the format itself says so; ``is_general`` one
+    that many programs write, which is tried after those of one program. ``passes_over`` says why
+    a file in a folder is no matrix, by its name and those of all files beside it; None = it is one.
     """
 
-    name: str
-    title: str
-    recognises: Callable[[Source], bool]
+    name: str  # as the command line takes it
+    title: str  # for people
+    recognises: Callable[[Source], bool]  # by the file's name and its first bytes
     parse: Callable[[Source], Iterable[Parsed]]
     scale: str | None = None
-    zeros_are_untested: bool = False
-    has_initial: bool = False
+    has_initial: bool = False  # the format itself marks the untrained model's row
     is_general: bool = False
     passes_over: Callable[[str, Sequence[str]], str | None] = lambda _name, _siblings: None
 
@@ -166,12 +125,7 @@ class Imported:
 
 
 def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Imported:
-    """A run as it is kept: fractions, or another score; NaN where nothing was measured.
-
-    Raises:
-        RecordError: the numbers are no accuracy matrix, or what they mean is not known.
-        ConfigError: what a person says contradicts what the format itself says.
-    """
+    """A run as it is kept: fractions, or another score; NaN where nothing was measured."""
     rows, initial = list(parsed.rows), parsed.initial
     if reading.initial == "first-row":
         if kind.has_initial or initial is not None:
@@ -180,11 +134,11 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
                 "untrained model's; leave initial out"
             )
         initial, rows = (rows[0], rows[1:]) if rows else (None, rows)
-    cells = _rectangle(rows, initial)
+    cells = _rectangle([*([] if initial is None else [initial]), *rows])
     score = _score(kind, parsed, reading)
     if score.is_accuracy:
         cells = _fractions(cells, kind, reading)
-    values, first = (cells[1:], cells[0]) if initial is not None else (cells, None)
+    values, first = (cells, None) if initial is None else (cells[1:], cells[0])
     if values.shape[0] > values.shape[1]:
         raise RecordError(
             f"has {values.shape[0]} rows for {values.shape[1]} buckets; expected a row per bucket "
@@ -205,10 +159,7 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
 
 
 def as_rows(matrix: AccuracyMatrix) -> tuple[AccuracyRow, ...]:
-    """The rows of a matrix whose counts of right answers are not known, as a run stores them.
-
-    A row without a measured cell is left out.
-    """
+    """The rows of a matrix without counts of right answers, but those without a measured cell."""
     counts = None if matrix.num_instances is None else matrix.num_instances.tolist()
     numbered = [(i + 1, cells) for i, cells in enumerate(matrix.values)]
     if matrix.initial is not None:
@@ -220,45 +171,22 @@ def as_rows(matrix: AccuracyMatrix) -> tuple[AccuracyRow, ...]:
     )
 
 
-def number(value: object, what: str) -> float:
-    """A value of a document as a float; null is NaN.
-
-    Raises:
-        RecordError: it is no number.
-    """
-    if value is None:
-        return NAN
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise RecordError(f"{what} is {shown(value)}; expected a number")
-    try:
-        return float(value)
-    except OverflowError as error:
-        raise RecordError(f"{what} is a number too large to read") from error
-
-
 def numbers(values: object, what: str) -> list[float]:
-    """A list of a document as floats.
+    """A list of a JSON document as floats, at most ``MAX_BUCKETS``; null is NaN."""
+    found = untrusted.converted(values, _Numbers, what)
+    return [NAN if value is None else value for value in found]
 
-    Raises:
-        RecordError: it is no list of numbers, or longer than a row can be.
-    """
-    if not isinstance(values, list):
-        raise RecordError(f"{what} is {shown(values)}; expected a list of numbers")
-    if len(values) > MAX_BUCKETS:
-        raise RecordError(f"{what} has {len(values)} entries; at most {MAX_BUCKETS} are read")
-    return [number(value, what) for value in values]
+
+def rows_of(values: object, what: str) -> list[list[float]]:
+    """A list of lists of a JSON document as rows of floats."""
+    rows = untrusted.converted(
+        values, Annotated[list, msgspec.Meta(max_length=MAX_BUCKETS + 1)], what
+    )
+    return [numbers(row, f"a row of {what}") for row in rows]
 
 
 def grid(cells: Mapping[tuple[int, int], float], width: int = 0) -> list[list[float]]:
-    """Cells that were found one by one, as rows; what was not found is NaN.
-
-    Args:
-        cells: (row, column), both counted from 0, to value.
-        width: columns that there are at least.
-
-    Raises:
-        RecordError: there are none, or more than a matrix can have.
-    """
+    """Cells by (row, column), both from 0, as rows of at least ``width``; NaN where none is."""
     if not cells:
         raise RecordError("holds no accuracy per bucket")
     height = max(i for i, _ in cells) + 1
@@ -272,76 +200,63 @@ def grid(cells: Mapping[tuple[int, int], float], width: int = 0) -> list[list[fl
 
 
 def whole(text: str, what: str) -> int:
-    """The digits of a text as an integer that may number a bucket.
-
-    Raises:
-        RecordError: it is larger than any bucket's number.
-    """
-    if len(text) > 6 or int(text) > MAX_BUCKETS:
+    """The digits of a text, zeros before them too, as an integer that may number a bucket."""
+    digits = text.lstrip("0") or "0"
+    if len(digits) > 6 or int(digits) > MAX_BUCKETS:
         raise RecordError(f"{what} is {shown(text)}; at most {MAX_BUCKETS} buckets are read")
-    return int(text)
+    return int(digits)
 
 
-def _rectangle(
-    rows: Sequence[Sequence[float]], initial: Sequence[float] | None
-) -> NDArray[np.float64]:
-    """All rows as an array, the initial one first. Shorter rows end in NaN: the future."""
-    found = [*([initial] if initial is not None else []), *rows]
-    if not found:
+def _rectangle(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
+    """Rows as an array; shorter ones end in NaN: the future."""
+    if not rows:
         raise RecordError("holds no row of accuracies")
-    width = max(len(row) for row in found)
-    if not 1 <= width <= MAX_BUCKETS or len(found) > MAX_BUCKETS + 1:
+    width = max(map(len, rows))
+    if not 1 <= width <= MAX_BUCKETS or len(rows) > MAX_BUCKETS + 1:
         raise RecordError(
-            f"holds {len(found)} rows of up to {width} numbers; expected 1 to {MAX_BUCKETS}"
+            f"holds {len(rows)} rows of up to {width} numbers; expected 1 to {MAX_BUCKETS}"
         )
-    cells = np.full((len(found), width), NAN)
-    for i, row in enumerate(found):
+    cells = np.full((len(rows), width), NAN)
+    for i, row in enumerate(rows):
         cells[i, : len(row)] = row
     return cells
 
 
 def _score(kind: Format, parsed: Parsed, reading: Reading) -> Score:
-    """What the cells are: as the file says, else as a person does.
-
-    Raises:
-        ConfigError: they contradict each other.
-    """
+    """What the cells are: as the file says, else as a person does."""
     said, found = reading.score, parsed.score
-    if said.is_accuracy or said == found:
-        score = found
-    elif not kind.is_general or not found.is_accuracy:
-        holds = "accuracies" if found.is_accuracy else f"{found.name}, {found.better} is better"
+    if not said.is_accuracy and said != found:
+        if not kind.is_general or not found.is_accuracy:
+            holds = "accuracies" if found.is_accuracy else f"{found.name}, {found.better} is better"
+            raise ConfigError(
+                f"score is {said.name!r}, but {kind.title} holds {holds}; leave score out"
+            )
+        found = said
+    if not found.is_accuracy and reading.scale != "auto":
         raise ConfigError(
-            f"score is {said.name!r}, but {kind.title} holds {holds}; leave score out"
-        )
-    else:
-        score = said
-    if not score.is_accuracy and reading.scale != "auto":
-        raise ConfigError(
-            f"scale is {reading.scale!r}, which is of accuracies, but the score is {score.name}; "
+            f"scale is {reading.scale!r}, which is of accuracies, but the score is {found.name}; "
             "leave scale out"
         )
-    return score
+    return found
 
 
 def _fractions(cells: NDArray[np.float64], kind: Format, reading: Reading) -> NDArray[np.float64]:
-    scale = reading.scale if kind.scale is None else kind.scale
+    scale = kind.scale or reading.scale
     if reading.scale not in ("auto", scale):
         raise ConfigError(
             f"scale is {reading.scale!r}, but {kind.title} holds accuracies as {kind.scale}; "
             "leave scale out"
         )
     measured = cells[~np.isnan(cells)]
-    largest = float(measured.max()) if measured.size else 0.0
-    if measured.size and float(measured.min()) < 0:
-        raise RecordError(f"holds {float(measured.min())}; an accuracy is never below 0")
+    largest = float(measured.max(initial=0))
+    if (least := float(measured.min(initial=0))) < 0:
+        raise RecordError(f"holds {least}; an accuracy is never below 0")
     if scale == "percent":
         if largest > 100:
             raise RecordError(f"holds {largest}; expected accuracies in percent, 0 to 100")
         if kind.scale is None and 0 < largest <= 1:
             raise RecordError(f"holds no accuracy above {largest} %; scale=percent seems wrong")
-        fractions: NDArray[np.float64] = cells / 100
-        return fractions
+        return np.divide(cells, 100)
     if largest > 1:
         advice = "if they are percent, say scale=percent" if scale == "auto" else "expected 0 to 1"
         raise RecordError(f"holds {largest}, which is no fraction: {advice}")
@@ -349,41 +264,22 @@ def _fractions(cells: NDArray[np.float64], kind: Format, reading: Reading) -> ND
 
 
 def _future(values: NDArray[np.float64], kind: Format, reading: Reading) -> NDArray[np.float64]:
-    """The cells of future buckets, NaN where zeros mean "not tested".
-
-    Raises:
-        RecordError: whether they were tested cannot be known.
-    """
-    rows, columns = np.triu_indices(values.shape[0], 1, values.shape[1])
-    cells = values[rows, columns]
+    """The matrix, NaN where zeros above the diagonal mean "not tested"."""
+    future = ~np.tri(*values.shape, dtype=np.bool_)
+    cells = values[future]
     cells = cells[~np.isnan(cells)]
-    all_zero = bool(cells.size) and not cells.any()
-    if kind.zeros_are_untested and reading.future != "auto":
-        raise ConfigError(
-            f"future is {reading.future!r}, but {kind.title} never tests the future; leave it out"
-        )
-    if kind.zeros_are_untested and cells.any():
-        raise RecordError(
-            f"holds accuracies above the diagonal, which {kind.title} never has; if every bucket "
-            "was tested, import it as a plain matrix (format=text, json or numpy)"
-        )
-    if reading.future == "not-tested" and cells.any():
-        raise RecordError(
-            "holds accuracies above the diagonal other than 0; future=not-tested cannot be true"
-        )
-    if kind.is_general and reading.future == "auto" and all_zero:
+    if kind.is_general and reading.future == "auto" and cells.size and not cells.any():
         raise RecordError(
             "holds 0 in every cell above the diagonal: say future=not-tested if future buckets "
             "were not tested, or future=tested if the accuracy there is 0"
         )
-    if not (kind.zeros_are_untested or reading.future == "not-tested"):
+    if reading.future != "not-tested":
         return values
-    found: NDArray[np.float64] = values.copy()
-    found[rows, columns] = NAN
-    if kind.zeros_are_untested:
-        return found
+    if cells.any():
+        raise RecordError(
+            "holds accuracies above the diagonal other than 0; future=not-tested cannot be true"
+        )
+    found: NDArray[np.float64] = np.where(future, NAN, values)
     # Who begins with a matrix of zeros has rows of zeros at the end of a run that stopped.
     trained = np.flatnonzero(np.nan_to_num(found).any(axis=1))
-    last = int(trained[-1]) + 1 if trained.size else 0
-    kept: NDArray[np.float64] = found[:last]
-    return kept
+    return found[: trained[-1] + 1 if trained.size else 0]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 from clear_mlflow.core.errors import ConfigError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
@@ -25,8 +24,16 @@ from clear_mlflow.importers._base import (
 
 _LONGEST = 500
 _MOST_STARS = 3
-_SPECIAL = re.compile(r"\{row0?\}|\*|\?")
+_SPECIAL = {"*": "[^/]*", "?": "[^/]", "{row}": "(?P<row>[0-9]+)", "{row0}": "(?P<row>[0-9]+)"}
+_SPLIT = re.compile(r"(\{row0?\}|\*|\?)")
 _FIELDS = ("accuracy", "accuracies", "acc", "values")
+_ROWS = Format(
+    name="rows",
+    title="rows of another program",
+    recognises=lambda _source: False,
+    parse=lambda _source: (),
+    is_general=True,
+)
 
 
 @dataclass(frozen=True)
@@ -37,60 +44,42 @@ class RowPattern:
     ``{row0}`` counts them from 0, so that 0 is the test after the first bucket. ``*`` and ``?``
     match any characters but a slash. Without a number, one matching file is the whole matrix;
     the only number that differs between several files is ``{row}``.
-
-    Raises:
-        ConfigError: it leads out of the run, or names the row twice.
     """
 
     text: str
 
     def __post_init__(self) -> None:
-        parts = self.text.split("/")
+        expected = ""
         if (
             not 1 <= len(self.text) <= _LONGEST
             or not self.text.isprintable()
-            or any(part in ("", ".", "..") for part in parts)
+            or any(part in ("", ".", "..") for part in self.parts)
         ):
-            raise ConfigError(
-                f"rows is {shown(self.text)}; expected a path within a run, as "
-                "results/acc_after_{row}.json"
-            )
-        if self.text.count("{row") > 1 or any(c in _SPECIAL.sub("", self.text) for c in "{}"):
-            raise ConfigError(
-                f"rows is {shown(self.text)}; expected {{row}} or {{row0}} once, no other braces"
-            )
+            expected = "a path within a run, as results/acc_after_{row}.json"
+        elif self.text.count("{row") > 1 or any(c in _SPLIT.sub("", self.text) for c in "{}"):
+            expected = "{row} or {row0} once, no other braces"
         # Names come from a run: no pattern may take for ever on one that was made for it.
-        if any(part.count("*") > _MOST_STARS for part in parts):
-            raise ConfigError(
-                f"rows is {shown(self.text)}; expected at most {_MOST_STARS} stars in a name"
-            )
+        elif any(part.count("*") > _MOST_STARS for part in self.parts):
+            expected = f"at most {_MOST_STARS} stars in a name"
+        if expected:
+            raise ConfigError(f"rows is {shown(self.text)}; expected {expected}")
 
     @property
     def parts(self) -> list[str]:
         """The pattern of each folder, and of the file at last."""
         return self.text.split("/")
 
-    @cached_property
-    def _regex(self) -> re.Pattern[str]:
-        return _as_regex(self.text)
-
     def fits(self, depth: int, name: str) -> bool:
         """Whether a name fits at a depth of the path; 0 is the run's own folder."""
         return bool(_as_regex(self.parts[depth]).fullmatch(name))
 
     def rows(self, paths: Iterable[str]) -> dict[int | None, str]:
-        """The path of each row; a whole matrix has None for its row.
-
-        Raises:
-            RecordError: which file is which row is not clear.
-        """
-        matches = {path: match for path in paths if (match := self._regex.fullmatch(path))}
+        """The path of each row; a whole matrix has None for its row."""
+        regex = _as_regex(self.text)
+        matches = {path: match for path in paths if (match := regex.fullmatch(path))}
         if "{row" in self.text:
             first = 1 if "{row0}" in self.text else 0
-            found = [
-                (whole(match["row"].lstrip("0") or "0", "a row") + first, path)
-                for path, match in matches.items()
-            ]
+            found = [(whole(m["row"], "a row") + first, path) for path, m in matches.items()]
         elif len(matches) <= 1:
             return dict.fromkeys([None], *matches) if matches else {}
         else:
@@ -104,16 +93,7 @@ class RowPattern:
 
 
 def matrix_of_rows(files: Mapping[int, Source], reading: Reading) -> AccuracyMatrix:
-    """The matrix of rows that were found one by one; a row that is not there is not measured.
-
-    Args:
-        files: row to its file: a JSON list, a line or a column of text, or a .npy file.
-        reading: what a person says of them.
-
-    Raises:
-        RecordError: a file is no row, or the rows are no matrix.
-        ConfigError: what a person says contradicts itself.
-    """
+    """The matrix of rows that were found one by one; a row that is not there is not measured."""
     rows: dict[int, list[float]] = {}
     for row, source in files.items():
         try:
@@ -129,6 +109,7 @@ def matrix_of_rows(files: Mapping[int, Source], reading: Reading) -> AccuracyMat
 
 
 def _cells(source: Source) -> list[float]:
+    """A row: a JSON list, a line or a column of text, or a .npy file."""
     source.bounded(MAX_RESULTS_BYTES)
     if numpy_file.is_array(source.content):
         return numpy_file.read_row(source.content)
@@ -138,23 +119,16 @@ def _cells(source: Source) -> list[float]:
             document = next((document[name] for name in _FIELDS if name in document), document)
         return numbers(document, "the row")
     table = plain_text.table_of(source)
-    if len(table) == 1:
-        cells = table[0]
-    elif table and all(len(line) == 1 for line in table):
-        cells = [line[0] for line in table]
-    else:
+    if len(table) != 1 and any(len(line) != 1 for line in table):
         raise RecordError(f"holds {len(table)} lines; expected one row of numbers")
-    if len(cells) > MAX_BUCKETS:
-        raise RecordError(f"holds {len(cells)} numbers; at most {MAX_BUCKETS} are read")
+    cells = [cell for line in table for cell in line]
+    if not 1 <= len(cells) <= MAX_BUCKETS:
+        raise RecordError(f"holds {len(cells)} numbers; expected 1 to {MAX_BUCKETS}")
     return [plain_text.to_cell(cell) for cell in cells]
 
 
 def _numbered(paths: list[str]) -> list[tuple[int, str]]:
-    """Rows by the one number in which paths differ.
-
-    Raises:
-        RecordError: they differ in more, or in less, or count from 0 and do not say what that is.
-    """
+    """Rows by the one number in which paths differ."""
     pieces = [re.split(r"([0-9]+)", path) for path in paths]
     differing = {
         position
@@ -168,10 +142,9 @@ def _numbered(paths: list[str]) -> list[tuple[int, str]]:
             "than one number; write {row} in place of the row's number"
         )
     found = [
-        (whole(piece[position].lstrip("0") or "0", "a row"), path)
-        for piece, path in zip(pieces, paths, strict=True)
+        (whole(piece[position], "a row"), path) for piece, path in zip(pieces, paths, strict=True)
     ]
-    if min(row for row, _ in found) == 0:
+    if min(found)[0] == 0:
         raise RecordError(
             f"{shown(min(found)[1])} counts from 0: write {{row}} if 0 is the untrained model, or "
             "{row0} if it is the test after the first bucket"
@@ -180,18 +153,5 @@ def _numbered(paths: list[str]) -> list[tuple[int, str]]:
 
 
 def _as_regex(pattern: str) -> re.Pattern[str]:
-    special = {"*": "[^/]*", "?": "[^/]", "{row}": "(?P<row>[0-9]+)", "{row0}": "(?P<row>[0-9]+)"}
-    found, end = [], 0
-    for match in _SPECIAL.finditer(pattern):
-        found += [re.escape(pattern[end : match.start()]), special[match[0]]]
-        end = match.end()
-    return re.compile("".join([*found, re.escape(pattern[end:])]), re.ASCII)
-
-
-_ROWS = Format(
-    name="rows",
-    title="rows of another program",
-    recognises=lambda _source: False,
-    parse=lambda _source: (),
-    is_general=True,
-)
+    parts = (_SPECIAL.get(part) or re.escape(part) for part in _SPLIT.split(pattern))
+    return re.compile("".join(parts), re.ASCII)

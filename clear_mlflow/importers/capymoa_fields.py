@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_BUCKETS
 from clear_mlflow.importers import numpy_file
-from clear_mlflow.importers._base import Format, Parsed, Source, numbers
+from clear_mlflow.importers._base import Format, Parsed, Source, rows_of
 
 _MATRIX = "accuracy_matrix"
 _ANYTIME = "anytime_accuracy_matrix"  # the fields are those of OCLMetrics where it is there, too
@@ -31,12 +30,7 @@ def _recognises(source: Source) -> bool:
 def _parse(source: Source) -> list[Parsed]:
     if source.looks_like_json:
         document = source.json
-        rows = document.get(_MATRIX) if isinstance(document, dict) else None
-        if not isinstance(rows, list):
-            raise RecordError(f"has no list {_MATRIX!r}; expected the fields of OCLMetrics")
-        if len(rows) > MAX_BUCKETS:
-            raise RecordError(f"holds {len(rows)} tasks; at most {MAX_BUCKETS} are read")
-        found = [numbers(row, f"a row of {_MATRIX}") for row in rows]
+        found = rows_of(document.get(_MATRIX) if isinstance(document, dict) else None, _MATRIX)
     else:
         found = numpy_file.read_member(source, _MATRIX)
     if not found or any(len(row) != len(found) for row in found):

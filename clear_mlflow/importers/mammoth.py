@@ -67,11 +67,7 @@ def _run(line: str) -> tuple[list[list[float]], dict[str, str]]:
 
 
 def _entries(line: str) -> dict[str, list[str]]:
-    """The entries of a dictionary's text: each key with the parts of its value.
-
-    Values of any form are passed over by their brackets; nothing is nested here, so a line of any
-    depth is read.
-    """
+    """The entries of a dictionary's text: each key with the parts of its value, at any depth."""
     if len(line) > MAX_LINE_CHARACTERS:
         raise RecordError(f"has {len(line)} characters; at most {MAX_LINE_CHARACTERS} are read")
     if not (line.startswith("{") and line.endswith("}")):

@@ -25,11 +25,7 @@ def is_array(content: bytes) -> bool:
 
 
 def read_row(content: bytes) -> list[float]:
-    """The numbers of a .npy file that holds one row of a matrix.
-
-    Raises:
-        RecordError: it holds anything else.
-    """
+    """The numbers of a .npy file that holds one row of a matrix."""
     array = _read(content)
     if array.ndim == 2 and 1 in array.shape:
         array = array.reshape(-1)
@@ -44,11 +40,7 @@ def is_archive(source: Source) -> bool:
 
 
 def read_member(source: Source, name: str) -> list[list[float]]:
-    """One matrix of a .npz file; its other arrays are not looked at.
-
-    Raises:
-        RecordError: there is none of this name, or it is no matrix of numbers.
-    """
+    """One matrix of a .npz file; its other arrays are not looked at."""
     source.bounded(MAX_RESULTS_BYTES)
     found = _members(source.content, only=name)
     if name not in found:
@@ -89,12 +81,7 @@ def _parse(source: Source) -> list[Parsed]:
 
 
 def _members(content: bytes, only: str | None = None) -> dict[str, NDArray[np.generic]]:
-    """The arrays of a .npz file, none of them larger than it says and than a matrix can be.
-
-    Args:
-        content: the file.
-        only: the one that is read; None = all of them.
-    """
+    """The arrays of a .npz file, or ``only`` one; none larger than it says and a matrix can be."""
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             members = archive.infolist()
@@ -104,15 +91,8 @@ def _members(content: bytes, only: str | None = None) -> dict[str, NDArray[np.ge
                 )
             wanted = [m for m in members if only is None or m.filename == f"{only}.npy"]
             return {m.filename.removesuffix(".npy"): _read(archive.read(m)) for m in wanted}
-    except (
-        zipfile.BadZipFile,
-        zlib.error,
-        EOFError,
-        OSError,
-        ValueError,
-        NotImplementedError,
-        RuntimeError,  # an encrypted member
-    ) as error:
+    # RuntimeError: an encrypted member, or, as NotImplementedError, one packed in another way.
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
         raise RecordError(f"is no .npz file: {shown(str(error), 100)}") from error
 
 

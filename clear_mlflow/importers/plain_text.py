@@ -30,11 +30,7 @@ def cells_of(line: str) -> list[str]:
 
 
 def table_of(source: Source) -> list[list[str]]:
-    """The cells of every line that is no remark.
-
-    Raises:
-        RecordError: there are more than a matrix has.
-    """
+    """The cells of every line that is no remark."""
     table = []
     for line in source.lines(MAX_LINES):
         if not line.lstrip().startswith("#"):
@@ -51,11 +47,7 @@ def is_cell(text: str) -> bool:
 
 
 def to_cell(text: str) -> float:
-    """An accuracy; NaN where the text says that nothing was measured.
-
-    Raises:
-        RecordError: it is neither.
-    """
+    """An accuracy; NaN where the text says that nothing was measured."""
     if text.lower() in _NOT_MEASURED:
         return NAN
     if not _NUMBER.fullmatch(text):

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_RESULTS_BYTES
-from clear_mlflow.importers._base import Format, Parsed, Source, numbers
+from clear_mlflow.core.untrusted import MAX_RESULTS_BYTES
+from clear_mlflow.importers._base import Format, Parsed, Source, numbers, rows_of
 from clear_mlflow.importers.plain_text import table_of, to_cell
 
 _METRIC = "accuracy"
@@ -72,17 +72,14 @@ def _recognises_json(source: Source) -> bool:
 
 def _parse_json(source: Source) -> list[Parsed]:
     document = source.json
-    rows = document.get(_METRIC) if isinstance(document, dict) else None
-    if not isinstance(rows, list):
-        raise RecordError(f"has no list {_METRIC!r}; expected Renate's results dictionary")
+    if not isinstance(document, dict):
+        raise RecordError(f"is {shown(document)}; expected Renate's results dictionary")
     first = document.get(f"{_METRIC}_init")
     if first is not None and (not isinstance(first, list) or len(first) != 1):
         raise RecordError(f"{_METRIC}_init is {shown(first)}; expected one list in a list")
-    if len(rows) > MAX_BUCKETS:
-        raise RecordError(f"holds {len(rows)} updates; at most {MAX_BUCKETS} are read")
     return [
         Parsed(
-            rows=[numbers(row, f"a row of {_METRIC}") for row in rows],
+            rows=rows_of(document.get(_METRIC), _METRIC),
             initial=None if first is None else numbers(first[0], f"{_METRIC}_init"),
         )
     ]

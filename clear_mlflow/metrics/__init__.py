@@ -18,7 +18,7 @@ from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMe
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import shown
-from clear_mlflow.metrics._base import ACCURACY_ALONE, ANY, CHANGE, LEVEL, Metric, name_of
+from clear_mlflow.metrics._base import ACCURACY_ALONE, ANY, CHANGE, LEVEL, Metric
 from clear_mlflow.metrics._common import evaluated, gather, modules_of
 
 __all__ = [
@@ -71,23 +71,30 @@ def of_families(names: Iterable[str]) -> tuple[Metric, ...]:
 def of_score(metrics: Iterable[Metric], score: Score) -> tuple[Metric, ...]:
     """The same metrics of matrices of some score; where that is accuracy, they stay as they are.
 
-    Raises:
-        ConfigError: the score's name would make one metric's name that of another.
-
     >>> [m.name for m in of_score(FAMILIES["gem"], Score("rmse", higher_is_better=False))]
     ['gem/average_rmse', 'gem/backward_transfer', 'gem/forward_transfer']
     """
-    found = tuple(metric.of(score) for metric in metrics)
-    if not score.is_accuracy:
-        seen: set[str] = set()
-        for metric in found:
-            if metric.name in seen:
-                raise ConfigError(
-                    f"score is {shown(score.name)}, which would make two metrics {metric.name!r}; "
-                    "give the score another name"
-                )
-            seen.add(metric.name)
-    return found
+    found: dict[str, Metric] = {}
+    for metric in (metric.of(score) for metric in metrics):
+        if metric.name in found and not score.is_accuracy:
+            raise ConfigError(
+                f"score is {shown(score.name)}, which would make two metrics {metric.name!r}; "
+                "give the score another name"
+            )
+        found[metric.name] = metric
+    return tuple(found.values())
+
+
+_BY_NAME = {metric.name: metric for metric in ALL_METRICS}
+
+
+def name_of(name: str, score: Score) -> str:
+    """The name that a metric of accuracies has where it is of another score.
+
+    >>> name_of("clear/in_domain_accuracy", Score("rmse", higher_is_better=False))
+    'clear/in_domain_rmse'
+    """
+    return _BY_NAME[name].of(score).name
 
 
 # What is computed where no family is chosen.
@@ -199,10 +206,7 @@ class Course:
 def course(evidence: AccuracyMatrix, protocol: str, metrics: Sequence[Metric] = METRICS) -> Course:
     """:func:`series`, :func:`summarize` and :func:`undefined` at once, each value computed once.
 
-    Args:
-        evidence: (k, T), a matrix as ``masked`` gives it under the protocol.
-        protocol: ``iid`` or ``streaming``.
-        metrics: to compute; those of CLEAR and Renate when not given.
+    ``evidence``: (k, T), a matrix as ``masked`` gives it under the protocol.
     """
     metrics = of_score(metrics, evidence.score)
     found: dict[str, dict[int, float]] = {}

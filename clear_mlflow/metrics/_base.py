@@ -36,30 +36,30 @@ class Metric(MetricOf[AccuracyMatrix]):
         version: raised when the definition changes, so that stored values are known as old.
         takes: what it is of a matrix of another score than accuracy: :data:`LEVEL`,
             :data:`CHANGE`, :data:`ACCURACY_ALONE` or :data:`ANY`.
+        score_name: its name there, as ``clear/in_domain_{score}``; ``name`` when not given.
+            ``{lowest}`` is ``highest`` where lower is better.
     """
 
     takes: str = ACCURACY_ALONE
+    score_name: str = ""
 
     def of(self, score: Score) -> Metric:
         """The same metric of a matrix of some score, under the name that it then has.
 
-        >>> Metric(name="a/average_accuracy", function=len, takes=LEVEL).of(Score("rmse", False))
-        ... # doctest: +ELLIPSIS
-        Metric(name='a/average_rmse', ... higher_is_better=False, version=1, takes='any')
+        >>> level = Metric(name="a/accuracy", function=len, takes=LEVEL, score_name="a/{score}")
+        >>> level.of(Score("rmse", higher_is_better=False)).name
+        'a/rmse'
         """
         if score.is_accuracy or self.takes == ANY:
             return self
-        name, higher = self.name, self.higher_is_better
-        if self.takes != ACCURACY_ALONE:
-            name = name_of(name, score)
-        if self.takes == LEVEL:
-            # CLEAR's "transfer" is an accuracy; an error of that name would be read as a gain.
-            name, higher = name.replace("transfer", score.name), score.higher_is_better
+        lowest = "lowest" if score.higher_is_better else "highest"
         return replace(
             self,
-            name=name,
+            name=(self.score_name or self.name).format(score=score.name, lowest=lowest),
             function=_OfScore(self.function, score, self.takes, self.higher_is_better),
-            higher_is_better=higher,
+            higher_is_better=(
+                score.higher_is_better if self.takes == LEVEL else self.higher_is_better
+            ),
             takes=ANY,
         )
 
@@ -69,22 +69,16 @@ class Metric(MetricOf[AccuracyMatrix]):
         return _meaning(self.function)
 
 
-def name_of(name: str, score: Score) -> str:
-    """The name that a metric of accuracies has where it is of another score.
-
-    >>> name_of("clear/in_domain_accuracy", Score("rmse", higher_is_better=False))
-    'clear/in_domain_rmse'
-    """
-    family, slash, own = name.partition("/")
-    return f"{family}{slash}{_worded(own, score)}"
+def level(name: str, function: Callable[[AccuracyMatrix], float], score_name: str = "") -> Metric:
+    """A metric that is of the score itself, with its name of another score than accuracy."""
+    return Metric(name=name, function=function, takes=LEVEL, score_name=score_name)
 
 
-def _worded(text: str, score: Score) -> str:
-    """What is said of accuracies, said of another score."""
-    words = {} if score.higher_is_better else {"lowest": "highest", "drop": "rise"}
-    for word, other in words.items():
-        text = text.replace(word, other)
-    return text.replace("accuracy", score.name)
+def change(
+    name: str, function: Callable[[AccuracyMatrix], float], higher_is_better: bool = True
+) -> Metric:
+    """A metric that is a difference of scores."""
+    return Metric(name=name, function=function, takes=CHANGE, higher_is_better=higher_is_better)
 
 
 def _meaning(function: Callable[..., Any]) -> str:
@@ -115,45 +109,30 @@ class _OfScore:
         text = _meaning(self.function)
         if self.takes == ACCURACY_ALONE:
             return text
-        text = _worded(text, self.score)
+        text = f"{text.removesuffix('.')}; of {self.score.name} in place of accuracy"
         if self.takes == CHANGE and not self.score.higher_is_better:
             went = "fallen" if self.is_gain else "risen"
-            text = f"{text.removesuffix('.')}; above 0 where {self.score.name} has {went}."
-        return text
+            text = f"{text}, above 0 where it has {went}"
+        return f"{text}."
 
 
 def need_trained(matrix: AccuracyMatrix, least: int, what: str) -> None:
-    """Refuse a run that has trained on fewer than ``least`` buckets.
-
-    Raises:
-        UndefinedMetricError: with ``what`` is needed, and of how much.
-    """
+    """Refuse a run that has trained on fewer than ``least`` buckets, for want of ``what``."""
     if matrix.num_rows < least:
         raise UndefinedMetricError(f"needs {what}: k >= {least} (trained on {matrix.num_rows})")
 
 
 def need_future(matrix: AccuracyMatrix) -> None:
-    """Refuse a run that has no bucket yet, or a stream that has no second one.
-
-    Raises:
-        UndefinedMetricError: with what is needed.
-    """
+    """Refuse a run that has no bucket yet, or a stream that has no second one."""
     need_trained(matrix, 1, "a trained bucket")
     if matrix.num_buckets < 2:
         raise UndefinedMetricError("needs a future bucket: T >= 2")
 
 
 def measured(cells: NDArray[np.float64], name: Callable[[int], str]) -> NDArray[np.float64]:
-    """The same cells, once it is sure that each of them was measured.
+    """The same (n,) cells; the first that is NaN is refused by the name of its position.
 
     A mean over what happens to be there would be a different quantity under the same name.
-
-    Args:
-        cells: (n,), fractions; NaN = not measured.
-        name: what the cell at a position is called.
-
-    Raises:
-        UndefinedMetricError: a cell is NaN; the first such one is named.
     """
     gaps = np.isnan(cells)
     if gaps.any():
@@ -162,15 +141,7 @@ def measured(cells: NDArray[np.float64], name: Callable[[int], str]) -> NDArray[
 
 
 def cells_where(matrix: AccuracyMatrix, where: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The chosen cells of a matrix, row by row.
-
-    Args:
-        matrix: (k, T).
-        where: (k, T), or the (k, n) for its first n columns.
-
-    Raises:
-        UndefinedMetricError: one of them was not measured.
-    """
+    """The chosen cells, row by row, all measured; ``where`` is (k, n), of the first n columns."""
 
     def name(position: int) -> str:
         i, j = np.argwhere(where)[position]
@@ -179,12 +150,21 @@ def cells_where(matrix: AccuracyMatrix, where: NDArray[np.bool_]) -> NDArray[np.
     return measured(matrix.values[:, : where.shape[1]][where], name)
 
 
-def change_on_past(matrix: AccuracyMatrix) -> float:
-    """Mean of R[i, j] - R[j, j] over j < i: BWT over the whole lower triangle.
+def cells_seen(matrix: AccuracyMatrix) -> NDArray[np.float64]:
+    """The cells of buckets trained on by then: the lower triangle with its diagonal."""
+    need_trained(matrix, 1, "a trained bucket")
+    return cells_where(matrix, np.tri(*matrix.values.shape, dtype=np.bool_))
 
-    Raises:
-        UndefinedMetricError: there is no past bucket, or a cell was not measured.
-    """
+
+def last_row(matrix: AccuracyMatrix) -> NDArray[np.float64]:
+    """(k,): the last row, on the buckets trained on."""
+    need_trained(matrix, 1, "a trained bucket")
+    last = matrix.num_rows - 1
+    return measured(matrix.values[last, : last + 1], lambda j: f"R[{last}, {j}]")
+
+
+def change_on_past(matrix: AccuracyMatrix) -> float:
+    """Mean of R[i, j] - R[j, j] over j < i: BWT over the whole lower triangle."""
     need_trained(matrix, 2, "a past bucket")
     k = matrix.num_rows
     past = cells_where(matrix, np.tri(k, k - 1, -1, dtype=np.bool_))

@@ -18,19 +18,12 @@ Measured = TypeVar("Measured")
 
 @dataclass(frozen=True, kw_only=True)
 class MetricOf(Generic[Measured]):
-    """One number of what was measured in a run, under the name that it is logged as.
+    """One number of what was measured in a run, under the name that it is logged as."""
 
-    Args:
-        name: family and metric, as ``clear/in_domain_accuracy``.
-        function: raises UndefinedMetricError where the metric has no value.
-        higher_is_better: which of two values a researcher wants.
-        version: raised when the definition changes, so that stored values are known as old.
-    """
-
-    name: str
-    function: Callable[[Measured], float]
+    name: str  # family and metric, as clear/in_domain_accuracy
+    function: Callable[[Measured], float]  # raises UndefinedMetricError where it has no value
     higher_is_better: bool = True
-    version: int = 1
+    version: int = 1  # raised when the definition changes, so that stored values are known as old
 
 
 AnyMetric = TypeVar("AnyMetric", bound=MetricOf[Any])
@@ -46,11 +39,7 @@ def modules_of(package: ModuleType) -> dict[str, ModuleType]:
 
 
 def gather(metrics: Iterable[AnyMetric]) -> tuple[AnyMetric, ...]:
-    """All metrics, after a check that MLflow can hold them side by side.
-
-    Raises:
-        ValueError: a name is there twice, or is one that MLflow refuses.
-    """
+    """All metrics; ValueError where MLflow cannot hold them side by side."""
     found: dict[str, AnyMetric] = {}
     for metric in metrics:
         name = metric.name

@@ -19,10 +19,9 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from clear_mlflow import metrics
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
 from clear_mlflow.core.text import shown
-from clear_mlflow.metrics import Metric, anytime, gather
+from clear_mlflow.metrics import ALL_METRICS, Metric, anytime, gather
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics.from_predictions import PredictionMetric
 
@@ -30,6 +29,10 @@ ENTRY_POINT_GROUP = "clear_mlflow.metrics"
 
 # Families that other programs or later versions of this one write.
 _RESERVED = ("accuracy", "test_accuracy", "train", "predictions", "system")
+_EXPECTED = (
+    "expected a function of one argument, called matrix or predictions, or a Metric or "
+    "PredictionMetric, or a sequence of these two"
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +53,7 @@ class UserMetrics:
 
 
 def load_own_metrics(references: Sequence[str] = (), *, installed: bool = True) -> UserMetrics:
-    """The metrics that a user named, and those that installed packages offer.
+    """The metrics that a user named, and, if ``installed``, those that installed packages offer.
 
     A reference is ``package.module:function``; the working folder is looked in first. The function
     takes one argument, called ``matrix`` (an AccuracyMatrix) or ``predictions`` (a Predictions),
@@ -58,20 +61,13 @@ def load_own_metrics(references: Sequence[str] = (), *, installed: bool = True) 
     where that has a family, as ``mylab/worst_bucket``. In place of a function there may be a
     ``Metric`` or a ``PredictionMetric``, which says its own name, direction and version, or a
     sequence of them: the ``METRICS`` of a family.
-
-    Args:
-        references: of ``--metric``, in any order; the same one twice counts once.
-        installed: also those of the entry point group ``clear_mlflow.metrics``.
-
-    Raises:
-        ConfigError: one cannot be imported, takes something else, or has a name that is taken.
     """
     found: dict[str, tuple[str, Metric | PredictionMetric]] = {}
     offers: list[tuple[str, str, str | None]] = [(name, name, None) for name in references]
     if installed:
         offers += [_offer(point) for point in entry_points(group=ENTRY_POINT_GROUP)]
-    for told, reference, given in offers:
-        for metric in _as_metrics(told, reference, given):
+    for source, reference, given in offers:
+        for metric in _as_metrics(source, reference, given):
             if metric.name in found and found[metric.name][0] != reference:
                 raise ConfigError(
                     f"metrics {found[metric.name][0]} and {reference} are both named "
@@ -87,60 +83,47 @@ def load_own_metrics(references: Sequence[str] = (), *, installed: bool = True) 
 
 def _offer(point: EntryPoint) -> tuple[str, str, str | None]:
     package = f" of {point.dist.name}" if point.dist else ""
-    return (
-        f"entry point {point.name!r}{package} ({point.value})",
-        point.value,
-        point.name if "/" in point.name else None,
-    )
+    source = f"entry point {point.name!r}{package} ({point.value})"
+    return source, point.value, point.name if "/" in point.name else None
 
 
 def _as_metrics(
-    told: str, reference: str, name: str | None
+    source: str, reference: str, name: str | None
 ) -> tuple[Metric | PredictionMetric, ...]:
-    thing = _imported(told, reference)
-    if isinstance(thing, (Metric, PredictionMetric)):
-        metrics = [thing]
-    elif isinstance(thing, (tuple, list)) and _are_metrics(thing):
-        metrics = list(thing)
-    else:
-        kind = _kind(told, thing)
-        family, function = reference.split(":")[0].split(".")[0], reference.rsplit(".", 1)[-1]
-        metrics = [kind(name=name or f"{family}/{function.rsplit(':', 1)[-1]}", function=thing)]
-    for metric in metrics:
-        _check_family(told, metric.name)
+    thing = _imported(source, reference)
+    listed: list[Any] = [*thing] if isinstance(thing, (tuple, list)) else [thing]
+    if not listed or not all(isinstance(x, (Metric, PredictionMetric)) for x in listed):
+        package, _, function = reference.replace(":", ".").partition(".")
+        name = name or f"{package}/{function.rpartition('.')[2]}"
+        listed = [_kind(source, thing)(name=name, function=thing)]
+    for metric in listed:
+        _check_family(source, metric.name)
     try:
-        return gather(replace(m, function=_Guarded(told, m.function)) for m in metrics)
+        return gather(replace(m, function=_Guarded(source, m.function)) for m in listed)
     except ValueError as error:
-        raise ConfigError(f"metric {told}: {error}") from error
+        raise ConfigError(f"metric {source}: {error}") from error
 
 
-def _are_metrics(things: Sequence[object]) -> bool:
-    return bool(things) and all(isinstance(x, (Metric, PredictionMetric)) for x in things)
-
-
-def _imported(told: str, reference: str) -> Any:
+def _imported(source: str, reference: str) -> Any:
     module, _, attribute = reference.partition(":")
     parts = [*module.split("."), *attribute.split(".")]
     if not attribute or not all(part.isidentifier() for part in parts):
         raise ConfigError(f"metric {shown(reference)} is none; expected package.module:function")
     try:
         # An installed package's metric is not looked for in the working folder first.
-        with _working_folder_first() if told == reference else nullcontext():
+        with _working_folder_first() if source == reference else nullcontext():
             return attrgetter(attribute)(import_module(module))
     # Importing runs a user's code: any error of it becomes one line.
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"metric {told} cannot be loaded: {_first_line(error)}; expected "
+            f"metric {source} cannot be loaded: {_first_line(error)}; expected "
             "package.module:function, importable from here"
         ) from error
 
 
 @contextmanager
 def _working_folder_first() -> Iterator[None]:
-    """Import as ``python -m`` would: what a user names in the folder at hand is what is meant.
-
-    Other packages bring top-level names like ``examples`` and ``tests``, and would hide it.
-    """
+    """Import as ``python -m`` would: other packages bring names like ``examples``, too."""
     folder = str(Path.cwd())
     sys.path.insert(0, folder)
     try:
@@ -149,17 +132,14 @@ def _working_folder_first() -> Iterator[None]:
         sys.path.remove(folder)
 
 
-def _kind(told: str, thing: object) -> type[Metric] | type[PredictionMetric]:
-    expected = (
-        "expected a function of one argument, called matrix or predictions, or a Metric or "
-        "PredictionMetric, or a sequence of these two"
-    )
+def _kind(source: str, thing: object) -> type[Metric] | type[PredictionMetric]:
+    """Which metric a function is, by its one argument's name."""
     if not callable(thing) or isinstance(thing, type):
-        raise ConfigError(f"metric {told} is {shown(thing)}; {expected}")
+        raise ConfigError(f"metric {source} is {shown(thing)}; {_EXPECTED}")
     try:
         parameters = inspect.signature(thing).parameters.values()
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"metric {told} does not say what it takes; {expected}") from error
+        raise ConfigError(f"metric {source} does not say what it takes; {_EXPECTED}") from error
     needed = [
         parameter.name
         for parameter in parameters
@@ -170,16 +150,16 @@ def _kind(told: str, thing: object) -> type[Metric] | type[PredictionMetric]:
         return Metric
     if needed == ["predictions"]:
         return PredictionMetric
-    raise ConfigError(f"metric {told} takes {', '.join(needed) or 'nothing'}; {expected}")
+    raise ConfigError(f"metric {source} takes {', '.join(needed) or 'nothing'}; {_EXPECTED}")
 
 
-def _check_family(told: str, name: str) -> None:
-    families = (metrics.ALL_METRICS, predicted.METRICS, anytime.METRICS)
+def _check_family(source: str, name: str) -> None:
+    families = (ALL_METRICS, predicted.METRICS, anytime.METRICS)
     built_in = [metric.name for known in families for metric in known]
     family = name.split("/")[0]
     if family in {*_RESERVED, *(taken.split("/")[0] for taken in built_in)}:
         raise ConfigError(
-            f"metric {told} is named {name!r}, but the family {family!r} is taken; give it "
+            f"metric {source} is named {name!r}, but the family {family!r} is taken; give it "
             "another one: Metric(name='mylab/...', function=...)"
         )
 
@@ -188,7 +168,7 @@ def _check_family(told: str, name: str) -> None:
 class _Guarded:
     """A user's function, made to keep what every metric promises; pickles where that one does."""
 
-    told: str  # how the user named it
+    source: str  # how the user named it
     function: Callable[[Any], Any]
 
     def __call__(self, argument: Any) -> float:
@@ -198,15 +178,15 @@ class _Guarded:
         except UndefinedMetricError:
             raise
         except Exception as error:
-            raise FailedMetricError(f"{self.told} raised {_first_line(error)}") from error
+            raise FailedMetricError(f"{self.source} raised {_first_line(error)}") from error
         if not isinstance(found, numbers.Real) and getattr(found, "shape", None) != ():
-            raise FailedMetricError(f"{self.told} gave {shown(found)}; expected a number")
+            raise FailedMetricError(f"{self.source} gave {shown(found)}; expected a number")
         if not math.isfinite(number):
-            raise FailedMetricError(f"{self.told} gave {number}; expected a finite number")
+            raise FailedMetricError(f"{self.source} gave {number}; expected a finite number")
         return number
 
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).splitlines()
-    told = "".join(c if c.isprintable() else "?" for c in lines[0][:200]) if lines else ""
-    return f"{type(error).__name__}: {told}" if told else type(error).__name__
+    text = "".join(c if c.isprintable() else "?" for c in lines[0][:200]) if lines else ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

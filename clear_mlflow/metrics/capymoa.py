@@ -3,8 +3,12 @@
 Its anytime accuracies need tests inside of a bucket, and its test-then-train accuracy the answers
 given while training: neither is in this matrix.
 
-Source: ``capymoa.ocl.evaluation.OCLMetrics``, and what fills it (``_evaluator.py``, ``_metrics.py``
-of adaptive-machine-learning/CapyMOA, 095caba).
+Each takes a (k, T) matrix R (row: trained through, column: tested on); accuracies are fractions in
+[0, 1], differences in [-1, 1], higher is better; raises UndefinedMetricError, with the reason,
+where a cell that it needs was not measured.
+
+Source: ``capymoa.ocl.evaluation.OCLMetrics``, fields of the same names, and what fills it
+(``_evaluator.py``, ``_metrics.py`` of adaptive-machine-learning/CapyMOA, 095caba).
 """
 
 from __future__ import annotations
@@ -14,11 +18,10 @@ import numpy as np
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import clear, icarl
 from clear_mlflow.metrics._base import (
-    CHANGE,
-    LEVEL,
-    Metric,
     cells_where,
+    change,
     change_on_past,
+    level,
     measured,
     need_trained,
 )
@@ -28,18 +31,6 @@ def accuracy_all_avg(matrix: AccuracyMatrix) -> float:
     """Mean accuracy on all buckets, future ones included, over all rows.
 
     Formula: mean of R[i, j] over i < k and j < T. Defined when k >= 1.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or a cell was not measured.
-
-    Source:
-        CapyMOA, ``OCLMetrics.accuracy_all_avg``.
 
     >>> round(accuracy_all_avg(AccuracyMatrix([[0.8, 0.1], [0.5, 0.8]])), 6)
     0.55
@@ -53,18 +44,6 @@ def accuracy_final(matrix: AccuracyMatrix) -> float:
 
     Formula: mean of R[last, j] over j < T. Defined when k >= 1.
 
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or a cell was not measured.
-
-    Source:
-        CapyMOA, ``OCLMetrics.accuracy_final``.
-
     >>> round(accuracy_final(AccuracyMatrix([[0.8, 0.1]])), 6)
     0.45
     """
@@ -76,19 +55,8 @@ def accuracy_final(matrix: AccuracyMatrix) -> float:
 def backward_transfer(matrix: AccuracyMatrix) -> float:
     """Mean change on past buckets since each was trained on, over all rows.
 
-    Formula: mean of R[i, j] - R[j, j] over j < i < k. Defined when k >= 2.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A difference in [-1, 1]; higher is better. Negative: the model has forgotten.
-
-    Raises:
-        UndefinedMetricError: there is no past bucket, or a cell was not measured.
-
-    Source:
-        CapyMOA, ``OCLMetrics.backward_transfer``.
+    Formula: mean of R[i, j] - R[j, j] over j < i < k. Defined when k >= 2. Negative: the model has
+    forgotten.
 
     >>> round(backward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     -0.3
@@ -97,12 +65,11 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
 
 
 # Those of another family that are named here are the same quantity in `OCLMetrics`.
+_SEEN = icarl.average_incremental_accuracy
 METRICS = (
-    Metric(name="capymoa/accuracy_all_avg", function=accuracy_all_avg, takes=LEVEL),
-    Metric(
-        name="capymoa/accuracy_seen_avg", function=icarl.average_incremental_accuracy, takes=LEVEL
-    ),
-    Metric(name="capymoa/accuracy_final", function=accuracy_final, takes=LEVEL),
-    Metric(name="capymoa/forward_transfer", function=clear.forward_transfer, takes=LEVEL),
-    Metric(name="capymoa/backward_transfer", function=backward_transfer, takes=CHANGE),
+    level("capymoa/accuracy_all_avg", accuracy_all_avg, "capymoa/{score}_all_avg"),
+    level("capymoa/accuracy_seen_avg", _SEEN, "capymoa/{score}_seen_avg"),
+    level("capymoa/accuracy_final", accuracy_final, "capymoa/{score}_final"),
+    level("capymoa/forward_transfer", clear.forward_transfer, "capymoa/forward_{score}"),
+    change("capymoa/backward_transfer", backward_transfer),
 )

@@ -13,29 +13,16 @@ from __future__ import annotations
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import renate
-from clear_mlflow.metrics._base import CHANGE, LEVEL, Metric, measured, need_trained
+from clear_mlflow.metrics._base import change, level, measured, need_trained
 
 
 def intransigence(matrix: AccuracyMatrix, joint: AccuracyMatrix | None = None) -> float:
     """I_k: how much better joint training knows bucket k than the run that has just trained on it.
 
     Formula: J[last, last] - R[last, last], J being the matrix of a run that is trained on all
-    buckets so far at once. Defined when k >= 1 and such a run is named.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-        joint: J, (k, T) or longer: row i is of a model trained on buckets 0 to i jointly, as of
-            the strategy ``cumulative``.
-
-    Returns:
-        A difference in [-1, 1]; lower is better. Negative: learning in steps has helped.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, no joint run is named, or one of the two cells
-            was not measured.
-
-    Source:
-        Chaudhry et al. 2018, "Intransigence Measure (I)".
+    buckets so far at once. Defined when k >= 1 and such a run is named. J is (k, T) or longer, as
+    of the strategy ``cumulative``. A difference in [-1, 1]; lower is better. Negative: learning in
+    steps has helped. UndefinedMetricError where one of the two cells was not measured.
 
     >>> joint = AccuracyMatrix([[0.8, 0.1], [0.8, 0.95]])
     >>> round(intransigence(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]), joint), 6)
@@ -56,11 +43,7 @@ def intransigence(matrix: AccuracyMatrix, joint: AccuracyMatrix | None = None) -
 
 # A_k, F_k (their `compute_fgt` is the same) and I_k.
 METRICS = (
-    Metric(name="chaudhry/average_accuracy", function=renate.average_accuracy, takes=LEVEL),
-    Metric(
-        name="chaudhry/forgetting", function=renate.forgetting, higher_is_better=False, takes=CHANGE
-    ),
-    Metric(
-        name="chaudhry/intransigence", function=intransigence, higher_is_better=False, takes=CHANGE
-    ),
+    level("chaudhry/average_accuracy", renate.average_accuracy, "chaudhry/average_{score}"),
+    change("chaudhry/forgetting", renate.forgetting, higher_is_better=False),
+    change("chaudhry/intransigence", intransigence, higher_is_better=False),
 )

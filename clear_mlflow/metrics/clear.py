@@ -4,6 +4,9 @@ R is (k, T), 0-based: k buckets trained, all T buckets tested after each. Every 
 counts, those of buckets that the run never reached included. Nothing is subtracted anywhere:
 CLEAR's "transfer" is an accuracy, and not comparable with Renate's or GEM's of the same name.
 
+Each takes such a matrix and gives a fraction in [0, 1], higher is better; it raises
+UndefinedMetricError, with the reason, where a cell that it needs was not measured.
+
 Source: Lin et al., The CLEAR Benchmark, arXiv:2201.06289; Avalanche's ``CLEARMetric`` is the same.
 """
 
@@ -13,25 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.metrics._base import LEVEL, Metric, cells_where, need_future, need_trained
+from clear_mlflow.metrics._base import (
+    Metric,
+    cells_seen,
+    cells_where,
+    level,
+    need_future,
+    need_trained,
+)
 
 
 def in_domain_accuracy(matrix: AccuracyMatrix) -> float:
     """Mean accuracy on the bucket just trained: the diagonal.
 
     Formula: mean of R[i, i] over i < k. Defined when k >= 1.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or a cell was not measured.
-
-    Source:
-        Lin et al., The CLEAR Benchmark, arXiv:2201.06289.
 
     >>> round(in_domain_accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.85
@@ -45,20 +43,6 @@ def next_domain_accuracy(matrix: AccuracyMatrix) -> float:
 
     Formula: mean of R[i, i + 1] over i < k with i + 1 < T. Defined when k >= 1 and T >= 2.
 
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: there is no next bucket, or a cell was not measured.
-
-    Source:
-        Lin et al., The CLEAR Benchmark, arXiv:2201.06289.
-
-    A run that stopped after its first bucket has one already:
-
     >>> next_domain_accuracy(AccuracyMatrix([[0.8, 0.7, 0.6]]))
     0.7
     """
@@ -70,18 +54,6 @@ def backward_transfer(matrix: AccuracyMatrix) -> float:
     """Mean accuracy on past buckets: the strict lower triangle. Nothing is subtracted.
 
     Formula: mean of R[i, j] over j < i < k. Defined when k >= 2.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: there is no past bucket, or a cell was not measured.
-
-    Source:
-        Lin et al., The CLEAR Benchmark, arXiv:2201.06289.
 
     >>> backward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
     0.5
@@ -95,18 +67,6 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
 
     Formula: mean of R[i, j] over i < k and i < j < T. Defined when k >= 1 and T >= 2.
 
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: there is no future bucket, or a cell was not measured.
-
-    Source:
-        Lin et al., The CLEAR Benchmark, arXiv:2201.06289.
-
     >>> forward_transfer(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]]))
     0.1
     """
@@ -117,43 +77,20 @@ def forward_transfer(matrix: AccuracyMatrix) -> float:
 def accuracy(matrix: AccuracyMatrix) -> float:
     """Mean accuracy on all buckets seen so far: the lower triangle with its diagonal.
 
-    Formula: mean of R[i, j] over j <= i < k. Defined when k >= 1.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or a cell was not measured.
-
-    Source:
-        Avalanche, ``CLEARMetric.accuracy``.
+    Formula: mean of R[i, j] over j <= i < k. Defined when k >= 1. Avalanche's
+    ``CLEARMetric.accuracy``.
 
     >>> round(accuracy(AccuracyMatrix([[0.8, 0.1], [0.5, 0.8]])), 6)
     0.7
     """
-    need_trained(matrix, 1, "a trained bucket")
-    return float(cells_where(matrix, _steps_ahead(matrix) <= 0).mean())
+    return float(cells_seen(matrix).mean())
 
 
 def challenge_score(matrix: AccuracyMatrix) -> float:
     """Mean of in-domain, next-domain, backward and forward, with equal weights.
 
-    Formula: mean of the first four metrics above. Defined when k >= 2 and T >= 2.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: one of the four is not defined; the reason is that one's.
-
-    Source:
-        1st CLEAR challenge, CVPR 2022.
+    Formula: mean of the first four metrics above. Defined when k >= 2 and T >= 2. Source: 1st CLEAR
+    challenge, CVPR 2022.
     """
     parts = (in_domain_accuracy, next_domain_accuracy, backward_transfer, forward_transfer)
     return sum(part(matrix) for part in parts) / len(parts)
@@ -165,11 +102,11 @@ def _steps_ahead(matrix: AccuracyMatrix) -> NDArray[np.int64]:
 
 
 METRICS = (
-    Metric(name="clear/in_domain_accuracy", function=in_domain_accuracy, takes=LEVEL),
-    Metric(name="clear/next_domain_accuracy", function=next_domain_accuracy, takes=LEVEL),
-    Metric(name="clear/backward_transfer", function=backward_transfer, takes=LEVEL),
-    Metric(name="clear/forward_transfer", function=forward_transfer, takes=LEVEL),
-    Metric(name="clear/accuracy", function=accuracy, takes=LEVEL),
-    # The challenge was one of accuracies.
+    level("clear/in_domain_accuracy", in_domain_accuracy, "clear/in_domain_{score}"),
+    level("clear/next_domain_accuracy", next_domain_accuracy, "clear/next_domain_{score}"),
+    # An error called transfer would be read as a gain.
+    level("clear/backward_transfer", backward_transfer, "clear/backward_{score}"),
+    level("clear/forward_transfer", forward_transfer, "clear/forward_{score}"),
+    level("clear/accuracy", accuracy, "clear/{score}"),
     Metric(name="clear/challenge_score", function=challenge_score),
 )

@@ -3,6 +3,10 @@
 Unlike GEM's, each looks at every row and not at the last one alone. The paper's other criteria, of
 model size, memory and computation, and the score that sums them up, are not of the matrix.
 
+Each takes a (k, T) matrix R (row: trained through, column: tested on) and gives a fraction in
+[0, 1], higher is better; raises UndefinedMetricError, with the reason, where a cell that it needs
+was not measured.
+
 Source: Diaz-Rodriguez et al., Don't forget, there is more than forgetting: new metrics for
 Continual Learning, arXiv:1810.13166. One of its definitions' users is Continuum
 (``continuum/metrics/metrics.py``, 43ba009); its ``forward_transfer`` is another quantity.
@@ -12,26 +16,14 @@ from __future__ import annotations
 
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics import clear
-from clear_mlflow.metrics._base import CHANGE, LEVEL, Metric, change_on_past
+from clear_mlflow.metrics._base import Metric, change, change_on_past, level
 
 
 def remembering(matrix: AccuracyMatrix) -> float:
     """REM: one minus the mean loss on past buckets, over all rows.
 
     Formula: 1 - abs(min(B, 0)) with B the mean of R[i, j] - R[j, j] over j < i < k. Defined when
-    k >= 2.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better. 1: nothing was lost on the whole.
-
-    Raises:
-        UndefinedMetricError: there is no past bucket, or a cell was not measured.
-
-    Source:
-        Diaz-Rodriguez et al. 2018, "Remembering"; Continuum's ``remembering``.
+    k >= 2. 1: nothing was lost on the whole.
 
     >>> round(remembering(AccuracyMatrix([[0.8, 0.1], [0.5, 0.9]])), 6)
     0.7
@@ -42,20 +34,8 @@ def remembering(matrix: AccuracyMatrix) -> float:
 def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
     """BWT+: the mean gain on past buckets, over all rows; 0 where there is a loss.
 
-    Formula: max(B, 0) with B the mean of R[i, j] - R[j, j] over j < i < k. Defined when k >= 2.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: there is no past bucket, or a cell was not measured.
-
-    Source:
-        Diaz-Rodriguez et al. 2018, "Positive backward transfer"; Continuum's
-        ``positive_backward_transfer``.
+    Formula: max(B, 0) with B the mean of R[i, j] - R[j, j] over j < i < k. Defined when k >= 2. A
+    gain in [0, 1].
 
     >>> round(positive_backward_transfer(AccuracyMatrix([[0.5, 0.1], [0.8, 0.9]])), 6)
     0.3
@@ -64,13 +44,10 @@ def positive_backward_transfer(matrix: AccuracyMatrix) -> float:
 
 
 # A and FWT are the same regions of the matrix as CLEAR's; Continuum's `accuracy_A` is A, too.
+_FWT = clear.forward_transfer
 METRICS = (
-    Metric(name="diaz_rodriguez/accuracy", function=clear.accuracy, takes=LEVEL),
+    level("diaz_rodriguez/accuracy", clear.accuracy, "diaz_rodriguez/{score}"),
     Metric(name="diaz_rodriguez/remembering", function=remembering),
-    Metric(
-        name="diaz_rodriguez/positive_backward_transfer",
-        function=positive_backward_transfer,
-        takes=CHANGE,
-    ),
-    Metric(name="diaz_rodriguez/forward_transfer", function=clear.forward_transfer, takes=LEVEL),
+    change("diaz_rodriguez/positive_backward_transfer", positive_backward_transfer),
+    level("diaz_rodriguez/forward_transfer", _FWT, "diaz_rodriguez/forward_{score}"),
 )

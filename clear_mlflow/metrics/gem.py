@@ -12,11 +12,11 @@ arXiv:1706.08840; ``metrics/metrics.py`` of facebookresearch/GradientEpisodicMem
 from __future__ import annotations
 
 from clear_mlflow.metrics import renate
-from clear_mlflow.metrics._base import CHANGE, LEVEL, Metric
+from clear_mlflow.metrics._base import change, level
 
 # Equations 2, 3 and 4.
 METRICS = (
-    Metric(name="gem/average_accuracy", function=renate.average_accuracy, takes=LEVEL),
-    Metric(name="gem/backward_transfer", function=renate.backward_transfer, takes=CHANGE),
-    Metric(name="gem/forward_transfer", function=renate.forward_transfer, takes=CHANGE),
+    level("gem/average_accuracy", renate.average_accuracy, "gem/average_{score}"),
+    change("gem/backward_transfer", renate.backward_transfer),
+    change("gem/forward_transfer", renate.forward_transfer),
 )

@@ -10,11 +10,11 @@ al., TiC-LM: A Web-Scale Benchmark for Time-Continual LLM Pretraining, ACL 2025,
 from __future__ import annotations
 
 from clear_mlflow.metrics import clear
-from clear_mlflow.metrics._base import LEVEL, Metric
+from clear_mlflow.metrics._base import level
 
 # The same regions, under the names of these papers.
 METRICS = (
-    Metric(name="tic/in_domain", function=clear.in_domain_accuracy, takes=LEVEL),
-    Metric(name="tic/backward_transfer", function=clear.backward_transfer, takes=LEVEL),
-    Metric(name="tic/forward_transfer", function=clear.forward_transfer, takes=LEVEL),
+    level("tic/in_domain", clear.in_domain_accuracy),
+    level("tic/backward_transfer", clear.backward_transfer, "tic/backward_{score}"),
+    level("tic/forward_transfer", clear.forward_transfer, "tic/forward_{score}"),
 )

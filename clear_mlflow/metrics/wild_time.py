@@ -6,9 +6,14 @@ arXiv), Eval-Stream looks 3 buckets ahead (theirs: 3 on HuffPost and Drug-BA, 6 
 Yearbook). To take others, give them to the function in a metric of your own, as in
 ``partial(wild_time.stream_average, ahead=6)``.
 
+Each takes a (k, T) matrix R (row: trained through, column: tested on) and gives a fraction in
+[0, 1], higher is better; raises UndefinedMetricError, with the reason, where a cell that it needs
+was not measured. ``split`` is s, the position of the last bucket trained on, from 0, half of the
+stream when not given; ``ahead`` is K, at least 1.
+
 Source: Yao et al., Wild-Time: A Benchmark of in-the-Wild Distribution Shift over Time, NeurIPS 2022
-Datasets and Benchmarks, arXiv:2211.14238; ``methods/base_trainer.py`` of huaxiuyao/Wild-Time,
-1875f1e.
+Datasets and Benchmarks, arXiv:2211.14238; ``evaluate_offline``, ``evaluate_online`` and ``save`` in
+``methods/base_trainer.py`` of huaxiuyao/Wild-Time, 1875f1e.
 """
 
 from __future__ import annotations
@@ -19,9 +24,9 @@ from numpy.typing import NDArray
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.metrics._base import (
-    LEVEL,
     Metric,
     cells_where,
+    level,
     measured,
     need_future,
     need_trained,
@@ -41,20 +46,6 @@ def fix_id_accuracy(matrix: AccuracyMatrix, split: int | None = None) -> float:
     (``train_online`` under ``offline``) stop one bucket earlier, so what it prints for them is of
     row s - 1; here it is of row s of all.
 
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-        split: s, position of the last bucket trained on, from 0; half of the stream when not given.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: the split was not reached, the counts are not known, or a cell was not
-            measured.
-
-    Source:
-        Yao et al. 2022, Eval-Fix; ``evaluate_offline``.
-
     >>> rows = [[0.8, 0.1, 0.2], [0.5, 0.9, 0.3]]
     >>> round(fix_id_accuracy(AccuracyMatrix(rows, num_instances=[300, 100, 100])), 6)
     0.6
@@ -72,20 +63,6 @@ def fix_ood_average(matrix: AccuracyMatrix, split: int | None = None) -> float:
 
     Formula: mean of R[s, j] over j > s, with s = ceil(T / 2) - 1. Defined when k > s and T >= 2.
 
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-        split: s, position of the last bucket trained on, from 0; half of the stream when not given.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: the split was not reached, there is no bucket after it, or a cell was
-            not measured.
-
-    Source:
-        Yao et al. 2022, Eval-Fix; ``evaluate_offline``.
-
     >>> round(fix_ood_average(AccuracyMatrix([[0.8, 0.1, 0.1], [0.5, 0.9, 0.6]])), 6)
     0.6
     """
@@ -93,23 +70,9 @@ def fix_ood_average(matrix: AccuracyMatrix, split: int | None = None) -> float:
 
 
 def fix_ood_worst(matrix: AccuracyMatrix, split: int | None = None) -> float:
-    """Eval-Fix, out of distribution: the lowest accuracy on a bucket after the split.
+    """Eval-Fix, out of distribution: the worst accuracy on a bucket after the split.
 
     Formula: min of R[s, j] over j > s, with s = ceil(T / 2) - 1. Defined when k > s and T >= 2.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-        split: s, position of the last bucket trained on, from 0; half of the stream when not given.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: the split was not reached, there is no bucket after it, or a cell was
-            not measured.
-
-    Source:
-        Yao et al. 2022, Eval-Fix; ``evaluate_offline``.
 
     >>> fix_ood_worst(AccuracyMatrix([[0.8, 0.7, 0.6, 0.4], [0.8, 0.7, 0.6, 0.5]]))
     0.5
@@ -121,21 +84,7 @@ def stream_average(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
     """Eval-Stream: mean over rows of the mean accuracy on the next K buckets.
 
     Formula: mean over i < k with i + K < T of (mean of R[i, j] over i < j <= i + K), with K = 3.
-    Defined when k >= 1 and T > 3.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-        ahead: K, at least 1.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, no row has K buckets ahead, or a cell was not
-            measured.
-
-    Source:
-        Yao et al. 2022, Eval-Stream; ``evaluate_online`` and "avg task accuracy" of ``save``.
+    Defined when k >= 1 and T > 3. "avg task accuracy" of their program.
 
     >>> round(stream_average(AccuracyMatrix([[0.8, 0.7, 0.5, 0.3]])), 6)
     0.5
@@ -144,24 +93,10 @@ def stream_average(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
 
 
 def stream_worst(matrix: AccuracyMatrix, ahead: int = AHEAD) -> float:
-    """Eval-Stream: mean over rows of the lowest accuracy on the next K buckets.
+    """Eval-Stream: mean over rows of the worst accuracy on the next K buckets.
 
     Formula: mean over i < k with i + K < T of (min of R[i, j] over i < j <= i + K), with K = 3.
-    Defined when k >= 1 and T > 3.
-
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-        ahead: K, at least 1.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, no row has K buckets ahead, or a cell was not
-            measured.
-
-    Source:
-        Yao et al. 2022, Eval-Stream; ``evaluate_online`` and "avg worst time accuracy" of ``save``.
+    Defined when k >= 1 and T > 3. "avg worst time accuracy" of their program.
 
     >>> stream_worst(AccuracyMatrix([[0.8, 0.7, 0.5, 0.3]]))
     0.3
@@ -201,8 +136,8 @@ def _next_buckets(matrix: AccuracyMatrix, ahead: int) -> NDArray[np.float64]:
 METRICS = (
     # Version 1 was R[s, s].
     Metric(name="wild_time/fix_id_accuracy", function=fix_id_accuracy, version=2),
-    Metric(name="wild_time/fix_ood_average", function=fix_ood_average, takes=LEVEL),
-    Metric(name="wild_time/fix_ood_worst", function=fix_ood_worst, takes=LEVEL),
-    Metric(name="wild_time/stream_average", function=stream_average, takes=LEVEL),
-    Metric(name="wild_time/stream_worst", function=stream_worst, takes=LEVEL),
+    level("wild_time/fix_ood_average", fix_ood_average),
+    level("wild_time/fix_ood_worst", fix_ood_worst),
+    level("wild_time/stream_average", stream_average),
+    level("wild_time/stream_worst", stream_worst),
 )

@@ -20,6 +20,7 @@ from clear_mlflow.store.search import Selection, select
 
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
 NAN = float("nan")
+PAST_ONLY = [[0.75, NAN, NAN], [0.625, 0.875, NAN], [0.5, 0.5625, 0.9375]]
 
 
 def run_import(*arguments):
@@ -100,7 +101,7 @@ def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tm
 def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_path):
     """The others are imported; what is no result is passed over, and hidden files are not seen."""
     folder = tmp_path / "runs"
-    (folder / "facil" / "results").mkdir(parents=True)
+    (folder / "er" / "results").mkdir(parents=True)
     (folder / ".git").mkdir()
     (folder / ".git" / "acc.csv").write_text("0.5\n")
     (folder / "a.json").write_text(json.dumps(SQUARE))
@@ -110,9 +111,9 @@ def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_
     (folder / "logs.pyd").write_text(
         "".join(files.mammoth_line(SQUARE, seed=seed) for seed in (0, 1))
     )
-    results = folder / "facil" / "results"
-    (results / "acc_tag-2026-01-31-12-00.txt").write_text(files.facil(SQUARE))
-    (results / "forg_tag-2026-01-31-12-00.txt").write_text(files.facil(SQUARE))
+    results = folder / "er" / "results"
+    (results / "eval_results.csv").write_text(files.avalanche_csv(PAST_ONLY))
+    (results / "training_results.csv").write_text("training_exp,epoch,training_accuracy\n")
     done = run_import(folder)
     assert done.exit_code == 2
     errors = [line for line in done.output.splitlines() if line.startswith("error:")]
@@ -121,14 +122,13 @@ def test_a_folder_is_searched_and_a_bad_file_is_named(store, experiment_id, tmp_
     assert len(errors) == 2
     assert "2 failed, 4 imported, 2 passed over" in done.output
     runs = stored(store, experiment_id)
-    facil = "facil/results/acc_tag-2026-01-31-12-00"
-    assert set(runs) == {"a", "logs line 1", "logs line 2", facil}
+    csv = "er/results/eval_results"
+    assert set(runs) == {"a", "logs line 1", "logs line 2", csv}
     assert runs["logs line 2"].data.tags["seed"] == "1"
     assert runs["logs line 2"].data.tags["strategy"] == "derpp"
-    future = [[0.75, NAN, NAN], [0.625, 0.875, NAN], [0.5, 0.5625, 0.9375]]
-    np.testing.assert_array_equal(record_of(store, runs[facil]).matrix.values, future)
-    assert "clear/forward_transfer" not in runs[facil].data.metrics
-    assert runs[facil].data.metrics["clear/backward_transfer"] == np.mean([0.625, 0.5, 0.5625])
+    np.testing.assert_array_equal(record_of(store, runs[csv]).matrix.values, PAST_ONLY)
+    assert "clear/forward_transfer" not in runs[csv].data.metrics
+    assert runs[csv].data.metrics["clear/backward_transfer"] == np.mean([0.625, 0.5, 0.5625])
 
 
 @pytest.mark.parametrize(
@@ -240,7 +240,7 @@ def test_the_documented_commands_do_what_they_say(store, experiment_id, tmp_path
     Path("old_results").mkdir()
     Path("old_results", "acc.npy").write_bytes(files.npy(np.array(SQUARE)))
     Path("logs.pyd").write_text(files.mammoth_line(SQUARE))
-    Path("metric_log.txt").write_text(files.avalanche_text(SQUARE))
+    Path("eval_results.csv").write_text(files.avalanche_csv(SQUARE))
     page = (Path(__file__).parents[2] / "docs" / "import.md").read_text()
     lines = page.split("```\n")[1].splitlines()
     assert len(lines) == 3
@@ -250,4 +250,4 @@ def test_the_documented_commands_do_what_they_say(store, experiment_id, tmp_path
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 0, done.output
     before = store.get_experiment_by_name("before MLflow").experiment_id
-    assert set(stored(store, before)) == {"acc", "logs", "metric_log"}
+    assert set(stored(store, before)) == {"acc", "logs", "eval_results"}

@@ -197,7 +197,7 @@ def test_a_run_is_continued_by_the_same_loop_alone(store, monkeypatch):
 
 
 def test_accuracies_instead_of_counts(store):
-    """Rows of version 1.1: what was not tested is not 0, and what needs counts says so."""
+    """What was not tested is not 0, and what needs counts says so."""
     with clear_mlflow.track(buckets=["x", "y"]) as run:
         run.log_row(1, accuracy={"x": 0.5})
         run.log_row(2, accuracy=np.array([0.25, 0.75], dtype=np.float32))

@@ -119,7 +119,7 @@ def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
     for damage, told in [
         (
             lambda f: (f / "row_001.safetensors").write_bytes(b"x" * 20),
-            "row_001.safetensors: ends within its header",
+            "row_001.safetensors: is no safetensors file of numbers",
         ),
         (lambda f: (f / EVALUATION_SET_FILE).unlink(), f"but no {EVALUATION_SET_FILE}"),
         (

@@ -99,7 +99,6 @@ def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp
     rows = rows_of(run)
     record = assemble(rows)
     assert {row.split for row in rows.values()} == {record.split} == {"validation"}
-    assert {row.schema_version for row in rows.values()} == {"1.2"}
     assert record.matrix.num_instances.tolist() == [3, 3, 3]
     tag = read_matrix_tag(run.info.run_id, run.data.tags[names.MATRIX_TAG])
     assert tag is not None
@@ -115,12 +114,12 @@ def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp
 
 
 def test_a_run_on_test_images_is_stored_as_ever(store, experiment_id):
-    """Its rows are of the version that every reader knows, its input is the training's."""
+    """Its rows need not say so, its input is the training's."""
     with clear_mlflow.track(buckets=4, num_instances=NUM_TEST) as run:
         run.log_row(0, FOUR_BUCKETS[0])
     (stored,) = runs_of(store, experiment_id, "train")
     (row,) = rows_of(stored).values()
-    assert (row.split, row.schema_version) == ("test", "1.0")
+    assert row.split == "test"
     assert "split" not in json.loads(row.to_json())
     assert stored.data.tags["split"] == "test"
     (entry,) = stored.inputs.dataset_inputs

@@ -204,7 +204,7 @@ def test_no_reader_takes_one_kind_of_row_for_the_other():
         RowRecord.from_json(test.to_json(WHEN), source="row_002.json")
     assert anytime_place("row_002.json") is None
     row = {"schema": {"name": "clear_mlflow/accuracy_row", "version": "1.0"}}
-    with pytest.raises(RecordError, match="expected the name 'clear_mlflow/anytime_row'"):
+    with pytest.raises(RecordError, match="expected 'clear_mlflow/anytime_row'"):
         AnytimeRow.from_json(json.dumps(row), source=anytime_file_name(2, 1))
 
 
@@ -214,14 +214,17 @@ def test_no_reader_takes_one_kind_of_row_for_the_other():
         ({"test": 0}, "test is 0"),
         ({"test": 4}, "test is 4, of 3"),
         ({"step": 40}, "at the end of a bucket is a row"),
-        ({"step": 1.5}, "step is 1.5"),
+        ({"step": 1.5}, "step: expected 'int', got 'float'"),
         ({"correct": [1, 2]}, "correct has 2 entries"),
-        ({"correct": [1, 2, 10]}, "0 to its num_instances"),
+        (
+            {"correct": [1, 2, 10]},
+            "correct of bucket '3' is 10; expected 0 to its num_instances, 9",
+        ),
         ({"bucket": 4}, "only 3 buckets"),
-        ({"buckets": "123"}, "expected a list"),
+        ({"buckets": "123"}, "buckets: expected 'array'"),
         ({"training_on": "3"}, "training_on is '3'; bucket 2"),
-        ({"schema": {"name": "clear_mlflow/anytime_row", "version": "2.0"}}, "update it"),
-        ({"schema": 7}, "schema is 7"),
+        ({"schema": {"name": "clear_mlflow/anytime_row", "version": "2.0"}}, "upgrade it"),
+        ({"schema": 7}, "schema: expected 'object'"),
     ],
 )
 def test_a_file_that_is_no_test_is_one_line(change, told):

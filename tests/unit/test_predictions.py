@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.numpy import load
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import AccuracyRow
@@ -135,6 +136,11 @@ def _header(metadata: dict[str, str], tensors: dict[str, object], body: bytes) -
     return struct.pack("<Q", len(header)) + header + body
 
 
+def tensor(shape: object, place: list[int], kind: str = "U8") -> dict[str, object]:
+    return {"dtype": kind, "shape": shape, "data_offsets": place}
+
+
+PREDICTIONS = {"format": "clear_mlflow/predictions", "version": "1.0", "row": "2"}
 HOSTILE = {
     "empty": b"",
     "text": b"<script>alert(1)</script>" * 20,
@@ -142,18 +148,25 @@ HOSTILE = {
     "huge header": struct.pack("<Q", 2**60) + b"{}",
     "other format": _header({"format": "x"}, {}, b""),
     "bfloat16": _header(
-        {"format": "clear_mlflow/predictions", "version": "1.0", "row": "2"},
-        {"labels": {"dtype": "BF16", "shape": [2], "data_offsets": [0, 4]}},
+        PREDICTIONS,
+        {"labels": tensor([2], [0, 4], "BF16")},
         b"\0" * 4,
+    ),
+    "text shapes": _header(PREDICTIONS, {"labels": tensor("4", [0, 4])}, b"\0" * 4),
+    "more axes than arrays have": _header(PREDICTIONS, {"labels": tensor([1] * 80, [0, 1])}, b"\0"),
+    "more than memory": _header(PREDICTIONS, {"labels": tensor([0, 2**62], [0, 0])}, b""),
+    "a gap": _header(PREDICTIONS, {"labels": tensor([1], [1, 2])}, b"\0" * 2),
+    "a name twice": _header(PREDICTIONS, {"labels": tensor([1], [0, 1])}, b"\0").replace(
+        b'"row"', b'"row": "1", "row"'
     ),
     "newer": _header(
         {"format": "clear_mlflow/predictions", "version": "2.0", "row": "2"},
-        {"labels": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}},
+        {"labels": tensor([1], [0, 1])},
         b"\0",
     ),
     "more than the file holds": _header(
-        {"format": "clear_mlflow/predictions", "version": "1.0", "row": "2"},
-        {"labels": {"dtype": "U8", "shape": [2**40], "data_offsets": [0, 2**40]}},
+        PREDICTIONS,
+        {"labels": tensor([2**40], [0, 2**40])},
         b"\0",
     ),
 }
@@ -176,6 +189,16 @@ def test_equal_predictions_are_equal_files() -> None:
     row = RowPredictions(row=2, labels=np.zeros(3, np.uint8), evaluation_set=images.digest)
     assert len({images.to_bytes() for _ in range(30)}) == 1
     assert len({row.to_bytes() for _ in range(30)}) == 1
+
+
+@pytest.mark.parametrize("probs", [False, True])
+def test_the_package_reads_what_is_written(probs: bool) -> None:
+    """Names, types, shapes and numbers are those of the safetensors package."""
+    probabilities = np.full((5, 4), 0.25, dtype=np.float16) if probs else None
+    answers = row_predictions(evaluation_set(), [0, 1, 2, 3, 0], probabilities=probabilities)
+    found = load(answers.to_bytes())
+    assert found.keys() == ({"labels", "probabilities"} if probs else {"labels"})
+    assert (found["labels"].dtype, found["labels"].tolist()) == (np.uint8, [0, 1, 2, 3, 0])
 
 
 @settings(max_examples=200, deadline=None)

@@ -21,12 +21,15 @@ from clear_mlflow.core.record import (
     row_file_name,
     row_index,
 )
+from clear_mlflow.core.score import ACCURACY, Score
 
 DIGITS = DatasetIdentity("digits", "sha256:0123456789abcdef")
+KEYS = ("1", "2", "3")
+NAN = math.nan
 
 
 def record(number: int, **changes) -> RowRecord:
-    row = AccuracyRow(number, ("1", "2", "3"), (number, 5, 6), (10, 20, 30))
+    row = AccuracyRow(number, KEYS, (number, 5, 6), (10, 20, 30))
     facts = {
         "row": row,
         "protocol": "iid",
@@ -38,14 +41,30 @@ def record(number: int, **changes) -> RowRecord:
     return RowRecord(**{**facts, **changes})
 
 
-def document(**changes):
-    fields = {**json.loads(record(2).to_json()), **changes}
+def document(of=None, **changes):
+    """The fields of row 2, or of another record; ``...`` leaves one out."""
+    fields = {**json.loads((of or record(2)).to_json()), **changes}
     return {name: value for name, value in fields.items() if value is not ...}
 
 
 def read(text: str) -> RowRecord:
     return RowRecord.from_json(text, source="row_002.json")
 
+
+def refused(text: str, part: str) -> None:
+    """In one line, which names the file and shows what stands there, cut short."""
+    with pytest.raises(RecordError) as caught:
+        read(text)
+    message = str(caught.value)
+    assert message.startswith("row_002.json: ")
+    assert part in message
+    assert message.isprintable()
+    assert len(message) < 400
+
+
+ACCURACIES = record(2, row=AccuracyRow.from_values(2, KEYS, (0.2, 0.25, NAN)))
+OF_ERRORS = Score("rmse", higher_is_better=False)
+ERRORS = record(2, row=AccuracyRow.from_values(2, KEYS, (7.5, -1, NAN), None, OF_ERRORS))
 
 printable = st.text(st.characters(exclude_categories=("C", "Z")), min_size=1, max_size=20)
 json_values = st.recursive(
@@ -57,20 +76,28 @@ json_values = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(st.characters(codec="utf-8")), inner),
     max_leaves=8,
 )
+taken = {*document(), "accuracy", "split", "score", "values"}
 
 
 @st.composite
 def records(draw):
+    """Rows of counts, of accuracies and of other scores, with some buckets not measured."""
     buckets = tuple(draw(st.lists(printable, min_size=1, max_size=6, unique=True)))
+    number = draw(st.integers(0, len(buckets)))
     totals = tuple(draw(st.integers(1, 2**53)) for _ in buckets)
+    score = draw(st.sampled_from([None, ACCURACY, OF_ERRORS, Score("PPL-v2")]))
+    if score is None:
+        counts = tuple(draw(st.integers(0, total)) for total in totals)
+        row = AccuracyRow(number, buckets, counts, totals)
+    else:
+        cell = st.floats(0, 1) if score.is_accuracy else st.floats(-1e150, 1e150)
+        cells = [draw(cell), *(draw(cell | st.just(NAN)) for _ in buckets[1:])]
+        totals = draw(st.none() | st.just(totals))
+        row = AccuracyRow.from_values(number, buckets, cells, totals, score)
     return RowRecord(
-        row=AccuracyRow(
-            draw(st.integers(0, len(buckets))),
-            buckets,
-            tuple(draw(st.integers(0, total)) for total in totals),
-            totals,
-        ),
+        row=row,
         protocol=draw(st.sampled_from(["iid", "streaming"])),
+        split=draw(st.sampled_from(["test", "validation"])),
         dataset=DatasetIdentity(draw(printable), draw(printable)),
         seed=draw(st.none() | st.integers(-(2**63), 2**64 - 1)),
         package_version=draw(printable),
@@ -81,101 +108,43 @@ def records(draw):
         ),
         extra=draw(
             st.dictionaries(
-                st.text(st.characters(codec="utf-8")).filter(lambda k: k not in document()),
+                st.text(st.characters(codec="utf-8")).filter(lambda k: k not in taken),
                 json_values,
                 max_size=3,
             )
         ),
-        schema_version=draw(st.sampled_from(["1.0", "1.7"])),
     )
 
 
-@st.composite
-def accuracy_records(draw):
-    """Rows of accuracies alone, with some buckets not measured, with and without test counts."""
-    buckets = tuple(draw(st.lists(printable, min_size=1, max_size=6, unique=True)))
-    cells = [draw(st.floats(0, 1) | st.just(math.nan)) for _ in buckets]
-    cells[draw(st.integers(0, len(cells) - 1))] = draw(st.floats(0, 1))
-    counts = draw(st.none() | st.tuples(*(st.integers(1, 2**53) for _ in buckets)))
-    number = draw(st.integers(0, len(buckets)))
-    row = AccuracyRow.from_values(number, buckets, cells, counts)
-    return replace(draw(records()), row=row)
-
-
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(records())
 def test_what_is_written_is_read_back(written):
-    """Every field survives, unknown ones and a newer minor version too."""
-    text = written.to_json()
-    assert read(text) == written
-    assert read(text).to_json() == text
-
-
-@settings(max_examples=60)
-@given(accuracy_records())
-def test_rows_without_counts_are_read_back_to_the_last_digit(written):
-    """Fractions survive as they are, what was not measured stays so, and the version says it."""
+    """Every field survives to the last digit, unknown ones too."""
     text = written.to_json()
     assert read(text) == written
     assert read(text).to_json() == text
     found = json.loads(text)
-    assert found["schema"]["version"] in ("1.1", "1.7")
-    assert "correct" not in found
+    assert found["schema"] == {"name": SCHEMA_NAME, "version": "1.0"}
+    assert sum(name in found for name in ("correct", "accuracy", "values")) == 1
     assert ("num_instances" in found) == (written.row.num_instances is not None)
-
-
-def accuracy_document(**changes):
-    row = AccuracyRow.from_values(2, ("1", "2", "3"), (0.2, 0.25, math.nan))
-    fields = {**json.loads(record(2, row=row).to_json()), **changes}
-    return {name: value for name, value in fields.items() if value is not ...}
 
 
 def test_a_row_without_counts_says_what_was_not_measured():
     """docs/record-format.md has the same fields; NaN is no JSON, so it is null."""
-    assert accuracy_document()["accuracy"] == [0.2, 0.25, None]
-    assert accuracy_document()["schema"]["version"] == "1.1"
-    found = assemble({"row_002.json": read(json.dumps(accuracy_document()))})
+    assert document(ACCURACIES)["accuracy"] == [0.2, 0.25, None]
+    found = assemble({"row_002.json": ACCURACIES})
     assert found.matrix.num_instances is None
     assert found.missing == (1,)  # and not row 0, which few other programs measure
-    np.testing.assert_array_equal(found.matrix.values[1], [0.2, 0.25, math.nan])
-    counted = read(json.dumps(accuracy_document(num_instances=[10, 20, 30])))
+    np.testing.assert_array_equal(found.matrix.values[1], [0.2, 0.25, NAN])
+    counted = read(json.dumps(document(ACCURACIES, num_instances=[10, 20, 30])))
     known = assemble({"row_002.json": counted}).matrix.num_instances
     np.testing.assert_array_equal(known, [10, 20, 30])
 
 
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        ({"accuracy": ...}, "lacks the field 'accuracy'"),
-        ({"accuracy": "0.5"}, "accuracy is '0.5'"),
-        ({"accuracy": [0.5, 0.5]}, "one fraction for each of the 3 buckets"),
-        ({"accuracy": [0.5, 92.3, None]}, "accuracy of bucket '2' is 92.3"),
-        ({"accuracy": [0.5, -0.1, None]}, "accuracy of bucket '2' is -0.1"),
-        ({"accuracy": [0.5, True, None]}, "accuracy of bucket '2' is True"),
-        ({"accuracy": [0.5, 10**400, None]}, "accuracy of bucket '2' is 1000"),
-        ({"accuracy": [None, None, None]}, "no measured bucket"),
-        ({"num_instances": None}, "num_instances is None"),
-        ({"num_instances": [1, 2]}, "num_instances has 2 entries"),
-        ({"num_instances": [1, 2, 0]}, "num_instances of bucket '3' is 0"),
-        ({"correct": [1, 2, 3]}, "lacks the field 'num_instances'"),
-        ({"schema": {"name": "clear_mlflow/accuracy_row", "version": "1.0"}}, "field 'correct'"),
-    ],
-)
-def test_wrong_accuracies_are_refused_in_one_line(changes, part):
-    """Percent is never taken for a fraction, and version 1.0 has counts."""
-    with pytest.raises(RecordError) as caught:
-        read(json.dumps(accuracy_document(**changes)))
-    message = str(caught.value)
-    assert part in message
-    assert message.isprintable()
-    assert len(message) < 400
-
-
 def test_rows_with_and_without_counts_are_not_of_one_run():
     """Nobody measured one run in two ways: a foreign row is named, and nothing crashes."""
-    foreign = read(json.dumps(accuracy_document()))
     with pytest.raises(RecordError, match=r"num_instances is \(10, 20, 30\) and None"):
-        assemble(stored(record(1), foreign))
+        assemble(stored(record(1), ACCURACIES))
 
 
 def test_the_fields_are_the_documented_ones():
@@ -194,85 +163,121 @@ def test_the_fields_are_the_documented_ones():
         "written_at": "2026-01-31T12:00:00.123Z",
     }
     assert json.loads(record(0).to_json())["trained_through"] is None
+    assert document(record(2, split="validation"))["split"] == "validation"
+    errors = document(ERRORS)
+    assert errors["score"] == {"name": "rmse", "lower_is_better": True}
+    assert errors["values"] == [7.5, -1.0, None]
+    assert read(json.dumps(errors)) == ERRORS
 
 
 def test_a_derived_accuracy_has_to_agree():
     """Other programs may write it; within rounding it is taken, beyond that refused."""
-    stated = [0.2, 0.25, 0.2]
-    assert read(json.dumps(document(accuracy=stated))) == record(2)
-    for wrong in ([0.2, 0.25, 0.20001], [0.2, 0.25], [True, 0.25, 0.2], ["0.2", 0.25, 0.2], 3):
-        with pytest.raises(RecordError, match=r"row_002\.json: accuracy is"):
-            read(json.dumps(document(accuracy=wrong)))
+    assert read(json.dumps(document(accuracy=[0.2, 0.25, 0.2]))) == record(2)
+    for wrong in ([0.2, 0.25, 0.20001], [0.2, 0.25], [None, 0.25, 0.2]):
+        refused(json.dumps(document(accuracy=wrong)), "accuracy is")
 
 
-def test_a_newer_major_version_asks_for_an_upgrade():
-    """The version is looked at first: the rest may well be different then."""
-    newer = {"schema": {"name": "clear_mlflow/accuracy_row", "version": "2.0"}, "rows": []}
-    with pytest.raises(RecordError, match=r"version 2\.0 of the format.*upgrade"):
-        read(json.dumps(newer))
+def test_a_later_version_is_read_and_a_newer_major_one_asks_for_an_upgrade():
+    """Its further fields are kept; of version 2 the rest may well be different."""
+    later = document(schema={"name": SCHEMA_NAME, "version": "1.7", "x": 1}, further=[1])
+    assert read(json.dumps(later)) == record(2, extra={"further": [1]})
+    newer = {"schema": {"name": SCHEMA_NAME, "version": "2.0"}, "rows": []}
+    refused(json.dumps(newer), "is of version 2.0 of the format")
+
+
+def schema(name=SCHEMA_NAME, version="1.0"):
+    return {"schema": {"name": name, "version": version}}
+
+
+WRONG_FIELDS = [
+    ({"schema": ...}, "lacks the field 'schema'"),
+    ({"schema": "1.0"}, "schema: expected 'object"),
+    (schema("x"), "schema.name is 'x'"),
+    (schema(version=1.0), "schema.version: expected 'str"),
+    (schema(version="0.9"), "schema.version is '0.9'"),
+    (schema(version="1"), "schema.version"),
+    ({"row": ...}, "lacks the field 'row'"),
+    ({"row": True}, "row: expected 'int', got 'bool"),
+    ({"row": 4}, "only 3 buckets"),
+    ({"row": 2.0}, "row: expected 'int', got 'float"),
+    ({"row": 10**400}, "row is 1000"),
+    ({"row": None}, "row: expected 'int', got 'null"),
+    ({"trained_through": "1"}, "trained_through is '1'; row 2"),
+    ({"trained_through": None}, "trained_through is None"),
+    ({"trained_through": ...}, "lacks the field 'trained_through'"),
+    ({"buckets": "123"}, "buckets: expected 'array"),
+    ({"buckets": ["1", "2"]}, "num_instances has 3 entries for 2"),
+    ({"buckets": ["1", "2", {"a": 1}]}, "buckets[2]: expected 'str', got 'object"),
+    ({"buckets": ["1", "2", "\u001b[31m"]}, "printable"),
+    ({"correct": [2, 5]}, "correct has 2 entries"),
+    ({"correct": [2, 5, 31]}, "correct of bucket '3' is 31"),
+    ({"correct": [2, 5, True]}, "correct[2]: expected 'int', got 'bool"),
+    ({"correct": {"1": 2}}, "correct: expected 'array"),
+    ({"correct": ...}, "lacks the field 'correct' or 'accuracy'"),
+    ({"num_instances": ...}, "num_instances: expected 'array', got 'null"),
+    ({"num_instances": [10, 20, 0]}, "num_instances of bucket '3' is 0"),
+    ({"num_instances": [10, 20, 10**300]}, "2**53"),
+    ({"protocol": "offline"}, "protocol is 'offline'"),
+    ({"protocol": ["iid"]}, "protocol: expected 'str"),
+    ({"split": "valid"}, "split is 'valid'; expected test or validation"),
+    ({"dataset": "digits"}, "dataset: expected 'object"),
+    ({"dataset": {"name": "digits"}}, "dataset: lacks the field 'digest'"),
+    ({"dataset": {"name": "digits", "digest": 3}}, "dataset.digest: expected 'str', got 'int"),
+    ({"dataset": {"name": "di\ngits", "digest": "x"}}, "name is 'di\\ngits'"),
+    ({"seed": "0"}, "seed: expected 'int"),
+    ({"seed": True}, "seed: expected 'int"),
+    ({"seed": 2**64}, "seed is 18446744073709551616"),
+    ({"seed": ...}, "lacks the field 'seed'"),
+    ({"package_version": None}, "package_version: expected 'str', got 'null"),
+    ({"package_version": "x" * 1000}, "package_version is 'xxx"),
+    *(
+        ({"written_at": time}, "written_at is")
+        for time in (
+            *("yesterday", "2026-02-30T12:00:00Z", "2026-01-31T12:00:00", "0001-01-01T00:00:00Z"),
+            *("2026-01-31T12:00:00+02:00", "２０２６-01-31T12:00:00Z"),
+        )
+    ),
+    ({"written_at": 1769860800}, "written_at: expected 'str', got 'int"),
+    ({"note": "\ud800"}, "no Unicode text"),
+    ({"\ud800": 1}, "no Unicode text"),
+    ({"note": "x" * (1 << 20)}, "larger than 1 MiB"),
+]
+WRONG_ACCURACIES = [
+    ({"accuracy": ...}, "lacks the field 'correct' or 'accuracy'"),
+    ({"accuracy": "0.5"}, "accuracy: expected 'array"),
+    ({"accuracy": [0.5, 0.5]}, "one fraction for each of the 3 buckets"),
+    ({"accuracy": [0.5, 92.3, None]}, "accuracy of bucket '2' is 92.3"),
+    ({"accuracy": [0.5, -0.1, None]}, "accuracy of bucket '2' is -0.1"),
+    ({"accuracy": [0.5, True, None]}, "accuracy[1]: expected 'float"),
+    ({"accuracy": [0.5, 10**400, None]}, "accuracy[1]: number out of range"),
+    ({"accuracy": [None, None, None]}, "no measured bucket"),
+    ({"num_instances": [1, 2]}, "num_instances has 2 entries"),
+    ({"num_instances": [1, 2, 0]}, "num_instances of bucket '3' is 0"),
+    ({"correct": [1, 2, 3]}, "num_instances: expected 'array', got 'null"),
+]
+WRONG_SCORES = [
+    ({"accuracy": [0.5, 0.5, 0.5]}, "expected values alone"),
+    ({"values": ...}, "lacks the field 'values'"),
+    ({"values": [1, 2]}, "one number for each of the 3 buckets"),
+    ({"values": [1, 2, 1e200]}, "a finite number up to 1e+150"),
+    ({"score": "rmse"}, "score: expected 'object"),
+    ({"score": {"name": "rmse"}}, "lacks the field 'lower_is_better'"),
+    ({"score": {"name": "a b", "lower_is_better": True}}, "score is 'a b'"),
+    ({"score": {"name": "accuracy", "lower_is_better": True}}, "lower is better; expected"),
+]
 
 
 @pytest.mark.parametrize(
-    ("changes", "part"),
+    ("of", "changes", "part"),
     [
-        ({"schema": ...}, "lacks the field 'schema'"),
-        ({"schema": "1.0"}, "schema is '1.0'"),
-        ({"schema": {"name": "x", "version": "1.0"}}, "schema.name is 'x'"),
-        ({"schema": {"name": "clear_mlflow/accuracy_row", "version": 1.0}}, "schema.version"),
-        ({"schema": {"name": "clear_mlflow/accuracy_row", "version": "0.9"}}, "schema.version"),
-        ({"schema": {"name": "clear_mlflow/accuracy_row", "version": "1"}}, "schema.version"),
-        ({"row": ...}, "lacks the field 'row'"),
-        ({"row": True}, "row is True"),
-        ({"row": 4}, "only 3 buckets"),
-        ({"row": 2.0}, "row is 2.0"),
-        ({"row": 10**400}, "row is 1000"),
-        ({"row": None}, "row is None"),
-        ({"trained_through": "1"}, "trained_through is '1'; row 2"),
-        ({"trained_through": None}, "trained_through is None"),
-        ({"trained_through": ...}, "lacks the field 'trained_through'"),
-        ({"buckets": "123"}, "buckets is '123'"),
-        ({"buckets": ["1", "2"]}, "correct has 3 entries for 2"),
-        ({"buckets": ["1", "2", {"a": 1}]}, "a bucket key is {'a': 1}"),
-        ({"buckets": ["1", "2", "\u001b[31m"]}, "printable"),
-        ({"correct": [2, 5]}, "correct has 2 entries"),
-        ({"correct": [2, 5, 31]}, "correct of bucket '3' is 31"),
-        ({"correct": [2, 5, True]}, "expected one integer per bucket"),
-        ({"correct": {"1": 2}}, "correct is {'1': 2}"),
-        ({"num_instances": [10, 20, 0]}, "num_instances of bucket '3' is 0"),
-        ({"num_instances": [10, 20, 10**300]}, "2**53"),
-        ({"protocol": "offline"}, "protocol is 'offline'"),
-        ({"protocol": ["iid"]}, "protocol is ['iid']"),
-        ({"dataset": "digits"}, "dataset is 'digits'"),
-        ({"dataset": {"name": "digits"}}, "expected an object of name and digest"),
-        ({"dataset": {"name": "digits", "digest": 3}}, "digest is 3"),
-        ({"dataset": {"name": "di\ngits", "digest": "x"}}, "name is 'di\\ngits'"),
-        ({"seed": "0"}, "seed is '0'"),
-        ({"seed": True}, "seed is True"),
-        ({"seed": 2**64}, "seed is 18446744073709551616"),
-        ({"seed": ...}, "lacks the field 'seed'"),
-        ({"package_version": None}, "package_version is None"),
-        ({"package_version": "x" * 1000}, "package_version is 'xxx"),
-        ({"written_at": "yesterday"}, "written_at is 'yesterday'"),
-        ({"written_at": "2026-02-30T12:00:00Z"}, "written_at"),
-        ({"written_at": "2026-01-31T12:00:00"}, "written_at"),
-        ({"written_at": "2026-01-31T12:00:00+02:00"}, "written_at"),
-        ({"written_at": "0001-01-01T00:00:00Z"}, "written_at"),
-        ({"written_at": "２０２６-01-31T12:00:00Z"}, "written_at"),
-        ({"written_at": 1769860800}, "written_at is 1769860800"),
-        ({"note": "\ud800"}, "no Unicode text"),
-        ({"\ud800": 1}, "no Unicode text"),
-        ({"note": "x" * (1 << 20)}, "larger than 1 MiB"),
+        *((record(2), *case) for case in WRONG_FIELDS),
+        *((ACCURACIES, *case) for case in WRONG_ACCURACIES),
+        *((ERRORS, *case) for case in WRONG_SCORES),
     ],
 )
-def test_wrong_fields_are_refused_in_one_line(changes, part):
-    """The message names the file and shows what stands there, cut short."""
-    with pytest.raises(RecordError) as caught:
-        read(json.dumps(document(**changes)))
-    message = str(caught.value)
-    assert message.startswith("row_002.json: ")
-    assert part in message
-    assert message.isprintable()
-    assert len(message) < 400
+def test_wrong_fields_are_refused_in_one_line(of, changes, part):
+    """Percent is never taken for a fraction, nor one type for another."""
+    refused(json.dumps(document(of, **changes)), part)
 
 
 GOOD = record(2).to_json()
@@ -287,11 +292,9 @@ GOOD = record(2).to_json()
         (GOOD + "{}", "no JSON"),
         ("[]", "is []; expected a JSON object"),
         ("null", "is None"),
-        ("[" * 100_000, "nested too deeply"),
         ('{"a":' * 100_000, "nested too deeply"),
         (GOOD.replace('"seed": 0', '"x": ' + "[" * 40 + "]" * 40), "nested too deeply"),
         (GOOD.replace('"seed": 0', '"seed": NaN'), "NaN"),
-        (GOOD.replace('"seed": 0', '"seed": -Infinity'), "-Infinity"),
         (GOOD.replace('"seed": 0', '"seed": 1e999'), "'1e999', a number too large"),
         (GOOD.replace('"seed": 0', '"seed": ' + "9" * 10_000), "number too large"),
         (GOOD.replace('"seed": 0', '"seed": 0, "seed": 1'), "field 'seed' twice"),
@@ -303,20 +306,14 @@ GOOD = record(2).to_json()
 )
 def test_texts_that_are_no_row_are_refused_in_one_line(text, part):
     """Nothing that a file may hold ends in another error than ours."""
-    with pytest.raises(RecordError) as caught:
-        read(text)
-    message = str(caught.value)
-    assert message.startswith("row_002.json: ")
-    assert part in message
-    assert message.isprintable()
-    assert len(message) < 400
+    refused(text, part)
 
 
 @settings(max_examples=300)
 @given(st.data())
 def test_any_value_in_any_field_is_read_or_refused(data):
     """No value crashes the reader, and what it reads it can write."""
-    fields = data.draw(st.sampled_from([document(), accuracy_document()]))
+    fields = document(data.draw(st.sampled_from([record(2), ACCURACIES, ERRORS])))
     fields[data.draw(st.sampled_from([*fields, "accuracy", "correct"]))] = data.draw(json_values)
     try:
         found = read(json.dumps(fields))
@@ -335,39 +332,23 @@ def test_a_hostile_source_name_does_not_break_the_message(source):
 
 def test_extra_cannot_shadow_a_field():
     """A writer's own field must not replace what was measured."""
-    for name in ("row", "accuracy", "schema"):
+    for name in ("row", "accuracy", "schema", "split"):
         with pytest.raises(RecordError, match=name):
             record(1, extra={name: 1})
 
 
-def test_file_names_sort_as_rows_do():
-    """Three digits at least, and one name per row."""
-    assert ROWS_FOLDER == "accuracy_matrix/rows"
-    assert [row_file_name(n) for n in (0, 12, 1234)] == [
-        "row_000.json",
-        "row_012.json",
-        "row_1234.json",
-    ]
-
-
 @given(st.integers(0, 10**9 - 1))
 def test_a_file_name_gives_its_row_back(number):
-    """Reading is the inverse of writing."""
+    """Reading is the inverse of writing: three digits at least, and one name per row."""
+    assert ROWS_FOLDER == "accuracy_matrix/rows"
     assert row_index(row_file_name(number)) == number
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        "row_1.json",
-        "row_0001.json",
-        "row_-01.json",
-        "row_٠٠١.json",
-        "row_001.json\n",
-        "row_001.jsonl",
-        "../row_001.json",
-        "row_" + "9" * 5000 + ".json",
-        "",
+        *("row_1.json", "row_0001.json", "row_-01.json", "row_٠٠١.json", "row_001.json\n", ""),
+        *("row_001.jsonl", "../row_001.json", "row_" + "9" * 5000 + ".json"),
     ],
 )
 def test_other_file_names_are_no_rows(name):
@@ -409,41 +390,34 @@ def with_row(**changes) -> RowRecord:
     return record(2, row=replace(record(2).row, **changes))
 
 
+NAMED = DatasetIdentity("clear10", DIGITS.digest)
+TWO_BUCKETS = AccuracyRow(2, ("1", "2"), (1, 1), (10, 20))
+
+
 @pytest.mark.parametrize(
-    ("foreign", "what", "ours", "theirs"),
+    ("foreign", "difference"),
     [
-        (record(2, seed=1), "seed", "0", "1"),
-        (record(2, seed=None), "seed", "0", "None"),
-        (record(2, protocol="streaming"), "protocol", "'iid'", "'streaming'"),
+        (record(2, seed=1), "seed is 0 and 1"),
+        (record(2, seed=None), "seed is 0 and None"),
+        (record(2, protocol="streaming"), "protocol is 'iid' and 'streaming'"),
+        (record(2, split="validation"), "split is 'test' and 'validation'"),
+        (record(2, dataset=NAMED), "dataset name is 'digits' and 'clear10'"),
         (
             record(2, dataset=DatasetIdentity("digits", "sha256:f")),
-            "dataset digest",
-            "'sha256:0123456789abcdef'",
-            "'sha256:f'",
+            "dataset digest is 'sha256:0123456789abcdef' and 'sha256:f'",
         ),
-        (
-            record(2, dataset=DatasetIdentity("clear10", DIGITS.digest)),
-            "dataset name",
-            "'digits'",
-            "'clear10'",
-        ),
-        (with_row(buckets=("1", "2", "x")), "key of bucket 3", "'3'", "'x'"),
-        (
-            record(2, row=AccuracyRow(2, ("1", "2"), (1, 1), (10, 20))),
-            "number of buckets",
-            "3",
-            "2",
-        ),
-        (with_row(num_instances=(10, 21, 30)), "num_instances of bucket 2", "20", "21"),
+        (with_row(buckets=("1", "2", "x")), "key of bucket 3 is '3' and 'x'"),
+        (record(2, row=TWO_BUCKETS), "number of buckets is 3 and 2"),
+        (with_row(num_instances=(10, 21, 30)), "num_instances of bucket 2 is 20 and 21"),
+        (ERRORS, "score is 'accuracy, higher is better' and 'rmse, lower is better'"),
     ],
 )
-def test_contradicting_rows_are_named_with_both_values(foreign, what, ours, theirs):
+def test_contradicting_rows_are_named_with_both_values(foreign, difference):
     """A user has to know which file to remove."""
     with pytest.raises(RecordError) as caught:
         assemble(stored(record(1), foreign, record(3)))
-    message = str(caught.value)
-    assert f"row_001.json and row_002.json contradict each other: {what} is" in message
-    assert f"{what} is {ours} and {theirs};" in message
+    start = "row_001.json and row_002.json contradict each other: "
+    assert f"{start}{difference};" in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["row_003.json", "row_2.json", "notes.txt", "row_003\n.json"])
@@ -471,43 +445,5 @@ def test_the_documented_example_is_a_row():
     page = Path(__file__).parents[2].joinpath("docs", "record-format.md").read_text()
     example = page.split("```json\n")[1].split("```")[0]
     assert read(example).to_json() == example
-    of_rows, _, _ = page.partition("\n## Tests inside a bucket\n")
-    told = [line.split("`")[1] for line in of_rows.splitlines() if line.startswith("| `")]
-    assert [name for name in told if "." not in name] == list(json.loads(example))
     without_counts = page.split("```json\n")[2].split("```")[0]
     assert read(without_counts).row.cells[:2] == (0.855, 0.94)
-    fields = [name for name in told if "." not in name]
-    fields[fields.index("correct") : fields.index("num_instances") + 1] = ["accuracy"]
-    assert fields == list(json.loads(without_counts))
-
-
-def test_a_row_on_validation_images_says_so():
-    """As version 1.2, which it reads back; a row on test images stays of the version it was."""
-    validated = record(2, split="validation")
-    text = json.loads(validated.to_json())
-    assert (text["schema"]["version"], text["split"]) == ("1.2", "validation")
-    assert read(validated.to_json()) == validated
-    assert "split" not in document()
-    assert document()["schema"]["version"] == "1.0"
-    newer = document(schema={"name": SCHEMA_NAME, "version": "1.2"}, split="test")
-    assert read(json.dumps(newer)).split == "test"
-    with pytest.raises(RecordError, match="split is 'valid'; expected test or validation"):
-        read(json.dumps({**newer, "split": "valid"}))
-
-
-def test_a_field_that_another_program_called_split_stays_its_own():
-    """Rows of before there was the field are read and written back as they are."""
-    theirs = read(json.dumps(document(split="fold 3")))
-    assert (theirs.split, theirs.extra) == ("test", {"split": "fold 3"})
-    assert json.loads(theirs.to_json())["split"] == "fold 3"
-
-
-def test_rows_on_validation_and_on_test_images_are_not_of_one_run():
-    """Both files and both values are named."""
-    rows = {
-        row_file_name(1): record(1),
-        row_file_name(2): record(2, split="validation"),
-    }
-    with pytest.raises(RecordError, match="split is 'test' and 'validation'"):
-        assemble(rows)
-    assert assemble({row_file_name(2): rows[row_file_name(2)]}).split == "validation"

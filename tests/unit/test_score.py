@@ -64,10 +64,6 @@ def run_of(values=ERRORS, initial=UNTRAINED, score=RMSE, seed=0):
     return assemble({row_file_name(i): record(i, cells, score, seed=seed) for i, cells in rows})
 
 
-def read(text):
-    return RowRecord.from_json(text, source="row.json")
-
-
 @pytest.mark.parametrize(
     ("name", "higher", "part"),
     [
@@ -88,77 +84,6 @@ def test_a_score_without_a_name_or_a_direction_is_refused(name, higher, part):
     with pytest.raises(RecordError, match=part) as caught:
         Score(name, higher)
     assert str(caught.value).isprintable()
-
-
-@st.composite
-def rows_of_a_score(draw):
-    """Rows of any finite numbers, some buckets not measured, with and without test counts."""
-    finite = st.floats(-1e150, 1e150)
-    cells = draw(st.lists(finite | st.just(NAN), min_size=1, max_size=6))
-    cells[draw(st.integers(0, len(cells) - 1))] = draw(finite)
-    counts = draw(st.none() | st.just([7] * len(cells)))
-    score = Score(draw(st.sampled_from(["rmse", "macro_f1", "PPL-v2"])), draw(st.booleans()))
-    return record(draw(st.integers(0, len(cells))), cells, score, num_instances=counts)
-
-
-@settings(max_examples=60)
-@given(rows_of_a_score())
-def test_rows_of_a_score_are_read_back_to_the_last_digit(written):
-    """As version 1.3; no reader of before takes the numbers for accuracies."""
-    text = written.to_json()
-    assert read(text) == written
-    assert read(text).to_json() == text
-    found = json.loads(text)
-    assert found["schema"]["version"] == "1.3"
-    assert {"correct", "accuracy"}.isdisjoint(found)  # without either, 1.2 refuses a row
-
-
-def test_a_row_of_accuracies_is_stored_as_before():
-    """Who knows no other score reads it."""
-    text = record(1, [0.5, 0.25], ACCURACY).to_json()
-    assert json.loads(text)["schema"]["version"] == "1.1"
-    assert {"score", "values"}.isdisjoint(json.loads(text))
-    assert read(text).row.score == ACCURACY
-
-
-def document(**changes):
-    fields = {**json.loads(record(2, ERRORS[1]).to_json()), **changes}
-    return json.dumps({name: value for name, value in fields.items() if value is not ...})
-
-
-@pytest.mark.parametrize(
-    ("changes", "part"),
-    [
-        ({"values": ...}, "lacks the field 'values'"),
-        ({"values": [1, 2]}, "one number for each of the 3 buckets"),
-        ({"values": [1, 10**400, 2]}, "rmse of bucket '2' is 1000"),
-        ({"values": [1, 1e200, 2]}, "expected a finite number up to 1e+150"),
-        ({"values": [1, True, 2]}, "rmse of bucket '2' is True"),
-        ({"values": [None, None, None]}, "no measured bucket"),
-        ({"score": "rmse"}, "expected an object of name and lower_is_better"),
-        ({"score": {"name": "rmse"}}, "expected an object of name and lower_is_better"),
-        ({"score": {"name": "rmse", "lower_is_better": "yes"}}, "expected true or false"),
-        ({"score": {"name": "../x", "lower_is_better": True}}, "expected a name"),
-        ({"score": {"name": "accuracy", "lower_is_better": True}}, "higher is better"),
-        ({"accuracy": [0.1, 0.2, 0.3]}, "has accuracy beside the score rmse"),
-        ({"correct": [1, 2, 3], "num_instances": [9, 9, 9]}, "has correct beside the score rmse"),
-    ],
-)
-def test_a_damaged_row_of_a_score_is_refused_in_one_line(changes, part):
-    with pytest.raises(RecordError) as caught:
-        read(document(**changes))
-    assert part in str(caught.value)
-    assert str(caught.value).isprintable()
-    assert len(str(caught.value)) < 400
-
-
-def test_what_another_program_calls_score_stays_its_own():
-    """Before version 1.3 these are no fields of the format."""
-    other = record(1, [0.5], ACCURACY, extra={"score": 7, "values": "x"}, schema_version="1.2")
-    assert read(other.to_json()) == other
-    assert read(other.to_json()).row.score == ACCURACY
-    with pytest.raises(RecordError, match="'score', which is a field of the format"):
-        record(1, [0.5], extra={"score": 7})
 
 
 @pytest.mark.parametrize("other", [ACCURACY, MACRO_F1, Score("rmse")])
@@ -310,7 +235,8 @@ def test_a_metric_of_ones_own_says_whether_it_takes_any_score():
         "lab/lowest": "needs an accuracy (the score is rmse)"
     }
     assert metrics.summarize(matrix, metrics=[replace(own, takes=ANY)]) == {"lab/lowest": 1.5}
-    assert metrics.summarize(matrix, metrics=[replace(own, takes=LEVEL)]) == {"lab/highest": 6.0}
+    level = replace(own, takes=LEVEL, score_name="lab/{lowest}_{score}")
+    assert metrics.summarize(matrix, metrics=[level]) == {"lab/highest_rmse": 6.0}
 
 
 def test_a_score_that_is_called_as_a_metric_is_refused():
@@ -404,7 +330,7 @@ def test_pages_and_descriptions_show_the_score_and_no_percent():
     assert "rmse matrix" in page
     assert ">clear/in_domain_rmse<" in part
     assert "backward transfer" in page
-    assert "above 0 where rmse has fallen" in page
+    assert "of rmse in place of accuracy, above 0 where it has fallen" in page
     assert json.loads(matrix_json(run.matrix))["score"] == {
         "name": "rmse",
         "lower_is_better": True,
@@ -500,12 +426,6 @@ def test_a_plain_matrix_is_imported_as_what_a_person_says():
         read_runs(again, reading=Reading(score=MACRO_F1))
     with pytest.raises(ConfigError, match="scale is 'percent', which is of accuracies"):
         read_runs(source, reading=Reading(score=RMSE, scale="percent"))
-
-
-def test_a_programs_accuracies_are_nothing_else():
-    source = Source("acc_tag.txt", b"0.5 0\n0.25 0.75\n")
-    with pytest.raises(ConfigError, match=r"score is 'rmse', but .* holds accuracies"):
-        read_runs(source, kind="facil", reading=Reading(score=RMSE))
 
 
 def test_default_metrics_keep_their_names_on_accuracies():

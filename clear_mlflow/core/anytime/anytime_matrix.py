@@ -20,15 +20,6 @@ class AnytimeMatrix:
     """Test accuracies inside the buckets of a run: T x H x T, with the rows between them.
 
     H may differ from bucket to bucket: larger buckets take more steps.
-
-    Args:
-        matrix: the rows, as measured; the last test of bucket i is row i.
-        tests: position of a bucket, from 0, to the tests inside it in their order; buckets
-            without any, and tests that are not stored, are missing.
-        protocol: ``iid``, or ``streaming``, where tests of buckets trained on are no evidence.
-
-    Raises:
-        RecordError: tests contradict each other or the rows.
     """
 
     matrix: AccuracyMatrix
@@ -53,11 +44,7 @@ class AnytimeMatrix:
     def of_tests(
         cls, tests: Iterable[AnytimeRow], matrix: AccuracyMatrix, protocol: str = "iid"
     ) -> AnytimeMatrix:
-        """The tests of a run, in any order, and its rows.
-
-        Raises:
-            RecordError: they contradict each other.
-        """
+        """The tests of a run, in any order, and its rows."""
         found: dict[int, list[AnytimeRow]] = {}
         for test in sorted(tests, key=lambda test: (test.bucket, test.test)):
             found.setdefault(test.bucket - 1, []).append(test)
@@ -79,16 +66,7 @@ class AnytimeMatrix:
         return AnytimeMatrix(self.matrix.after(k), kept, self.protocol)
 
     def sequence(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """All tests of the k buckets, row 0 left out, in their order.
-
-        Returns:
-            (N,), position of the bucket in training at each test, whose last one is its row; and
-            (N, T), accuracies.
-
-        Raises:
-            UndefinedMetricError: no bucket was trained to its end, a test of one is not stored, or
-                under the protocol tests of buckets trained on are no evidence.
-        """
+        """All tests of the k buckets, row 0 left out, in their order."""
         if self.k == 0:
             raise UndefinedMetricError("needs a trained bucket: k >= 1 (trained on 0)")
         for position in range(self.k):

@@ -11,7 +11,8 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Set
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,46 +32,33 @@ EVALUATION_SET_FILE = "evaluation_set.safetensors"
 
 KEEP_PREDICTIONS = ("labels", "none", "probs")
 
-_FORMAT = "clear_mlflow/predictions"
-_VERSION = "1.0"
-_VERSION_WITH_CLUSTERS = "1.1"
 _CONTENT_BYTES = 16  # of each image's SHA-256: enough to distinguish any two images
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class EvaluationSet:
-    """The test images of all buckets, in the order in which every row's predictions are stored.
+    """The test images of all buckets, in the order in which every row's predictions are stored."""
 
-    Args:
-        buckets: keys of all buckets, in stream order.
-        class_names: the index is the label.
-        bucket: (N,), position of each image's bucket in *buckets*; never falling.
-        label: (N,), true class of each image.
-        content: (N, 16), first bytes of the SHA-256 of each image's file.
-        names: (N,), name of each image's file, without its extension.
-        cluster: (N,), which images show the same thing, as one scan in several buckets: equal
-            numbers, in whatever buckets. None: each image is of its own.
-
-    Raises:
-        RecordError: the parts do not fit each other.
-    """
-
-    buckets: tuple[str, ...]
-    class_names: tuple[str, ...]
-    bucket: NDArray[np.uint16]
-    label: NDArray[np.uint16]
-    content: NDArray[np.uint8]
-    names: tuple[str, ...]
+    buckets: tuple[str, ...]  # keys of all buckets, in stream order
+    class_names: tuple[str, ...]  # the index is the label
+    bucket: NDArray[np.uint16]  # (N,), position of each image's bucket in buckets; never falling
+    label: NDArray[np.uint16]  # (N,), true class of each image
+    content: NDArray[np.uint8]  # (N, 16), first bytes of the SHA-256 of each image's file
+    names: tuple[str, ...]  # (N,), name of each image's file, without its extension
+    # (N,), equal numbers for images of the same thing, as one scan; None: each is of its own.
     cluster: NDArray[np.uint32] | None = None
 
     def __post_init__(self) -> None:
-        count = len(self.names)
-        shapes = {"bucket": (count,), "label": (count,), "content": (count, _CONTENT_BYTES)}
-        if self.cluster is not None:
-            shapes["cluster"] = (count,)
-        for name, shape in shapes.items():
+        count, width, classes = len(self.names), len(self.buckets), len(self.class_names)
+        for name, dtype, shape in (
+            ("bucket", np.uint16, (count,)),
+            ("label", np.uint16, (count,)),
+            ("content", np.uint8, (count, _CONTENT_BYTES)),
+            ("cluster", np.uint32, (count,)),
+        ):
             array = getattr(self, name)
-            dtype = {"content": np.uint8, "cluster": np.uint32}.get(name, np.uint16)
+            if array is None and name == "cluster":
+                continue
             if array.shape != shape or array.dtype != dtype:
                 raise RecordError(
                     f"{name} of an evaluation set is {array.dtype} of shape {array.shape}; "
@@ -79,23 +67,21 @@ class EvaluationSet:
             array.setflags(write=False)
         if count == 0 or not self.buckets or not self.class_names:
             raise RecordError("an evaluation set without images, buckets or classes arrived")
-        width, classes = len(self.buckets), len(self.class_names)
         if (width + 1) * width * classes > untrusted.MAX_CELLS_PER_CLASS:
             raise RecordError(
                 f"an evaluation set of {width} buckets and {classes} classes arrived; expected "
                 f"(buckets + 1) * buckets * classes to be at most {untrusted.MAX_CELLS_PER_CLASS}"
             )
-        if int(self.bucket.max()) >= len(self.buckets) or bool(
-            (np.diff(self.bucket.astype(np.int64)) < 0).any()
-        ):
+        falls = bool((np.diff(self.bucket.astype(np.int64)) < 0).any())
+        if int(self.bucket.max()) >= width or falls:
             raise RecordError(
                 "bucket of an evaluation set names a bucket that is not there, or is out of order; "
-                f"expected 0 to {len(self.buckets) - 1}, never falling"
+                f"expected 0 to {width - 1}, never falling"
             )
-        if int(self.label.max()) >= len(self.class_names):
+        if int(self.label.max()) >= classes:
             raise RecordError(
                 f"label of an evaluation set is {int(self.label.max())}; expected 0 to "
-                f"{len(self.class_names) - 1}"
+                f"{classes - 1}"
             )
 
     def __len__(self) -> int:
@@ -110,8 +96,7 @@ class EvaluationSet:
     def digest(self) -> str:
         """What settles whether two runs were tested on the same images in the same order.
 
-        It follows from bucket keys, classes, labels and contents; not from the files' names, nor
-        from what is known of clusters.
+        It follows from bucket keys, classes, labels and contents; not from names or clusters.
         """
         hasher = hashlib.sha256(json.dumps([list(self.buckets), list(self.class_names)]).encode())
         for array in (self.bucket.astype("<u2"), self.label.astype("<u2"), self.content):
@@ -131,30 +116,22 @@ class EvaluationSet:
             arrays["cluster"] = self.cluster
         return tensors_to_bytes(
             arrays,
-            metadata={
-                "format": _FORMAT,
-                "version": _VERSION if self.cluster is None else _VERSION_WITH_CLUSTERS,
-                "buckets": json.dumps(list(self.buckets)),
-                "class_names": json.dumps(list(self.class_names)),
-                "digest": self.digest,
-            },
+            buckets=json.dumps(list(self.buckets)),
+            class_names=json.dumps(list(self.class_names)),
+            digest=self.digest,
         )
 
     @classmethod
     def load(cls, path: Path) -> EvaluationSet:
-        """Read a file of :meth:`to_bytes`; nothing about the file is trusted.
-
-        Raises:
-            RecordError: the file is damaged, of another format, or not what its digest says.
-        """
-        arrays, metadata = _read(
-            path, {"bucket", "label", "content", "names"}, optional={"cluster"}
-        )
-        try:
-            names = tuple(arrays["names"].astype(np.uint8).tobytes().decode().split("\n"))
-        except UnicodeDecodeError as error:
-            raise RecordError(f"{path.name}: names is no Unicode text") from error
-        try:
+        """Read a file of :meth:`to_bytes`; nothing about the file is trusted."""
+        with _named(path):
+            arrays, metadata = read_tensors(
+                path, {"bucket", "label", "content", "names"}, {"cluster"}
+            )
+            try:
+                names = tuple(arrays["names"].astype(np.uint8).tobytes().decode().split("\n"))
+            except UnicodeDecodeError as error:
+                raise RecordError("names is no Unicode text") from error
             found = cls(
                 buckets=_texts(metadata, "buckets"),
                 class_names=_texts(metadata, "class_names"),
@@ -164,35 +141,23 @@ class EvaluationSet:
                 names=names,
                 cluster=arrays.get("cluster"),
             )
-        except RecordError as error:
-            raise RecordError(f"{path.name}: {error}") from error
-        if found.digest != metadata.get("digest"):
-            raise RecordError(
-                f"{path.name}: its digest is {found.digest}, but it says "
-                f"{shown(metadata.get('digest'), 80)}; the file was changed"
-            )
+            if found.digest != metadata.get("digest"):
+                raise RecordError(
+                    f"its digest is {found.digest}, but it says "
+                    f"{shown(metadata.get('digest'), 80)}; the file was changed"
+                )
         return found
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowPredictions:
-    """What the model answered in one row of the matrix.
+    """What the model answered in one row of the matrix."""
 
-    Args:
-        row: buckets trained so far; 0 is the initialisation.
-        labels: (N,), predicted class of each image of the evaluation set; uint8 up to 256 classes,
-            else uint16.
-        probabilities: (N, classes), float16, softmax of the model's output; None where only labels
-            were kept. The label is the argmax of the output, not of these rounded numbers.
-        evaluation_set: digest of the :class:`EvaluationSet` that they answer.
-
-    Raises:
-        RecordError: the parts do not fit each other.
-    """
-
-    row: int
+    row: int  # buckets trained so far; 0 is the initialisation
+    # (N,), predicted class of each image of the evaluation set; uint8 up to 256 classes.
     labels: NDArray[np.uint8] | NDArray[np.uint16]
-    evaluation_set: str
+    evaluation_set: str  # digest of the images that they answer
+    # (N, classes), softmax of the model's output; the label is its argmax before rounding.
     probabilities: NDArray[np.float16] | None = None
 
     def __post_init__(self) -> None:
@@ -204,28 +169,24 @@ class RowPredictions:
                 "expected one uint8 or uint16 per image"
             )
         self.labels.setflags(write=False)
-        if self.probabilities is not None:
-            probabilities = self.probabilities
-            if (
-                probabilities.ndim != 2
-                or probabilities.dtype != np.float16
-                or len(probabilities) != len(self.labels)
-                # NaN fails both comparisons.
-                or not bool(((probabilities >= 0) & (probabilities <= 1)).all())
-            ):
-                raise RecordError(
-                    "probabilities of predictions are no float16 from 0 to 1, one per class, "
-                    "for each image"
-                )
-            probabilities.setflags(write=False)
+        probabilities = self.probabilities
+        if probabilities is None:
+            return
+        if (
+            probabilities.ndim != 2
+            or probabilities.dtype != np.float16
+            or len(probabilities) != len(self.labels)
+            # NaN fails both comparisons.
+            or not bool(((probabilities >= 0) & (probabilities <= 1)).all())
+        ):
+            raise RecordError(
+                "probabilities of predictions are no float16 from 0 to 1, one per class, "
+                "for each image"
+            )
+        probabilities.setflags(write=False)
 
     def check(self, images: EvaluationSet, row: AccuracyRow | None = None) -> None:
-        """Make sure that these are answers to those images and agree with the stored row.
-
-        Raises:
-            RecordError: they answer another evaluation set, contain a class that does not exist,
-                or do not agree with the row.
-        """
+        """Make sure that these are answers to those images and agree with the stored row."""
         if self.evaluation_set != images.digest or len(self.labels) != len(images):
             raise RecordError(
                 f"predictions of row {self.row} answer another evaluation set than the one stored "
@@ -245,14 +206,13 @@ class RowPredictions:
                 f"predictions of row {self.row} count {shown(counted)} right images per bucket, "
                 f"but the row says {shown(row.correct)}"
             )
-        if row.correct is None:
-            for right, count, said in zip(counted, images.num_instances, row.cells, strict=True):
-                # Other programs keep a few digits; an image more or less is beyond them.
-                if not math.isnan(said) and abs(right / count - said) > 0.5 / count:
-                    raise RecordError(
-                        f"predictions of row {self.row} give an accuracy of {right / count:.4f}, "
-                        f"but the row says {said:.4f}"
-                    )
+        for right, count, said in zip(counted, images.num_instances, row.cells, strict=True):
+            # Other programs keep a few digits; an image more or less is beyond them.
+            if not math.isnan(said) and abs(right / count - said) > 0.5 / count:
+                raise RecordError(
+                    f"predictions of row {self.row} give an accuracy of {right / count:.4f}, "
+                    f"but the row says {said:.4f}"
+                )
 
     def hits(self, images: EvaluationSet) -> NDArray[np.bool_]:
         """(N,): which images were classified correctly."""
@@ -268,36 +228,22 @@ class RowPredictions:
         arrays: dict[str, NDArray[Any]] = {"labels": self.labels}
         if self.probabilities is not None:
             arrays["probabilities"] = self.probabilities
-        return tensors_to_bytes(
-            arrays,
-            metadata={
-                "format": _FORMAT,
-                "version": _VERSION,
-                "row": str(self.row),
-                "evaluation_set": self.evaluation_set,
-            },
-        )
+        return tensors_to_bytes(arrays, row=str(self.row), evaluation_set=self.evaluation_set)
 
     @classmethod
     def load(cls, path: Path) -> RowPredictions:
-        """Read a file of :meth:`to_bytes`; nothing about the file is trusted.
-
-        Raises:
-            RecordError: the file is damaged or of another format.
-        """
-        arrays, metadata = _read(path, {"labels"}, optional={"probabilities"})
-        row = metadata.get("row", "")
-        if not re.fullmatch(r"[0-9]{1,9}", row) or predictions_file_name(int(row)) != path.name:
-            raise RecordError(f"{path.name}: holds the predictions of row {shown(row)}")
-        try:
+        """Read a file of :meth:`to_bytes`; nothing about the file is trusted."""
+        with _named(path):
+            arrays, metadata = read_tensors(path, {"labels"}, {"probabilities"})
+            row = metadata.get("row", "")
+            if not re.fullmatch(r"[0-9]{1,9}", row) or predictions_file_name(int(row)) != path.name:
+                raise RecordError(f"holds the predictions of row {shown(row)}")
             return cls(
                 row=int(row),
                 labels=arrays["labels"],
                 probabilities=arrays.get("probabilities"),
                 evaluation_set=metadata.get("evaluation_set", ""),
             )
-        except RecordError as error:
-            raise RecordError(f"{path.name}: {error}") from error
 
 
 def predictions_file_name(row: int) -> str:
@@ -309,35 +255,18 @@ def predictions_file_name(row: int) -> str:
     return f"row_{row:03d}.safetensors"
 
 
-def _read(
-    path: Path, expected: Set[str], optional: Set[str] = frozenset()
-) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Whatever is wrong with a file, in one line that begins with its name."""
     try:
-        arrays, metadata = read_tensors(path, untrusted.MAX_PREDICTIONS_BYTES)
-        if (
-            metadata.get("format") != _FORMAT
-            or not expected <= arrays.keys() <= expected | optional
-        ):
-            raise RecordError(f"is no file of {_FORMAT}")
-        if metadata.get("version", "").split(".")[0] != _VERSION.split(".")[0]:
-            raise RecordError(
-                f"is of version {shown(metadata.get('version'))} of the format; this clear_mlflow "
-                f"reads {_VERSION.split('.')[0]}.x: upgrade it"
-            )
+        yield
     except RecordError as error:
         raise RecordError(f"{path.name}: {error}") from error
     except OSError as error:
         raise RecordError(f"{path.name}: cannot be read ({error.strerror or error})") from error
-    return arrays, metadata
 
 
 def _texts(metadata: dict[str, str], name: str) -> tuple[str, ...]:
-    try:
-        texts = untrusted.json_value(metadata.get(name, ""), untrusted.MAX_METADATA_BYTES)
-    except RecordError as error:
-        raise RecordError(f"{name} of an evaluation set {error}") from error
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise RecordError(
-            f"{name} of an evaluation set is {shown(texts)}; expected a list of texts"
-        )
-    return tuple(texts)
+    texts = untrusted.json_value(metadata.get(name, ""), untrusted.MAX_METADATA_BYTES)
+    found: tuple[str, ...] = untrusted.converted(texts, tuple[str, ...], name)
+    return found

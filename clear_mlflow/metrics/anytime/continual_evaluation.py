@@ -5,6 +5,10 @@ the bucket's row. Tests are counted over the whole run, and a[t, j] is the accur
 test t. Those of bucket j begin with the first test inside it; row 0 is none of them. All tests of
 the k buckets have to be stored, those inside included: from rows alone none of these follows.
 
+Each takes the tests of k buckets trained and gives a fraction in [0, 1]; higher is better, but of
+windowed forgetting. Defined when k >= 1 and all tests inside the buckets are stored;
+UndefinedMetricError, with the reason, otherwise.
+
 Source: De Lange, Van de Ven and Tuytelaars, Continual Evaluation for Lifelong Learning: Identifying
 the Stability Gap, ICLR 2023, arXiv:2205.13452, section 3; ``src/eval/continual_eval_metrics.py`` of
 Mattdl/ContinualEvaluation, bae2a58. Average anytime accuracy: Caccia et al., New Insights on
@@ -28,20 +32,7 @@ WINDOWS = (10, 100)  # tests; the paper has both
 def minimum_accuracy(matrix: AnytimeMatrix) -> float:
     """min-ACC: the lowest accuracy on each earlier bucket since it was learned, in the mean.
 
-    Formula: mean over j < last of min over tests t after row j of a[t, j]. Defined when k >= 2 and
-    all tests inside the buckets are stored.
-
-    Args:
-        matrix: of k buckets trained.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: there is no earlier bucket, or a test is not stored.
-
-    Source:
-        De Lange et al. 2023, min-ACC.
+    Formula: mean over j < last of min over tests t after row j of a[t, j]. Defined when k >= 2.
     """
     trained, values = matrix.sequence()
     if matrix.k < 2:
@@ -52,20 +43,7 @@ def minimum_accuracy(matrix: AnytimeMatrix) -> float:
 def worst_case_accuracy(matrix: AnytimeMatrix) -> float:
     """WC-ACC: accuracy on the last bucket, and the minima on all earlier ones, in the mean.
 
-    Formula: R[last, last] / k + (1 - 1 / k) min-ACC. Defined when k >= 1 and all tests inside the
-    buckets are stored.
-
-    Args:
-        matrix: of k buckets trained.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or a test is not stored.
-
-    Source:
-        De Lange et al. 2023, WC-ACC.
+    Formula: R[last, last] / k + (1 - 1 / k) min-ACC.
     """
     trained, values = matrix.sequence()
     k = matrix.k
@@ -76,19 +54,6 @@ def average_anytime_accuracy(matrix: AnytimeMatrix) -> float:
     """AAA: mean over all tests of the mean accuracy on the buckets so far.
 
     Formula: mean over tests t of (mean of a[t, j] over j <= i), i being the bucket in training.
-    Defined when k >= 1 and all tests inside the buckets are stored.
-
-    Args:
-        matrix: of k buckets trained.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or a test is not stored.
-
-    Source:
-        Caccia et al. 2022, average anytime accuracy.
     """
     trained, values = matrix.sequence()
     seen = np.arange(values.shape[1]) <= trained[:, np.newaxis]
@@ -99,23 +64,10 @@ def windowed_forgetting(matrix: AnytimeMatrix, window: int) -> float:
     """WF: the largest drop of accuracy on a bucket within a window of tests, in the mean.
 
     Formula: mean over j < k of max over tests s <= t of bucket j with t - s < W of
-    a[s, j] - a[t, j]. Defined when k >= 1 and all tests inside the buckets are stored.
+    a[s, j] - a[t, j].
 
-    An accuracy that never falls has a drop of 0, as in the authors' program, whose first window
-    holds one test.
-
-    Args:
-        matrix: of k buckets trained.
-        window: W, in tests; at least 2.
-
-    Returns:
-        A fraction in [0, 1]; lower is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or a test is not stored.
-
-    Source:
-        De Lange et al. 2023, WF.
+    W is at least 2. An accuracy that never falls has a drop of 0, as in the authors' program,
+    whose first window holds one test.
     """
     trained, values = matrix.sequence()
     drops = [_largest_drop(values[trained >= j, j], window) for j in range(matrix.k)]
@@ -126,20 +78,7 @@ def windowed_plasticity(matrix: AnytimeMatrix, window: int) -> float:
     """WP: the largest rise of accuracy on a bucket within a window of tests, in the mean.
 
     Formula: mean over j < k of max over tests s <= t of bucket j with t - s < W of
-    a[t, j] - a[s, j]. Defined when k >= 1 and all tests inside the buckets are stored.
-
-    Args:
-        matrix: of k buckets trained.
-        window: W, in tests; at least 2.
-
-    Returns:
-        A fraction in [0, 1]; higher is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or a test is not stored.
-
-    Source:
-        De Lange et al. 2023, WP.
+    a[t, j] - a[s, j].
     """
     trained, values = matrix.sequence()
     rises = [_largest_drop(-values[trained >= j, j], window) for j in range(matrix.k)]
@@ -167,17 +106,11 @@ METRICS = (
     ),
     *(
         AnytimeMetric(
-            name=f"continual_evaluation/windowed_forgetting_{window}",
-            function=partial(windowed_forgetting, window=window),
-            higher_is_better=False,
+            name=f"continual_evaluation/{function.__name__}_{window}",
+            function=partial(function, window=window),
+            higher_is_better=function is windowed_plasticity,
         )
-        for window in WINDOWS
-    ),
-    *(
-        AnytimeMetric(
-            name=f"continual_evaluation/windowed_plasticity_{window}",
-            function=partial(windowed_plasticity, window=window),
-        )
+        for function in (windowed_forgetting, windowed_plasticity)
         for window in WINDOWS
     ),
 )

@@ -9,8 +9,8 @@ from types import MappingProxyType
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
-from clear_mlflow.core.matrix import PROTOCOLS, AccuracyMatrix
+from clear_mlflow.core.errors import RecordError, UndefinedMetricError
+from clear_mlflow.core.matrix import AccuracyMatrix, check_protocol
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics._common import MetricOf
@@ -18,29 +18,15 @@ from clear_mlflow.metrics._common import MetricOf
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What one run answered, in every row that kept predictions, for every test image.
-
-    Args:
-        images: what was tested on.
-        answers: row to its predictions; 0 is the initialisation. Rows may be missing.
-        protocol: ``iid``, or ``streaming``, where buckets trained on are no evidence.
-        num_rows: k, the buckets trained on; the highest row with answers when not given.
-
-    Raises:
-        RecordError: there are no answers, or they are not to these images.
-        ConfigError: the protocol is unknown.
-    """
+    """What one run answered, in every row that kept predictions, for every test image."""
 
     images: EvaluationSet
-    answers: Mapping[int, RowPredictions]
-    protocol: str = "iid"
-    num_rows: int | None = None
+    answers: Mapping[int, RowPredictions]  # by row; 0 is the initialisation, rows may be missing
+    protocol: str = "iid"  # under streaming, buckets trained on are no evidence
+    num_rows: int | None = None  # k, the buckets trained on; the highest row when not given
 
     def __post_init__(self) -> None:
-        if self.protocol not in PROTOCOLS:
-            raise ConfigError(
-                f"protocol is {shown(self.protocol)}; expected one of {', '.join(PROTOCOLS)}"
-            )
+        check_protocol(self.protocol)
         for row, answer in self.answers.items():
             if answer.row != row:
                 raise RecordError(f"predictions of row {answer.row} are stored under row {row}")
@@ -55,32 +41,27 @@ class Predictions:
     @property
     def k(self) -> int:
         """Buckets trained on; the last row."""
-        return 0 if self.num_rows is None else self.num_rows
+        return self.num_rows or 0
 
     def check(self, matrix: AccuracyMatrix) -> None:
-        """Make sure that the predictions count up to a run's accuracy matrix.
-
-        Raises:
-            RecordError: they do not, or the matrix has no such row.
-        """
-        images = self.images
+        """Make sure that the predictions count up to a run's accuracy matrix."""
+        images, counts = self.images, np.array(self.images.num_instances)
         if images.buckets != matrix.buckets:
             raise RecordError(
                 f"predictions are of buckets {shown(images.buckets)}, but the rows say "
                 f"{shown(matrix.buckets)}"
             )
-        counts = np.array(images.num_instances)
         if matrix.num_instances is not None and not np.array_equal(counts, matrix.num_instances):
             raise RecordError(
                 f"predictions are of {shown(counts.tolist())} images per bucket, but the rows say "
                 f"{shown(matrix.num_instances.tolist())}"
             )
+        # A row without counts was written with some number of digits.
+        apart = 0.0 if matrix.num_instances is not None else 1e-4
         for row, answer in self.answers.items():
             stored = matrix.initial if row == 0 else None
             if 0 < row <= matrix.num_rows:
                 stored = matrix.values[row - 1]
-            # A row without counts was written with some number of digits.
-            apart = 0.0 if matrix.num_instances is not None else 1e-4
             counted = np.array(answer.correct(images)) / counts
             if stored is None or not bool((np.abs(counted - stored) <= apart).all()):
                 raise RecordError(
@@ -94,11 +75,7 @@ class Predictions:
         return Predictions(self.images, kept, self.protocol, k)
 
     def of_row(self, row: int) -> RowPredictions:
-        """The answers of one row.
-
-        Raises:
-            UndefinedMetricError: none were stored.
-        """
+        """The answers of one row; UndefinedMetricError where none were stored."""
         if row not in self.answers:
             raise UndefinedMetricError(f"the predictions of row {row} were not stored")
         return self.answers[row]
@@ -110,11 +87,7 @@ class Predictions:
         return np.ones(len(self.images), dtype=np.bool_)
 
     def learned(self) -> NDArray[np.bool_]:
-        """(N,): images of the buckets trained on by the end, where their answers are evidence.
-
-        Raises:
-            UndefinedMetricError: there are none.
-        """
+        """(N,): images of the buckets trained on by the end, where their answers are evidence."""
         if self.k < 1:
             raise UndefinedMetricError("needs a trained bucket: k >= 1 (trained on 0)")
         found: NDArray[np.bool_] = (self.images.bucket < self.k) & self.evidence(self.k)
@@ -127,11 +100,4 @@ class Predictions:
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionMetric(MetricOf[Predictions]):
-    """One number of a run's predictions, under the name that it is logged as.
-
-    Args:
-        name: family and metric, as ``calibration/brier_score``.
-        function: raises UndefinedMetricError where the metric has no value.
-        higher_is_better: which of two values a researcher wants.
-        version: raised when the definition changes, so that stored values are known as old.
-    """
+    """One number of a run's predictions, under the name that it is logged as."""

@@ -32,10 +32,6 @@ def macro_matrix(predictions: Predictions) -> AccuracyMatrix:
     """The accuracy matrix in which every class counts alike: means of :func:`class_accuracies`.
 
     A class that a bucket has no test image of is left out of that bucket's mean.
-
-    Raises:
-        UndefinedMetricError: the last row's predictions were not stored, so that what a run of
-            that many rows would score is not known.
     """
     if predictions.k:
         predictions.of_row(predictions.k)
@@ -56,9 +52,6 @@ def confusion(predictions: Predictions, row: int) -> NDArray[np.int64]:
     """(classes, classes): test images of each true class (row) by predicted class (column).
 
     Images of all buckets count, those whose answers are evidence under the protocol.
-
-    Raises:
-        UndefinedMetricError: the row's predictions were not stored.
     """
     images, classes = predictions.images, len(predictions.images.class_names)
     evidence = predictions.evidence(row)

@@ -1,10 +1,9 @@
 """How far a model's probabilities can be believed, on the buckets it has learned.
 
 All are of the last row, over the test images of the buckets trained on, taken together; so, at
-step k of a series, of row k over buckets 1 to k. They need probabilities, which a run keeps with
-``predictions=probs``.
-
-Stored probabilities are of half precision: one below 2**-25 is stored as 0.
+step k of a series, of row k over buckets 1 to k. Lower is better. They need a trained bucket and
+probabilities, which a run keeps with ``predictions=probs``; stored ones are of half precision: one
+below 2**-25 is stored as 0.
 """
 
 from __future__ import annotations
@@ -21,39 +20,24 @@ _BINS = 15
 
 
 def expected_calibration_error(predictions: Predictions) -> float:
-    """How far confidence and accuracy lie apart, on average.
+    """How far confidence and accuracy lie apart, on average; 0 to 1.
 
     Confidence is the probability of the predicted class. Images are put into 15 bins of equal width
     by their confidence, (0, 1/15] to (14/15, 1]; the error is the mean over images of
-    |accuracy - mean confidence| of their bin.
-
-    Returns:
-        0 to 1; lower is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or the last row kept no probabilities.
-
-    Source:
-        Guo et al. 2017, On calibration of modern neural networks, equation 3, with their 15 bins.
+    |accuracy - mean confidence| of their bin. Source: Guo et al. 2017, On calibration of modern
+    neural networks, equation 3, with their 15 bins.
     """
-    right, confidence = _confidences(predictions)
-    count, accuracy, mean = bins(right, confidence)
+    count, accuracy, mean = bins(*_confidences(predictions))
     filled = count > 0
     gaps = np.abs(accuracy[filled] - mean[filled])
     return float((count[filled] * gaps).sum() / count.sum())
 
 
 def negative_log_likelihood(predictions: Predictions) -> float:
-    """Mean of -log(probability of the true class), natural logarithm.
+    """Mean of -log(probability of the true class), natural logarithm; 0 or more.
 
     A probability stored as 0 counts as 2**-25, the largest that is stored so: the worst that one
     image can add is 17.3.
-
-    Returns:
-        0 or more; lower is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or the last row kept no probabilities.
     """
     probabilities, labels = _learned(predictions)
     true = probabilities[np.arange(len(labels)), labels].astype(np.float64)
@@ -61,16 +45,9 @@ def negative_log_likelihood(predictions: Predictions) -> float:
 
 
 def brier_score(predictions: Predictions) -> float:
-    """Mean squared distance between the probabilities and the truth, summed over classes.
+    """Mean squared distance between the probabilities and the truth, summed over classes; 0 to 2.
 
-    Returns:
-        0 to 2; lower is better.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or the last row kept no probabilities.
-
-    Source:
-        Brier 1950, Verification of forecasts expressed in terms of probability.
+    Source: Brier 1950, Verification of forecasts expressed in terms of probability.
     """
     probabilities, labels = _learned(predictions)
     true = probabilities[np.arange(len(labels)), labels].astype(np.float64)
@@ -82,11 +59,9 @@ def brier_score(predictions: Predictions) -> float:
 def bins(
     right: NDArray[np.bool_], confidence: NDArray[np.float64]
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Images by confidence, in 15 bins of equal width, closed above.
+    """(15,) each: images by confidence in bins of equal width, the right share, mean confidence.
 
-    Returns:
-        Per bin (15,): the images, the share of them that is right, their mean confidence; NaN for
-        a bin without images.
+    Bins are closed above; the shares and means of one without images are NaN.
     """
     place = np.clip(np.ceil(confidence * _BINS).astype(np.int64) - 1, 0, _BINS - 1)
     count = np.bincount(place, minlength=_BINS)
@@ -97,11 +72,7 @@ def bins(
 
 
 def reliability(predictions: Predictions) -> list[tuple[int, float, float]]:
-    """What a reliability diagram shows: for each bin its images, accuracy and mean confidence.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or the last row kept no probabilities.
-    """
+    """What a reliability diagram shows: for each bin its images, accuracy and mean confidence."""
     return [
         (int(count), float(accuracy), float(mean))
         for count, accuracy, mean in zip(*bins(*_confidences(predictions)), strict=True)
@@ -109,6 +80,7 @@ def reliability(predictions: Predictions) -> list[tuple[int, float, float]]:
 
 
 def _confidences(predictions: Predictions) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """(n,) each: whether the answers are right, and the probability of what was answered."""
     probabilities, labels = _learned(predictions)
     said = predictions.of_row(predictions.k).labels[predictions.learned()]
     confidence = probabilities[np.arange(len(said)), said].astype(np.float64)
@@ -124,16 +96,9 @@ def _learned(predictions: Predictions) -> tuple[NDArray[np.float16], NDArray[np.
     return probabilities[where], predictions.images.label[where]
 
 
-METRICS = (
+METRICS = tuple(
     PredictionMetric(
-        name="calibration/expected_calibration_error",
-        function=expected_calibration_error,
-        higher_is_better=False,
-    ),
-    PredictionMetric(
-        name="calibration/negative_log_likelihood",
-        function=negative_log_likelihood,
-        higher_is_better=False,
-    ),
-    PredictionMetric(name="calibration/brier_score", function=brier_score, higher_is_better=False),
+        name=f"calibration/{function.__name__}", function=function, higher_is_better=False
+    )
+    for function in (expected_calibration_error, negative_log_likelihood, brier_score)
 )

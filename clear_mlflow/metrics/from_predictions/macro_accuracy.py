@@ -1,7 +1,8 @@
 """Summaries of the macro accuracy matrix, in which every class counts alike in every cell.
 
 They differ from those of the accuracy matrix where a bucket has more test images of one class than
-of another; see :func:`repeats_accuracy`.
+of another; see :func:`repeats_accuracy`. Defined where the predictions of all cells that the metric
+of the matrix needs were stored; fractions in [0, 1], higher is better.
 """
 
 from __future__ import annotations
@@ -14,29 +15,17 @@ from clear_mlflow.metrics.from_predictions._classes import macro_matrix
 
 
 def in_domain(predictions: Predictions) -> float:
-    """Mean macro accuracy on the bucket just trained: the diagonal of the macro matrix.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or a cell's predictions were not stored.
-    """
+    """Mean macro accuracy on the bucket just trained: the diagonal of the macro matrix."""
     return clear.in_domain_accuracy(macro_matrix(predictions))
 
 
 def next_domain(predictions: Predictions) -> float:
-    """Mean macro accuracy on the bucket that comes next: the superdiagonal of the macro matrix.
-
-    Raises:
-        UndefinedMetricError: there is no next bucket, or a cell's predictions were not stored.
-    """
+    """Mean macro accuracy on the bucket that comes next: the superdiagonal of the macro matrix."""
     return clear.next_domain_accuracy(macro_matrix(predictions))
 
 
 def average(predictions: Predictions) -> float:
-    """Mean macro accuracy, at the end, on all buckets trained on: the macro matrix's last row.
-
-    Raises:
-        UndefinedMetricError: no bucket was trained, or the last row's predictions were not stored.
-    """
+    """Mean macro accuracy, at the end, on all buckets trained on: the macro matrix's last row."""
     return renate.average_accuracy(macro_matrix(predictions))
 
 
@@ -46,8 +35,7 @@ def repeats_accuracy(predictions: Predictions) -> bool:
     It is where each bucket has as many test images of one class as of any other that it has.
     """
     images = predictions.images
-    shape = len(images.buckets), len(images.class_names)
-    counts = np.zeros(shape, dtype=np.int64)
+    counts = np.zeros((len(images.buckets), len(images.class_names)), dtype=np.int64)
     np.add.at(counts, (images.bucket, images.label), 1)
     most = counts.max(axis=1, keepdims=True)
     return bool(((counts == 0) | (counts == most)).all())
