@@ -13,7 +13,7 @@ from clear_mlflow.data.checking.content import stream_of
 from clear_mlflow.data.embedded import EMBEDDED, LICENCE, embedded_digest, embedded_root
 from clear_mlflow.data.fetching.download import clear_folder
 from clear_mlflow.data.files import path_text
-from clear_mlflow.data.layouts import find_listing, read_any
+from clear_mlflow.data.layouts import find_listing
 from clear_mlflow.data.sources import CLEAR, is_own_stream, source_of, stream_name
 from clear_mlflow.data.sources._entries import Entry as Entry
 from clear_mlflow.data.sources._entries import listing_of as listing_of
@@ -33,46 +33,31 @@ def load_stream(
 ) -> BucketStream:
     """The stream of a dataset under a protocol: every file hashed, nothing decoded.
 
-    Args:
-        dataset: the name of an embedded dataset, as ``digits``; a kind of stream of one's own, as
-            ``folder``, or the ``package.module:function`` that gives one; any other name is that of
-            the dataset that lies at *data_root*, in one of CLEAR's layouts.
-        data_root: the dataset's folder; ``auto`` for an embedded one, and for CLEAR's folder below
-            ``CLEAR_MLFLOW_DATA``, which is downloaded where it is not there.
-        cache_dir: where an embedded dataset is written on first use, and where the hashes of
-            files that do not change stay from run to run.
-        arguments: values of a stream's own arguments, by name; each other one has its default.
-        protocol: ``iid`` or ``streaming``; see :func:`~clear_mlflow.data.splits.choose`.
-        split: ``auto``, the number of a 70/30 split, or ``validation``; likewise.
-
-    Raises:
-        ConfigError: the protocol or the split is unknown, or an embedded dataset is asked for
-            from a folder.
-        DataError: the dataset is missing, damaged, or of no known layout.
+    A *dataset* is embedded, one of CLEAR's (``auto`` as *data_root* is its folder below
+    ``CLEAR_MLFLOW_DATA``, downloaded where it is not there), a kind of stream of one's own, or
+    ``package.module:function``; any other name is that of what lies at *data_root* in one of
+    CLEAR's layouts. Hashes of files that do not change stay in *cache_dir*.
     """
     check_protocol(protocol, split)
     if data_root == AUTO and dataset in CLEAR:
         data_root = str(clear_folder(dataset))
+    if dataset in EMBEDDED:
+        return _embedded(dataset, data_root, cache_dir, protocol, split)
     if is_own_stream(dataset):
         listing = own_listing(dataset, data_root, cache_dir=cache_dir, arguments=arguments)
-        stream = stream_of(
-            listing,
-            name=stream_name(dataset, data_root, arguments or {}),
-            protocol=protocol,
-            split=split,
-            hashes_in=cache_dir,
-        )
-        licence = str((arguments or {}).get("licence", "none"))
-        return replace(
-            stream,
-            source=listing.source or path_text(listing.root),
-            licence="" if licence == "none" else licence,
-        )
-    if dataset not in EMBEDDED:
-        stream = read_any(
-            Path(data_root), name=dataset, protocol=protocol, split=split, hashes_in=cache_dir
-        )
-        return replace(stream, source=data_root)
+        source = listing.source or path_text(listing.root)
+    else:
+        listing, source = find_listing(Path(data_root), name=dataset), data_root
+    given = arguments or {}
+    name = stream_name(dataset, data_root, given)
+    stream = stream_of(listing, name=name, protocol=protocol, split=split, hashes_in=cache_dir)
+    licence = str(given.get("licence", "none"))
+    return replace(stream, source=source, licence="" if licence == "none" else licence)
+
+
+def _embedded(
+    dataset: str, data_root: str, cache_dir: Path, protocol: str, split: str
+) -> BucketStream:
     if data_root != AUTO:  # what is damaged is to be deleted: never a user's own folder
         raise ConfigError(
             f"dataset {dataset} is embedded and reads no folder, but {shown(data_root)} was given; "
@@ -108,12 +93,7 @@ def own_listing(
     cache_dir: Path,
     arguments: Mapping[str, Any] | None = None,
 ) -> Listing:
-    """The images of a stream of one's own; nothing is hashed. See :func:`load_stream`.
-
-    Raises:
-        ConfigError: an argument is wrong, or a function of the user's own cannot be loaded.
-        DataError: the stream is missing, damaged, or is not what its arguments say.
-    """
+    """The images of a stream of one's own; nothing is hashed. See :func:`load_stream`."""
     source = source_of(dataset)
     root = None if data_root == AUTO else Path(data_root)
     listing: Listing = source.listing(

@@ -22,17 +22,8 @@ from clear_mlflow.core.untrusted import (
 
 # What an image is called by, where no list names it; of formats that the decoder reads.
 IMAGE_ENDINGS = (
-    ".jpg",
-    ".jpeg",
-    ".jpe",
-    ".png",
-    ".bmp",
-    ".gif",
-    ".webp",
-    ".tif",
-    ".tiff",
-    ".ppm",
-    ".pgm",
+    *(".jpg", ".jpeg", ".jpe", ".png", ".bmp", ".gif", ".webp"),
+    *(".tif", ".tiff", ".ppm", ".pgm"),
 )
 
 # What CLEAR's layouts call what they have in common.
@@ -192,13 +183,12 @@ def list_entry(
 def read_class_names(path: Path, *, root: Path) -> tuple[str, ...]:
     """Read a class list: one name a line, sorted; a final newline may or may not be there."""
     lines = read_lines(path, root=root, limit=MAX_CLASS_LIST_BYTES)
-    for number, name in enumerate(lines, start=1):
+    for number, (before, name) in enumerate(pairwise(["", *lines]), start=1):
         if not is_class_name(name):
             raise DataError(
                 f"{path_text(path)} line {number} is {shown(name)}; expected a class name and "
                 "nothing else on each line"
             )
-    for number, (before, name) in enumerate(pairwise(lines), start=2):
         if before >= name:
             raise DataError(
                 f"{path_text(path)} line {number}: {shown(name)} after {shown(before)}; expected "
@@ -241,12 +231,9 @@ def stored_path(stored: object, *, base: Path, below: str | None, named_in: Path
     if isinstance(stored, str) and stored.isprintable() and "\\" not in stored:
         # A folder is looked at once, not for each of its images: of those there are 100,000.
         folder, _, name = stored.rpartition("/")
-        if name not in ("", ".", ".."):
-            place = _folder_below(folder, base, below)
-            if place is not None:
-                return place / name
-        elif (place := _folder_below(stored, base, below)) not in (None, base / (below or "")):
-            return place
+        place = _folder_below(folder, base, below)
+        if name not in ("", ".", "..") and place is not None:
+            return place / name
     starts = "" if below is None else f"starts with {below}/ and "
     raise DataError(
         f"{path_text(named_in)} names the path {shown(stored)}; expected a relative path that "

@@ -10,6 +10,10 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from clear_mlflow.data.checking.content import stream_of
+from clear_mlflow.data.layouts import find_listing
+from clear_mlflow.data.stream import BucketStream
+
 
 def write_image(path: Path, *, size: tuple[int, int] = (40, 30), seed: str = "") -> None:
     """Write an image of its own content; the file name's ending says the format."""
@@ -94,3 +98,8 @@ def read_json(path: Path) -> dict:
 def write_json(path: Path, value: object) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(value), encoding="utf-8")
+
+
+def read_any(root: Path, *, name: str) -> BucketStream:
+    """The stream at *root* in whichever layout it has; no hash is remembered."""
+    return stream_of(find_listing(root, name=name), name=name)

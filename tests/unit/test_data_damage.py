@@ -147,22 +147,8 @@ def wrong_type(tree: Tree) -> None:
     container[key] = "MARK"
     wrong = tree.draw.choice(
         [
-            "null",
-            "true",
-            "0",
-            "-7",
-            "1e999",
-            "NaN",
-            HUGE,
-            "[]",
-            "{}",
-            '[[""]]',
-            '""',
-            '"\\u0000"',
-            '{"1": {}}',
-            '["1"]',
-            '"' + "x" * 9000 + '"',
-            "[" * 20000 + "]" * 20000,
+            *("null", "true", "0", "-7", "1e999", "NaN", HUGE, "[]", "{}", '[[""]]', '""'),
+            *('"\\u0000"', '{"1": {}}', '["1"]', f'"{"x" * 9000}"', "[" * 20000 + "]" * 20000),
         ]
     )
     path.write_text(json.dumps(value).replace('"MARK"', wrong))
@@ -230,20 +216,9 @@ def spoil_line(tree: Tree) -> None:
     head = lines[number].rpartition(" ")[0]
     lines[number] = tree.draw.choice(
         [
-            "",
-            " ",
-            "\t",
-            head,
-            f"{head} {HUGE}",
-            f"{head} -1",
-            f"{head} 1.0",
-            f"{head} 0",
-            "0 0",
-            f"{head} 1",
-            f" {lines[number]}",
-            f"{lines[number]} ",
-            f"{lines[number]}\x00",
-            f"{head}  0",
+            *("", " ", "\t", "0 0", head, f" {lines[number]}", f"{lines[number]} "),
+            *(f"{lines[number]}\x00", f"{head}  0"),
+            *(f"{head} {label}" for label in (HUGE, -1, 1.0, 0, 1)),
         ]
     )
     path.write_text("\n".join(lines))
@@ -293,26 +268,9 @@ def link_folder_out(tree: Tree) -> None:
 
 
 DAMAGE: tuple[Callable[[Tree], None], ...] = (
-    truncate,
-    empty,
-    swap_values,
-    swap_files,
-    swap_folders,
-    rename_key,
-    drop_key,
-    wrong_type,
-    double_key,
-    climb,
-    double_line,
-    drop_line,
-    shuffle_lines,
-    spoil_line,
-    not_utf_8,
-    lose_image,
-    odd_image,
-    rename_anything,
-    lose_folder,
-    link_folder_out,
+    *(truncate, empty, swap_values, swap_files, swap_folders, rename_key, drop_key, wrong_type),
+    *(double_key, climb, double_line, drop_line, shuffle_lines, spoil_line, not_utf_8),
+    *(lose_image, odd_image, rename_anything, lose_folder, link_folder_out),
 )
 
 

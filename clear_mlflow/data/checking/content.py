@@ -61,20 +61,14 @@ def stream_of(
     buckets = _hashed(chosen.buckets, listing.root, hashes_in)
     tested_on = measured_split(chosen.split)
     images = _images(buckets, listing.class_names, tested_on)
-    held_out = protocol != STREAMING
+    # Where a bucket is tested on its training images, that is no finding.
+    compared = [i for i in images if protocol != STREAMING or i.place.split == "train"]
     return BucketStream(
         name=name,
         class_names=listing.class_names,
         buckets=buckets,
         digest=_digest(images),
-        # Where a bucket is tested on its training images, that is no finding.
-        warnings=(
-            *listing.warnings,
-            *chosen.warnings,
-            *_shared_images(
-                [image for image in images if held_out or image.place.split == "train"], tested_on
-            ),
-        ),
+        warnings=(*listing.warnings, *chosen.warnings, *_shared_images(compared, tested_on)),
         layout=listing.layout,
         protocol=protocol,
         split=chosen.split,
@@ -163,71 +157,54 @@ def _digest(images: Sequence[_Image]) -> str:
 
 def _shared_images(images: Sequence[_Image], tested_on: str) -> tuple[str, ...]:
     """Warnings about images that are in two places; an error where two places are the same."""
-    copies_of = Counter(image.content for image in images)
-    if len(copies_of) == len(images):
-        return ()
     by_content: defaultdict[str, list[_Image]] = defaultdict(list)
     for image in images:
-        if copies_of[image.content] > 1:
-            by_content[image.content].append(image)
-    doubles = list(by_content.values())
+        by_content[image.content].append(image)
+    doubles = [copies for copies in by_content.values() if len(copies) > 1]
     sizes = Counter(place for place, _ in {(image.place, image.content) for image in images})
-
-    counts: Counter[tuple[_Place, _Place]] = Counter()
-    firsts: dict[tuple[_Place, _Place], tuple[_Image, _Image]] = {}
+    shared: defaultdict[tuple[_Place, _Place], list[tuple[_Image, ...]]] = defaultdict(list)
     for copies in doubles:
-        for one, other in combinations(_first_by(copies, lambda image: image.place), 2):
-            counts[one.place, other.place] += 1
-            firsts.setdefault((one.place, other.place), (one, other))
-    for (place, other_place), count in counts.items():
+        for pair in combinations(_first_of_each(copies, lambda image: image.place), 2):
+            shared[pair[0].place, pair[1].place].append(pair)
+    for (place, other_place), pairs in shared.items():
         smaller = min(sizes[place], sizes[other_place])
-        if 2 * count > smaller:
+        if 2 * len(pairs) > smaller:
             raise DataError(
-                f"{place} and {other_place} share {count} of {smaller} images, the first as "
-                f"{_both(*firsts[place, other_place])}; buckets and splits must be disjoint, so "
-                "the metadata lists one set of images twice: unpack the dataset again"
+                f"{place} and {other_place} share {len(pairs)} of {smaller} images, the first as "
+                f"{_both(pairs[0])}; buckets and splits must be disjoint, so the metadata lists "
+                "one set of images twice: unpack the dataset again"
             )
-    findings = (
+
+    def across_buckets(copies: Sequence[_Image]) -> list[_Image]:
+        for is_train in (True, False):
+            of_split = [image for image in copies if (image.place.split == "train") is is_train]
+            firsts = _first_of_each(of_split, lambda image: image.place.bucket)
+            if len(firsts) > 1:
+                return firsts
+        return []
+
+    warnings = []
+    for finding, look in (
         (
             f"in both a training and a {tested_on} set",
-            lambda copies: _first_two(copies, lambda image: image.place.split),
+            lambda copies: _first_of_each(copies, lambda image: image.place.split),
         ),
-        ("in more than one bucket of one split", _across_buckets),
+        ("in more than one bucket of one split", across_buckets),
         (
             "under more than one class",
-            lambda copies: _first_two(copies, lambda image: image.class_name),
+            lambda copies: _first_of_each(copies, lambda image: image.class_name),
         ),
-    )
-    return tuple(
-        f"{len(pairs)} {'image is' if len(pairs) == 1 else 'images are'} {finding}; the first is "
-        f"{_both(*pairs[0])}"
-        for finding, look in findings
-        if (pairs := [pair for copies in doubles if (pair := look(copies))])
-    )
+    ):
+        if found := [firsts for copies in doubles if len(firsts := look(copies)) > 1]:
+            number = f"{len(found)} {'image is' if len(found) == 1 else 'images are'}"
+            warnings.append(f"{number} {finding}; the first is {_both(found[0])}")
+    return tuple(warnings)
 
 
-def _across_buckets(copies: Sequence[_Image]) -> tuple[_Image, _Image] | None:
-    for is_train in (True, False):
-        of_split = [image for image in copies if (image.place.split == "train") is is_train]
-        if pair := _first_two(of_split, lambda image: image.place.bucket):
-            return pair
-    return None
-
-
-def _first_two(
-    copies: Sequence[_Image], kind: Callable[[_Image], Hashable]
-) -> tuple[_Image, _Image] | None:
-    firsts = _first_by(copies, kind)
-    return (firsts[0], firsts[1]) if len(firsts) > 1 else None
-
-
-def _first_by(copies: Sequence[_Image], kind: Callable[[_Image], Hashable]) -> list[_Image]:
+def _first_of_each(copies: Sequence[_Image], kind: Callable[[_Image], Hashable]) -> list[_Image]:
     """The first image of each kind, in order."""
-    firsts: dict[Hashable, _Image] = {}
-    for image in copies:
-        firsts.setdefault(kind(image), image)
-    return list(firsts.values())
+    return list({kind(image): image for image in reversed(copies)}.values())[::-1]
 
 
-def _both(one: _Image, other: _Image) -> str:
-    return f"{path_text(one.path)} and {path_text(other.path)}"
+def _both(images: Sequence[_Image]) -> str:
+    return f"{path_text(images[0].path)} and {path_text(images[1].path)}"

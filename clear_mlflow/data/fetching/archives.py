@@ -8,7 +8,7 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import DataError
@@ -36,14 +36,21 @@ def unpack(
     bounds: Bounds = Bounds(),
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> None:
-    """Unpack a zip archive into a new folder, checked whole before a file is written."""
+    """Unpack a zip archive into a new folder; every entry is checked before the first is written.
+
+    *on_bytes* is called with the bytes written so far and in all. What was written until an error
+    stays in *folder*.
+    """
     try:
         with zipfile.ZipFile(archive) as opened:
             entries = opened.infolist()
-            _check(entries, archive=archive, bounds=bounds)
-            total = sum(entry.file_size for entry in entries)
-            written = 0
-            folder.mkdir(parents=True)
+            if wrong := _wrong(entries, archive.stat().st_size, bounds):
+                raise DataError(
+                    f"{path_text(archive)} {wrong}; nothing was unpacked: fetch the archive again "
+                    "from where its authors published it"
+                )
+            total, written = sum(entry.file_size for entry in entries), 0
+            folder.mkdir(parents=True)  # here, so that no link can lie in it
             for entry in entries:
                 target = folder.joinpath(*_parts(entry))
                 if entry.is_dir():
@@ -54,8 +61,7 @@ def unpack(
                 with opened.open(entry) as packed, target.open("xb") as file:
                     # zipfile reads no more than the size that was checked
                     while block := packed.read(_BLOCK_BYTES):
-                        file.write(block)
-                        written += len(block)
+                        written += file.write(block)
                         if on_bytes is not None:
                             on_bytes(written, total)
     # zipfile raises NotImplementedError for methods that it lacks, RuntimeError where a password
@@ -72,63 +78,57 @@ def unpack(
         ) from None
 
 
-def _check(entries: list[zipfile.ZipInfo], *, archive: Path, bounds: Bounds) -> None:
-    def refuse(what: str) -> DataError:
-        return DataError(
-            f"{path_text(archive)} {what}; nothing was unpacked: fetch the archive again from "
-            "where its authors published it"
-        )
-
-    files = [entry for entry in entries if not entry.is_dir()]
-    if not files:
-        raise refuse("holds no files")
+def _wrong(entries: list[zipfile.ZipInfo], num_bytes: int, bounds: Bounds) -> str:
+    """Why an archive of so many bytes is not unpacked; empty where it is."""
+    if all(entry.is_dir() for entry in entries):
+        return "holds no files"
     if len(entries) > bounds.max_files:
-        raise refuse(f"holds {len(entries)} entries; expected {bounds.max_files} at most")
+        return f"holds {len(entries)} entries; expected {bounds.max_files} at most"
     total = sum(entry.file_size for entry in entries)
     if total > bounds.max_bytes:
-        raise refuse(f"unpacks to {total} bytes; expected {bounds.max_bytes} at most")
-    if sum(entry.compress_size for entry in entries) > archive.stat().st_size:
-        raise refuse("holds entries that overlap")
-    seen: set[PurePosixPath] = set()
+        return f"unpacks to {total} bytes; expected {bounds.max_bytes} at most"
+    if sum(entry.compress_size for entry in entries) > num_bytes:
+        return "holds entries that overlap"
+    seen: set[tuple[str, ...]] = set()
     for entry in entries:
+        parts, name = _parts(entry), shown(entry.filename)
         if not _is_plain_path(entry):
-            raise refuse(
+            return (
                 f"names the path {shown(entry.orig_filename)}; expected a relative path without "
                 "'..'"
             )
         kind = stat.S_IFMT(entry.external_attr >> 16)
-        if kind not in (0, stat.S_IFREG, stat.S_IFDIR) or (
-            kind and (kind == stat.S_IFDIR) != entry.is_dir()
-        ):
-            raise refuse(
-                f"holds {shown(entry.filename)}, which is a link or a device; expected plain files"
-            )
+        if kind not in (0, stat.S_IFDIR if entry.is_dir() else stat.S_IFREG):
+            return f"holds {name}, which is a link or a device; expected plain files"
         if entry.flag_bits & 1:
-            raise refuse(f"holds {shown(entry.filename)}, which is encrypted")
+            return f"holds {name}, which is encrypted"
         if entry.file_size > _RATIO_FREE_BYTES + bounds.max_ratio * entry.compress_size:
-            raise refuse(
-                f"holds {shown(entry.filename)}, which unpacks from {entry.compress_size} to "
-                f"{entry.file_size} bytes; expected {bounds.max_ratio} times as many at most"
+            return (
+                f"holds {name}, which unpacks from {entry.compress_size} to {entry.file_size} "
+                f"bytes; expected {bounds.max_ratio} times as many at most"
             )
-        path = PurePosixPath(*_parts(entry))
-        if path in seen:
-            raise refuse(f"holds {shown(entry.filename)} twice")
-        seen.add(path)
+        if parts in seen:
+            return f"holds {name} twice"
+        seen.add(parts)
+    return ""
 
 
 def _is_plain_path(entry: zipfile.ZipInfo) -> bool:
     # zipfile cuts a name at NUL and turns the separators of the machine: look at the name as stored
-    name = entry.orig_filename
-    if not name.isprintable() or "\\" in name or name.startswith("/"):
-        return False
-    parts = name.removesuffix("/").split("/")
-    return len(parts) <= untrusted.MAX_UNPACKED_FOLDERS and all(
-        part not in ("", ".", "..")
-        and ":" not in part
-        and len(os.fsencode(part)) <= _MAX_NAME_BYTES
-        for part in parts
+    name, parts = entry.orig_filename, _parts(entry)
+    return (
+        name.isprintable()
+        and not name.startswith("/")
+        and len(parts) <= untrusted.MAX_UNPACKED_FOLDERS
+        and not any(
+            part in ("", ".", "..")
+            or "\\" in part
+            or ":" in part
+            or len(os.fsencode(part)) > _MAX_NAME_BYTES
+            for part in parts
+        )
     )
 
 
-def _parts(entry: zipfile.ZipInfo) -> list[str]:
-    return entry.orig_filename.removesuffix("/").split("/")
+def _parts(entry: zipfile.ZipInfo) -> tuple[str, ...]:
+    return tuple(entry.orig_filename.removesuffix("/").split("/"))

@@ -23,7 +23,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,10 +73,8 @@ class Patience:
     """How long a download that does not move is waited for; all in seconds.
 
     An attempt ends where nothing arrives for ``stall``, or fewer than ``min_bytes`` within
-    ``window``. It has failed where it brought fewer than ``min_bytes``; after ``attempts`` failed
-    ones in a row the download is given up. Between attempts the wait doubles from ``wait`` on, or
-    is what the server asks for, up to ``max_wait``. By default a download that does not move ends
-    within 8 minutes at the very worst, and in 2 where the server says nothing at all.
+    ``window``, and has failed where it brought fewer than that; after ``attempts`` failed ones in a
+    row the download is given up. Between them the wait doubles from ``wait`` to ``max_wait``.
     """
 
     stall: float = 20.0
@@ -135,8 +133,12 @@ def download(
         for archive in missing:
             by_hand = root / archive.file
             if by_hand.is_file():
-                _expect_md5(by_hand, archive, on_progress)
-                source = by_hand
+                found, source = _md5(by_hand, archive, on_progress), by_hand
+                if found != archive.md5:
+                    raise DataError(
+                        f"{path_text(by_hand)} has MD5 {found}; expected {archive.md5}: delete it "
+                        "and run the command again, or fetch it again by hand"
+                    )
             else:
                 try:
                     source = hub.fetch(archive)
@@ -174,9 +176,6 @@ def clear_folder(name: str, on_progress: OnProgress = tell_nobody) -> Path:
     if not there:
         download(RELEASES[name], root, on_progress=on_progress)
     return root
-
-
-# -- what is there ------------------------------------------------------------------------------
 
 
 def _missing(release: Release, root: Path) -> list[Archive]:
@@ -228,15 +227,9 @@ def _locked(root: Path, on_progress: OnProgress) -> Iterator[Path]:
 
 
 def _remove_work_folder(work: Path) -> None:
-    # Parts of another release's archives stay: rmdir removes empty folders only.
     (work / "lock").unlink(missing_ok=True)
-    try:
+    with suppress(OSError):  # parts of another release's archives stay
         work.rmdir()
-    except OSError:
-        return
-
-
-# -- fetching -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -284,16 +277,13 @@ class _Hub:
         # Here and not above: it takes half a second, and training never needs it.
         from huggingface_hub import hf_hub_url
 
-        try:
-            return hf_hub_url(
-                self.repository,
-                archive.file,
-                repo_type="dataset",
-                revision=self.revision,
-                endpoint=self.endpoint,
-            )
-        except ValueError as error:
-            raise DataError(f"{archive.file} cannot be asked for: {reason(error)}") from None
+        return hf_hub_url(
+            self.repository,
+            archive.file,
+            repo_type="dataset",
+            revision=self.revision,
+            endpoint=self.endpoint,
+        )
 
     def _fetch_part(self, archive: Archive, part: Path) -> None:
         from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
@@ -301,10 +291,7 @@ class _Hub:
 
         network_errors = _network_errors()
         url = self._url(archive)
-        try:
-            headers = build_hf_headers(library_name="clear_mlflow", library_version=__version__)
-        except (ValueError, OSError) as error:
-            raise DataError(f"{archive.file} cannot be asked for: {reason(error)}") from None
+        headers = build_hf_headers(library_name="clear_mlflow", library_version=__version__)
         headers["Accept-Encoding"] = "identity"  # a range of a compressed body is none of the file
         patience, failed = self.patience, 0
         while True:
@@ -372,15 +359,10 @@ class _Hub:
                     raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
     def _refused(self, status: int, archive: Archive) -> str:
-        what = f"{archive.file} cannot be downloaded: the server answers {status}"
-        if status in (401, 403):
-            return f"{what}, so it wants another token than the one in HF_TOKEN, if any"
-        if status == 404:
-            return (
-                f"{what}, so it has no such file in dataset {self.repository} at revision "
-                f"{self.revision!r}"
-            )
-        return what
+        no_file = f"it has no such file in dataset {self.repository} at revision {self.revision!r}"
+        token = "it wants another token than the one in HF_TOKEN, if any"  # noqa: S105
+        why = {401: f", so {token}", 403: f", so {token}", 404: f", so {no_file}"}.get(status, "")
+        return f"{archive.file} cannot be downloaded: the server answers {status}{why}"
 
 
 def _network_errors() -> tuple[type[Exception], ...]:
@@ -457,18 +439,6 @@ def _total_bytes(response: Any, start: int) -> int | None:
 def _retry_after(headers: Any) -> float:
     text = headers.get("Retry-After", "")
     return float(text) if re.fullmatch("[0-9]{1,9}", text) else 0.0
-
-
-# -- checking and unpacking ---------------------------------------------------------------------
-
-
-def _expect_md5(path: Path, archive: Archive, on_progress: OnProgress) -> None:
-    found = _md5(path, archive, on_progress)
-    if found != archive.md5:
-        raise DataError(
-            f"{path_text(path)} has MD5 {found}; expected {archive.md5}: delete it and run the "
-            "command again, or fetch it again by hand"
-        )
 
 
 def _md5(path: Path, archive: Archive, on_progress: OnProgress) -> str:

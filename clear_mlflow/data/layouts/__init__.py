@@ -15,27 +15,11 @@ from typing import Any
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
-from clear_mlflow.data.checking.content import stream_of
 from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.data.problems import Report, stop
-from clear_mlflow.data.splits import AUTO, IID, Listing, check_protocol
-from clear_mlflow.data.stream import BucketStream
+from clear_mlflow.data.splits import Listing
 
 _MAX_NAMES_SHOWN = 8
-
-
-def read_any(
-    root: Path,
-    *,
-    name: str,
-    protocol: str = IID,
-    split: str = AUTO,
-    hashes_in: Path | None = None,
-) -> BucketStream:
-    """Read the dataset at *root* as a protocol asks, in whichever known layout it has."""
-    check_protocol(protocol, split)
-    listing = find_listing(root, name=name)
-    return stream_of(listing, name=name, protocol=protocol, split=split, hashes_in=hashes_in)
 
 
 def find_listing(root: Path, *, name: str) -> Listing:
@@ -91,18 +75,11 @@ def _is_release(folder_name: str, name: str) -> bool:
 def _names_in(root: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in root.iterdir())
-    except FileNotFoundError:
-        raise DataError(
-            f"data root {path_text(root)} does not exist; pass the folder that the dataset was "
-            "unpacked to"
-        ) from None
-    except NotADirectoryError:
-        raise DataError(
-            f"data root {path_text(root)} is not a folder; pass the folder that the dataset was "
-            "unpacked to, not an archive"
-        ) from None
     except (OSError, ValueError) as error:
-        raise DataError(f"data root {path_text(root)} cannot be read: {reason(error)}") from None
+        raise DataError(
+            f"data root {path_text(root)} cannot be read: {reason(error)}; pass the folder that "
+            "the dataset was unpacked to, not an archive"
+        ) from None
 
 
 def _listed(names: list[str]) -> str:
