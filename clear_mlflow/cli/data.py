@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.progress import Progress, TaskID
 
     from clear_mlflow.data.checking.findings import Findings
 
 from clear_mlflow.cli.help import Command
+from clear_mlflow.cli.options import dataset_args_option
 from clear_mlflow.core.cache_dir import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.progress import can_show_bars
-
-_DRAWINGS_PER_SECOND = 10
 
 
 @click.group()
@@ -58,7 +55,7 @@ def download(dataset: str, folder: Path | None, revision: str) -> None:
     from clear_mlflow.data.files import path_text
 
     folder = folder or default_data_dir() / dataset
-    with progress_for_bytes() as progress:
+    with Steps(of_bytes=True) as progress:
         unpacked = fetch(RELEASES[dataset], folder, revision=revision, on_progress=progress.tell)
     where = path_text(folder)
     done = f"unpacked {' and '.join(unpacked)} to" if unpacked else "is already there, in"
@@ -86,12 +83,7 @@ def download(dataset: str, folder: Path | None, revision: str) -> None:
     help="The kind of the dataset in DIR, as for train, where it is a stream of your own; auto: "
     "CLEAR.",
 )
-@click.option(
-    "--dataset-args",
-    default=NONE,
-    metavar="TEXT",
-    help="As for train: how your own stream is read, name=value,name=value.",
-)
+@dataset_args_option
 def check(folder: Path | None, as_json: bool, dataset: str, dataset_args: str) -> None:
     """List what the dataset in DIR contains, and everything that is wrong with it.
 
@@ -106,7 +98,7 @@ def check(folder: Path | None, as_json: bool, dataset: str, dataset_args: str) -
 
     if folder is None and dataset == AUTO:
         raise ConfigError("expected a dataset's folder, or --dataset")
-    with progress_for_images() as progress:
+    with Steps() as progress:
         if dataset == AUTO and folder is not None:
             findings = look_over(folder, on_progress=progress.tell)
         else:
@@ -138,8 +130,8 @@ def _check_own(folder: Path | None, dataset: str, dataset_args: str, progress: S
 class Steps:
     """One step of work after another on standard error: bars on a terminal, else a line each."""
 
-    def __init__(self, bars: Callable[[], Progress]) -> None:
-        self._bars = bars() if can_show_bars(sys.stderr) else None
+    def __init__(self, *, of_bytes: bool = False) -> None:
+        self._bars = _bars(of_bytes) if can_show_bars(sys.stderr) else None
         self._what = ""
         self._tasks: dict[str, TaskID] = {}
 
@@ -166,42 +158,20 @@ class Steps:
         self._what = what
 
 
-def progress_for_bytes() -> Steps:
-    """Progress that counts bytes."""
-
-    def bars() -> Progress:
-        from rich.progress import DownloadColumn, TimeRemainingColumn
-        from rich.table import Column
-
-        return _bars(
-            DownloadColumn(binary_units=True, table_column=Column(no_wrap=True)),
-            TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        )
-
-    return Steps(bars)
-
-
-def progress_for_images() -> Steps:
-    """Progress that counts images."""
-
-    def bars() -> Progress:
-        from rich.progress import MofNCompleteColumn, TimeRemainingColumn
-
-        return _bars(MofNCompleteColumn(), TimeRemainingColumn())
-
-    return Steps(bars)
-
-
-def _bars(*columns: ProgressColumn) -> Progress:
+def _bars(of_bytes: bool) -> Progress:
+    from rich import progress
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
 
-    return Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=None),
-        *columns,
+    whole = Column(no_wrap=True)
+    return progress.Progress(
+        progress.TextColumn("{task.description}", markup=False),
+        progress.BarColumn(bar_width=None),
+        progress.DownloadColumn(binary_units=True, table_column=whole)
+        if of_bytes
+        else progress.MofNCompleteColumn(),
+        progress.TimeRemainingColumn(table_column=whole),
         console=Console(file=sys.stderr, force_terminal=True),
-        refresh_per_second=_DRAWINGS_PER_SECOND,
         redirect_stdout=False,
         expand=True,
     )

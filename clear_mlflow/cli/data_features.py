@@ -5,10 +5,16 @@ from __future__ import annotations
 import click
 
 from clear_mlflow.cli.help import Command
-from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.cli.options import Maybe, dataset_args_option
 from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import feature_name
+
+
+def _name(text: str) -> str:
+    if text == NONE:
+        raise ValueError("by that train means no features; expected another name")
+    return feature_name(text)
 
 
 @click.command(
@@ -40,12 +46,7 @@ from clear_mlflow.learning.parameters.values import feature_name
     help="The dataset in DIR, as for train; digits and digits-writers are embedded and need no "
     "DIR.",
 )
-@click.option(
-    "--dataset-args",
-    default=NONE,
-    metavar="TEXT",
-    help="As for train: how your own stream is read, name=value,name=value.",
-)
+@dataset_args_option
 @click.option(
     "--device",
     type=click.Choice([AUTO, "cpu", "cuda"]),
@@ -54,6 +55,7 @@ from clear_mlflow.learning.parameters.values import feature_name
 )
 @click.option(
     "--name",
+    type=Maybe(_name),
     default=AUTO,
     metavar="NAME",
     help="What train's --features calls them; auto: the backbone's name, timm- before those of "
@@ -78,7 +80,7 @@ def features(
     dataset: str,
     dataset_args: str,
     device: str,
-    name: str,
+    name: str | None,
     protocol: str,
     split: str,
 ) -> None:
@@ -87,21 +89,14 @@ def features(
     They are stored in the cache folder, by the images' content: running it again takes no longer
     than reading the images' files, and an interrupted extraction is resumed.
     """
-    name = backbone.replace(":", "-") if name == AUTO else name
-    try:
-        feature_name(name)
-    except ValueError as error:
-        raise ConfigError(f"name is {name!r}; {error}") from None
-    if name == NONE:
-        raise ConfigError(f"name is {NONE}, by which train means no features; pass another --name")
-
+    name = name or _name(backbone.replace(":", "-"))
     from clear_mlflow.data.splits import check_protocol
 
     check_protocol(protocol, split)
 
     import torch
 
-    from clear_mlflow.cli.data import progress_for_bytes, progress_for_images
+    from clear_mlflow.cli.data import Steps
     from clear_mlflow.core.cache_dir import default_cache_dir
     from clear_mlflow.data import load_stream
     from clear_mlflow.data.fetching.download import clear_folder
@@ -114,7 +109,7 @@ def features(
         dataset, folder = folder, AUTO
     dataset, arguments = named_dataset(dataset, folder, dataset_args)
     if folder == AUTO and dataset in CLEAR:
-        with progress_for_bytes() as progress:
+        with Steps(of_bytes=True) as progress:
             clear_folder(dataset, progress.tell)
     place = torch.device(resolve_device(device))
     cache_dir = default_cache_dir()
@@ -127,7 +122,7 @@ def features(
         protocol=protocol,
         split=split,
     )
-    with progress_for_images() as progress:
+    with Steps() as progress:
         stored = extract(
             stream,
             frozen,

@@ -275,5 +275,5 @@ def evaluate(
     print_places(client, summary.last_runs)
     if received:
         sys.exit(128 + received[0])
-    if not summary.is_well:
+    if summary.num_problems:
         sys.exit(2)

@@ -85,20 +85,14 @@ class HeadedGroup(click.Group):
         super().__init__(*args, **kwargs)
         self.headings = headings
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """The commands, as the headings order them."""
-        return [name for names in self.headings.values() for name in names]
-
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Each command with one line of what it does."""
         width = max(map(len, self.commands))
         for heading, names in self.headings.items():
             with formatter.section(heading):
+                commands = (self.commands[name] for name in names)
                 formatter.write_dl(
-                    [
-                        (f"{name:{width}}", self.commands[name].get_short_help_str(200))
-                        for name in names
-                    ]
+                    [(f"{c.name:{width}}", c.get_short_help_str(200)) for c in commands]
                 )
 
 
@@ -110,16 +104,10 @@ def auto_text(name: str) -> str:
     """What ``auto`` means for a training parameter, as a sentence; empty where it has no recipe.
 
     >>> auto_text("epochs")
-    'auto: 6 on digits, 18 on digits-writers, 100 on clear10, clear100, own streams and features.'
+    'auto: 6 on digits; 18 on digits-writers; 100 on clear10, clear100, own streams, features.'
     """
-    values = auto_values(name)
     where: dict[str, list[str]] = {}
-    for dataset, text in values.items():
+    for dataset, text in auto_values(name).items():
         where.setdefault(text, []).append(dataset)
-    parts = [f"{text} on {_listed(datasets)}" for text, datasets in where.items()]
-    return f"{AUTO}: {', '.join(parts)}." if parts else ""
-
-
-def _listed(names: list[str]) -> str:
-    *most, last = names
-    return f"{', '.join(most)} and {last}" if most else last
+    parts = [f"{text} on {', '.join(datasets)}" for text, datasets in where.items()]
+    return f"{AUTO}: {'; '.join(parts)}." if parts else ""

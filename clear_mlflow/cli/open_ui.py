@@ -8,8 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 import webbrowser
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +15,19 @@ from contextlib import contextmanager
 import click
 
 from clear_mlflow.cli.help import Command
-from clear_mlflow.core.errors import ConfigError, TrackingError
+from clear_mlflow.cli.options import Maybe
+from clear_mlflow.core.errors import TrackingError
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 120.0  # on a machine with much else to do; five otherwise
 _BETWEEN_LOOKS = 0.25
 _BUSY_SECONDS = 20.0  # until a server that listens answers; a second one would be no faster
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 2**16:
+        raise ValueError("expected auto, or a number from 1 to 65535")
+    return int(text)
 
 
 @click.command(
@@ -33,6 +38,7 @@ _BUSY_SECONDS = 20.0  # until a server that listens answers; a second one would 
 @click.argument("target", required=False, metavar="[RUN|EXPERIMENT|COMPARISON]")
 @click.option(
     "--port",
+    type=Maybe(_port),
     default="auto",
     metavar="PORT",
     help="Port of the server that is started where the store has none; auto: a free port.",
@@ -43,7 +49,7 @@ _BUSY_SECONDS = 20.0  # until a server that listens answers; a second one would 
     default="yes",
     help="Open the page in a browser; its address is printed in any case.",
 )
-def open_ui(target: str | None, port: str, browser: str) -> None:
+def open_ui(target: str | None, port: int | None, browser: str) -> None:
     """Open a run's report, an experiment's leaderboard or a comparison's page in MLflow.
 
     Without an argument, it opens the leaderboard of the newest run's experiment. A store that is a
@@ -58,21 +64,18 @@ def open_ui(target: str | None, port: str, browser: str) -> None:
         server_address,
     )
 
-    if port != "auto" and not (port.isdecimal() and 0 < int(port) < 2**16):
-        raise ConfigError(f"port is {port!r}; expected auto, or a number from 1 to 65535")
     set_up_mlflow()
     client = preflight(opens_run=False)
     page = page_of_target(client, target)
     store = client.tracking_uri
     known = server_address(store) if is_server(store) else None
-    if known is None and port == "auto":
+    if known is None and port is None:
         with mlflow_errors("look for a server"):
             known = local_server(client, _BUSY_SECONDS)
     if known is not None:
         _show(f"{known}/{page}", browser == "yes")
         return
-    chosen = int(port) if port != "auto" else _free_port()
-    with _server(store, chosen) as base, announced_server(store, base):
+    with _server(store, port or _free_port()) as base, announced_server(store, base):
         _show(f"{base}/{page}", browser == "yes")
         click.echo("the server runs until Ctrl-C")
         signal.pause()
@@ -119,10 +122,11 @@ def _server(store: str, port: int) -> Iterator[str]:
 
 
 def _answers(base: str) -> bool:
+    import requests  # which MLflow has loaded by now
+
     try:
-        with urllib.request.urlopen(f"{base}/health", timeout=2) as answer:  # noqa: S310
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+        return bool(requests.get(f"{base}/health", timeout=2).ok)
+    except requests.RequestException:
         return False
 
 

@@ -154,6 +154,13 @@ families_option = metrics_option(
     "see docs/metrics.md.",
 )
 
+dataset_args_option = click.option(
+    "--dataset-args",
+    default=NONE,
+    metavar="TEXT",
+    help="As for train: how your own stream is read, name=value,name=value.",
+)
+
 dry_run_option = yes_or_no_option(
     work_option, "--dry-run", "Say what would be done, and write nothing."
 )

@@ -41,15 +41,11 @@ class Summary:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self.problems: list[ScoringResult] = []
+        self.num_problems = 0
         self.last_runs: list[str] = []  # that hold scores: the last two
-        self._first: list[_Ranked] = []
+        self._kept: list[_Ranked] = []  # all of a few runs; of more, those to be looked at
         self._only: ScoringResult | None = None  # with its scores, while it is the only one
-        self._values = 0
-        self._notable: list[_Ranked] = []
-        self._num_partial = 0
-        self._num_problems = 0
-        self._from_tags = 0
+        self._values = self._num_partial = self._from_tags = 0
         self._undefined: Counter[str] = Counter()  # a user's own metric to runs without its value
 
     def add(self, verdict: ScoringResult) -> None:
@@ -58,30 +54,25 @@ class Summary:
         if verdict.action in ("scored", "unchanged"):
             self.last_runs = [*self.last_runs[-1:], verdict.run_id]
         self._only = verdict if self.counts.total() == 1 else None
-        light = verdict.without_scores()
         summary: Mapping[str, float] = {}
         score = ACCURACY
         if verdict.scores is not None and verdict.scores.record is not None:
             summary, score = verdict.scores.summary, verdict.scores.record.matrix.score
-        shown = light, score, [summary.get(name_of(name, score)) for name in _RANKING]
         if verdict.scores is not None:
             self._values += len(verdict.scores.plan.points)
             self._from_tags += verdict.scores.from_tag
-        if len(self._first) <= _ALL_SHOWN:
-            self._first.append(shown)
         self._num_partial += verdict.is_partial
+        self.num_problems += verdict.is_problem
         self._undefined.update(verdict.undefined)
-        if (verdict.is_problem or verdict.is_partial) and len(self._notable) < _MOST_SHOWN:
-            self._notable.append(shown)
-        if verdict.is_problem:
-            self._num_problems += 1
-            if len(self.problems) < _MOST_SHOWN:
-                self.problems.append(light)
+        if self.counts.total() == _ALL_SHOWN + 1:
+            self._kept = [run for run in self._kept if _is_notable(run[0])]
+        if not self._are_many or (_is_notable(verdict) and len(self._kept) < _MOST_SHOWN):
+            values = [summary.get(name_of(name, score)) for name in _RANKING]
+            self._kept.append((verdict.without_scores(), score, values))
 
     @property
-    def is_well(self) -> bool:
-        """Whether nobody needs to look at any run."""
-        return self._num_problems == 0
+    def _are_many(self) -> bool:
+        return self.counts.total() > _ALL_SHOWN
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {action}" for action, count in sorted(self.counts.items()))
@@ -92,22 +83,21 @@ class Summary:
         with suppress(OSError):  # whoever reads this may have gone
             self._show_tables()
             click.echo("; ".join(self._counted(dry_run, stopped)))
-        for verdict in self.problems:
+        problems = [verdict for verdict, *_ in self._kept if verdict.is_problem]
+        for verdict in problems:
             click.echo(f"error: {one_line(f'run {verdict.run_id}: {verdict.detail}')}", err=True)
-        if self._num_problems > len(self.problems):
-            more = self._num_problems - len(self.problems)
+        if more := self.num_problems - len(problems):
             click.echo(f"error: {more} more runs have problems", err=True)
 
     def _show_tables(self) -> None:
         out = console()
         if self._only is not None and self._only.scores is not None:
             print_scores(self._only.scores, out)
-        shown = self._first if len(self._first) <= _ALL_SHOWN else self._notable
-        if shown:
-            verdicts = (verdict for verdict, *_ in shown)
+        if self._kept:
+            verdicts = (verdict for verdict, *_ in self._kept)
             lines = ((v.run_id, _short(v.run_name), v.action, v.detail) for v in verdicts)
             out.print(plain_table(("run", "name", "verdict", "detail"), lines))
-        ranked = self._first if len(self._first) <= _ALL_SHOWN else []
+        ranked = [] if self._are_many else self._kept
         for score in dict.fromkeys(score for _, score, _ in ranked):
             ranking = _ranking([run for run in ranked if run[1] == score], score)
             if ranking.row_count > 1:
@@ -152,6 +142,10 @@ def _ranking(runs: Iterable[_Ranked], score: Score) -> Table:
     return table
 
 
+def _is_notable(verdict: ScoringResult) -> bool:
+    return verdict.is_problem or verdict.is_partial
+
+
 def _short(name: str) -> str:
     return one_line(name, _LONGEST_NAME)
 
@@ -181,20 +175,10 @@ def shown_while(
         yield from verdicts
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress
 
-    bars = Progress(
-        TextColumn("runs"),
-        BarColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
-    with bars:
+    with Progress(console=Console(stderr=True), transient=True, redirect_stdout=False) as bars:
         task = bars.add_task("none yet", total=total)
         for verdict in verdicts:
             yield verdict
-            bars.update(task, description=str(summary), advance=1)
+            bars.update(task, description=f"runs: {summary}", advance=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +29,7 @@ from clear_mlflow.engines.ray_cluster import RayEngine
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import number, whole
 from clear_mlflow.process.signals import StoppingSignals
-from clear_mlflow.sweep import Grid, read_grid
+from clear_mlflow.sweep import read_grid
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -138,13 +137,18 @@ def sweep(
     experiment_id = experiment_of_environment(client)
     out = console()
     found = find_runs(client, experiment_id, planned)
+    waiting = sum(run.state == NOT_DONE for run in found)
     if dry_run:
-        _show_plan(out, found)
+        out.print(_table(found))
+        click.echo(
+            f"\n{len(found)} runs, of which {waiting} would be started; "
+            "nothing was written (dry run)"
+        )
         return
     # Where nothing is left to train, no cluster is started or asked for.
     engine_of: Engine = (
-        LocalEngine(jobs or 1, _program(sum(run.state == NOT_DONE for run in found)))
-        if engine == "local" or all(run.state != NOT_DONE for run in found)
+        LocalEngine(jobs or 1, _program(waiting))
+        if engine == "local" or not waiting
         else RayEngine(train_into, address, cpus=cpus, gpus=gpus, jobs=jobs)
     )
     # Entered first: Ray takes the signals for itself when it starts.
@@ -155,7 +159,7 @@ def sweep(
             group_by=group_by,
             rank_by=rank_by,
             stopping=lambda: bool(signals.received),
-            on_run=_Reporter(planned),
+            on_run=_reporter(len(planned.runs)),
             name=run_name,
         ).over(client, experiment_id, engine_of)
     made = result.comparison_run
@@ -176,19 +180,16 @@ def _program(runs: int) -> Callable[[Sequence[str], Mapping[str, str], str], Pro
     return PreloadedProgram()
 
 
-class _Reporter:
+def _reporter(total: int) -> Callable[[SweptRun], None]:
     """Says on standard error what becomes of each run, as it happens."""
+    ended = 0
 
-    def __init__(self, grid: Grid) -> None:
-        self._total = len(grid.runs)
-        self._ended = 0
-        self._since = time.monotonic()
-
-    def __call__(self, run: SweptRun) -> None:
+    def report(run: SweptRun) -> None:
         from clear_mlflow.sweep.run import DONE, FAILED
 
+        nonlocal ended
         if run.state in (DONE, FAILED):
-            self._ended += 1
+            ended += 1
             took = f" in {run.seconds:.0f} s" if run.seconds is not None else ""
             what = f"{run.state}{took}"
         elif run.error is not None:
@@ -199,23 +200,14 @@ class _Reporter:
         why = f": {run.error}" if run.error else ""
         line = one_line(f"{what}: {run.planned.name}{why} (run {run.run_id})")
         with suppress(OSError):
-            print(f"[{self._ended}/{self._total}] {line}", file=sys.stderr, flush=True)
+            print(f"[{ended}/{total}] {line}", file=sys.stderr, flush=True)
+
+    return report
 
 
 def _table(runs: Sequence[SweptRun]) -> Table:
     lines = ((run.planned.name, run.state, run.run_id or "-") for run in runs[:_ALL_SHOWN])
     return plain_table(("run", "state", "of run"), lines)
-
-
-def _show_plan(out: Console, runs: list[SweptRun]) -> None:
-    from clear_mlflow.sweep.run import NOT_DONE
-
-    out.print(_table(runs))
-    waiting = sum(run.state == NOT_DONE for run in runs)
-    out.print(
-        f"\n{len(runs)} runs, of which {waiting} would be started; nothing was written (dry run)",
-        highlight=False,
-    )
 
 
 def _show(out: Console, result: SweepResult, links: Sequence[str], *, stopped: bool) -> None:
