@@ -318,18 +318,16 @@ def start(monkeypatch, tmp_path):
     os.environ.update(environment)
 
 
-def test_an_mlflow_without_these_hooks_is_refused_in_one_line(start, monkeypatch):
+def test_what_cannot_start_is_refused_in_one_line(start, monkeypatch):
     """Before a worker is started, which would fail and be started again and again."""
-    monkeypatch.delattr("mlflow.server.handlers._get_proxied_run_artifact_destination_path")
-    result = start()
+    hook = "_get_proxied_run_artifact_destination_path"
+    with monkeypatch.context() as patch:
+        patch.delattr(f"mlflow.server.handlers.{hook}")
+        result = start()
     assert result.exit_code == 2
     (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
     assert f"this is mlflow {mlflow.__version__}" in line
-    assert "_get_proxied_run_artifact_destination_path" in line
-
-
-def test_an_app_to_wrap_that_is_not_there_is_refused_in_one_line(start, monkeypatch):
-    """With the names of those that are."""
+    assert hook in line
     monkeypatch.setenv("CLEAR_MLFLOW_SERVER_APP", "oidc")
     result = start()
     assert result.exit_code == 2

@@ -14,17 +14,8 @@ from clear_mlflow.learning.parameters.options import TrainOptions
 
 # What an editor offers and a program may rely on; a name that goes breaks somebody's.
 PUBLIC = [
-    *(
-        "AccuracyMatrix",
-        "AccuracyRow",
-        "Score",
-        "__version__",
-        "clear",
-        "explain",
-        "metrics",
-        "renate",
-    ),
-    *("series", "summarize", "track", "train", "train_ensemble"),
+    *("AccuracyMatrix", "AccuracyRow", "Score", "__version__", "clear", "explain", "metrics"),
+    *("renate", "series", "summarize", "track", "train", "train_ensemble"),
 ]
 
 

@@ -35,40 +35,25 @@ def says_where_a_run_goes(option: click.Option) -> bool:
 
 @pytest.mark.parametrize("entry_point", ENTRY_POINTS)
 def test_parameters_are_the_options_of_the_command(entry_point):
-    """Every parameter is an option with the same default, and every option a parameter.
+    """Each is a text, handed to its option, with the same default, which is never empty.
 
-    But for where a run goes and what it is called: mlflow run opens the run itself.
+    MLflow quotes an empty text as two apostrophes, and mends numbers: 0.10 to 0.1. Where a run goes
+    and what it is called are no parameters: mlflow run opens the run itself.
     """
-    declared = {
-        name: parameter["default"]
-        for name, parameter in ENTRY_POINTS[entry_point]["parameters"].items()
-    }
-    options = {
-        option.opts[0].removeprefix("--").replace("-", "_"): option.default
+    options = [
+        option
         for option in command_of(entry_point).params
-        # RUN... is for people: under mlflow run the same are named by an option.
         if isinstance(option, click.Option) and not says_where_a_run_goes(option)
+    ]
+    parameters = {option.opts[0].removeprefix("--").replace("-", "_"): option for option in options}
+    assert ENTRY_POINTS[entry_point]["parameters"] == {
+        name: {"type": "string", "default": option.default} for name, option in parameters.items()
     }
-    assert declared == options
-
-
-@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
-def test_command_hands_each_parameter_to_its_option(entry_point):
-    """The shell command names each option once, with its own parameter behind it."""
+    assert all(option.default and isinstance(option.default, str) for option in options)
     words = ENTRY_POINTS[entry_point]["command"].split()[4:]
     assert dict(zip(words[::2], words[1::2], strict=True)) == {
-        f"--{name.replace('_', '-')}": f"{{{name}}}"
-        for name in ENTRY_POINTS[entry_point]["parameters"]
+        option.opts[0]: f"{{{name}}}" for name, option in parameters.items()
     }
-
-
-@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
-def test_parameters_are_texts_and_never_empty(entry_point):
-    """MLflow quotes an empty text as two apostrophes, and mends numbers: 0.10 to 0.1."""
-    for parameter in ENTRY_POINTS[entry_point]["parameters"].values():
-        assert parameter["type"] == "string"
-        assert isinstance(parameter["default"], str)
-        assert parameter["default"]
 
 
 def test_an_option_means_the_same_in_every_command_that_asks_for_runs():
@@ -84,11 +69,7 @@ def test_an_option_means_the_same_in_every_command_that_asks_for_runs():
 
 
 def test_every_command_that_tracks_is_an_entry_point():
-    """A command that writes to MLflow is one; a group of commands on local folders is none.
-
-    Nor is import: it opens a run for each file, and the one of ``mlflow run`` would be empty. Nor
-    sync: it sends local files into runs that are there. Nor open, which only shows.
-    """
+    """A group of commands on local folders is none, nor what opens no run or one for each file."""
     groups = {name for name, command in main.commands.items() if isinstance(command, click.Group)}
     assert groups == {"data"}
     none = {"import", "open", "sync"}
