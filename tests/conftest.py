@@ -39,7 +39,6 @@ _LONGEST = (
     "test_distributed.py",
     "test_real_servers.py",
     "test_end_to_end.py",
-    "test_new_family_module.py",
     "test_resume.py",
     "test_readme.py",
     "test_sweep.py",

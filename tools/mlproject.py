@@ -14,8 +14,8 @@ import click
 from clear_mlflow.cli import main, run_options
 
 # import opens a run for each file, so that the one of mlflow run would be empty; sync sends what
-# lies on this machine into runs that are there. Groups of commands work on local folders.
-NO_ENTRY_POINTS = {"import", "open", "sync"}
+# lies on this machine into runs that are there; data works on local folders.
+NO_ENTRY_POINTS = {"data", "import", "open", "sync"}
 # What mlflow run starts when no entry point is named.
 _MAIN = "train"
 
@@ -50,37 +50,27 @@ def mlproject_in_a_container() -> str:
 
 
 def _entry_points() -> str:
-    commands = {
-        "main" if name == _MAIN else name.replace("-", "_"): command
-        for name, command in main.commands.items()
-        if not isinstance(command, click.Group) and name not in NO_ENTRY_POINTS
-    }
-    return "\n".join(
-        "".join(f"{line}\n" for line in _entry_point(name, command))
-        for name, command in commands.items()
-    )
+    commands = {n: c for n, c in main.commands.items() if n not in NO_ENTRY_POINTS}
+    return "\n".join("\n".join(_entry_point(n, c)) + "\n" for n, c in commands.items())
 
 
 def _entry_point(name: str, command: click.Command) -> Iterator[str]:
-    # RUN... is for people: under mlflow run the same are named by an option.
-    # mlflow run itself opens the run, and has options for where and by which name.
+    # Where a run goes and what it is called are options of mlflow run itself.
     options = [
         part
         for part in command.params
         if isinstance(part, click.Option)
         and not (part.name in run_options.NAMES and getattr(part, "group", "") == run_options.RUN)
     ]
-    parameters = [option.opts[0].removeprefix("--").replace("-", "_") for option in options]
-    yield f"  {name}:"
+    parameters = {option.opts[0]: option.opts[0][2:].replace("-", "_") for option in options}
+    yield f"  {'main' if name == _MAIN else name.replace('-', '_')}:"
     yield "    parameters:"
-    for parameter, option in zip(parameters, options, strict=True):
-        yield f"      {parameter}: {{type: string, default: {json.dumps(option.default)}}}"
+    for option in options:
+        default = json.dumps(option.default)
+        yield f"      {parameters[option.opts[0]]}: {{type: string, default: {default}}}"
     yield "    command: >-"
-    yield f"      python -m clear_mlflow {command.name}"
+    yield f"      python -m clear_mlflow {name}"
     # An option and its value stay on one line.
-    pairs = [
-        f"{option.opts[0]}\0{{{parameter}}}"
-        for parameter, option in zip(parameters, options, strict=True)
-    ]
-    for line in textwrap.wrap(" ".join(pairs), 90, break_long_words=False, break_on_hyphens=False):
+    pairs = " ".join(f"{option}\0{{{name}}}" for option, name in parameters.items())
+    for line in textwrap.wrap(pairs, 90, break_long_words=False, break_on_hyphens=False):
         yield f"      {line}".replace("\0", " ")

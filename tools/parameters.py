@@ -34,8 +34,7 @@ batch_size=64`), a keyword of `clear_mlflow.train(batch_size=64)`, a key in the 
 _AFTER = """
 "As without" means that the recipe of the dataset holds on features, too. `device` is `cuda` where
 there is a GPU that torch can use, else `cpu`. `precision` is decided by the device where the
-table says so: `bf16` if it has instructions for it, else `off`. `data_root` has no recipe: `auto`
-is for datasets that need no folder. `split=auto` is described in
+table says so: `bf16` if it has instructions for it, else `off`. `split=auto` is described in
 [datasets](datasets.md#protocols).
 
 Sources: the recipe of CLEAR's images is that of the CLEAR authors' example in Avalanche, the
