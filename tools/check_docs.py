@@ -35,7 +35,6 @@ PAGES = [
     ROOT / "examples" / "README.md",
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
-LINKING = [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
 
 # A phrase, as a regular expression, and what to write.
 WORDS = {
@@ -217,15 +216,16 @@ def concepts(page: Path) -> Iterator[str]:
         yield f"explain(matrix) gives {explain(matrix, metrics=chosen)}"
 
 
-CHECKS: dict[Path, list[Callable[[Path], Iterator[str]]]] = {
-    **{page: [prose, blocks, named_tests] for page in PAGES},
-    **{module: [docstrings] for module in PACKAGE},
-}
-OF_A_PAGE = {
-    "environment.md": environment,
-    "names.md": stored_names,
-    "troubleshooting.md": quoted_lines,
-    "concepts.md": concepts,
+CHECKS: dict[Callable[[Path], Iterator[str]], list[Path]] = {
+    docstrings: PACKAGE,
+    prose: PAGES,
+    blocks: PAGES,
+    named_tests: PAGES,
+    links: [*PAGES, ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"],
+    environment: [ROOT / "docs" / "environment.md"],
+    stored_names: [ROOT / "docs" / "names.md"],
+    quoted_lines: [ROOT / "docs" / "troubleshooting.md"],
+    concepts: [ROOT / "docs" / "concepts.md"],
 }
 
 
@@ -253,14 +253,8 @@ def _blanked(found: re.Match[str]) -> str:
 def main() -> int:
     """Print every fault."""
     CheckRegistry().register_many(checks_of_proselint)
-    checks = [(path, check) for path, of_path in CHECKS.items() for check in of_path]
-    checks += [(page, links) for page in LINKING]
-    checks += [
-        (page, check)
-        for name, check in OF_A_PAGE.items()
-        if (page := ROOT / "docs" / name).exists()
-    ]
-    found = [f"{path.relative_to(ROOT)}: {line}" for path, check in checks for line in check(path)]
+    checks = [(check, path) for check, paths in CHECKS.items() for path in paths if path.exists()]
+    found = [f"{path.relative_to(ROOT)}: {line}" for check, path in checks for line in check(path)]
     print("\n".join(found), end="\n" if found else "")
     return 1 if found else 0
 
