@@ -56,6 +56,14 @@ CASES = {
     "full batches of features": {**OF_FEATURES, "batch_size": "full", "predictions": "probs"},
     # One process has no image at all in each step, of the bucket or of the buffer.
     "batches of one": {"batch_size": "1", "epochs": "1"},
+    # Else torch's own normalisation would exchange two types, and all wait for ever.
+    "batches of one in bfloat16": {
+        "batch_size": "1",
+        "epochs": "1",
+        "precision": "bf16",
+        "model": "resnet18",
+        "lr": "0.000001",
+    },
     "er_ace in batches of one": {"strategy": "er_ace", "batch_size": "1", "epochs": "1"},
     "agem in batches of one": {"strategy": "agem", "batch_size": "1", "epochs": "1"},
     "replay in balanced batches": {
@@ -283,20 +291,6 @@ def test_strategies_and_ensembles_that_need_one_process_are_refused():
     heads = {"device": "cpu", "features": "pixels", "seeds": "0,1"}
     with pytest.raises(ConfigError, match="seeds is 0,1"):
         check(TrainConfig.resolve(heads), two)
-
-
-def test_more_processes_than_gpus_are_refused():
-    """Before any starts; here with a device that is named and has none to give."""
-    code = (
-        "from clear_mlflow.learning.parallel.group import check_devices\n"
-        "from clear_mlflow.core.errors import ConfigError\n"
-        "from clear_mlflow.core.distributed import DistributedEnv\n"
-        "check_devices(DistributedEnv(size=2, local_size=2), 'cpu')\n"
-        "try:\n    check_devices(DistributedEnv(size=2, local_size=2), 'cuda')\n"
-        "except ConfigError as error:\n    assert 'share 0 GPUs' in str(error), error\n"
-        "else:\n    raise SystemExit('accepted')\n"
-    )
-    run_python("-c", code, check=True, env=environment(CUDA_VISIBLE_DEVICES=""))
 
 
 def test_place_is_what_torchrun_says():

@@ -15,14 +15,9 @@ from hypothesis import strategies as st
 from learning_streams import CPU
 from PIL import Image
 from scipy.stats import chisquare
-from textured_photos import write_textured
 from torchvision.transforms import CenterCrop, Resize, ToTensor
 
-from clear_mlflow.data import load_stream
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
-from clear_mlflow.learning.loop import measure, train
-from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
 from clear_mlflow.learning.samples.photos import Photos
 
@@ -178,36 +173,3 @@ def test_an_epoch_is_made_of_such_crops(tmp_path):
     for batch in training_batches(stream.train(0), **options, epoch=0):
         for crop in batch.inputs:
             assert (literal - crop).abs().amax(dim=(1, 2, 3)).min() < 1e-5
-
-
-def test_a_network_answers_as_in_a_plain_torchvision_loop(tmp_path):
-    """Trained by us until it knows the classes, it says the same of 200 of 200 photos.
-
-    benchmarks/plain_loop.py does so with the command, larger photos and over a thousand of them.
-    """
-    write_textured(tmp_path / "photos", buckets=1, classes=4, train=20, test=50)
-    photos = load_stream("clear10", str(tmp_path / "photos"), cache_dir=tmp_path / "cache")
-    asked = {"dataset": "clear10", "data_root": str(tmp_path / "photos"), "image_size": "64"}
-    asked |= {"epochs": "6", "batch_size": "8", "optimizer": "adam", "lr": "0.001"}
-    parameters = TrainConfig.resolve({**asked, "precision": "off", "device": "cpu"})
-    stream = DecodedStream(photos, image_size=64, augment="random_crop", device=CPU)
-    *_, last = train(stream, parameters, progress=TrainingProgress())
-    ours = measure(last.model, stream.test(), device=CPU)
-    transform = torchvision.transforms.Compose(
-        [
-            Resize(64),
-            CenterCrop(64),
-            ToTensor(),
-            torchvision.transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-        ]
-    )
-    loader = torchvision.datasets.folder.pil_loader
-    model = torchvision.models.resnet18(num_classes=4)
-    model.load_state_dict(last.model.state_dict())
-    model.eval()
-    (bucket,) = photos.buckets
-    with torch.inference_mode():
-        theirs = [int(model(transform(loader(str(p)))[None]).argmax()) for p in bucket.test.paths]
-    assert ours is not None
-    assert ours.labels.tolist() == theirs
-    assert np.mean(theirs == bucket.test.labels) > 0.6

@@ -142,20 +142,6 @@ def test_inclusion_probabilities(name, alpha, insertion):
             assert counts[position, index] / runs == pytest.approx(p, abs=five_sigma)
 
 
-def test_a_bias_above_one_prefers_new_images_and_below_one_old_ones():
-    """The newest bucket's share of the buffer, of ten buckets."""
-    labels = [[0, 1, 2, 3] * 25] * 10
-
-    def newest(alpha):
-        shares = []
-        for seed in range(20):
-            picks = filled(buffer_of("biased_reservoir", 50, alpha=alpha, seed=seed), labels).picks
-            shares.append(np.mean(picks.bucket == 9))
-        return np.mean(shares)
-
-    assert newest("0.25") < 0.08 < newest("1") < 0.12 < newest("2") < newest("5") < newest("1n/k")
-
-
 @pytest.mark.parametrize(
     ("alpha", "expected"),
     [
@@ -213,16 +199,3 @@ def test_greedy_balanced_is_algorithm_1_of_gdumb(labels_of_buckets, capacity):
         memory.sort()
         buffer = filled(buffer_of("greedy_balanced", capacity), labels_of_buckets[: position + 1])
         assert list(zip(held(buffer), buffer.labels.tolist(), strict=True)) == memory
-
-
-def test_greedy_balanced_renews_nothing_once_each_class_has_its_share():
-    """In a stream of domains it remains a sample of the first bucket, as documented."""
-    buffer = filled(buffer_of("greedy_balanced", 20), [[0, 1, 2, 3] * 10] * 5)
-    assert Counter(buffer.labels.tolist()) == {0: 5, 1: 5, 2: 5, 3: 5}
-    assert set(buffer.picks.bucket.tolist()) == {0}
-
-
-def test_greedy_balanced_makes_room_for_a_new_class():
-    """The largest class gives way until all are even."""
-    buffer = filled(buffer_of("greedy_balanced", 12), [[0] * 30 + [1] * 30, [2] * 30])
-    assert Counter(buffer.labels.tolist()) == {0: 4, 1: 4, 2: 4}

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 from learning_streams import CPU, config, pixels_of, random_stream
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.buffers import class_quotas, lowest_of_each_class
 from clear_mlflow.learning.registry import WITHOUT_BUFFER, WITHOUT_STEPS, strategy_names
 from clear_mlflow.learning.samples.decoded import DecodedStream, Samples
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
@@ -136,14 +134,6 @@ def test_cumulative_trains_on_all_buckets_so_far_in_stream_order(tmp_path):
         assert torch.equal(samples.labels, torch.cat([part.labels for part in parts]))
 
 
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 40))
-def test_quotas_equal_dealing_places_one_by_one(num_seen, memory):
-    """Balanced to within one place, never over memory, nothing left unused."""
-    quotas = class_quotas(np.array(num_seen), memory)
-    assert quotas.tolist() == literal_quotas(num_seen, memory)
-    assert quotas.sum() == min(memory, sum(num_seen))
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=12), min_size=1, max_size=5),
@@ -196,18 +186,6 @@ def test_every_image_of_a_class_is_equally_likely_to_be_held():
         five_sigma = 5 * (chance * (1 - chance) / runs) ** 0.5
         for number in numbers_of_class:
             assert times_held[number] / runs == pytest.approx(chance, abs=five_sigma + 1e-9)
-
-
-@given(st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(0, 5))
-def test_lowest_of_each_class_equals_sorting_each_class(labels, quota):
-    """Indices come back ascending, so the buffer keeps the stream's order."""
-    priorities = np.random.default_rng(0).random(len(labels))
-    expected = []
-    for label in range(3):
-        of_class = [i for i, other in enumerate(labels) if other == label]
-        expected += sorted(of_class, key=priorities.__getitem__)[:quota]
-    found = lowest_of_each_class(np.array(labels), priorities, np.full(3, quota))
-    assert found.tolist() == sorted(expected)
 
 
 def test_names_are_found_without_importing_torch():

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 from feature_streams import CLASSES, WIDTH, config, made_up, rows_of, trained
-from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.neighbors import NearestCentroid
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -69,17 +66,6 @@ def test_ncm_is_the_nearest_of_running_means():
         )
 
 
-def test_ncm_answers_as_sklearns_nearest_centroid():
-    """The matrix's cells, from another hand."""
-    stream, features = made_up()
-    for position, (correct, *_) in enumerate(trained(config(strategy="ncm"))[1:]):
-        oracle = NearestCentroid().fit(*images_until(position))
-        assert correct == tuple(
-            int((oracle.predict(rows.astype(np.float64)) == bucket.test.labels).sum())
-            for bucket, rows in zip(stream.buckets, features.test, strict=True)
-        )
-
-
 @pytest.mark.parametrize("shrinkage", [1e-4, 0.3])
 def test_slda_is_the_papers_recursion(shrinkage):
     """After every bucket: scores by a covariance that was updated image by image."""
@@ -93,33 +79,6 @@ def test_slda_is_the_papers_recursion(shrinkage):
             rtol=0,
             atol=2e-5,
         )
-
-
-def balanced():
-    """One bucket with as many images of each class, so that priors decide nothing."""
-    return made_up(counts=((40, 60),), balanced=True)
-
-
-@pytest.mark.parametrize("strategy_args", ["shrinkage=0.1", "shrinkage=0.5"])
-def test_slda_of_one_bucket_is_sklearns_discriminant_analysis(strategy_args):
-    """Means, covariance and answers of a batch computation by another hand."""
-    rows, labels = images_until(0, balanced())
-    shrinkage = float(strategy_args.partition("=")[2])
-    covariance = LinearDiscriminantAnalysis(store_covariance=True).fit(rows, labels).covariance_
-    # sklearn shrinks towards the mean variance, the paper towards 1.
-    ratio = shrinkage / (1 - shrinkage) / (np.trace(covariance) / WIDTH)
-    oracle = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=ratio / (1 + ratio))
-    oracle.fit(rows, labels)
-    points, truth = held_out(balanced())
-    run = trained(config(strategy="slda", strategy_args=strategy_args), balanced())
-    _, weight, bias = run[1]
-    answers = (points @ weight.T + bias).argmax(axis=1)
-    np.testing.assert_array_equal(answers, oracle.predict(points))
-    assert run[1][0] == (int((answers == truth).sum()),)
-    scores = centred(points @ weight.T + bias)
-    factor = (1 - shrinkage) * (1 + ratio)  # between the two ways to scale the covariance
-    expected = centred(oracle.decision_function(points)) / factor
-    np.testing.assert_allclose(scores, expected, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("strategy", ["ncm", "slda"])
@@ -219,13 +178,3 @@ def literal_matrix(settings):
             bias = bias - lr * speed_b
         test()
     return matrix, min(margins)
-
-
-def test_seeds_mean_nothing_to_a_head_with_full_batches():
-    """Only the order within the one batch of an epoch differs, and a sum has none."""
-    assert rows_of(config(**SETTINGS, seed=1)) == rows_of(config(**SETTINGS, seed=2))
-    batches = {**SETTINGS, "batch_size": 4}
-    first, second = (
-        torch.from_numpy(trained(config(**batches, seed=seed))[-1][1]) for seed in (1, 2)
-    )
-    assert not torch.allclose(first, second, atol=1e-3), "with small batches they do"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 import subprocess
 import sys
@@ -10,8 +9,7 @@ import sys
 import pytest
 import torch
 from learning_streams import config
-from strategy_runs import feature_stream, image_stream, on_features, random_head, rows_of
-from torch.nn.functional import cross_entropy
+from strategy_runs import image_stream, rows_of
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -44,31 +42,6 @@ def test_the_example_trains_through_the_loop(tmp_path):
     _, naive = rows_of(image_stream(tmp_path / "again"), config(strategy="naive"))
     pairs = list(zip(model.parameters(), naive.parameters(), strict=True))
     assert not any(torch.equal(weight, other) for weight, other in pairs)
-
-
-@pytest.mark.usefixtures("importable")
-def test_the_examples_pull_is_the_gradient_of_its_penalty():
-    """Against autograd; and before the first bucket is done there is none."""
-    strategy_of_user = load_strategy(NAME)
-    model, past = random_head()
-    strategy = strategy_of_user(
-        on_features(strategy=NAME), feature_stream(), model, strategy_of_user.Arguments(strength=3)
-    )
-    inputs, labels = torch.randn(5, model.in_features), torch.tensor([0, 1, 2, 1, 0])
-    for expected_pull in (0, 3):
-        with torch.no_grad():
-            model.weight += expected_pull  # moved on, since the bucket was done
-        twin = copy.deepcopy(model)
-        loss = cross_entropy(twin(inputs), labels)
-        for weight, before in zip(twin.parameters(), past.parameters(), strict=True):
-            loss = loss + expected_pull / 2 * ((weight - before.detach()) ** 2).sum()
-        loss.backward()
-        model.zero_grad()
-        cross_entropy(model(inputs), labels).backward()
-        strategy.before_step()
-        for weight, other in zip(model.parameters(), twin.parameters(), strict=True):
-            torch.testing.assert_close(weight.grad, other.grad)
-        strategy.after_bucket(0)
 
 
 def test_the_training_process_finds_it_below_the_folder_that_the_command_ran_in(
