@@ -30,7 +30,7 @@ ON_IMAGES = [
     {"strategy": "cwr"},
     {"strategy": "from_scratch", "epochs": 1},
     {"model": "mobilenet_v3_small", "epochs": 1, "lr": 0.001},
-    {"image_size": 64, "augment": "square", "epochs": 1},
+    {"image_size": 64, "augment": "random_crop_flip", "epochs": 1},
     {"precision": "bf16", "epochs": 1},
 ]
 ON_FEATURES = [

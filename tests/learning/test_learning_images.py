@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from learning_streams import CPU, pixels_of, random_stream, squares, write_stream
 
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.decoding.decode import DecodedImages, Resize
+from clear_mlflow.data.decoding.decode import DecodedImages
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import Bucket
 from clear_mlflow.learning.device import RngPurpose, derive_seed, generator
@@ -36,17 +36,6 @@ def batches(samples, **changes):
     options |= {"position": 0, "epoch": 0, **changes}
     epoch = training_batches(samples, **options)
     return [(batch.inputs, batch.labels) for batch in epoch]
-
-
-def numbered_photos(count, *, size, margin, seed=0):
-    """Squares with a margin that is cropped away, as Photos; and the same as one array."""
-    side = size + margin
-    draws = torch.Generator().manual_seed(seed)
-    pixels = torch.randint(0, 256, (count, side, side, 3), dtype=torch.uint8, generator=draws)
-    how = dataclasses.replace(
-        augmentation("square", size), resize=Resize(side, square=True), crop=True, flip=True
-    )
-    return Samples(squares(pixels, how), torch.arange(count)), pixels
 
 
 def normalised(images):
@@ -85,15 +74,12 @@ def test_normalised_equals_the_definition_pixel_by_pixel():
 @given(
     st.lists(st.tuples(st.integers(4, 9), st.integers(4, 9)), min_size=1, max_size=5),
     st.lists(st.integers(0, 4), min_size=1, max_size=8),
-    st.sampled_from(["random_crop", "random_crop_flip", "square", "none"]),
+    st.sampled_from(["random_crop", "random_crop_flip", "none"]),
     st.integers(0, 2**32),
 )
 def test_crops_are_those_of_a_loop_over_images(sizes, chosen, name, seed):
     """The gather of lines gives what slicing one image after another gives."""
     random = np.random.default_rng(seed)
-    if name == "square":
-        sizes = sizes[:1] * len(sizes)
-        sizes = [(max(size), max(size)) for size in sizes]
     images = [random.integers(0, 256, (h, w, 3), dtype=np.uint8) for h, w in sizes]
     flat = np.concatenate([image.reshape(-1) for image in images])
     how = dataclasses.replace(augmentation(name, 4), crop=name != "none")
@@ -131,29 +117,11 @@ def test_an_epoch_without_margin_is_every_image_once_and_untouched():
         assert torch.equal(images, normalised(pixels[labels]))
 
 
-def test_with_margin_every_image_is_one_of_its_own_crops_or_mirrored_crops():
-    """Crops reach every corner, half of them are mirrored, and no pixel is invented."""
-    samples, pixels = numbered_photos(60, size=8, margin=2)
-    seen = set()
-    for epoch in range(3):
-        for images, labels in batches(samples, epoch=epoch):
-            for image, label in zip(images, labels.tolist(), strict=True):
-                found = []
-                for top in range(3):
-                    for left in range(3):
-                        crop = pixels[label : label + 1, top : top + 8, left : left + 8]
-                        for mirrored in (False, True):
-                            shown = crop.flip(2) if mirrored else crop
-                            if torch.equal(normalised(shown.contiguous())[0], image):
-                                found.append((top, left, mirrored))
-                assert len(found) == 1
-                seen.add(found[0])
-    assert len(seen) == 3 * 3 * 2
-
-
 def test_order_and_crops_follow_from_seed_bucket_and_epoch_alone():
     """What was drawn before changes nothing; each of the three changes everything."""
-    samples, _ = numbered_photos(20, size=8, margin=2)
+    pixels = torch.randint(0, 256, (20, 10, 10, 3), dtype=torch.uint8)
+    how = augmentation("random_crop_flip", 8)
+    samples = Samples(squares(pixels, how), torch.arange(20))
     first = batches(samples)
     torch.rand(17)
     for (images, labels), (again, same) in zip(first, batches(samples), strict=True):
@@ -169,14 +137,6 @@ def test_seeds_differ_by_purpose_and_take_any_whole_number():
     assert len(seeds) == len(RngPurpose)
     assert 0 <= derive_seed(10**40, RngPurpose.ORDER, 3, 2) < 2**63
     assert generator(3, RngPurpose.ORDER, 1).initial_seed() == derive_seed(3, RngPurpose.ORDER, 1)
-
-
-@pytest.mark.parametrize(("side", "margin"), [(8, 0), (32, 0), (63, 0), (64, 9), (224, 32)])
-def test_a_square_has_a_margin_and_small_images_have_none(side, margin):
-    """As this program did it before it followed the authors: 224 pixels of 256, and mirrored."""
-    how = augmentation("square", side)
-    assert how.resize == Resize(side + margin, square=True)
-    assert how.crop == how.flip == (margin > 0)
 
 
 def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
@@ -218,13 +178,12 @@ def test_the_newest_bucket_and_the_test_sets_are_decoded_once(tmp_path):
     assert len(told) > count
 
 
-@pytest.mark.parametrize("augment", ["random_crop", "square"])
-def test_images_from_the_cache_are_the_same(tmp_path, augment):
+def test_images_from_the_cache_are_the_same(tmp_path):
     """With a cache, tensors are the same to the bit; all images come from its files."""
     stream, _ = random_stream(tmp_path / "data", train=(3, 5), test=(2, 4), side=70)
     buckets = tuple(Bucket(b.key, hashed(b.train), hashed(b.test)) for b in stream.buckets)
     stream = dataclasses.replace(stream, buckets=buckets)
-    options = {"image_size": 64, "augment": augment, "device": CPU}
+    options = {"image_size": 64, "augment": "random_crop_flip", "device": CPU}
     plain = DecodedStream(stream, **options)
     for _ in range(2):  # the first builds, the second finds it built
         cached = DecodedStream(stream, **options, cache=DecodedCache(tmp_path / "cache"))
@@ -276,7 +235,7 @@ def test_picked_images_are_those_of_their_buckets(tmp_path):
     """In any order and with repeats; in main memory they are not even copied."""
     stream, _ = random_stream(tmp_path / "s", train=(4, 3, 5), test=(1, 1, 1), side=80)
     cache = DecodedCache(tmp_path / "cache")
-    decoded = DecodedStream(stream, image_size=64, augment="square", device=CPU, cache=cache)
+    decoded = DecodedStream(stream, image_size=64, augment="random_crop", device=CPU, cache=cache)
     picks = joined(whole_bucket(2, 5), whole_bucket(0, 4)).take(np.array([8, 0, 3, 3, 5]))
     samples = decoded.select(picks)
     assert len(samples) == 5
@@ -284,9 +243,9 @@ def test_picked_images_are_those_of_their_buckets(tmp_path):
     assert samples.labels.tolist() == labels
     assert len(samples.images.parts) == 2
     copied = samples.images.to(CPU)
-    shown = copied.parts[0].view(5, 73, 73, 3)
+    shown = copied.parts[0].view(5, 64, 64, 3)
     for n, (bucket, index) in enumerate(zip(picks.bucket, picks.index, strict=True)):
-        whole = decoded.train(int(bucket)).images.parts[0].view(-1, 73, 73, 3)
+        whole = decoded.train(int(bucket)).images.parts[0].view(-1, 64, 64, 3)
         assert torch.equal(shown[n], whole[index])
     options = {"image_size": 64, "batch_size": 2, "epoch": 3}
     again = batches(Samples(copied, samples.labels), **options)

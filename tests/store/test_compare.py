@@ -305,7 +305,7 @@ def test_a_baseline_and_a_margin(store, experiment_id, runs):
 
 def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, experiment_id):
     """One group for each way to crop."""
-    for seed, augment in enumerate(("square", "square", "random_crop")):
+    for seed, augment in enumerate(("random_crop_flip", "random_crop_flip", "random_crop")):
         name = f"naive clear10 seed {seed}"
         run = log_run(store, experiment_id, name, counts(120, seed), strategy="naive", seed=seed)
         params = {"dataset": "clear10", "image_size": "auto", "used/image_size": "224"}
@@ -316,7 +316,7 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
     _, folder = comparison_of(store, experiment_id)
     told = json.loads((folder / "compared_runs.json").read_text())
     sizes = {group["name"]: len(group["runs"]) for group in told["groups"]}
-    assert sizes == {"square": 2, "random_crop": 1}
+    assert sizes == {"random_crop_flip": 2, "random_crop": 1}
 
 
 def test_parameters_of_a_project_and_of_a_command_are_read_alike(store, experiment_id):

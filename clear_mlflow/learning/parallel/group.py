@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -63,14 +63,6 @@ class ProcessGroup:
         if self.size > 1:
             dist.all_reduce(numbers)
         return numbers
-
-    def average(self, parts: Sequence[Tensor]) -> list[Tensor]:
-        """The means over all processes of tensors of one type on one device, exchanged at once."""
-        if self.size == 1:
-            return list(parts)
-        added = self.add_up(torch.cat([part.flatten() for part in parts])).div_(self.size)
-        pieces = torch.split(added, [part.numel() for part in parts])
-        return [piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)]
 
     def put_together(self, part: Tensor, start: int, total: int) -> Tensor:
         """(total, ...), on all processes, of which each has a part, (n, ...), from *start* on."""

@@ -27,7 +27,6 @@ from clear_mlflow.learning.parameters.recipes import (
     RANDOM_CROP,
     RANDOM_CROP_FLIP,
     RECIPES,
-    SQUARE,
     STREAM_RECIPE,
 )
 from clear_mlflow.learning.parameters.values import (
@@ -229,9 +228,9 @@ class TrainConfig:
     )
     augment: str = _parameter(
         MODEL,
-        one_of(AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, SQUARE, NONE),
+        one_of(AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, NONE),
         help="How images are cropped: random_crop, as the CLEAR authors do; random_crop_flip, "
-        "mirrored too; square, the centre alone, cropped and mirrored; none: the centre.",
+        "mirrored too; none: the centre.",
     )
     epochs: int = _parameter(
         OPTIMISATION, whole(least=1), help="Passes over each bucket's training data."

@@ -51,9 +51,9 @@ class TrainOptions(TypedDict, total=False):
     """backbone: train the head alone and leave all other weights as they are."""
     image_size: int | str
     """Side of the model's square input, pixels."""
-    augment: Literal["auto", "random_crop", "random_crop_flip", "square", "none"]
+    augment: Literal["auto", "random_crop", "random_crop_flip", "none"]
     """How images are cropped: random_crop, as the CLEAR authors do; random_crop_flip, mirrored too;
-    square, the centre alone, cropped and mirrored; none: the centre."""
+    none: the centre."""
     epochs: int | str
     """Passes over each bucket's training data."""
     batch_size: int | str

@@ -14,7 +14,6 @@ LINEAR = "linear"  # the only model on stored features, and a model on nothing e
 
 RANDOM_CROP = "random_crop"
 RANDOM_CROP_FLIP = "random_crop_flip"
-SQUARE = "square"
 
 # The recipe of the CLEAR authors' own examples: ResNet-18 from scratch at 224 pixels, cropped at
 # random and not mirrored.

@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from clear_mlflow.data.decoding.decode import Resize
-from clear_mlflow.learning.parameters.recipes import NONE, RANDOM_CROP, RANDOM_CROP_FLIP, SQUARE
-
-# Below this side, a square is neither cropped nor mirrored: images are drawings of a few strokes.
-_SMALLEST_PHOTO = 64
+from clear_mlflow.learning.parameters.recipes import NONE, RANDOM_CROP, RANDOM_CROP_FLIP
 
 
 @dataclass(frozen=True)
@@ -30,14 +27,8 @@ def augmentation(name: str, image_size: int) -> Augmentation:
 
     ``random_crop`` is torchvision's ``Resize(image_size)`` and ``RandomCrop(image_size)`` to train
     on, ``Resize(image_size)`` and ``CenterCrop(image_size)`` to test on; ``random_crop_flip`` adds
-    ``RandomHorizontalFlip()``; ``none`` trains on what is tested. ``square`` is what this program
-    did before it had the others: the shorter side is scaled to a seventh more than the model's
-    input, the central square is kept, cropped and mirrored.
+    ``RandomHorizontalFlip()``; ``none`` trains on what is tested.
     """
-    if name == SQUARE:
-        margin = image_size // 7 if image_size >= _SMALLEST_PHOTO else 0
-        resize = Resize(image_size + margin, square=True)
-        return Augmentation(resize, image_size, crop=margin > 0, flip=margin > 0)
     if name not in (RANDOM_CROP, RANDOM_CROP_FLIP, NONE):
         raise ValueError(f"no augmentation is called {name!r}")
     return Augmentation(

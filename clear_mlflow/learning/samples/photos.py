@@ -66,16 +66,14 @@ class Photos:
     def training_crops(self, order: Tensor, draws: torch.Generator) -> Crops:
         """A crop of each image in (M,) *order*, int64, on a CPU, as an epoch takes them."""
         chosen = order.numpy()
-        if not self.augmentation.crop:
-            return self._crops(chosen, self._centre(chosen), self._flips(len(order), draws))
-        places = self._slack(chosen) + 1
-        if self.augmentation.resize.square:  # one number of places for all, drawn as ever
-            corners = (
-                torch.randint(0, int(places[0, 0]), (2, len(order)), generator=draws).numpy().T
-            )
-        else:
-            corners = torch.randint(0, _MANY, (2, len(order)), generator=draws).numpy().T % places
-        return self._crops(chosen, corners, self._flips(len(order), draws))
+        corners = self._centre(chosen)
+        if self.augmentation.crop:
+            drawn = torch.randint(0, _MANY, (2, len(order)), generator=draws).numpy().T
+            corners = drawn % (self._slack(chosen) + 1)
+        mirrored = None
+        if self.augmentation.flip:
+            mirrored = torch.randint(0, 2, (len(order),), generator=draws).bool()
+        return self._crops(chosen, corners, mirrored)
 
     def centre_crops(self) -> Crops:
         """What each image is tested by."""
@@ -87,16 +85,8 @@ class Photos:
         return self.sizes[chosen] - self.augmentation.size
 
     def _centre(self, chosen: NDArray[np.int64]) -> NDArray[np.int64]:
-        slack = self._slack(chosen)
-        if self.augmentation.resize.square:
-            return slack // 2
         # torchvision rounds a half to the even number: 1, 3, 5, 7 become 0, 2, 2, 4.
-        return np.rint(slack / 2).astype(np.int64)
-
-    def _flips(self, count: int, draws: torch.Generator) -> Tensor | None:
-        if not self.augmentation.flip:
-            return None
-        return torch.randint(0, 2, (count,), generator=draws).bool()
+        return np.rint(self._slack(chosen) / 2).astype(np.int64)
 
     def _crops(
         self, chosen: NDArray[np.int64], corners: NDArray[np.int64], mirrored: Tensor | None

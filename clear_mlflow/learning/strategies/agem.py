@@ -73,7 +73,8 @@ class Agem(RehearsalStrategy):
             loss = share_of_mean(batch, self.model(batch.inputs), self.criterion, batch.labels)
         share = torch.autograd.grad(loss, self._weights, materialize_grads=True)
         # Both gradients are those of whole batches before one limits the other.
-        project(gradients(self._weights), self.group.average(share))
+        reference = [self.group.add_up(part) / self.group.size for part in share]
+        project(gradients(self._weights), reference)
 
 
 def project(gradient: list[Tensor], reference: list[Tensor]) -> None:
