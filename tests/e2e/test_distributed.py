@@ -61,7 +61,6 @@ CASES = {
         "batch_size": "1",
         "epochs": "1",
         "precision": "bf16",
-        "model": "resnet18",
         "lr": "0.000001",
     },
     "er_ace in batches of one": {"strategy": "er_ace", "batch_size": "1", "epochs": "1"},
