@@ -20,16 +20,9 @@ _YES_NO = {"yes": True, "no": False}
 def parse_arguments(parameter: str, of: str, kind: type[T], given: Mapping[str, Argument]) -> T:
     """What a parameter like ``strategy_args`` says, as values of their types.
 
-    Args:
-        parameter: its name, for messages.
-        of: what the arguments are of, as ``strategy replay``, likewise.
-        kind: a frozen dataclass whose fields are ``int``, ``float``, ``bool`` or ``str``, each with
-            a default; its ``__post_init__`` may raise ConfigError.
-        given: name to value, or to the text of it; booleans are yes and no. Values that have their
-            type stay.
-
-    Raises:
-        ConfigError: a name is unknown, or a text is not a value of its type.
+    *of* is what the arguments are of, as ``strategy replay``, for messages. *kind* is a frozen
+    dataclass whose fields are ``int``, ``float``, ``bool`` or ``str``, each with a default; its
+    ``__post_init__`` may raise ConfigError. Booleans are yes and no; values of their type stay.
     """
     hints = get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
@@ -52,14 +45,7 @@ def dataset_arguments(
 ) -> dict[str, Argument]:
     """What ``dataset_args`` says, as values of their types, with all that it leaves out.
 
-    Args:
-        dataset: as the parameter has it.
-        data_root: likewise; a stream is called as its folder where it is given no name.
-        given: name to value, or to the text of it.
-
-    Raises:
-        ConfigError: a name is unknown, a value is wrong, or a function of the user's own cannot be
-            loaded.
+    A stream is called as its folder where it is given no name.
     """
     kind = source_of(dataset).Arguments
     arguments: Any = parse_arguments("dataset_args", f"dataset {dataset}", kind, given)
@@ -71,11 +57,7 @@ def dataset_arguments(
 
 
 def named_dataset(dataset: str, data_root: str, text: str) -> tuple[str, dict[str, Argument]]:
-    """A dataset and its arguments from the texts of ``dataset`` and ``dataset_args``.
-
-    Raises:
-        ConfigError: as :func:`dataset_arguments`, or there is no such dataset.
-    """
+    """A dataset and its arguments from the texts of ``dataset`` and ``dataset_args``."""
     name = parse_parameter("dataset", dataset)
     return name, dataset_arguments(name, data_root, parse_parameter("dataset_args", text))
 

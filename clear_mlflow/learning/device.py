@@ -45,17 +45,7 @@ class RngPurpose(enum.IntEnum):
 
 
 def resolve_device(asked: str) -> str:
-    """Name the device to train on.
-
-    Args:
-        asked: ``cpu``, ``cuda``, or ``auto``: cuda where there is one.
-
-    Returns:
-        ``cpu`` or ``cuda``.
-
-    Raises:
-        ConfigError: cuda is asked for, and torch sees none.
-    """
+    """``cpu`` or ``cuda``; ``auto`` is cuda where torch sees one."""
     present = torch.cuda.is_available()
     if asked == AUTO:
         return "cuda" if present else "cpu"
@@ -68,19 +58,7 @@ def resolve_device(asked: str) -> str:
 
 
 def resolve_precision(asked: str, device: str) -> str:
-    """Name the precision to compute in.
-
-    Args:
-        asked: ``off``, ``tf32``, ``bf16``, or ``auto``: bf16 where the device has instructions for
-            it.
-        device: ``cpu`` or ``cuda``.
-
-    Returns:
-        ``off`` (float32), ``tf32`` or ``bf16``.
-
-    Raises:
-        ConfigError: bf16 or tf32 is asked for on a device that cannot compute in it.
-    """
+    """``off`` (float32), ``tf32`` or ``bf16``; ``auto`` is bf16 where there are instructions."""
     if asked == "tf32" and (device == "cpu" or torch.cuda.get_device_capability() < _AMPERE):
         raise ConfigError(
             "precision is tf32, which GPUs from Ampere on compute in and this device does not; "
@@ -112,9 +90,6 @@ def tf32(allowed: bool) -> Iterator[None]:
     """Let GPUs round what they multiply to TF32's ten bits, or forbid it; afterwards as before.
 
     By default, torch allows it in convolutions and not in products of matrices.
-
-    Args:
-        allowed: in both.
     """
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
@@ -150,14 +125,7 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 @contextlib.contextmanager
 def translate_oom(advice: str) -> Iterator[None]:
-    """Turn torch's many ways to run out of memory into one line.
-
-    Args:
-        advice: what to do, as the end of a sentence.
-
-    Raises:
-        TrainingError: there was no room for what was computed.
-    """
+    """Turn torch's many ways to run out of memory into one line, which ends with the advice."""
     try:
         yield
     except RuntimeError as error:
@@ -173,11 +141,7 @@ def derive_seed(seed: int, purpose: RngPurpose, *where: int) -> int:
 
     It follows from its arguments alone: what is drawn for epoch 2 of bucket 3 does not depend on
     what was drawn before, so neither testing more often nor stopping and resuming changes it.
-
-    Args:
-        seed: the run's seed.
-        purpose: what is drawn.
-        where: the bucket's position, then the epoch, as far as they apply.
+    *where* is the bucket's position, then the epoch, as far as they apply.
 
     Source:
         numpy's SeedSequence: spawn keys give streams that are independent for all that is known.

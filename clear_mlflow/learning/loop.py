@@ -72,22 +72,10 @@ def train(
 
     On a CPU, the same configuration on the same machine gives the same rows, to the bit.
 
-    Args:
-        stream: the dataset.
-        config: the parameters; ``device`` and ``precision`` are resolved.
-        progress: what shows the training.
-        group: the processes that do this together; each gets all rows.
-        saved: what to resume from, of a training with the same parameters and data.
-
     Yields:
         Row 0, of the untrained model, then one row per bucket; or those after the row that was
-        saved. The next bucket begins only when the next row is asked for.
-
-    Raises:
-        ConfigError: the strategy or the weights do not fit the stream.
-        DataError: an image cannot be decoded.
-        DivergedError: the loss or the model's output is no longer a finite number.
-        StateError: what was saved is damaged, or of another training.
+        saved, of a training with the same parameters and data. The next bucket begins only when
+        the next row is asked for. Each process of a group gets all rows.
     """
     model = group.synchronize(fresh_model(stream, config))
     arguments = check_strategy(config)
@@ -143,11 +131,8 @@ def _inside_tests(
 def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.Module:
     """The untrained model that a configuration names, on its device.
 
-    Args:
-        stream: what it is to be trained on.
-        config: the parameters.
-        where: nothing for the model that a run starts from, else the position of the bucket at
-            which a strategy starts anew.
+    *where* is nothing for the model that a run starts from, else the position of the bucket at
+    which a strategy starts anew.
     """
     seed_everything(config.seed, RngPurpose.WEIGHTS, *where)
     model = load_strategy(config.strategy).build_model(config, stream)
@@ -173,11 +158,7 @@ def measure_row(
     progress: TrainingProgress,
     group: ProcessGroup = ALONE,
 ) -> Trained:
-    """Test a model on all buckets, as a row.
-
-    Raises:
-        DivergedError: an output is infinite or no number.
-    """
+    """Test a model on all buckets, as a row; DivergedError where an output is not finite."""
     held_out = stream.test()
     tested = measure(
         model,
@@ -210,17 +191,9 @@ def measure(
 ) -> Tested | None:
     """Test a model on all buckets in one pass.
 
-    Args:
-        model: on *device*; it is left in evaluation mode.
-        held_out: the test sets of all buckets.
-        device: where to compute.
-        precision: ``off`` or ``bf16``.
-        probabilities: whether to keep them, too.
-        group: the processes that share the test images; each gets the whole answer.
-
-    Returns:
-        What the model answered; None where an output is infinite or no number, since the class that
-        it would be counted for means nothing.
+    The model is on *device* and left in evaluation mode. Each process of a group gets the whole
+    answer. None where an output is infinite or no number, since the class that it would be counted
+    for means nothing.
     """
     truth, side = held_out.labels, held_out.side
     start, stop = group.share(0, len(truth))

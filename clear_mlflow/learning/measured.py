@@ -17,23 +17,14 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """How training went over a window of steps, up to and with the one that it names.
+    """How training went over a window of steps, up to and with the one that it names."""
 
-    Args:
-        step: of the optimiser, counted from 1 over all buckets.
-        loss: mean over the window of what the steps descended; NaN or infinite where it diverged.
-        lr: learning rate of the last step.
-        images_per_second: of the training set; not those that a strategy takes from its buffer.
-        time: when the window ended, in milliseconds since the epoch.
-        seed: of the member of an ensemble that it is of; None: of all that train.
-    """
-
-    step: int
-    loss: float
-    lr: float
-    images_per_second: float
-    time: int
-    seed: int | None = None
+    step: int  # of the optimiser, counted from 1 over all buckets
+    loss: float  # mean over the window of what steps descended; NaN or infinite where it diverged
+    lr: float  # of the last step
+    images_per_second: float  # of the training set; not those from a strategy's buffer
+    time: int  # when the window ended, in milliseconds since the epoch
+    seed: int | None = None  # of the member of an ensemble that it is of; None: of all that train
 
 
 # Takes points in their order; it must not keep training waiting.
@@ -44,27 +35,15 @@ OnTest = Callable[[AnytimeRow], None]
 
 @dataclass(frozen=True)
 class MeasuredRow:
-    """A row, and what it was counted from.
-
-    Args:
-        row: what was measured.
-        predictions: the file of :class:`~clear_mlflow.core.predictions.RowPredictions`; None
-            where they are not kept.
-        model: the file of the model's weights, as safetensors; None where it is not kept.
-        seed: of the member of an ensemble that it is of; None where one run trains alone.
-        state: the file that a training resumes from, after this row; see
-            :mod:`~clear_mlflow.learning.checkpoint`. None where none is kept.
-        no_state: why no state was kept although it should have been; None where there is no reason.
-        curve: points of its bucket that were not handed over before.
-    """
+    """A row, and what it was counted from."""
 
     row: AccuracyRow
-    predictions: bytes | None = None
-    model: bytes | None = None
-    seed: int | None = None
-    state: bytes | None = None
-    no_state: str | None = None
-    curve: tuple[CurvePoint, ...] = ()
+    predictions: bytes | None = None  # the file of core's RowPredictions; None: not kept
+    model: bytes | None = None  # the file of the model's weights, as safetensors; None: not kept
+    seed: int | None = None  # of the member of an ensemble that it is of
+    state: bytes | None = None  # the file that a training resumes from after this row
+    no_state: str | None = None  # why no state was kept although it should have been
+    curve: tuple[CurvePoint, ...] = ()  # points of its bucket that were not handed over before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,9 +95,7 @@ class Training(Protocol):
         (store it) is done before training continues. An ensemble gives a row of each member, in the
         order of ``seeds``, before the next bucket.
 
-        Args:
-            on_curve: is given the points of a bucket that takes long, while it is trained on; each
-                row brings the rest.
-            on_test: is given each test inside a bucket, before the bucket's row.
+        *on_curve* is given the points of a bucket that takes long, while it is trained on; each row
+        brings the rest. *on_test* is given each test inside a bucket, before the bucket's row.
         """
         ...

@@ -13,17 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.text import one_line
-from clear_mlflow.learning.inference.backbone import read_weights
+from clear_mlflow.data.files import path_text
+from clear_mlflow.learning.inference.backbone import fill, read_weights
 from clear_mlflow.learning.parameters.recipes import NONE
 
 SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: linear_head
 
 # Sizes that the message about a size that does not work tries, the smallest first.
 _USUAL_SIZES = (32, 64, 96, 128, 224, 299)
-
-_WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_COUNT_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 # The two models that return more than logits while they train, unless built otherwise.
 _WITH_AUXILIARY_HEADS = ("googlenet", "inception_v3")
@@ -76,11 +73,11 @@ def build_model(
 
 def head_of(model: nn.Module) -> nn.Linear | nn.Conv2d:
     """The layer that gives the logits: the last linear one, or convolution of 1 x 1."""
-    _, head = _named_head(model)
-    return head
+    return named_head(model)[1]
 
 
-def _named_head(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
+def named_head(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
+    """:func:`head_of`, after its name."""
     *_, found = (
         (name, layer)
         for name, layer in model.named_modules()
@@ -96,8 +93,7 @@ def logits_in_float32(model: nn.Module) -> Iterator[None]:
     A logit of bfloat16 has eight bits of mantissa: the largest two of an image are often equal
     then, and a tie goes to the class of the lower number.
 
-    Args:
-        model: where it has no linear layer and no convolution, nothing changes.
+    Where a model has no linear layer and no convolution, nothing changes.
     """
     heads = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:]
     entered: list[ExitStack] = []
@@ -142,10 +138,6 @@ def linear_head(width: int, *, num_classes: int) -> nn.Linear:
 
     A convex problem needs no random start, and without one the initialisation row is the same for
     all seeds: every image is predicted to be of the first class.
-
-    Args:
-        width: numbers per image.
-        num_classes: width of the output.
     """
     head = nn.Linear(width, num_classes)
     nn.init.zeros_(head.weight)
@@ -157,16 +149,7 @@ def check_model(name: str, *, image_size: int, batch_size: int) -> None:
     """Pass made-up images through a model, so that a bad choice shows before any data is read.
 
     Costs milliseconds: shapes are computed, numbers are not (but for the few models that torch
-    cannot build so).
-
-    Args:
-        name: see :func:`build_model`.
-        image_size: side of the square input, pixels.
-        batch_size: images in the smallest training batch that will occur.
-
-    Raises:
-        ConfigError: there is no such model, it cannot take images of this size, or it cannot train
-            on a batch this small.
+    cannot build so). *batch_size* is of the smallest training batch that will occur.
     """
     _check_name(name)
     reason = _refusal(name, image_size, batch_size=1, training=False)
@@ -254,7 +237,7 @@ def _pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
             f"torchvision's weights of {name} cannot be downloaded ({error}); pass a file of "
             "weights, or weights=none"
         ) from error
-    place, head = _named_head(model)
+    place, head = named_head(model)
     fresh: nn.Module
     if isinstance(head, nn.Linear):
         fresh = nn.Linear(head.in_features, num_classes)
@@ -265,52 +248,23 @@ def _pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
 
 
 def _load_weights(model: nn.Module, path: Path, *, name: str) -> None:
+    place, head = named_head(model)
+    of_head = {f"{place}.{key}": tensor for key, tensor in head.state_dict().items()}
     try:
         state = read_weights(path, f"model {name}")
+        for key in sorted(of_head.keys() & state.keys()):
+            if len(state[key]) != len(of_head[key]) and state[key].dim() == of_head[key].dim():
+                raise DataError(
+                    f"{path_text(path)} is of {len(state[key])} classes, the dataset has "
+                    f"{len(of_head[key])}; leave {' and '.join(sorted(of_head))} out of the file "
+                    "for a fresh head"
+                )
+        fill(model, state, path=path, name=f"model {name}", may_lack=of_head)
     except DataError as error:
         raise ConfigError(
-            f"cannot read the weights: {error}; pass a .safetensors file, or a .pth that "
+            f"cannot read the weights: {error}; weights is a .safetensors file, or a .pth that "
             "torch.load reads with weights_only=True, of model.state_dict() alone"
         ) from error
-    expected = model.state_dict()
-    place, head = _named_head(model)
-    of_head = {f"{place}.{key}" for key in head.state_dict()}
-    for key in sorted(of_head & state.keys()):
-        if state[key].shape != expected[key].shape:
-            raise ConfigError(
-                f"the weights {path} are of {len(state[key])} classes, the dataset has "
-                f"{len(expected[key])}; leave {' and '.join(sorted(of_head))} out of the file for "
-                "a fresh head"
-            )
-    lacking = sorted(expected.keys() - state.keys() - of_head)
-    foreign = sorted(state.keys() - expected.keys())
-    wrong = sorted(
-        key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape
-    )
-    for what, keys in (("lack", lacking), ("hold a foreign", foreign), ("differ in", wrong)):
-        if keys:
-            raise ConfigError(
-                f"the weights {path} {what} {one_line(keys[0], 200)} ({len(keys)} such); they "
-                f"are not of model {name}"
-            )
-    for key in expected.keys() & state.keys():
-        if not _are_plain_weights(state[key], expected[key]):
-            raise ConfigError(
-                f"the weights {path} hold a {state[key].dtype} in the layout {state[key].layout} "
-                f"as {key}, or numbers that are not finite; save the state_dict() of a model that "
-                "was trained"
-            )
-    model.load_state_dict(state, strict=False)
-
-
-def _are_plain_weights(weights: Tensor, expected: Tensor) -> bool:
-    """Whether a tensor from outside is numbers as the model's own, and nothing more curious."""
-    return (
-        weights.layout == torch.strided
-        and weights.device.type == "cpu"
-        and weights.dtype in (_WEIGHT_TYPES if expected.is_floating_point() else _COUNT_TYPES)
-        and bool(torch.isfinite(weights).all())
-    )
 
 
 def _small_cnn(num_classes: int) -> nn.Module:

@@ -29,25 +29,12 @@ def fetch(config: TrainConfig, progress: TrainingProgress) -> None:
 def prepare(
     config: TrainConfig, progress: TrainingProgress, group: ProcessGroup = ALONE
 ) -> StreamTraining:
-    """Read the dataset that a configuration names, and decode its images into the cache.
+    """Read the dataset that a checked configuration names, and decode its images into the cache.
 
     What cannot be decoded is found here, before anything is trained on. Stored features need no
-    decoded images.
-
-    Args:
-        config: as :func:`~clear_mlflow.learning.session.check` returned it.
-        progress: what shows how far the training is.
-        group: the processes that train together. Each comes here; of those that share a cache, one
-            builds what is missing in it and the others wait.
-
-    Raises:
-        DataError: the dataset is missing, damaged, or of another layout; an image cannot be
-            decoded and may not be left out; or the features that the configuration names are not
-            there.
-        ConfigError: the model cannot train on batches as small as its smallest bucket.
+    decoded images. Each process of a group comes here; of those that share a cache, one builds what
+    is missing in it and the others wait.
     """
-    with progress:
-        fetch(config, progress)
     stream = load_stream(
         config.dataset,
         config.data_root,

@@ -59,15 +59,7 @@ _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfig:
     """Check all that can be known without data: strategy, device, and model on made-up images.
 
-    Args:
-        config: the parameters.
-        place: of this process among those that train together.
-
-    Returns:
-        The configuration with its device, precision and all arguments resolved.
-
-    Raises:
-        ConfigError: one of them is unknown, absent, or does not fit the others.
+    Gives the configuration with its device, precision and all arguments resolved.
     """
     arguments = check_strategy(config)
     of_dataset = dataset_arguments(config.dataset, config.data_root, config.dataset_args)
@@ -109,12 +101,7 @@ def _check_processes(config: TrainConfig, place: DistributedEnv, device: str) ->
 
 
 def _check_tests(config: TrainConfig, epochs: int) -> None:
-    """Raise ConfigError where there is nothing to test inside a bucket.
-
-    Args:
-        config: the parameters.
-        epochs: that the strategy trains on a bucket for.
-    """
+    """Raise ConfigError where there is nothing to test inside a bucket of so many epochs."""
     interval = config.test_interval
     if not load_strategy(config.strategy).descends_in_every_bucket:
         raise ConfigError(
@@ -131,31 +118,18 @@ def _check_tests(config: TrainConfig, epochs: int) -> None:
 
 @dataclass(frozen=True, eq=False)
 class StreamTraining:
-    """A training on a stream, in this process; ready to begin.
+    """A training on a stream, in this process; ready to begin."""
 
-    Args:
-        config: as :func:`check` returned it.
-        stream: the dataset; its images are decoded when they are needed.
-        source: where the dataset was read from, for people.
-        progress: what shows how far it is.
-        features: of the stream's images, which a linear head is trained on instead of them.
-        cache: where the stream's decoded images are; without one they are decoded into memory.
-        left_out: paths of damaged images that the stream no longer holds; the first 100.
-        num_left_out: how many they are in all.
-        group: the processes that train together; of those but the first, rows have no files.
-        saved: the file of a state to resume from; of several processes, the first one reads it.
-    """
-
-    config: TrainConfig
-    stream: BucketStream
-    source: str
+    config: TrainConfig  # as check returned it
+    stream: BucketStream  # its images are decoded when they are needed
+    source: str  # where the dataset was read from, for people
     progress: TrainingProgress
-    features: StoredFeatures | None = None
-    cache: DecodedCache | None = None
-    left_out: tuple[str, ...] = ()
-    num_left_out: int = 0
-    group: ProcessGroup = ALONE
-    saved: Path | None = None
+    features: StoredFeatures | None = None  # which a linear head is trained on instead of images
+    cache: DecodedCache | None = None  # without one, images are decoded into memory
+    left_out: tuple[str, ...] = ()  # paths of damaged images that the stream lacks; the first 100
+    num_left_out: int = 0  # how many they are in all
+    group: ProcessGroup = ALONE  # of its processes but the first, rows have no files
+    saved: Path | None = None  # a state to resume from; of several processes, the first reads it
 
     def __post_init__(self) -> None:
         self._check_number_of_tests()
@@ -220,13 +194,7 @@ class StreamTraining:
     def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured; see :func:`train`.
 
-        Args:
-            on_curve: see :class:`~clear_mlflow.learning.measured.Training`; of several processes,
-                the first one's is called.
-            on_test: likewise.
-
-        Raises:
-            TrainingError: as :func:`train` does, or there is not enough memory.
+        Of several processes, the first one's *on_curve* and *on_test* are called.
         """
         arithmetic = tf32(self.config.precision == "tf32")
         with translate_oom(_LESS_MEMORY), arithmetic, self.progress as shown:

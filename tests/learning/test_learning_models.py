@@ -118,11 +118,11 @@ def test_weights_that_do_not_fit_are_one_line(tmp_path):
     """Another class count, another model, a shape, a foreign tensor, no tensors, no file."""
     state = build().state_dict()
     cases = [
-        ({**state}, {"num_classes": 4}, "are of 3 classes, the dataset has 4"),
-        ({**state}, {"name": "small_cnn"}, r"they are not of model small_cnn"),
-        ({**state, "conv1.weight": torch.zeros(1)}, {}, "differ in conv1.weight"),
-        ({**state, "extra": torch.zeros(1)}, {}, "hold a foreign extra"),
-        ({k: v for k, v in state.items() if k != "bn1.bias"}, {}, "lack bn1.bias"),
+        ({**state}, {"num_classes": 4}, "is of 3 classes, the dataset has 4"),
+        ({**state}, {"name": "small_cnn"}, "is no state dict of model small_cnn"),
+        ({**state, "conv1.weight": torch.zeros(1)}, {}, r"'conv1.weight' is \(1,\)"),
+        ({**state, "extra": torch.zeros(1)}, {}, "has 'extra' beyond it"),
+        ({k: v for k, v in state.items() if k != "bn1.bias"}, {}, "lacks 'bn1.bias'"),
     ]
     for tensors, changes, message in cases:
         path = saved(tmp_path, tensors, ".safetensors")

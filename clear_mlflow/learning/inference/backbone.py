@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,9 @@ from clear_mlflow.data.files import path_text, reason
 DEFAULT_WEIGHTS = "DEFAULT"
 RANDOM_WEIGHTS = "none"
 RANDOM_SEED = 0
+
+_WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_COUNT_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 _DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
 
@@ -49,15 +52,7 @@ class Backbone:
 
 
 def read_weights(path: Path, name: str) -> dict[str, Tensor]:
-    """The state dict in a file, safetensors or torch's; nothing of it is executed.
-
-    Args:
-        path: the file.
-        name: of the model that it is to be of, for the errors.
-
-    Raises:
-        DataError: it is damaged, wants to run code, is absurdly large, or holds anything else.
-    """
+    """The state dict in a file, safetensors or torch's, of the model *name*; it runs no code."""
     if path.suffix == ".safetensors":
         try:
             if (size := path.stat().st_size) > MAX_WEIGHTS_BYTES:
@@ -94,12 +89,48 @@ def read_weights(path: Path, name: str) -> dict[str, Tensor]:
     return dict(found)
 
 
-def hash_of(path: Path) -> str:
-    """SHA-256 of a file of weights.
+def fill(
+    model: nn.Module,
+    found: Mapping[str, Tensor],
+    *,
+    path: Path,
+    name: str,
+    may_lack: Collection[str] = (),
+) -> None:
+    """Load a state dict whose names, shapes and kinds of number are those of the model."""
+    expected = model.state_dict()
+    foreign = sorted(found.keys() - expected.keys())
+    # Files of old torch versions lack these counters, which nothing here reads.
+    missing = sorted(
+        key
+        for key in expected.keys() - found.keys() - set(may_lack)
+        if not key.endswith("num_batches_tracked")
+    )
+    if missing or foreign:
+        first = f"lacks {shown(missing[0])}" if missing else f"has {shown(foreign[0])} beyond it"
+        raise DataError(
+            f"{path_text(path)} is no state dict of {name}: it {first} ({len(missing)} names are "
+            f"missing, {len(foreign)} are foreign); pass the model that it is of"
+        )
+    for key, value in found.items():
+        wanted = expected[key]
+        if value.shape != wanted.shape:
+            raise DataError(
+                f"{path_text(path)} is no state dict of {name}: {shown(key)} is "
+                f"{tuple(value.shape)}, expected {tuple(wanted.shape)}; pass the model that it is "
+                "of"
+            )
+        kinds = _WEIGHT_TYPES if wanted.is_floating_point() else _COUNT_TYPES
+        if value.dtype not in kinds or not torch.isfinite(value).all():
+            raise DataError(
+                f"{path_text(path)} cannot be loaded: {shown(key)} is no plain tensor of finite "
+                "numbers; save the state_dict() of a model that was trained"
+            )
+    model.load_state_dict(found, strict=False)
 
-    Raises:
-        DataError: it cannot be read.
-    """
+
+def hash_of(path: Path) -> str:
+    """SHA-256 of a file of weights."""
     try:
         return sha256_of(path)
     except OSError as error:
@@ -110,11 +141,7 @@ def hash_of(path: Path) -> str:
 
 
 def downloaded(url: str, *, hash_prefix: str | None) -> Path:
-    """A file of weights, from torch's own cache or from where it was published.
-
-    Raises:
-        ConfigError: it is in no cache and cannot be downloaded.
-    """
+    """A file of weights, from torch's own cache or from where it was published."""
     file_name = url.rsplit("/", 1)[-1]
     path = Path(torch.hub.get_dir(), "checkpoints", file_name)
     if path.is_file():

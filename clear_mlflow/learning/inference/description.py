@@ -15,33 +15,19 @@ _LARGEST_SIDE = 9433  # pixels: a square of 89 million, above which no image is 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """A model after some buckets.
+    """A model after some buckets."""
 
-    Args:
-        model: its name, as :func:`~clear_mlflow.learning.models.build_model` knows it.
-        num_classes: width of its output.
-        class_names: the index is the class.
-        width: numbers per image, of a model on stored features; 0: it takes images.
-        image_size: side of the square that is cropped from an image, pixels.
-        augment: how test images are scaled; see :mod:`~clear_mlflow.learning.samples.augment`.
-        precision: what it was tested in, as a training's parameter of that name.
-        strategy: what trained it.
-        dataset: what it was trained on.
-        bucket: key of the bucket that was trained last.
-        requirements: packages that it needs, as pip takes them.
-    """
-
-    model: str
+    model: str  # its name, as build_model knows it
     num_classes: int
-    class_names: tuple[str, ...]
-    width: int
-    image_size: int
-    augment: str
-    precision: str
-    strategy: str
-    dataset: str
-    bucket: str
-    requirements: tuple[str, ...]
+    class_names: tuple[str, ...]  # the index is the class
+    width: int  # numbers per image, of a model on stored features; 0: it takes images
+    image_size: int  # side of the square that is cropped from an image, pixels
+    augment: str  # how test images are scaled; see samples/augment.py
+    precision: str  # what it was tested in, as a training's parameter of that name
+    strategy: str  # what trained it
+    dataset: str  # what it was trained on
+    bucket: str  # key of the bucket that was trained last
+    requirements: tuple[str, ...]  # packages that it needs, as pip takes them
 
     def as_metadata(self) -> dict[str, str]:
         """As a safetensors file holds it beside the weights."""
@@ -49,11 +35,7 @@ class ModelDescription:
 
 
 def read_description(path: Path) -> ModelDescription | None:
-    """What a file of weights says that it is of; None of one from before files said it.
-
-    Raises:
-        RecordError: the file is damaged.
-    """
+    """What a file of weights says that it is of; None where it says nothing."""
     # Imported here: a server's owner, whose runs hold no models, need not install it.
     from safetensors import SafetensorError, safe_open
 
@@ -72,11 +54,7 @@ def read_description(path: Path) -> ModelDescription | None:
 
 
 def _checked(about: ModelDescription) -> ModelDescription:
-    """The same, once it is sure that it is of the types and sizes that a model can have.
-
-    Raises:
-        ValueError: it is not; whoever wrote the file may have written anything.
-    """
+    """The same, of types and sizes that a model can have; anybody may have written the file."""
     for field in fields(about):
         value, kind = getattr(about, field.name), str(field.type).partition("[")[0]
         if type(value).__name__ != kind:

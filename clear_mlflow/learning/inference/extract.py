@@ -30,14 +30,9 @@ _LESS_MEMORY = "pass a smaller backbone or another device, or end what else runs
 def load_backbone(name: str, weights: str) -> Backbone:
     """Build a frozen backbone and give it its weights.
 
-    Args:
-        name: a torchvision classification model; or ``timm:`` and a model of timm's.
-        weights: a file with a state dict; ``DEFAULT`` for the library's own, downloaded where they
-            are not there yet; ``none`` for random ones (always the same), which are for trying out.
-
-    Raises:
-        ConfigError: there is no such backbone, or its weights cannot be downloaded.
-        DataError: the file is damaged, wants to run code, or is of another network.
+    The name is of a torchvision classification model, or ``timm:`` and a model of timm's. *weights*
+    is a file with a state dict; ``DEFAULT`` for the library's own, downloaded where they are not
+    there yet; ``none`` for random ones (always the same), which are for trying out.
     """
     if name.startswith(PREFIX):
         return timm_backbone(name.removeprefix(PREFIX), weights)
@@ -58,22 +53,7 @@ def extract(
     Every set of images (a bucket's training or test images) is a file that exists whole or not
     at all: an interrupted extraction resumes with the set that it was at.
 
-    Args:
-        stream: the dataset.
-        backbone: what computes them.
-        name: by which they are used.
-        cache_dir: where they are stored.
-        device: where the backbone runs.
-        on_image: called with the numbers of images done and to be done in all.
-
-    Returns:
-        The folder that holds them.
-
-    Raises:
-        ConfigError: the name is that of other features already.
-        DataError: an image cannot be decoded, the backbone's output is not finite, or the cache
-            cannot be written.
-        TrainingError: the device has not enough memory.
+    Gives the folder that holds them; *on_image* takes the numbers of images done and to be done.
     """
     extraction = Extraction(
         name,
@@ -118,20 +98,9 @@ def features_of(
     device: torch.device,
     on_image: Callable[[int], None] = lambda done: None,
 ) -> NDArray[np.float32]:
-    """The features of a set of images, in its order.
+    """The features of a set of images, in its order: (N, width), float32.
 
-    Args:
-        model: from (N, 3, H, W) to (N, width), in eval mode, on *device*.
-        images: N files.
-        geometry: how an image becomes the model's input.
-        device: where the model is.
-        on_image: called with the number of images done so far.
-
-    Returns:
-        (N, width), float32.
-
-    Raises:
-        DataError: an image cannot be decoded, or the model's output is not finite.
+    The model is on the device in eval mode, from (N, 3, H, W) to (N, width).
     """
     batches = (
         _transformed(images, geometry, device)

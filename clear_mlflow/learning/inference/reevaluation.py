@@ -38,18 +38,13 @@ class StoredModel:
 class Reevaluation:
     """A :class:`~clear_mlflow.learning.measured.Training` whose rows come from stored models.
 
-    Args:
-        training: the stream to test on, under the configuration that the models were trained with.
-        models: in the order of their rows.
-        trained_on: keys of the buckets that the models were trained through, in their order.
-
     Raises:
         DataError: the stream's buckets do not begin with those that the models were trained on.
     """
 
-    training: StreamTraining
-    models: Sequence[StoredModel]
-    trained_on: tuple[str, ...]
+    training: StreamTraining  # on the stream to test on, configured as the models were trained
+    models: Sequence[StoredModel]  # in the order of their rows
+    trained_on: tuple[str, ...]  # keys of the buckets that they were trained through, in order
 
     def __post_init__(self) -> None:
         keys = self.training.facts.buckets
@@ -71,12 +66,7 @@ class Reevaluation:
         return self.training.facts
 
     def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
-        """Test each model on all buckets.
-
-        Raises:
-            RecordError: a model's file is damaged, or of another model or class count.
-            DivergedError: a model's output is not a finite number.
-        """
+        """Test each model on all buckets."""
         config = self.config
         arithmetic = tf32(config.precision == "tf32")
         with translate_oom(_LESS_MEMORY), arithmetic, self.training.progress as progress:

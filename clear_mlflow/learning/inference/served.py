@@ -32,13 +32,7 @@ _BATCH = 64
 
 
 class ServedModel:
-    """Answers for images of any size, or for features, as the run's own tests did.
-
-    Args:
-        model: with its weights.
-        about: what it is.
-        device: where it computes.
-    """
+    """Answers for images of any size, or for features, as the run's own tests did."""
 
     def __init__(self, model: nn.Module, about: ModelDescription, device: torch.device) -> None:
         self.about = about
@@ -107,14 +101,7 @@ class ServedModel:
 
 
 def load_served_model(path: Path) -> ServedModel:
-    """Build the model that a file of weights is of.
-
-    Args:
-        path: a safetensors file that says what it is of.
-
-    Raises:
-        RecordError: the file is damaged, or does not say it.
-    """
+    """Build the model that a safetensors file of weights says it is of."""
     about = read_description(path)
     if about is None:
         raise RecordError(f"{path.name} does not say of which model its weights are")

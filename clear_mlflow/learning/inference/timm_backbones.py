@@ -35,15 +35,8 @@ _WEIGHTS_FILE = "model.safetensors"  # of every repository of timm's on the hub
 def timm_backbone(name: str, weights: str) -> Backbone:
     """Build a backbone and give it its weights; its head is left out.
 
-    Args:
-        name: of a model of timm's, with the tag of its weights or without: its default ones.
-        weights: see :func:`~clear_mlflow.learning.inference.extract.load_backbone`. The transform
-            is that of the tag, whatever file is given.
-
-    Raises:
-        ConfigError: timm is not installed, knows no such model or tag, or the weights cannot be
-            downloaded.
-        DataError: the file is damaged, wants to run code, or is of another network.
+    The name has the tag of its weights or none: its default ones. The transform is that of the tag,
+    whatever file is given. *weights* is as ``load_backbone`` takes it.
     """
     try:
         import timm
@@ -80,11 +73,7 @@ def timm_backbone(name: str, weights: str) -> Backbone:
 
 
 def _loaded(name: str, path: Path, config: Any, full_name: str) -> nn.Module:
-    """The model with a file's weights, as timm itself adapts them; none may be missing.
-
-    Raises:
-        DataError: the file is damaged, wants to run code, or is of another network.
-    """
+    """The model with a file's weights, as timm itself adapts them; none may be missing."""
     import timm
 
     state = read_weights(path, full_name)

@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torchvision.models
-from torch import Tensor, nn
+from torch import nn
 
-from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.text import shown
-from clear_mlflow.data.files import path_text
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.device import RngPurpose, seed_everything
 from clear_mlflow.learning.inference.backbone import (
     DEFAULT_WEIGHTS,
@@ -20,11 +18,12 @@ from clear_mlflow.learning.inference.backbone import (
     Backbone,
     Geometry,
     downloaded,
+    fill,
     hash_of,
     read_weights,
 )
+from clear_mlflow.learning.models import named_head
 
-_IMAGENET_CLASSES = 1000
 _IMAGENET_MEAN = [0.485, 0.456, 0.406]  # what Normaliser subtracts
 
 # What torchvision sets by itself when it is given weights, and not when they are loaded later:
@@ -45,15 +44,7 @@ def torchvision_backbone(name: str, weights: str) -> Backbone:
 
     A file that is one of torchvision's own weights, by its hash, gets the resizing and cropping
     that those were made for; any other the standard one. A head that the file holds is left out,
-    whatever number of classes it has.
-
-    Args:
-        name: a torchvision classification model.
-        weights: see :func:`~clear_mlflow.learning.inference.extract.load_backbone`.
-
-    Raises:
-        ConfigError: there is no such backbone, or its weights cannot be downloaded.
-        DataError: the file is damaged, wants to run code, or is of another network.
+    whatever number of classes it has. *weights* is as ``load_backbone`` takes it.
     """
     known = torchvision.models.list_models(module=torchvision.models)
     if name not in known:
@@ -69,7 +60,10 @@ def torchvision_backbone(name: str, weights: str) -> Backbone:
     digest = hash_of(path)
     geometry, tag = _published(name, digest)
     model, head = _without_head(name, geometry)
-    _fill(model, read_weights(path, name), head=head, path=path, name=name)
+    found = read_weights(path, name)
+    of_head = {f"{head}.weight", f"{head}.bias"}
+    found = {key: value for key, value in found.items() if key not in of_head}
+    fill(model, found, path=path, name=name)
     return Backbone(model.eval(), name, f"sha256:{digest}", geometry, tag)
 
 
@@ -80,54 +74,9 @@ def _without_head(name: str, geometry: Geometry) -> tuple[nn.Module, str]:
     if name.startswith("vit_"):  # its positions are of one size of images
         options["image_size"] = geometry.crop
     model: nn.Module = torchvision.models.get_model(name, weights=None, **options)
-    return model, _remove_head(model, name)
-
-
-def _remove_head(model: nn.Module, name: str) -> str:
-    """Replace the last layer by the identity; give the name that its weights had."""
-    heads = [
-        str(path)
-        for path, module in model.named_modules()
-        if (isinstance(module, nn.Linear) and module.out_features == _IMAGENET_CLASSES)
-        or (isinstance(module, nn.Conv2d) and module.out_channels == _IMAGENET_CLASSES)
-    ]
-    if not heads:
-        raise ConfigError(
-            f"backbone {name} has no head that could be left out; pass another, for example "
-            "resnet50"
-        )
-    # Auxiliary heads come before the head itself.
-    model.set_submodule(heads[-1], nn.Identity())
-    return heads[-1]
-
-
-def _fill(
-    model: nn.Module, found: Mapping[str, Tensor], *, head: str, path: Path, name: str
-) -> None:
-    """Load a state dict whose keys and shapes are those of the model, its head apart."""
-    given = {key: value for key, value in found.items() if key not in _head_keys(head)}
-    expected = model.state_dict()
-    # Files of old torch versions lack these counters, which nothing here reads.
-    missing = sorted(k for k in expected.keys() - given if not k.endswith("num_batches_tracked"))
-    foreign = sorted(map(str, given.keys() - expected.keys()))
-    if missing or foreign:
-        first = f"lacks {shown(missing[0])}" if missing else f"has {shown(foreign[0])} beyond it"
-        raise DataError(
-            f"{path_text(path)} is no state dict of {name}: it {first} ({len(missing)} names are "
-            f"missing, {len(foreign)} are foreign); pass the backbone that it is of"
-        )
-    for key, value in given.items():
-        if value.shape != expected[key].shape:
-            raise DataError(
-                f"{path_text(path)} is no state dict of {name}: {shown(key)} is "
-                f"{tuple(value.shape)}, expected {tuple(expected[key].shape)}; pass the backbone "
-                "that it is of"
-            )
-    model.load_state_dict(given, strict=False)
-
-
-def _head_keys(head: str) -> tuple[str, str]:
-    return f"{head}.weight", f"{head}.bias"
+    head, _ = named_head(model)
+    model.set_submodule(head, nn.Identity())
+    return model, head
 
 
 def _downloaded(name: str) -> Path:

@@ -156,11 +156,7 @@ def parse_weights(text: str) -> str:
 
 
 def feature_name(text: str) -> str:
-    """A name of stored features, which is the name of a folder and of nothing above it.
-
-    Raises:
-        ValueError: it is no such name.
-    """
+    """A name of stored features, which is the name of a folder and of nothing above it."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", text):
         raise ValueError(
             "expected a name of up to 64 letters, digits, and _ . - , for example resnet50"
