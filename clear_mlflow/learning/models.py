@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import urllib.error
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +37,9 @@ def build_model(
 ) -> nn.Module:
     """Build a model; what is not read from *weights* is drawn from torch's process-wide generator.
 
-    Args:
-        name: ``small_cnn``, or a torchvision classification model by name.
-        num_classes: width of the head.
-        image_size: side of the square input, pixels; transformers are built for one size.
-        weights: ``none``; ``DEFAULT`` for torchvision's best pretrained ones, with a fresh head; or
-            a file of weights, of which the head may be missing: then it is fresh.
-        freeze: ``backbone``: only the head's weights are to be trained.
-
-    Returns:
-        A module from (N, 3, image_size, image_size) to logits (N, num_classes).
-
-    Raises:
-        ConfigError: there is no such model, it cannot be built for this size, or the weights
-            cannot be had or do not fit.
+    From (N, 3, image_size, image_size) to logits (N, num_classes). *weights* is ``none``;
+    ``DEFAULT`` for torchvision's best pretrained ones, with a fresh head; or a file of weights, of
+    which the head may be missing: then it is fresh.
     """
     _check_name(name)
     try:
@@ -91,34 +80,23 @@ def logits_in_float32(model: nn.Module) -> Iterator[None]:
     """Have the layer that gives the logits computed in float32, also where the others are bfloat16.
 
     A logit of bfloat16 has eight bits of mantissa: the largest two of an image are often equal
-    then, and a tie goes to the class of the lower number.
-
-    Where a model has no linear layer and no convolution, nothing changes.
+    then, and a tie goes to the class of the lower number. A model without such a layer stays.
     """
     heads = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:]
-    entered: list[ExitStack] = []
+    for head in heads:
 
-    def enter(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        entered.append(ExitStack())
-        entered[-1].enter_context(torch.autocast(inputs[0].device.type, enabled=False))
-        return tuple(given.float() for given in inputs)
+        def in_float32(
+            inputs: Tensor, forward: Callable[[Tensor], Tensor] = head.forward
+        ) -> Tensor:
+            with torch.autocast(inputs.device.type, enabled=False):
+                return forward(inputs.float())
 
-    def leave(*_: object) -> None:
-        entered.pop().close()
-
-    handles = [
-        handle
-        for head in heads
-        for handle in (
-            head.register_forward_pre_hook(enter),
-            head.register_forward_hook(leave, always_call=True),
-        )
-    ]
+        head.forward = in_float32  # type: ignore[assignment]
     try:
         yield
     finally:
-        for handle in handles:
-            handle.remove()
+        for head in heads:
+            del head.forward
 
 
 def trainable(model: nn.Module, freeze: str) -> None:

@@ -16,8 +16,6 @@ from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint, OnCurve, OnTest, ignore
 
-# Redrawing costs about a millisecond; the eye asks for no more than this.
-_SECONDS_BETWEEN_DRAWINGS = 0.1
 # A bucket that takes less brings its curve with its row: a file and a request less.
 _SECONDS_BETWEEN_POINTS = 5.0
 
@@ -173,24 +171,20 @@ class TerminalProgress(TrainingProgress):
             TimeRemainingColumn,
         )
 
-        # Drawn from the training thread alone: a thread of rich's would take turns with it.
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
             console=Console(file=stream, force_terminal=True),
-            auto_refresh=False,
             # Rich would send what is printed to its own stream: results belong to stdout alone.
             redirect_stdout=False,
             redirect_stderr=stream is sys.stderr,
         )
         self._stream_bar = self._bars.add_task("stream", total=None)
         self._step_bar = self._bars.add_task("", total=None, visible=False)
-        self._steps = 0
         self._bucket = ""
         self._losses = _recent_losses()
-        self._drawn = -math.inf
 
     def __enter__(self) -> TerminalProgress:
         self._bars.start()
@@ -203,48 +197,34 @@ class TerminalProgress(TrainingProgress):
         """Move the lower bar, in megabytes."""
         if total == 0:
             self._bars.console.print(what, markup=False, highlight=False)
-        elif done == total or self._is_time_to_draw():
+        else:
             ends = None if total is None else total // 10**6
-            self._bars.update(
-                self._step_bar,
-                description=f"{what}, MB",
-                total=ends,
-                completed=done // 10**6,
-                visible=True,
-            )
-            self._bars.refresh()
+            self._move(f"{what}, MB", done // 10**6, ends)
 
     def images_decoded(self, done: int, total: int) -> None:
         """Move the lower bar."""
-        if done == total or self._is_time_to_draw():
-            self._bars.update(
-                self._step_bar, description="decoding", total=total, completed=done, visible=True
-            )
-            self._bars.refresh()
+        self._move("decoding", done, total)
 
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Start the lower bar anew."""
-        self._steps = 0
         self._bucket = f"bucket {key}"
         self._losses = _recent_losses()
         self._bars.update(self._stream_bar, total=num_buckets, completed=position)
         self._bars.reset(self._step_bar, description=self._bucket, total=None, visible=True)
-        self._bars.refresh()
 
     def steps_planned(self, num_steps: int) -> None:
         """Give the lower bar its length."""
         self._bars.update(self._step_bar, total=num_steps)
 
     def step_done(self) -> None:
-        """Move the lower bar, at most ten times a second."""
-        self._steps += 1
-        if self._is_time_to_draw():
-            self._update_step_bar()
-            self._bars.refresh()
+        """Move the lower bar."""
+        self._bars.advance(self._step_bar)
 
     def curve_measured(self, point: CurvePoint) -> None:
-        """Keep the loss for the lower bar's next drawing."""
+        """Show the loss beside the lower bar."""
         self._losses.append(point.loss)
+        shown = " · ".join([self._bucket, *_mean_loss(self._losses)])
+        self._bars.update(self._step_bar, description=shown)
 
     def row_measured(self, row: AccuracyRow) -> None:
         """Show the accuracies beside the upper bar."""
@@ -254,19 +234,11 @@ class TerminalProgress(TrainingProgress):
             total=len(row.buckets),
             completed=row.row,
         )
-        self._update_step_bar()
-        self._bars.refresh()
 
-    def _update_step_bar(self) -> None:
-        doing = " · ".join([self._bucket, *_mean_loss(self._losses)])
-        self._bars.update(self._step_bar, description=doing, completed=self._steps)
-
-    def _is_time_to_draw(self) -> bool:
-        now = time.monotonic()
-        if now - self._drawn < _SECONDS_BETWEEN_DRAWINGS:
-            return False
-        self._drawn = now
-        return True
+    def _move(self, what: str, done: int, total: int | None) -> None:
+        self._bars.update(
+            self._step_bar, description=what, total=total, completed=done, visible=True
+        )
 
 
 def progress_for(stream: TextIO) -> TrainingProgress:

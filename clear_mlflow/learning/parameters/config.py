@@ -70,19 +70,12 @@ def _parameter(
     may_move: bool = False,
     path: Literal["", "dir", "file"] = "",
 ) -> Any:
-    """A field that is a training's parameter.
+    """A field that is a training's parameter; *parse* may raise ValueError with what was expected.
 
-    Args:
-        group: the heading that it is listed under.
-        parse: gives the value that a text is, or raises ValueError with what was expected.
-        help: what it is, as the command line says it.
-        default: the text that it has when nobody says anything.
-        python: the type that a caller in Python gives, where it does not follow from the field's.
-        about: what it is, as Python's documentation says it, where that differs from the help.
-        unused: whether it means nothing, given the other parameters.
-        of_machine: the training process alone knows what ``auto`` means.
-        may_move: another value is allowed when a run is resumed, since it says where it computes.
-        path: a value may be the path of this.
+    *python* and *about* are its type and text for Python, where they do not follow from the field's
+    type and the help. *unused*: whether it means nothing, given the other parameters. *of_machine*:
+    the training process alone knows what ``auto`` means. *may_move*: a resume may change it, since
+    it says where a run computes. *path*: a value may be the path of this.
     """
     of_step = group == OPTIMISATION
 
