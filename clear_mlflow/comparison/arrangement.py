@@ -121,24 +121,14 @@ def arrange(
     level: float = LEVEL,
     metrics: Sequence[Metric] = METRICS,
 ) -> Arrangement:
-    """Group the runs, rank the groups, and choose which of them are to be tested.
+    """Group the runs by labels (none: each by itself), rank the groups, choose which are tested.
 
-    Args:
-        subjects: the runs.
-        by: names of labels that runs of one group share; none: each run is a group.
-        rank_by: the metric that ranks, and that verdicts are on; None: the first usual one that
-            most groups define.
-        baseline: name of a group, or one of its labels, that all others are tested against; None:
-            the leader, or all pairs of a few groups.
-        margin: the largest difference that does not matter, above 0, in the metric's unit; None:
-            equivalence is not asked for.
-        rowless: runs that diverged before their first row.
-        level: of all intervals and findings.
-        metrics: that the runs' summaries are of.
-
-    Raises:
-        ConfigError: there is no run, runs are of several scores, no run has a label or the metric,
-            no group is the baseline, or the margin is not above 0.
+    *rank_by* is the metric that ranks and that verdicts are on; None: the first usual one that most
+    groups define. *baseline* is a group's name or one of its labels, which all others are tested
+    against; None: the leader, or all pairs of a few. *margin*, in the metric's unit, is the largest
+    difference that does not matter; None: equivalence is not asked for. *level* is of all intervals
+    and findings. ConfigError where something asked for does not exist, or runs are of several
+    scores.
     """
     if margin is not None and not 0 < margin < np.inf:
         raise ConfigError(f"margin is {shown(margin)}; expected a number above 0")

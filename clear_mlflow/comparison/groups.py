@@ -21,25 +21,15 @@ NOT_SAID = "(none)"
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Group:
-    """Runs that differ by their seed, or one run alone.
+    """Runs that differ by their seed, or one run alone."""
 
-    Args:
-        name: for people; differs from every other group's.
-        labels: what the runs were grouped by.
-        setting: position of the setting that all of them share.
-        members: the runs that hold rows, by seed.
-        rowless: runs that diverged before their first row.
-        length: buckets that the runs of this setting were trained on at most.
-        level: of the intervals.
-    """
-
-    name: str
-    labels: Mapping[str, str]
-    setting: int
-    members: tuple[Subject, ...]
-    length: int
-    level: float
-    rowless: tuple[RowlessRun, ...] = ()
+    name: str  # differs from every other group's
+    labels: Mapping[str, str]  # what the runs were grouped by
+    setting: int  # position of the setting that all of them share
+    members: tuple[Subject, ...]  # the runs that have rows, by seed
+    length: int  # buckets that the runs of this setting were trained on at most
+    level: float  # of the intervals
+    rowless: tuple[RowlessRun, ...] = ()  # runs that diverged before their first row
 
     @cached_property
     def counted(self) -> tuple[Subject, ...]:
@@ -119,46 +109,45 @@ def group_runs(
     """
     known = {name for subject in subjects for name in subject.labels}
     for name in by:
-        if subjects and name not in known:
+        if name not in known:
             raise ConfigError(
                 f"group_by names {shown(name)}, which no run has as a parameter or a tag; "
                 f"there are {', '.join(sorted(known)[:20])}"
             )
     notes: list[str] = []
-    unique = list({subject.run_id: subject for subject in reversed(subjects)}.values())[::-1]
-    settings = list(dict.fromkeys(subject.setting for subject in unique))
+    unique = {subject.run_id: subject for subject in reversed(subjects)}
+    settings = list(dict.fromkeys(subject.setting for subject in reversed(unique.values())))
     found: dict[tuple[tuple[str, ...], int], list[Subject]] = {}
-    for subject in unique:
+    for subject in reversed(unique.values()):
         labels = tuple(subject.labels.get(name, NOT_SAID) for name in by) or (subject.run_id,)
         members = found.setdefault((labels, settings.index(subject.setting)), [])
-        if twin := _twin(subject, members):
-            if subject.test_every and not twin.test_every:  # the one that says more
-                members[members.index(twin)], subject, twin = subject, twin, subject
-            notes.append(
-                f"{label_of(subject)} repeats {label_of(twin)}: the same seed and the same matrix; "
-                "it is counted once."
-            )
-        else:
+        twin = _twin(subject, members)
+        if twin is None:
             members.append(subject)
-    lengths = [
-        max(
-            (m.record.matrix.num_rows for m in unique if m.setting == setting and not m.diverged),
-            default=len(setting.buckets),
+            continue
+        if subject.test_every and not twin.test_every:  # the one that says more
+            members[members.index(twin)], subject, twin = subject, twin, subject
+        notes.append(
+            f"{label_of(subject)} repeats {label_of(twin)}: the same seed and the same matrix; "
+            "it is counted once."
         )
-        for setting in settings
-    ]
-    names = _names(list(found), found, by, settings)
+    lengths = dict.fromkeys(settings, 0)
+    for subject in unique.values():
+        if not subject.diverged:
+            rows = subject.record.matrix.num_rows
+            lengths[subject.setting] = max(rows, lengths[subject.setting])
+    names = _names(found, by, settings)
     groups = [
         Group(
-            name=names[position],
+            name=name,
             labels=dict(zip(by, labels, strict=False)),
             setting=setting,
             members=tuple(sorted(members, key=_seed_order)),
-            length=lengths[setting],
+            length=lengths[settings[setting]] or len(settings[setting].buckets),
             level=level,
             rowless=tuple(run for run in rowless if _joins(run, by, labels, settings[setting])),
         )
-        for position, ((labels, setting), members) in enumerate(found.items())
+        for name, ((labels, setting), members) in zip(names, found.items(), strict=True)
     ]
     return groups, settings, [*notes, *_splits(groups, settings), *_same_seeds(groups)]
 
@@ -176,31 +165,23 @@ def _joins(run: RowlessRun, by: Sequence[str], labels: Sequence[str], setting: S
 
 
 def _names(
-    keys: Sequence[tuple[tuple[str, ...], int]],
     found: Mapping[tuple[tuple[str, ...], int], Sequence[Subject]],
     by: Sequence[str],
     settings: Sequence[Setting],
 ) -> list[str]:
     """A name for each group: its labels where they differ, its run's where it is one run."""
-    if not by:
-        names = [found[key][0].name for key in keys]
+    if by:
+        columns = list(zip(*(labels for labels, _ in found), strict=True))
+        varying = [column for column in columns if len(set(column)) > 1] or columns[:1]
+        names = [", ".join(labels) for labels in zip(*varying, strict=True)]
     else:
-        varying = [
-            position
-            for position in range(len(by))
-            if len({labels[position] for labels, _ in keys}) > 1
-        ] or [0]
-        names = [", ".join(labels[position] for position in varying) for labels, _ in keys]
+        names = [members[0].name for members in found.values()]
+    # What tells groups of one name apart comes first: behind a name cut short it would be lost.
     if len({setting.split for setting in settings}) > 1:
-        # First, as a number is: behind a name cut short it would be lost.
-        names = [
-            f"{settings[setting].split}: {n}" for n, (_, setting) in zip(names, keys, strict=True)
-        ]
-    repeated = Counter(names)
-    seen: Counter[str] = Counter()
+        names = [f"{settings[at].split}: {n}" for n, (_, at) in zip(names, found, strict=True)]
+    repeated, seen = Counter(names), Counter[str]()
     for position, name in enumerate(names):
         if repeated[name] > 1:
-            # A number behind a name cut short would be lost: it comes first.
             seen[name] += 1
             names[position] = f"({seen[name]}) {name}"
     return names

@@ -16,27 +16,17 @@ from clear_mlflow.core.score import Score
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Subject:
-    """One run of a comparison.
-
-    Args:
-        run_id: of the run.
-        name: for people; any text.
-        record: what its rows say.
-        summary: metric name to value; a metric that is not defined is not there.
-        labels: what it may be grouped by, as strategy and dataset.
-        params: the parameters that were asked for, as they were logged; none of an imported run.
-        diverged: whether its loss or output was no longer a number.
-        test_every: how often it was tested inside its buckets, in the words of ``test_every``, or
-            ``own``; None: at their ends alone.
-    """
+    """One run of a comparison."""
 
     run_id: str
-    name: str
+    name: str  # any text
     record: Record
-    summary: Mapping[str, float]
-    labels: Mapping[str, str]
+    summary: Mapping[str, float]  # metric name to value; one that is not defined is not there
+    labels: Mapping[str, str]  # what it may be grouped by, as strategy and dataset
+    # As they were asked for and logged; none of an imported run.
     params: Mapping[str, str] = field(default_factory=dict)
-    diverged: bool = False
+    diverged: bool = False  # its loss or output was no longer a number
+    # How often it was tested inside its buckets, or "own"; None: at their ends alone.
     test_every: str | None = None
 
     @property

@@ -47,12 +47,10 @@ class CellScale:
 
 
 def scale_over(score: Score, grids: list[NDArray[np.float64]]) -> CellScale:
-    """The scale of matrices that are drawn together.
+    """The scale of (T + 1, T) matrices of a score that are drawn together.
 
-    Args:
-        score: what their cells are.
-        grids: (T + 1, T) each; row 0 is the initialisation, which may lie far from all others: it
-            counts only where nothing else was measured.
+    Row 0, the initialisation, may lie far from all others: it counts only where nothing else was
+    measured.
     """
     if score.is_accuracy:
         return CellScale()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Set
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix, named_rows
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
-from clear_mlflow.core.text import percent, shortened
+from clear_mlflow.core.text import shortened
 from clear_mlflow.metrics import name_of
 from clear_mlflow.report.score_lines import ScoreLine, score_lines
 
@@ -38,16 +38,9 @@ def description(
 ) -> str:
     """Matrix and metrics of a run as Markdown, always below MLflow's limit of 8,000 characters.
 
-    Where the matrix is too large for that, first its decimals go, then its cells; the metrics stay.
-
-    Args:
-        record: what the run has stored; under ``streaming`` only its evidence is shown.
-        summary: metric name to value.
-        reasons: metric name to why it has no value.
-        lower_is_better: names of a user's own metrics of which less is better.
-        title: the heading; the dataset and the state of the run when not given.
-        facts: more of what a reader wants to know first, as strategy and model.
-        report: address of the run's page, as MLflow's UI takes it; None: no link.
+    Where the matrix is too large for that, it is left to its files; the metrics stay. *facts* are
+    more of what a reader wants to know first; *report* is the address of the run's page, as
+    MLflow's UI takes it.
     """
     matrix = record.evidence
     state = f"{record.rows[-1]} of {matrix.num_buckets}"
@@ -64,30 +57,21 @@ def description(
     if record.missing:
         known["rows not stored"] = ", ".join(map(str, record.missing))
     # MLflow's page folds a description after some four lines: what matters most comes first.
-    link = [] if report is None else [_link(report, matrix.score), ""]
-    head = [
-        f"### {escaped(heading, 100)}",
-        "",
-        *link,
-        *_headline(summary, matrix.score),
-        _facts(known),
-        "",
-    ]
+    classes = ", with every class" if matrix.score.is_accuracy else ""
+    link = [] if report is None else [f"[**Report**{classes}]({report})", ""]
+    told = " · ".join(f"{escaped(name, 40)} {escaped(text, 80)}" for name, text in known.items())
+    headline = _headline(summary, matrix.score)
+    head = [f"### {escaped(heading, 100)}", "", *link, *headline, told, ""]
     lines = score_lines(summary, reasons, lower_is_better=lower_is_better, score=matrix.score)
     tail = ["", *_metrics(lines)]
-    for decimals in (1, 0):
-        text = "\n".join([*head, *_matrix(matrix, decimals), *tail]) + "\n"
-        if num_bytes(text) <= MAX_NOTE_BYTES:
-            return text
+    text = "\n".join([*head, *_matrix(matrix), *tail]) + "\n"
+    if num_bytes(text) <= MAX_NOTE_BYTES:
+        return text
     note = f"The matrix of {matrix.num_buckets} buckets is too large for this page; see the "
     text = "\n".join([*head, note + "artifacts in accuracy&#95;matrix.", *tail])
     while num_bytes(text) > MAX_NOTE_BYTES:  # only where a caller brings facts without end
         text = text.rpartition("\n")[0]
     return text + "\n"
-
-
-def _link(report: str, score: Score) -> str:
-    return f"[**Report**{', with every class' if score.is_accuracy else ''}]({report})"
 
 
 def _headline(summary: Mapping[str, float], score: Score) -> list[str]:
@@ -102,33 +86,21 @@ def _headline(summary: Mapping[str, float], score: Score) -> list[str]:
     return [", ".join(values), ""] if values else []
 
 
-def _facts(facts: Mapping[str, str]) -> str:
-    return " · ".join(
-        f"{escaped(name, 40)} {escaped(str(text), 80)}" for name, text in facts.items()
-    )
-
-
-def _matrix(matrix: AccuracyMatrix, decimals: int) -> list[str]:
+def _matrix(matrix: AccuracyMatrix) -> list[str]:
     """As text of one width: the UI takes the alignment out of tables, and leaves such a block."""
     head = ["", *(_plain(key) for key in matrix.buckets)]
     rows = [head]
     for i, name, values in named_rows(matrix):
         label = "initial" if i < 0 else f"after {_plain(name)}"
-        rows.append([label, *(_cell(value, decimals, matrix.score) for value in values)])
+        rows.append([label, *map(matrix.score.cell, values)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
-        "  ".join(
-            [label.ljust(widths[0]), *map(str.rjust, cells, widths[1:])],
-        ).rstrip()
+        "  ".join([label.ljust(widths[0]), *map(str.rjust, cells, widths[1:])]).rstrip()
         for label, *cells in rows
     ]
     label = matrix.score.caption if matrix.score.is_accuracy else escaped(matrix.score.label, 80)
     told = f"{label}; row: trained through, column: tested on."
     return [told, "", "```", *lines, "```"]
-
-
-def _cell(value: float, decimals: int, score: Score) -> str:
-    return percent(value, decimals) if score.is_accuracy else score.cell(value)
 
 
 def _plain(key: str) -> str:

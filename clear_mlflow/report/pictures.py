@@ -212,8 +212,7 @@ def _draw_grid(
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Rectangle
 
-    rows, columns = shades.shape
-    (left, top), (width, height) = corner, cell
+    (rows, columns), (left, top), (width, height) = shades.shape, corner, cell
     right, bottom = left + columns * width, top + rows * height
     unmeasured = np.isnan(shades)
     colours = SCALE.at(np.nan_to_num(shades))
@@ -257,16 +256,14 @@ def _show(
 
 
 def _outline_diagonal(sheet: Axes, shades: NDArray[np.float64], top: float, cell: float) -> None:
-    from matplotlib.collections import PolyCollection
+    from matplotlib.patches import Rectangle
 
-    # Just inside its cells, so that neighbours do not cover each other's outline.
-    square = np.array([[0.03, 0.03], [0.97, 0.03], [0.97, 0.97], [0.03, 0.97]]) * cell
-    squares = [square + np.array([_LEFT, top]) + i * cell for i in range(len(shades))]
-    inks = [_HATCH if np.isnan(shade) else _ink_on(SCALE.at(shade)) for shade in shades]
-    style: dict[str, Any] = {"facecolors": "none", "linewidths": 1.5, "joinstyle": "miter"}
-    sheet.add_collection(
-        PolyCollection(squares, edgecolors=inks, zorder=2.5, **style), autolim=False
-    )
+    for i, shade in enumerate(shades):
+        # Just inside its cell, so that neighbours do not cover each other's outline.
+        corner = _LEFT + (i + 0.03) * cell, top + (i + 0.03) * cell
+        outline = Rectangle(corner, 0.94 * cell, 0.94 * cell, fill=False, linewidth=1.5, zorder=2.5)
+        outline.set_edgecolor(_HATCH if np.isnan(shade) else _ink_on(SCALE.at(shade)))
+        sheet.add_patch(outline)
 
 
 def _write_keys(sheet: Axes, buckets: tuple[str, ...], body: float, cell: float) -> None:

@@ -35,9 +35,7 @@ def confusion_csv(predictions: Predictions, row: int) -> str:
     """How many test images of each true class, a line each, got each predicted class.
 
     Images of all buckets count, those whose answers are evidence under the protocol.
-
-    Raises:
-        UndefinedMetricError: the row's predictions were not stored.
+    UndefinedMetricError where the row's predictions were not stored.
     """
     names = [_class_label(name) for name in predictions.images.class_names]
     counts = confusion(predictions, row).tolist()
@@ -48,10 +46,8 @@ def confusion_csv(predictions: Predictions, row: int) -> str:
 def calibration_csv(predictions: Predictions) -> str | None:
     """What a reliability diagram shows after each row: confidence and accuracy, bin by bin.
 
-    Over the test images of the buckets trained on by then.
-
-    Returns:
-        None where no row kept probabilities, or none of them is evidence.
+    Over the test images of the buckets trained on by then; None where no row kept probabilities, or
+    none of them is evidence.
     """
     lines: list[list[str]] = []
     for row in predictions.answers:

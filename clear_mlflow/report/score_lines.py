@@ -46,11 +46,7 @@ def score_lines(
 ) -> list[ScoreLine]:
     """Every metric that has a value or a reason, in the order of the registry, a user's own last.
 
-    Args:
-        summary: metric name to value, as from ``summarize``.
-        reasons: metric name to reason, as from ``explain``.
-        lower_is_better: names of a user's own metrics of which less is better.
-        score: that the metrics are of.
+    *lower_is_better* are names of a user's own metrics of which less is better.
     """
     known: dict[str, Metric | PredictionMetric | AnytimeMetric]
     known = {m.name: m for m in of_score(ALL_METRICS, score)}
@@ -60,7 +56,7 @@ def score_lines(
         ScoreLine(
             name=name,
             value=score.number(summary[name]) if name in summary else None,
-            reason=reasons.get(name, ""),
+            reason="" if name in summary else one_line(reasons[name], 200),
             meaning=_meaning(known[name]) if name in known else "",
             is_known=name in known,
             higher_is_better=known[name].higher_is_better

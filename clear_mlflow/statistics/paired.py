@@ -34,7 +34,7 @@ from clear_mlflow.statistics.intervals import Interval, check_level
 # in a core's cache, and their products are small enough that BLAS does not hand them to threads,
 # which took four times the CPU time at 10 buckets of 550 images.
 _BLOCK = 1 << 16
-_PROBES = 3  # random matrices on which a weighted sum has to agree with its metric
+_CHECKS = 3  # random matrices on which a weighted sum has to agree with its metric
 _TOLERANCE = 1e-9  # rounding is 1e-15; a maximum is off by 1e-3 and more
 
 
@@ -168,7 +168,7 @@ class ImageBootstrap:
         self._level = level
         self._resamples = resamples
         self._seed = seed
-        self._sums: dict[object, Mapping[str, _WeightedSum]] = {}
+        self._sums: dict[object, dict[str, tuple[float, NDArray[np.float64]]]] = {}
         # As long as a run is in here, no other one has its number.
         self._drawn: dict[tuple[int, int, bytes], tuple[CorrectMatrix, _Side]] = {}
 
@@ -224,24 +224,24 @@ class ImageBootstrap:
         """A run, cut off after *last* buckets, on draws of these clusters."""
         key = id(run), last, cluster.tobytes()
         if key not in self._drawn:
-            self._drawn[key] = run, self._draw(run.after(last), cluster)
+            cut = run.after(last)
+            matrix, values, drawn = cut.matrix(), {}, {}
+            sums = self._weighted_sums(matrix)
+            cells = _resampled_cells(cut, cluster, self._resamples, self._seed)
+            for metric in self._metrics:
+                value = self._value(metric, matrix)
+                if value is None:
+                    continue
+                values[metric.name] = value
+                if metric.name in sums:
+                    constant, weights = sums[metric.name]
+                    used = weights != 0
+                    drawn[metric.name] = constant + cells[..., used] @ weights[used]
+                    continue
+                found = [self._value(metric, _with_cells(some, matrix)) for some in cells]
+                drawn[metric.name] = np.array([np.nan if v is None else v for v in found])
+            self._drawn[key] = run, _Side(values, drawn)
         return self._drawn[key][1]
-
-    def _draw(self, run: CorrectMatrix, cluster: NDArray[np.int64]) -> _Side:
-        matrix, values, drawn = run.matrix(), {}, {}
-        sums = self._weighted_sums(matrix)
-        cells = _resampled_cells(run, cluster, self._resamples, self._seed)
-        for metric in self._metrics:
-            value = self._value(metric, matrix)
-            if value is None:
-                continue
-            values[metric.name] = value
-            if metric.name in sums:
-                drawn[metric.name] = sums[metric.name](cells)
-                continue
-            found = [self._value(metric, _with_cells(some, matrix)) for some in cells]
-            drawn[metric.name] = np.array([np.nan if v is None else v for v in found])
-        return _Side(values, drawn)
 
     def _value(self, metric: Metric, matrix: AccuracyMatrix) -> float | None:
         try:
@@ -249,60 +249,40 @@ class ImageBootstrap:
         except UndefinedMetricError:
             return None
 
-    def _weighted_sums(self, matrix: AccuracyMatrix) -> Mapping[str, _WeightedSum]:
-        """The metrics that are weighted sums of the cells: on 2,000 draws, a product of matrices.
+    def _weighted_sums(
+        self, matrix: AccuracyMatrix
+    ) -> Mapping[str, tuple[float, NDArray[np.float64]]]:
+        """The metrics that are ``constant + sum of weights * cells``, weights (k + 1, T), by name.
 
-        Nothing is declared: a metric is evaluated on matrices that differ in one cell, and what
-        that gives is checked on random ones. Matrices measured at the same cells are probed once.
+        On 2,000 draws such a metric is one product of matrices. Nothing is declared: a metric is
+        evaluated on matrices that differ in one cell, and what that gives is checked on random
+        ones. Matrices measured at the same cells are probed once.
         """
         cells = whole_grid(matrix)[: matrix.num_rows + 1]
         counts = matrix.num_instances
-        key = (
-            np.isnan(cells).tobytes(),
-            None if counts is None else counts.tobytes(),
-            matrix.buckets,
-        )
+        key = np.isnan(cells).tobytes(), None if counts is None else (*counts,), matrix.buckets
         if key in self._sums:
             return self._sums[key]
         where = np.argwhere(~np.isnan(cells))
-        middle = np.where(np.isnan(cells), np.nan, 0.5)
-        probes = [middle]
-        for i, j in where:
-            probe = middle.copy()
-            probe[i, j] = 1.0
-            probes.append(probe)
-        draws = np.random.default_rng(0)
-        checks = [middle * draws.random(cells.shape) for _ in range(_PROBES)]
-        matrices = [_with_cells(one, matrix).masked(self._protocol) for one in (*probes, *checks)]
-        found = {}
+        middle, draws = np.where(np.isnan(cells), np.nan, 0.5), np.random.default_rng(0)
+        probes = np.repeat(middle[np.newaxis], 1 + len(where) + _CHECKS, axis=0)
+        probes[(np.arange(1, 1 + len(where)), *where.T)] = 1.0
+        probes[-_CHECKS:] *= draws.random((_CHECKS, *cells.shape))
+        matrices = [_with_cells(one, matrix).masked(self._protocol) for one in probes]
+        found = self._sums[key] = {}
         for metric in self._metrics:
             try:
                 values = np.array([metric.function(one) for one in matrices], dtype=np.float64)
             except ClearError:
                 continue
-            slopes = (values[1 : len(probes)] - values[0]) / 0.5
             weights = np.zeros(cells.shape)
-            weights[tuple(where.T)] = np.where(np.abs(slopes) < _TOLERANCE, 0.0, slopes)
-            form = _WeightedSum(float(values[0] - 0.5 * weights.sum()), weights)
-            stated = np.array([form(check) for check in checks])
+            weights[tuple(where.T)] = (values[1:-_CHECKS] - values[0]) / 0.5
+            weights[np.abs(weights) < _TOLERANCE] = 0.0
+            constant = float(values[0] - 0.5 * weights.sum())
+            stated = constant + (np.nan_to_num(probes[-_CHECKS:]) * weights).sum(axis=(1, 2))
             # NaN, which a function of a user's may give, agrees with nothing.
-            if bool((np.abs(stated - values[len(probes) :]) < _TOLERANCE).all()):
-                found[metric.name] = form
-        self._sums[key] = found
-        return found
-
-
-@dataclass(frozen=True, eq=False)
-class _WeightedSum:
-    """A metric as ``constant + sum of weights * cells``."""
-
-    constant: float
-    weights: NDArray[np.float64]  # (k + 1, T); 0 where the metric does not look
-
-    def __call__(self, cells: NDArray[np.float64]) -> NDArray[np.float64]:
-        """(...,) of cells (..., k + 1, T)."""
-        used = self.weights != 0
-        found: NDArray[np.float64] = self.constant + cells[..., used] @ self.weights[used]
+            if bool((np.abs(stated - values[-_CHECKS:]) < _TOLERANCE).all()):
+                found[metric.name] = constant, weights
         return found
 
 

@@ -1,5 +1,8 @@
 """Pages as a browser reads them, and names that nobody should trust."""
 
+import base64
+import hashlib
+import re
 from html.parser import HTMLParser
 
 HOSTILE = [
@@ -50,3 +53,40 @@ class Page(HTMLParser):
         self.texts.append(data)
         if {"td", "th"} & set(self.open):
             self.cells[-1] += data
+
+
+def assert_needs_nothing_but_itself(text):
+    """No address in any attribute, no import in the style, no request in the script.
+
+    The policy stands before both, names their hashes, and nothing in the page needs more.
+    """
+    page = Page(text)
+    assert {tag for tag, _ in page.tags}.isdisjoint(["link", "img", "iframe", "object", "base"])
+    for _, attributes in page.tags:
+        assert {"src", "href", "action", "srcset", "xlink:href", "style"}.isdisjoint(attributes)
+        assert not any(name.startswith("on") for name in attributes)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    script = page.scripts[1]
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", style)
+    assert not re.search(r"https?:|fetch\(|XMLHttp|import\(|eval\(", script)
+    assert not re.search(r"setAttribute\(.style|innerHTML|cssText", script)
+    (policy,) = [a["content"] for _, a in page.tags if a.get("http-equiv")]
+    assert text.index("Content-Security-Policy") < text.index("<style>")
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
+    for kind, content in (("style-src", style), ("script-src", script)):
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        assert rules[kind] == f"'sha256-{digest}'"
+
+
+def assert_only_text(hostile, plain):
+    """A page with a hostile name has the tags and attributes of one with a plain name."""
+    one, other = Page(hostile), Page(plain)
+    assert [tag for tag, _ in one.tags] == [tag for tag, _ in other.tags]
+    # A long key of a bucket has its whole text as a title.
+    assert [a.keys() - {"title"} for _, a in one.tags] == [
+        a.keys() - {"title"} for _, a in other.tags
+    ]
+    assert not any(name.startswith("on") for _, a in one.tags for name in a)
+    assert "\x1b" not in hostile
+    assert "\u202e" not in hostile

@@ -226,20 +226,14 @@ def test_the_bootstrap_comes_close_to_all_resamples_there_are() -> None:
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_the_bootstrap_turns_around(seed: int) -> None:
-    """B against A is A against B: the same p, the interval mirrored."""
+    """B against A is A against B: the same p, the interval mirrored; A against A is nothing."""
     a, b = random_hits(seed), random_hits(seed + 1)
     there = paired_bootstrap(a, b, resamples=50, seed=seed)
     back = paired_bootstrap(b, a, resamples=50, seed=seed)
     for name, test in there.items():
         assert back[name].p_value == test.p_value
         assert back[name].difference == -test.difference
-        low, high = test.interval
-        assert back[name].interval == pytest.approx((-high, -low))
-
-
-def test_a_run_does_not_differ_from_itself() -> None:
-    """No resample shows a difference, and p is 1."""
-    a = random_hits(5)
+        assert back[name].interval == pytest.approx(tuple(test.interval.flipped))
     for test in paired_bootstrap(a, a, resamples=20).values():
         assert (test.difference, test.p_value, tuple(test.interval)) == (0, 1, (0, 0))
     assert (mcnemar_cells(a, a) == 1).all()
@@ -277,17 +271,6 @@ def test_false_positives_stay_within_the_level_and_intervals_cover() -> None:
     assert min(wrong[BACKWARD], outside) >= binom.ppf(1e-4, times, 1 - level)
     assert outside <= most
     assert cells_wrong <= most
-
-
-def test_a_real_difference_is_found() -> None:
-    """Eight points on 240 images that both find hard alike: nearly always seen."""
-    draws, seen = np.random.default_rng(2), 0
-    chosen = [m for m in METRICS if m.name == BACKWARD]
-    for _ in range(40):
-        a, b = two_models(draws, 0.08)
-        (test,) = paired_bootstrap(a, b, metrics=chosen, resamples=300).values()
-        seen += test.p_value <= 0.05 and test.difference > 0
-    assert seen >= 36
 
 
 def test_runs_of_other_lengths_and_protocols() -> None:

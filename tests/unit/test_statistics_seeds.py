@@ -64,8 +64,9 @@ def test_no_spread_is_no_test() -> None:
     found = welch_t([0.5] * 3, [0.4, 0.42, 0.47])
     assert found is not None
     assert found.p_value == pytest.approx(stats.ttest_1samp([0.4, 0.42, 0.47], 0.5).pvalue)
-    summary = seed_summary([0.5, 0.5, 0.5])
-    assert (summary.n, summary.std, summary.interval) == (3, 0.0, None)
+    for values, std in (([0.5, 0.5, 0.5], 0.0), ([0.5], None)):
+        summary = seed_summary(values)
+        assert (summary.n, summary.std, summary.interval) == (len(values), std, None)
 
 
 @settings(max_examples=40, deadline=None)
@@ -185,12 +186,6 @@ def test_a_summary_is_scipys_t_interval(found: list[float], level: float) -> Non
         assert summary.interval == pytest.approx(expected)
 
 
-def test_one_seed_has_no_interval() -> None:
-    """Undefined is not zero: one seed says nothing of the spread."""
-    found = seed_summary([0.5])
-    assert (found.n, found.mean, found.std, found.interval) == (1, 0.5, None, None)
-
-
 def by_closed_testing(found: list[float]) -> list[float]:
     """Holm's from first principles: Bonferroni in every subset that holds the hypothesis."""
     adjusted = []
@@ -209,27 +204,6 @@ def by_closed_testing(found: list[float]) -> list[float]:
 def test_holm_is_closed_testing_with_bonferroni(found: list[float]) -> None:
     """By brute force over all subsets."""
     assert holm(found) == pytest.approx(by_closed_testing(found))
-
-
-@settings(max_examples=60, deadline=None)
-@given(p_values, st.randoms())
-def test_holm_keeps_order_and_never_helps(found: list[float], random: object) -> None:
-    """No p falls, none overtakes another, and the order in which they arrive does not matter."""
-    adjusted = holm(found)
-    assert all(raw <= p <= 1 for raw, p in zip(found, adjusted, strict=True))
-    ranked = sorted(zip(found, adjusted, strict=True))
-    assert [p for _, p in ranked] == sorted(adjusted)
-    order = list(range(len(found)))
-    random.shuffle(order)  # type: ignore[attr-defined]
-    assert holm([found[i] for i in order]) == [adjusted[i] for i in order]
-
-
-def test_holm_bounds_the_chance_of_any_false_finding() -> None:
-    """Simulated: twenty true nulls, and some finding in at most 5 % of the families."""
-    draws, times = np.random.default_rng(6), 1000
-    families = sum(min(holm(draws.random(20).tolist())) <= 0.05 for _ in range(times))
-    assert families <= stats.binom.ppf(1 - 1e-4, times, 0.05)
-    assert holm([]) == []
 
 
 def said(**given: object) -> str:

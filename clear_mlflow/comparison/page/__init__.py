@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from clear_mlflow.comparison.build import Comparison
 from clear_mlflow.comparison.page.charts import curve_parts, metric_plots, plots_about
 from clear_mlflow.comparison.page.matrices_section import differences, matrices
 from clear_mlflow.comparison.page.tables import leaderboard, verdicts
-from clear_mlflow.comparison.page.wording import group_name, many, setting_text, short
+from clear_mlflow.comparison.page.wording import (
+    group_name,
+    interval_text,
+    many,
+    p_value_text,
+    setting_text,
+    short,
+)
 from clear_mlflow.report.colours import DIVERGING
 from clear_mlflow.report.page import rendered
 
@@ -27,15 +35,9 @@ def comparison_page(
 ) -> str:
     """The whole page.
 
-    Args:
-        comparison: what is shown.
-        title: its heading; any text.
-        footer: the program that made it, and when.
-        more_seeds: name of the artifact that trains the seeds that are needed; None: none is.
-        chosen: name of the artifact that tests what leads each method; None: nothing was chosen.
-        run_address: where a run of an id is seen; None: not known.
-        over: a template that extends the page's: see :func:`~clear_mlflow.report.page.rendered`.
-        more: what that one names.
+    *footer* names the program that made it, and when; *more_seeds* and *chosen* are names of
+    artifacts that train the seeds needed, and what leads each method; *run_address* gives where a
+    run is seen; *over* is a template that extends the page's, *more* what that one names.
     """
     return rendered(
         "clear_mlflow.comparison.page/page",
@@ -46,7 +48,14 @@ def comparison_page(
         footer=footer,
         more_seeds=more_seeds,
         chosen=chosen,
+        run_address=run_address,
         warnings=comparison.warnings,
+        groups=comparison.groups,
+        num_runs=len(comparison.subjects),
+        named=partial(group_name, comparison),
+        number=comparison.score.number,
+        interval=partial(interval_text, score=comparison.score),
+        p_value=p_value_text,
         **verdicts(comparison),
         board=leaderboard(comparison),
         plots=list(metric_plots(comparison)),
@@ -54,7 +63,6 @@ def comparison_page(
         curves=list(curve_parts(comparison)),
         **matrices(comparison),
         **differences(comparison),
-        runs=list(_runs(comparison, run_address)),
         settings=[setting_text(comparison, i) for i in range(len(comparison.settings))],
         **more,
     )
@@ -68,18 +76,3 @@ def _subtitle(comparison: Comparison) -> str:
     if len(comparison.settings) == 1:
         subtitle += f". {setting_text(comparison, 0)}"
     return subtitle
-
-
-def _runs(comparison: Comparison, address: Callable[[str], str] | None) -> Iterator[dict[str, str]]:
-    for group in comparison.groups:
-        for run in group.members:
-            record = run.record
-            stored = sum(row > 0 for row in record.rows)
-            yield {
-                "name": short(run.name),
-                "group": group_name(comparison, group),
-                "seed": "" if record.seed is None else str(record.seed),
-                "rows": f"{stored} of {record.matrix.num_buckets}",
-                "id": short(run.run_id),
-                "address": "" if address is None else address(run.run_id),
-            }

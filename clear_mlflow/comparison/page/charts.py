@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.groups import Group
+from clear_mlflow.comparison.groups import Group, mean_text
 from clear_mlflow.comparison.page.wording import interval_text, many, setting_text, short
 from clear_mlflow.core.score import Score
 from clear_mlflow.report.colours import GROUPS
@@ -25,7 +25,7 @@ from clear_mlflow.report.page.line_chart import (
     past_mean,
     round_ticks,
 )
-from clear_mlflow.statistics import SeedSummary, seed_summary
+from clear_mlflow.statistics import seed_summary
 
 # The most groups whose dots fit beside their names, and whose curves a reader can distinguish.
 _MOST_DOTS, _MOST_CURVES = 24, 8
@@ -70,7 +70,7 @@ def metric_plots(comparison: Comparison) -> Iterator[dict[str, Any]]:
         dots = []
         for row, (position, group, summary, interval, images) in enumerate(found):
             evidence = "test images" if images else many(summary.n, "seed")
-            value = f"{score.number(summary.mean)} {interval_text(interval, score)}".rstrip()
+            value = f"{score.number(summary.mean)} {interval_text(interval, score=score)}".rstrip()
             dots.append(
                 {
                     "colour": position % len(GROUPS),
@@ -107,20 +107,22 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
     score, level = comparison.score, comparison.level
     for setting, description in enumerate(comparison.settings):
         groups = [(p, g) for p, g in enumerate(comparison.groups) if g.setting == setting]
-        shown, last = groups[:_MOST_CURVES], len(description.buckets)
-        means = [
-            (f"Mean {score.name} on the buckets trained on so far", past_mean),
-            (f"Mean {score.name} on the buckets still to come", future_mean),
+        shown = groups[:_MOST_CURVES]
+
+        def lines(value: _Value, shown: Sequence[tuple[int, Group]] = shown) -> list[Line]:
+            found = [_line(position, group, value, level, score) for position, group in shown]
+            return [line for line in found if line.points]
+
+        means = {
+            f"Mean {score.name} on the buckets trained on so far": lines(past_mean),
+            f"Mean {score.name} on the buckets still to come": lines(future_mean),
+        }
+        buckets = [
+            (f"Bucket {k}", lines(partial(_cell, j))) for j, k in enumerate(description.buckets)
         ]
-        of_means = _with_lines(means, shown, level, score)
-        of_buckets = _with_lines(
-            [(f"Bucket {key}", partial(_cell, j)) for j, key in enumerate(description.buckets)],
-            shown,
-            level,
-            score,
-        )
-        axis = axis_over([line for _, lines in of_buckets for line in lines], score)
+        axis = axis_over([line for _, of_bucket in buckets for line in of_bucket], score)
         times = shown[0][1].members[0].record.times
+        chart = partial(line_chart, last=len(description.buckets), times=times)
         across = "the dates of the buckets, true to scale" if times else "buckets trained on"
         about = f"Across: {across}. {axis.about}"
         if any(len(group.members) > 1 for _, group in shown):
@@ -136,36 +138,16 @@ def curve_parts(comparison: Comparison) -> Iterator[dict[str, Any]]:
                 for colour, dash in [_style(position)]
             ],
             "means": [
-                line_chart(
-                    title,
-                    lines,
-                    last,
-                    size=(560, 300),
-                    axis=axis_over(lines, score),
-                    dots=True,
-                    times=times,
-                )
-                for title, lines in of_means
+                chart(title, found, size=(560, 300), axis=axis_over(found, score), dots=True)
+                for title, found in means.items()
+                if found
             ],
             "buckets": [
-                line_chart(title, lines, last, size=(240, 165), axis=axis, dots=False, times=times)
-                for title, lines in of_buckets
+                chart(title, found, size=(240, 165), axis=axis, dots=False)
+                for title, found in buckets
+                if found
             ],
         }
-
-
-def _with_lines(
-    charts: Sequence[tuple[str, _Value]],
-    groups: Sequence[tuple[int, Group]],
-    level: float,
-    score: Score,
-) -> list[tuple[str, list[Line]]]:
-    """The lines of each chart; charts and lines without any point are left out."""
-    found = []
-    for title, value in charts:
-        lines = [_line(position, group, value, level, score) for position, group in groups]
-        found.append((title, [line for line in lines if line.points]))
-    return [(title, lines) for title, lines in found if lines]
 
 
 def _line(position: int, group: Group, value: _Value, level: float, score: Score) -> Line:
@@ -176,7 +158,8 @@ def _line(position: int, group: Group, value: _Value, level: float, score: Score
         values = [found for found in values if not math.isnan(found)]
         if values:
             summary = seed_summary(values, level=level)
-            title = f"{name}, after {k}: {_with_spread(summary, score)}"
+            spread = f"{mean_text(summary, score.cell)}{score.unit}"
+            title = f"{name}, after {k}: {spread} ({many(summary.n, 'seed')})"
             points.append(LinePoint(k, summary.mean, title, summary.interval))
     colour, dash = _style(position)
     return Line(colour, points, dash)
@@ -189,8 +172,3 @@ def _style(position: int) -> tuple[int, int]:
 
 def _cell(bucket: int, cells: NDArray[np.float64], k: int) -> float:
     return float(cells[k, bucket])
-
-
-def _with_spread(summary: SeedSummary, score: Score) -> str:
-    spread = "" if summary.std is None else f" ± {score.cell(summary.std)}"
-    return f"{score.cell(summary.mean)}{score.unit}{spread} ({many(summary.n, 'seed')})"

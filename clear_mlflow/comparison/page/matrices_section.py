@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clear_mlflow.comparison.build import Comparison
-from clear_mlflow.comparison.page.wording import group_name, short
+from clear_mlflow.comparison.page.wording import group_name, many, short
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.report.cell_scale import CellScale, scale_over
 from clear_mlflow.report.page.matrix_map import matrix_map, short_key
@@ -32,7 +32,9 @@ def matrices(comparison: Comparison) -> dict[str, Any]:
     maps = [
         {
             "title": group_name(comparison, group),
-            "detail": f"mean of {len(group.members)} runs" if len(group.members) > 1 else "one run",
+            "detail": f"mean of {many(len(group.members), 'run')}"
+            if group in several
+            else "one run",
             **matrix_map(
                 group.grid,
                 keys[group.setting],
@@ -45,17 +47,16 @@ def matrices(comparison: Comparison) -> dict[str, Any]:
     ]
     if len(maps) < len(comparison.groups):
         about += f" The first {len(maps)} groups of the leaderboard."
-    run_maps = []
-    if several and sum(run.grid.size for run in comparison.subjects) <= _MOST_CELLS:
-        run_maps = [
-            {
-                "title": short(run.name),
-                "detail": "no seed" if run.record.seed is None else f"seed {run.record.seed}",
-                **matrix_map(run.grid, keys[group.setting], scale=scales[group.setting]),
-            }
-            for group in comparison.groups
-            for run in group.members
-        ]
+    fit = several and sum(run.grid.size for run in comparison.subjects) <= _MOST_CELLS
+    run_maps = [
+        {
+            "title": short(run.name),
+            "detail": "no seed" if run.record.seed is None else f"seed {run.record.seed}",
+            **matrix_map(run.grid, keys[group.setting], scale=scales[group.setting]),
+        }
+        for group in (comparison.groups if fit else ())
+        for run in group.members
+    ]
     ends = scales[0].ends
     if len(scales) > 1 and not comparison.score.is_accuracy:
         about += " The matrices of each test set have colours of their own."

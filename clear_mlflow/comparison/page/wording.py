@@ -42,7 +42,7 @@ def group_name(comparison: Comparison, group: Group) -> str:
     return name
 
 
-def interval_text(interval: Interval | None, score: Score, decimals: int = 4) -> str:
+def interval_text(interval: Interval | None, decimals: int = 4, *, score: Score) -> str:
     """An interval in brackets; nothing for none."""
     if interval is None:
         return ""

@@ -15,6 +15,7 @@ from importlib.resources import files
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
+from clear_mlflow.core.text import one_line
 from clear_mlflow.report.colours import GROUPS, SCALE
 
 _HERE = "clear_mlflow.report.page"
@@ -23,13 +24,10 @@ _HERE = "clear_mlflow.report.page"
 def rendered(page: str, *, over: str | None = None, colours: str = "", **content: object) -> str:
     """A page: its template in the frame that all pages share, with its style and its script.
 
-    Args:
-        page: package and name of its files, as ``clear_mlflow.report.page/run`` of ``run.html``,
-            and of ``run.css`` and ``run.js`` where they are there.
-        over: the same of a template that extends the page, as ``below`` or by its name, and adds
-            to its style and script.
-        colours: more classes of colours for its style, as :meth:`Ramp.css` gives them.
-        content: what the templates name; any texts, which they escape.
+    *page* is package and name of its files, as ``clear_mlflow.report.page/run`` of ``run.html``,
+    and of ``run.css`` and ``run.js`` where they exist; *over* the same of a template that extends
+    it, as ``below`` or by its name, and adds style and script; *colours* are more classes for the
+    style, *content* what the templates name: any texts, which they escape.
     """
     # Group colours first, for the style sheet has others for dark ground.
     of_groups = "".join(f"--g{i}:{colour};" for i, colour in enumerate(GROUPS))
@@ -96,6 +94,7 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.filters["policy"] = _hash_for_policy
+    environment.filters["line"] = one_line
     return environment
 
 

@@ -24,15 +24,9 @@ def run_html(
     *,
     lower_is_better: Set[str] = frozenset(),
 ) -> str:
-    """A run that has ended.
+    """A run that has ended: its evidence, its metrics, lines that name where to look at it.
 
-    Args:
-        title: any text.
-        matrix: its cells that are evidence.
-        summary: metric name to value.
-        reasons: metric name to why it has none.
-        links: lines that name where to look at it; an address in them becomes a link.
-        lower_is_better: names of a user's own metrics of which less is better.
+    An address in such a line becomes a link.
     """
     lines = score_lines(summary, reasons, lower_is_better=lower_is_better, score=matrix.score)
     return rendered_part(
@@ -40,14 +34,7 @@ def run_html(
         title=one_line(title, 160),
         progress=None,
         map=_coloured(matrix),
-        metrics=[
-            {
-                "name": one_line(line.name, 80),
-                "value": line.text,
-                "about": one_line(line.about, 200),
-            }
-            for line in lines
-        ],
+        metrics=lines,
         links=[_link(line) for line in links],
     )
 

@@ -39,7 +39,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Axis:
-    """The axis up of a chart."""
+    """The axis up of a chart; accuracies are drawn at its ends where they lie beyond."""
 
     low: float = 0.0
     high: float = 1.0
@@ -54,13 +54,6 @@ class Axis:
         values = [self.low + (1 - self.low) * i / parts for i in range(parts + 1)]
         return [(value, f"{100 * value:g}") for value in values]
 
-    def shown(self, line: Line) -> Line:
-        """A curve without the points beyond the axis: accuracies are drawn at its ends."""
-        if self.score.is_accuracy:
-            return line
-        inside = [point for point in line.points if self.low <= point.value <= self.high]
-        return Line(line.colour, inside, line.dash)
-
     @property
     def about(self) -> str:
         """A sentence on where it begins and ends."""
@@ -70,6 +63,20 @@ class Axis:
             f"Up: {self.score.label}; an untrained model's values are left out where they are "
             "beyond what was measured in training."
         )
+
+
+def axis_over(lines: Sequence[Line], score: Score = ACCURACY) -> Axis:
+    """The axis of charts that are drawn alike: of accuracies, from the quarter below them to 1.
+
+    Of another score, it is of all points but those of the untrained model, which may lie far off.
+    """
+    points = [point for line in lines for point in line.points]
+    if not score.is_accuracy:
+        points = [point for point in points if point.k > 0] or points
+    ends = [end for point in points for end in (point.value, *(point.ends or ()))]
+    if score.is_accuracy:
+        return Axis(max(0.0, min(0.75, math.floor(4 * min(ends)) / 4)))
+    return Axis(*padded(min(ends), max(ends)), score)
 
 
 def round_ticks(low: float, high: float, steps: int) -> list[tuple[float, str]]:
@@ -83,6 +90,15 @@ def round_ticks(low: float, high: float, steps: int) -> list[tuple[float, str]]:
     return [(value, f"{value:.{decimals}f}" if is_plain else f"{value:.3g}") for value in values]
 
 
+def padded(low: float, high: float) -> tuple[float, float]:
+    """Ends a little outside of what lies between them; around one value, some room."""
+    room = 0.06 * (high - low)
+    # Of huge numbers that are all but equal, a share of their difference may be nothing.
+    if low - room == low or high + room == high:
+        room = 0.1 * max(abs(low), abs(high)) or 1.0
+    return low - room, high + room
+
+
 def past_mean(grid: NDArray[np.float64], k: int) -> float:
     """Mean of a (T + 1, T) grid on the k buckets trained on; NaN where one was not measured."""
     return float(grid[k, :k].mean()) if k else math.nan
@@ -91,29 +107,6 @@ def past_mean(grid: NDArray[np.float64], k: int) -> float:
 def future_mean(grid: NDArray[np.float64], k: int) -> float:
     """Mean of the score on the buckets still to come after k; NaN as in :func:`past_mean`."""
     return float(grid[k, k:].mean()) if k < grid.shape[1] else math.nan
-
-
-def axis_over(lines: Sequence[Line], score: Score = ACCURACY) -> Axis:
-    """The axis of charts that are drawn alike: of accuracies, from the quarter below them to 1.
-
-    Of another score, it is of all points but those of the untrained model, which may lie far off.
-    """
-    points = [point for line in lines for point in line.points]
-    if score.is_accuracy:
-        lowest = min(min([point.value, *(point.ends or ())]) for point in points)
-        return Axis(max(0.0, min(0.75, math.floor(4 * lowest) / 4)))
-    trained = [point for point in points if point.k > 0] or points
-    ends = [end for point in trained for end in (point.value, *(point.ends or ()))]
-    return Axis(*padded(min(ends), max(ends)), score)
-
-
-def padded(low: float, high: float) -> tuple[float, float]:
-    """Ends a little outside of what lies between them; around one value, some room."""
-    room = 0.06 * (high - low)
-    # Of huge numbers that are all but equal, a share of their difference may be nothing.
-    if low - room == low or high + room == high:
-        room = 0.1 * max(abs(low), abs(high)) or 1.0
-    return low - room, high + room
 
 
 def line_chart(
@@ -128,19 +121,12 @@ def line_chart(
     places: Sequence[float] = (),
     marks: Sequence[tuple[int, str]] = (),
 ) -> dict[str, Any]:
-    """What the macro ``chart`` draws.
+    """What the macro ``chart`` draws; the axis across runs from 0 to *last* buckets of the stream.
 
-    Args:
-        title: any text; one line of it is shown.
-        lines: with a point at least each.
-        last: buckets of the stream, at least 1; the axis across runs from 0 to there.
-        size: width and height.
-        axis: the one up.
-        dots: a dot for each point; otherwise only where the point or a line of one has it.
-        times: of the buckets, ascending: the axis across is then of time, true to scale, and what
-            was measured before training is drawn before the first, at their mean distance.
-        places: where 0 to *last* lie on the axis across, from 0 to 1, where not evenly.
-        marks: which of them have a line from top to bottom and a name, in place of numbers.
+    Without *dots*, only a point or a line of one that has a dot shows it. With *times* of the
+    buckets the axis across is of time, true to scale, and what was measured before training is
+    drawn before the first, at their mean distance. *places* are where 0 to *last* lie, from 0 to 1,
+    where not evenly; *marks* those of them with a line from top to bottom and a name.
     """
     width, height = size
     dates = _dates(times)
@@ -148,7 +134,6 @@ def line_chart(
     ticks = axis.ticks(large=dots or width > 600)
     left = 34 if axis.score.is_accuracy else 12 + 6 * max((len(t) for _, t in ticks), default=0)
     right, top, bottom = width - 10 - 3 * len(dates[-1] if dates else ""), 8, height - 22
-
     if not places:
         places = _places(times) if times else [k / last for k in range(last + 1)]
 
@@ -160,28 +145,28 @@ def line_chart(
         return round(bottom - (bottom - top) * share, 1)
 
     def drawn(line: Line) -> dict[str, Any]:
-        path = " ".join(f"{x(point.k)} {y(point.value)}" for point in line.points)
-        spread = [(point.k, point.ends) for point in line.points if point.ends is not None]
-        band = ""
-        if len(spread) > 1:
-            upper = [f"{x(k)} {y(high)}" for k, (_, high) in spread]
-            lower = [f"{x(k)} {y(low)}" for k, (low, _) in reversed(spread)]
-            band = f"M{'L'.join([*upper, *lower])}Z"
+        points = line.points
+        if not axis.score.is_accuracy:
+            points = [point for point in points if axis.low <= point.value <= axis.high]
+        spread = [(point.k, point.ends) for point in points if point.ends is not None]
+        upper = [f"{x(k)} {y(high)}" for k, (_, high) in spread]
+        lower = [f"{x(k)} {y(low)}" for k, (low, _) in reversed(spread)]
         return {
             "colour": line.colour,
             "dash": line.dash,
-            "line": f"M{path}",
-            "band": band,
+            "line": f"M{' '.join(f'{x(point.k)} {y(point.value)}' for point in points)}",
+            "band": f"M{'L'.join([*upper, *lower])}Z" if len(spread) > 1 else "",
             "dots": [
                 {"x": x(point.k), "y": y(point.value), "title": point.title}
-                for point in line.points
-                if dots or point.dot or len(line.points) == 1
+                for point in points
+                if dots or point.dot or len(points) == 1
             ],
         }
 
-    named = [text for _, text in marks] or dates
-    named_at = [x(k) for k, _ in marks] or [x(k) for k in range(1, last + 1)]
-    every = max(1, math.ceil(last / (10 if dots else 5)))
+    across = [(x(k), text) for k, text in marks or enumerate(dates, start=1)]
+    if not across:
+        every = max(1, math.ceil(last / (10 if dots else 5)))
+        across = [(x(k), str(k)) for k in range(0, last + 1, every)]
     return {
         "title": one_line(title, _LONGEST_TITLE),
         "width": width,
@@ -190,11 +175,9 @@ def line_chart(
         "right": right,
         "dot": 3.5 if dots else 2.5,
         "marks": [x(k) for k, _ in marks],
-        "across": _ticks(named, named_at)
-        if named
-        else [{"at": x(k), "text": str(k)} for k in range(0, last + 1, every)],
+        "across": _apart(across),
         "up": [{"at": y(value), "text": text} for value, text in ticks],
-        "curves": [drawn(line) for line in map(axis.shown, lines) if line.points],
+        "curves": [curve for curve in map(drawn, lines) if curve["line"] != "M"],
     }
 
 
@@ -213,10 +196,10 @@ def _dates(times: Sequence[date]) -> list[str]:
     return [time.isoformat()[:length] for time in times]
 
 
-def _ticks(dates: Sequence[str], places: Sequence[float]) -> list[dict[str, Any]]:
-    """A tick at each date that does not lie over the one before."""
+def _apart(texts: Sequence[tuple[float, str]]) -> list[dict[str, Any]]:
+    """Those that do not lie over the one before."""
     found: list[dict[str, Any]] = []
-    for text, place in zip(dates, places, strict=True):
+    for place, text in texts:
         if not found or place - found[-1]["at"] >= 8 * len(text):
             found.append({"at": place, "text": text})
     return found

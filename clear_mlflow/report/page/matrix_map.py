@@ -40,15 +40,10 @@ def matrix_map(
     members: int = 1,
     in_cells: bool = False,
 ) -> dict[str, Any]:
-    """Columns and rows as the macro ``heat`` draws them.
+    """Columns and rows of a (T + 1, T) grid, row 0 the initialisation, as the macro ``heat`` draws.
 
-    Args:
-        grid: (T + 1, T); row 0 is the initialisation; NaN = not measured.
-        buckets: keys of the T buckets.
-        scale: of the colours.
-        seeds: (T + 1, T), runs that measured each cell; all members when not given.
-        members: runs that the grid is the mean of.
-        in_cells: put the colours into the cells, for a page that has no style sheet of ours.
+    *seeds*, (T + 1, T), are the runs that measured each cell, of so many *members*; None: all.
+    *in_cells* puts the colours into the cells, for a page that has no style sheet of ours.
     """
     columns = spread_positions(len(buckets))
     rows = [

@@ -56,58 +56,50 @@
     return pairs;
   };
 
+  const sum = (taken) => [...taken.values()].reduce((all, count) => all + count, 0);
   const bars = (pairs) => {
-    const lines = pairs.map((taken, truth) => {
-      const total = [...taken.values()].reduce((sum, count) => sum + count, 0);
-      const wrong = [...taken].filter(([label]) => label !== truth).sort((a, b) => b[1] - a[1]);
-      return { truth, total, right: taken.get(truth) ?? 0, wrong };
-    });
-    const there = lines.filter(({ total }) => total > 0);
-    there.sort((a, b) => a.right / a.total - b.right / b.total || a.truth - b.truth);
     const made = element("table");
     made.createTHead().append(line("th", ["class", "", "%", "right", "taken for"]));
     const body = made.createTBody();
-    there.forEach(({ truth, total, right, wrong }) => {
-      const row = element("tr");
-      const name = element("th", answers.classes[truth]);
-      name.scope = "row";
-      const bar = element("td", undefined, "bar");
+    const lines = pairs.map((taken, truth) => [taken, truth, taken.get(truth) ?? 0, sum(taken)]);
+    const there = lines.filter(([, , , total]) => total > 0);
+    there.sort((a, b) => a[2] / a[3] - b[2] / b[3] || a[1] - b[1]);
+    there.forEach(([taken, truth, right, total]) => {
+      const row = line("td", [undefined, percent(right / total), `${right} of ${total}`]);
+      row.cells[0].className = "bar";
       const fill = element("i", undefined, `v${Math.round((100 * right) / total)}`);
       fill.style.width = `${(100 * right) / total}%`;
-      bar.append(fill);
+      row.cells[0].append(fill);
+      const wrong = [...taken].filter(([label]) => label !== truth).sort((a, b) => b[1] - a[1]);
       const most = wrong.slice(0, 3).map(([label, count]) => `${answers.classes[label]}\u00a0×${count}`);
-      row.append(name, bar, element("td", percent(right / total)),
-        element("td", `${right} of ${total}`), element("td", most.join(", "), "text"));
+      const name = element("th", answers.classes[truth]);
+      name.scope = "row";
+      row.prepend(name);
+      row.append(element("td", most.join(", "), "text"));
       body.append(row);
     });
     return made;
   };
 
   const heat = (pairs) => {
-    const size = answers.classes.length;
-    const tiny = size > 24;
+    const tiny = answers.classes.length > 24;
     const made = element("table", undefined, tiny ? "heat tiny" : "heat");
     if (!tiny) {
-      const head = line("th", answers.classes);
-      head.prepend(element("td"));
-      made.createTHead().append(head);
+      made.createTHead().append(line("th", answers.classes));
+      made.tHead.rows[0].prepend(element("td"));
     }
     const body = made.createTBody();
     pairs.forEach((taken, truth) => {
-      const total = [...taken.values()].reduce((sum, count) => sum + count, 0);
-      const row = element("tr");
+      const [total, row] = [sum(taken), element("tr")];
       if (!tiny) row.append(element("th", answers.classes[truth]));
-      for (let label = 0; label < size; label += 1) {
+      answers.classes.forEach((name, label) => {
         const count = taken.get(label) ?? 0;
         const share = total ? count / total : 0;
         const cell = element("td", undefined, total ? `v${Math.round(100 * Math.sqrt(share))}` : "x");
         if (!tiny && count) cell.textContent = share < 0.005 ? "<1" : Math.round(100 * share);
-        if (count) {
-          cell.title = `${answers.classes[truth]} taken for ${answers.classes[label]}: ${count} of `
-            + `${total}`;
-        }
+        if (count) cell.title = `${answers.classes[truth]} taken for ${name}: ${count} of ${total}`;
         row.append(cell);
-      }
+      });
       body.append(row);
     });
     return made;

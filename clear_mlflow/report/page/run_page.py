@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import date
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -45,49 +46,29 @@ from clear_mlflow.report.score_lines import ScoreLine, score_lines
 _PAGE = "clear_mlflow.report.page/run"
 # Raised when the page changes, so that stored ones are written again.
 PAGE_VERSION = 1
-_MOST_FACTS = 200
-_LONGEST_FACT = 200
 _DIGITS = 6  # of the fractions that the script reads
 _FAMILIES = {"clear": "CLEAR", "renate": "Renate"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunReport:
-    """What the page of a run shows; a run with some of its rows has one, too.
-
-    Args:
-        name: of the run; any text.
-        run_id: of the run.
-        record: its rows.
-        summary: metric name to value, as from ``summarize``.
-        reasons: metric name to reason, as from ``explain``.
-        predictions: what it answered; None where they were not kept, or not read.
-        without_predictions: why there are none, where there are none; a sentence.
-        lower_is_better: names of a user's own metrics of which less is better.
-        configuration: parameter to what was used.
-        asked: parameter to what was asked for, where that is another text.
-        dataset: more of the dataset than its rows say; name to text.
-        num_train: bucket to training images.
-        environment: what trained it; name to text.
-        notes: what a reader has to know first, beside what the rows say.
-        tests: its tests inside the buckets; None where there are none, or they were not read.
-    """
+    """What the page of a run shows; a run with some of its rows has one, too. Texts may be any."""
 
     name: str
     run_id: str
     record: Record
-    summary: Mapping[str, float]
-    reasons: Mapping[str, str]
-    predictions: Predictions | None = None
-    without_predictions: str = ""
-    lower_is_better: Set[str] = frozenset()
-    configuration: Mapping[str, str] = field(default_factory=dict)
-    asked: Mapping[str, str] = field(default_factory=dict)
-    dataset: Mapping[str, str] = field(default_factory=dict)
-    num_train: Mapping[str, int] = field(default_factory=dict)
+    summary: Mapping[str, float]  # metric name to value
+    reasons: Mapping[str, str]  # metric name to why it has none
+    predictions: Predictions | None = None  # None: not kept, or not read
+    without_predictions: str = ""  # a sentence on why there are none
+    lower_is_better: Set[str] = frozenset()  # of a user's own metrics
+    configuration: Mapping[str, str] = field(default_factory=dict)  # parameters as used
+    asked: Mapping[str, str] = field(default_factory=dict)  # as asked for, where that is another
+    dataset: Mapping[str, str] = field(default_factory=dict)  # more than its rows say
+    num_train: Mapping[str, int] = field(default_factory=dict)  # images of each bucket
     environment: Mapping[str, str] = field(default_factory=dict)
-    notes: Sequence[str] = ()
-    tests: AnytimeMatrix | None = None
+    notes: Sequence[str] = ()  # what a reader has to know first
+    tests: AnytimeMatrix | None = None  # inside its buckets; None: none, or not read
 
     def stamp(self, rows: str) -> str:
         """A short text that changes with the page, but for predictions and tests inside buckets.
@@ -95,25 +76,12 @@ class RunReport:
         It is known without reading any: they are stored once, beside their rows, of which *rows* is
         a digest.
         """
-        score = self.record.matrix.score
-        built_in = {metric.name for metric in of_score(ALL_METRICS, score)}
+        built_in = {m.name for m in of_score(ALL_METRICS, self.record.matrix.score)}
+        facts = (self.configuration, self.asked, self.dataset, self.num_train, self.environment)
         content = [
-            PAGE_VERSION,
-            rows,
-            self.name,
-            sorted(self.summary.items()),
+            *(PAGE_VERSION, rows, self.name, [*self.notes], sorted(self.summary.items())),
             sorted(item for item in self.reasons.items() if item[0] in built_in),
-            *(
-                sorted(facts.items())
-                for facts in (
-                    self.configuration,
-                    self.asked,
-                    self.dataset,
-                    self.num_train,
-                    self.environment,
-                )
-            ),
-            list(self.notes),
+            *(sorted(of_kind.items()) for of_kind in facts),
         ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
 
@@ -132,21 +100,14 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
     record, score = report.record, report.record.matrix.score
     keys, counts = record.matrix.buckets, record.matrix.num_instances
     grid = whole_grid(record.evidence)
+    rows, columns = shown_rows(grid), spread_positions(len(keys))
     scale = scale_over(score, [grid])
     answers = _answers(report.predictions)
-    lines = {
-        line.name: line
-        for line in score_lines(
-            report.summary, report.reasons, lower_is_better=report.lower_is_better, score=score
-        )
-    }
-    families = [(label, _family(family, lines, score)) for family, label in _FAMILIES.items()]
-    inside = [] if report.tests is None else _tiles([m.name for m in anytime.METRICS], lines)
-    inside = [tile for tile in inside if tile["value"]]
-    in_tiles = {tile["full"] for tile in [*inside, *(t for _, tiles in families for t in tiles)]}
+    families, inside, others = _metrics(report)
     return rendered(
         _PAGE,
         over=over,
+        report=report,
         title=one_line(report.name, 160),
         subtitle=_subtitle(report),
         warnings=_warnings(report),
@@ -155,37 +116,35 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
         map=matrix_map(grid, keys, scale=scale),
         score=score,
         ends=scale.ends,
-        matrix_about=" ".join(filter(None, [_matrix_about(report), scale.about])),
+        matrix_about=_matrix_about(report, scale.about),
         without_predictions=report.without_predictions if answers is None else "",
         answers_about=_answers_about(report.predictions, answers),
-        families=[{"name": label, "tiles": tiles} for label, tiles in families],
+        families=families,
         inside_metrics=inside,
-        others=_others([line for line in lines.values() if line.name not in in_tiles]),
+        others=others,
         curves=_curves(grid, keys, record.times, score),
         across="the dates of the buckets, true to scale" if record.times else "buckets trained on",
         inside=None if report.tests is None else inside_charts(report.tests),
-        configuration=_facts(report.configuration, report.asked),
-        dataset=_facts(_dataset(report)),
+        dataset=_dataset(report),
         instances="Images" if score.is_accuracy else "Instances",
-        buckets=_buckets(report),
-        has_num_train=bool(report.num_train),
-        environment=_facts(report.environment),
+        buckets=[
+            (keys[j], report.num_train.get(keys[j]), None if counts is None else int(counts[j]))
+            for j in columns
+        ],
         data={
-            "rows": shown_rows(grid),
-            "columns": spread_positions(len(keys)),
+            "rows": rows,
+            "columns": columns,
             "keys": [short_key(key) for key in keys],
-            "cells": [
-                [_rounded(grid[i, j], score) for j in spread_positions(len(keys))]
-                for i in shown_rows(grid)
-            ],
-            "means": [_mean(grid[i], score) for i in shown_rows(grid)],
+            "cells": [[_rounded(grid[i, j], score) for j in columns] for i in rows],
+            "means": [_mean(grid[i], score) for i in rows],
             "accuracy": score.is_accuracy,
             "unit": score.unit,
             "images": None if counts is None else counts.tolist(),
             "what": _measured_on(record),
             "streaming": record.protocol == "streaming",
             "answers": answers,
-            "start": _start(grid),
+            # The row that is looked at first: the last one with a measured cell.
+            "start": max(np.flatnonzero(~np.isnan(grid).all(axis=1)).tolist(), default=None),
         },
         **more,
     )
@@ -208,12 +167,6 @@ def _measured_on(record: Record) -> str:
     return f"{record.split} {'images' if record.matrix.score.is_accuracy else 'data'}"
 
 
-def _start(grid: NDArray[np.float64]) -> int | None:
-    """The row that is looked at first: the last one with a measured cell."""
-    measured = np.flatnonzero(~np.isnan(grid).all(axis=1))
-    return int(measured[-1]) if measured.size else None
-
-
 def _subtitle(report: RunReport) -> str:
     record = report.record
     parts = [one_line(record.dataset.name, 80)]
@@ -230,8 +183,9 @@ def _subtitle(report: RunReport) -> str:
 def _warnings(report: RunReport) -> list[str]:
     record = report.record
     found = [one_line(note, 400) for note in report.notes]
-    if record.missing:
-        found.append(f"Rows that are not stored: {_listed(record.missing)}.")
+    if missing := record.missing:
+        more = f" and {len(missing) - 20} more" if missing[20:] else ""
+        found.append(f"Rows that are not stored: {', '.join(map(str, missing[:20]))}{more}.")
     if record.split != TEST:
         found.append(f"Measured on {record.split} images: to choose by, not to report.")
     if record.protocol == "streaming":
@@ -242,12 +196,7 @@ def _warnings(report: RunReport) -> list[str]:
     return found
 
 
-def _listed(numbers: Sequence[int]) -> str:
-    few = ", ".join(map(str, numbers[:20]))
-    return few if len(numbers) <= 20 else f"{few} and {len(numbers) - 20} more"
-
-
-def _matrix_about(report: RunReport) -> str:
+def _matrix_about(report: RunReport, colours: str) -> str:
     matrix = report.record.matrix
     about = (
         f"Row: trained through; column: tested on; {report.record.split} {matrix.score.label}. "
@@ -258,7 +207,7 @@ def _matrix_about(report: RunReport) -> str:
             f" {MOST_SHOWN} rows and columns of {matrix.num_buckets} buckets, "
             "spread evenly; all are in the artifact accuracy_matrix/matrix.csv."
         )
-    return about
+    return f"{about} {colours}".rstrip()
 
 
 def _answers(predictions: Predictions | None) -> dict[str, Any] | None:
@@ -282,43 +231,27 @@ def _answers_about(predictions: Predictions | None, answers: Mapping[str, Any] |
     return ""
 
 
-def _family(family: str, lines: Mapping[str, ScoreLine], score: Score) -> list[dict[str, Any]]:
-    """The tiles of a family's metrics, those that were not computed among them."""
-    of_family = [m for m in of_score(METRICS, score) if m.name.startswith(f"{family}/")]
-    missing = {
-        m.name: ScoreLine(m.name, None, "not computed", m.meaning, True, m.higher_is_better)
-        for m in of_family
+def _metrics(
+    report: RunReport,
+) -> tuple[dict[str, list[ScoreLine]], list[ScoreLine], list[ScoreLine]]:
+    """The families of tiles, the tiles of tests inside buckets, and all other metrics.
+
+    A family shows all of its metrics, those that were not computed among them.
+    """
+    score = report.record.matrix.score
+    of_families = {m.name: m for m in of_score(METRICS, score)}
+    reasons = {**dict.fromkeys(of_families, "not computed"), **report.reasons}
+    lines = score_lines(
+        report.summary, reasons, lower_is_better=report.lower_is_better, score=score
+    )
+    families = {
+        label: [n for n in lines if n.name in of_families and n.name.startswith(f"{family}/")]
+        for family, label in _FAMILIES.items()
     }
-    return _tiles([m.name for m in of_family], {**missing, **lines})
-
-
-def _tiles(names: Sequence[str], lines: Mapping[str, ScoreLine]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": name.partition("/")[2].replace("_", " "),
-            "full": name,
-            "value": lines[name].value or "",
-            "reason": one_line(lines[name].reason, 200),
-            "meaning": one_line(lines[name].meaning, 200),
-            "lower": not lines[name].higher_is_better,
-        }
-        for name in names
-        if name in lines
-    ]
-
-
-def _others(lines: Sequence[ScoreLine]) -> list[dict[str, str]]:
-    """Metrics beside the tiles: other families, of predictions, a user's own."""
-    return [
-        {
-            "name": one_line(line.name, 80),
-            "value": line.text,
-            "meaning": line.meaning,
-            "reason": one_line(line.reason, 200) if line.value is None else "",
-            "better": "" if line.higher_is_better else "lower is better",
-        }
-        for line in lines
-    ]
+    names = {metric.name for metric in anytime.METRICS if report.tests is not None}
+    inside = [line for line in lines if line.name in names and line.value is not None]
+    tiles = [*inside, *(line for of_family in families.values() for line in of_family)]
+    return families, inside, [line for line in lines if line not in tiles]
 
 
 def _curves(
@@ -327,15 +260,12 @@ def _curves(
     last = len(keys)
 
     def line(colour: int, name: str, value: Callable[[int], float]) -> Line:
-        values = [(k, value(k)) for k in range(last + 1)]
-        return Line(
-            colour,
-            [
-                LinePoint(k, found, f"{name}, after {k}: {score.cell(found)}{score.unit}")
-                for k, found in values
-                if not math.isnan(found)
-            ],
-        )
+        points = [
+            LinePoint(k, found, f"{name}, after {k}: {score.cell(found)}{score.unit}")
+            for k, found in ((k, value(k)) for k in range(last + 1))
+            if not math.isnan(found)
+        ]
+        return Line(colour, points)
 
     named = {
         "the buckets trained on so far": lambda k: past_mean(grid, k),
@@ -346,33 +276,25 @@ def _curves(
     means = [found for found in means if found.points]
     if not means:
         return None
-    of_buckets = []
-    for j in spread_positions(last):
-        title = f"Bucket {short_key(keys[j])}"
-        found = line(0, title, lambda k, j=j: float(grid[k, j]))  # type: ignore[misc]
-        if found.points:
-            of_buckets.append((title, found))
-    axis, of_means = axis_over([found for _, found in of_buckets], score), axis_over(means, score)
+    of_buckets = [
+        line(0, f"Bucket {short_key(keys[j])}", lambda k, j=j: float(grid[k, j]))  # type: ignore[misc]
+        for j in spread_positions(last)
+    ]
+    titled = [
+        (f"Bucket {short_key(keys[j])}", found)
+        for j, found in zip(spread_positions(last), of_buckets, strict=True)
+        if found.points
+    ]
+    axis, of_means = axis_over([found for _, found in titled], score), axis_over(means, score)
+    chart = partial(line_chart, last=last, times=times)
     return {
         "about": of_means.about,
         "legend": [
-            {"colour": found.colour, "dash": 0, "name": name}
-            for i, name in enumerate(named)
-            for found in means
-            if found.colour == i
+            {"colour": found.colour, "dash": 0, "name": [*named][found.colour]} for found in means
         ],
-        "mean": line_chart(
-            f"Mean {score.name} on",
-            means,
-            last,
-            size=(720, 300),
-            axis=of_means,
-            dots=True,
-            times=times,
-        ),
+        "mean": chart(f"Mean {score.name} on", means, size=(720, 300), axis=of_means, dots=True),
         "buckets": [
-            line_chart(title, [found], last, size=(240, 165), axis=axis, dots=False, times=times)
-            for title, found in of_buckets
+            chart(title, [found], size=(240, 165), axis=axis, dots=False) for title, found in titled
         ],
     }
 
@@ -389,31 +311,3 @@ def _dataset(report: RunReport) -> dict[str, str]:
         **({} if counts is None else {_measured_on(record): f"{int(counts.sum()):,}"}),
         **report.dataset,
     }
-
-
-def _facts(
-    facts: Mapping[str, str], asked: Mapping[str, str] | None = None
-) -> list[dict[str, str]]:
-    return [
-        {
-            "name": one_line(name, 60),
-            "text": one_line(text, _LONGEST_FACT),
-            "asked": one_line((asked or {}).get(name, ""), _LONGEST_FACT),
-        }
-        for name, text in list(facts.items())[:_MOST_FACTS]
-    ]
-
-
-def _buckets(report: RunReport) -> list[dict[str, str]]:
-    matrix = report.record.matrix
-    counts = matrix.num_instances
-    return [
-        {
-            "key": one_line(matrix.buckets[j], 40),
-            "train": f"{report.num_train[matrix.buckets[j]]:,}"
-            if matrix.buckets[j] in report.num_train
-            else "",
-            "test": "" if counts is None else f"{int(counts[j]):,}",
-        }
-        for j in spread_positions(matrix.num_buckets)
-    ]
