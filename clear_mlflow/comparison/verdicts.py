@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clear_mlflow.comparison.groups import Group, cut
 from clear_mlflow.comparison.pairs import Pair, PairPlan
+from clear_mlflow.comparison.sentences import (
+    DIFFERENT,
+    EQUIVALENT,
+    TOO_FEW,
+    Equivalence,
+    Sentences,
+)
 from clear_mlflow.comparison.subjects import RowlessRun, Subject
 from clear_mlflow.metrics import Metric
 from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.statistics import (
     CorrectMatrix,
-    Equivalence,
     ImageBootstrap,
     Interval,
     TTest,
@@ -22,10 +28,8 @@ from clear_mlflow.statistics import (
     holm_factors,
     paired_t,
     seeds_needed,
-    verdict,
     welch_t,
 )
-from clear_mlflow.statistics.conclusion import DIFFERENT, EQUIVALENT, TOO_FEW, amount_text
 from clear_mlflow.statistics.power import FEWEST, MOST
 
 _PAIRED, _WELCH, _BOOTSTRAP = "paired t-test", "Welch's t-test", "paired bootstrap"
@@ -63,7 +67,7 @@ class Verdict:
     a: int  # position of the group
     b: int
     metric: str
-    outcome: str  # as of statistics.verdict
+    outcome: str  # as of sentences
     sentence: str
     beside: tuple[str, ...] = ()  # further sentences: the effect size, how many more seeds
     test: PairTest | None = None  # None: too few seeds, or nothing varies
@@ -105,9 +109,16 @@ def judge_pairs(
                 untested[pair] = found
     images_read = any(found.values is None for found in tested[first].values())
     possible = sum(_is_testable(groups[a], groups[b], first, images_read) for a, b in plan.possible)
-    judge = _Judge(groups, first, metrics[0].higher_is_better, level, margin, in_percent)
-    verdicts = judge.tested(tested[first], len(tested[first]) + possible)
-    family = len(tested[first]) + len(untested) + possible
+    sentences = Sentences(
+        metric=first,
+        higher_is_better=metrics[0].higher_is_better,
+        in_percent=in_percent,
+        level=level,
+        comparisons=len(tested[first]) + possible,
+    )
+    judge = _Judge(groups, sentences, margin)
+    verdicts = judge.tested(tested[first])
+    family = sentences.comparisons + len(untested)
     verdicts |= {pair: judge.untested(pair, found, family) for pair, found in untested.items()}
 
     flat = [
@@ -234,66 +245,56 @@ class _Judge:
     """Makes verdicts of what is known of pairs."""
 
     groups: Sequence[Group]
-    metric: str
-    higher_is_better: bool
-    level: float
+    sentences: Sentences
     margin: float | None
-    in_percent: bool
 
-    def tested(self, tests: Mapping[Pair, _Evidence], family: int) -> dict[Pair, Verdict]:
-        """One for each test, adjusted for a family of at least as many."""
-        alpha, margin = 1 - self.level, self.margin
+    def tested(self, tests: Mapping[Pair, _Evidence]) -> dict[Pair, Verdict]:
+        """One for each test, adjusted for as many comparisons as the sentences name."""
+        alpha, margin, metric = 1 - self.sentences.level, self.margin, self.sentences.metric
         known = [found.t for found in tests.values() if found.t is not None]
-        plain = [t.p_value for t in known]
-        adjusted, factors = holm(plain, family=family), holm_factors(plain, family=family)
+
+        def adjusted(p_values: Sequence[float]) -> Iterator[tuple[float, float]]:
+            family = self.sentences.comparisons
+            return zip(
+                holm(p_values, family=family), holm_factors(p_values, family=family), strict=True
+            )
+
         equivalences: list[Equivalence | None] = [None] * len(known)
         if margin is not None:
-            plain = [t.equivalence_p(margin) for t in known]
+            by_margin = adjusted([t.equivalence_p(margin) for t in known])
             equivalences = [
                 Equivalence(margin, p, t.interval(1 - 2 * alpha / factor))
-                for t, p, factor in zip(
-                    known,
-                    holm(plain, family=family),
-                    holm_factors(plain, family=family),
-                    strict=True,
-                )
+                for t, (p, factor) in zip(known, by_margin, strict=True)
             ]
         verdicts = {}
-        for (pair, found), t, p_value, factor, equivalence in zip(
-            tests.items(), known, adjusted, factors, equivalences, strict=True
+        for (pair, found), t, (p_value, factor), equivalence in zip(
+            tests.items(), known, adjusted([t.p_value for t in known]), equivalences, strict=True
         ):
             interval = t.interval(1 - alpha / factor)
-            a, b = (cut(self.groups[position].name) for position in pair)
-            conclusion = verdict(
-                a,
-                b,
-                self.metric,
-                difference=t.difference,
-                interval=interval,
-                p_value=p_value,
-                evidence=f"{found.method} over {found.counts}{self._remarks(pair, found)}",
-                comparisons=family,
+            outcome, sentence = self.sentences.conclude(
+                *(cut(self.groups[position].name) for position in pair),
+                t.difference,
+                interval,
+                p_value,
+                f"{found.method} over {found.counts}{self._remarks(pair, found)}",
                 equivalence=equivalence,
-                higher_is_better=self.higher_is_better,
-                in_percent=self.in_percent,
                 of_models=found.values is None,
-                level=self.level,
             )
             size, more, beside = None, None, []
             if found.values is not None:
                 size = hedges_g(*found.values)
                 beside += [] if size is None else [f"Effect size: Hedges' g {abs(size):.1f}."]
-                if conclusion.outcome not in (DIFFERENT, EQUIVALENT):
+                if outcome not in (DIFFERENT, EQUIVALENT):
                     more, how_many = self._more(found, alpha / factor)
                     beside.append(how_many)
             verdicts[pair] = Verdict(
                 a=pair[0],
                 b=pair[1],
-                metric=self.metric,
-                outcome=conclusion.outcome,
-                sentence=conclusion.sentence,
+                metric=metric,
+                outcome=outcome,
+                sentence=sentence,
                 beside=tuple(beside),
-                test=_pair_test(pair, self.metric, found, t, p_value, self.level),
+                test=_pair_test(pair, metric, found, t, p_value, self.sentences.level),
                 adjusted_interval=interval,
                 hedges_g=size,
                 equivalence=equivalence,
@@ -303,32 +304,31 @@ class _Judge:
 
     def untested(self, pair: Pair, found: _Evidence, family: int) -> Verdict:
         """Of seeds that no test can be made of: fewer than three, or all alike."""
+        metric = self.sentences.metric
         one, other = (cut(self.groups[position].name) for position in pair)
-        leader = one if (found.difference > 0) == self.higher_is_better else other
-        size = amount_text(abs(found.difference), in_percent=self.in_percent)
-        over = f"over {found.counts}"
-        remarks = self._remarks(pair, found)
+        leader = one if self.sentences.a_leads(found.difference) else other
+        size, remarks = self.sentences.amount(found.difference), self._remarks(pair, found)
         more, beside = None, []
         if found.fewest < FEWEST:
             lead = f"{leader} is ahead by {size}" if found.difference else "both are the same"
             sentence = (
-                f"Too few seeds to say whether {one} and {other} differ at {self.metric}: {lead} "
-                f"{over}, and a verdict takes {FEWEST}{remarks}."
+                f"Too few seeds to say whether {one} and {other} differ at {metric}: {lead} over "
+                f"{found.counts}, and a verdict takes {FEWEST}{remarks}."
             )
-            more, how_many = self._more(found, (1 - self.level) / family)
+            more, how_many = self._more(found, (1 - self.sentences.level) / family)
             beside = [how_many]
         elif abs(found.difference) <= 1e-12:
-            sentence = f"{one} and {other} gave the same {self.metric} {over}{remarks}."
+            sentence = f"{one} and {other} gave the same {metric} over {found.counts}{remarks}."
         else:
             sentence = (
-                f"{leader} is ahead at {self.metric} by the same {size} in all of {found.counts}"
+                f"{leader} is ahead at {metric} by the same {size} in all of {found.counts}"
                 f"{remarks}: where nothing varies, seeds say nothing of chance. Stored predictions "
                 "would, of the test images."
             )
         return Verdict(
             a=pair[0],
             b=pair[1],
-            metric=self.metric,
+            metric=metric,
             outcome=TOO_FEW,
             sentence=sentence,
             beside=tuple(beside),

@@ -5,7 +5,6 @@ unit: McNemar's test and the paired bootstrap, from stored predictions. *Is this
 that one?* has seeds as its unit: t-tests. docs/statistics.md says which to use when.
 """
 
-from clear_mlflow.statistics.conclusion import Conclusion, Equivalence, p_text, verdict
 from clear_mlflow.statistics.correctness import CorrectMatrix
 from clear_mlflow.statistics.intervals import Interval
 from clear_mlflow.statistics.multiple import holm, holm_factors
@@ -28,9 +27,7 @@ from clear_mlflow.statistics.seeds import (
 
 __all__ = [
     "BootstrapTest",
-    "Conclusion",
     "CorrectMatrix",
-    "Equivalence",
     "ImageBootstrap",
     "Interval",
     "PairedTest",
@@ -41,11 +38,9 @@ __all__ = [
     "holm_factors",
     "mcnemar_cells",
     "mcnemar_exact",
-    "p_text",
     "paired_t",
     "power",
     "seed_summary",
     "seeds_needed",
-    "verdict",
     "welch_t",
 ]
