@@ -50,10 +50,7 @@ class Group:
     @cached_property
     def is_deterministic(self) -> bool:
         """Whether several seeds gave one and the same matrix: then the seed changes nothing."""
-        grids = [member.grid for member in self.counted]
-        return len(grids) > 1 and all(
-            np.array_equal(grids[0], grid, equal_nan=True) for grid in grids[1:]
-        )
+        return len(self.counted) > 1 and len({m.grid.tobytes() for m in self.counted}) == 1
 
     @property
     def is_alone(self) -> bool:
@@ -149,7 +146,7 @@ def group_runs(
         )
         for name, ((labels, setting), members) in zip(names, found.items(), strict=True)
     ]
-    return groups, settings, [*notes, *_splits(groups, settings), *_same_seeds(groups)]
+    return groups, settings, [*notes, *_same_seeds(groups)]
 
 
 def _joins(run: RowlessRun, by: Sequence[str], labels: Sequence[str], setting: Setting) -> bool:
@@ -187,20 +184,6 @@ def _names(
     return names
 
 
-def _splits(groups: Sequence[Group], settings: Sequence[Setting]) -> Iterator[str]:
-    """What was kept apart although its labels agree."""
-    by_labels: dict[tuple[tuple[str, str], ...], list[Group]] = defaultdict(list)
-    for group in groups:
-        if group.labels:
-            by_labels[tuple(group.labels.items())].append(group)
-    for apart in by_labels.values():
-        for other in apart[1:]:
-            what = ", ".join(settings[apart[0].setting].differences(settings[other.setting]))
-            yield (
-                f"{cut(apart[0].name)} and {cut(other.name)} are kept apart: they differ in {what}."
-            )
-
-
 def _same_seeds(groups: Sequence[Group]) -> Iterator[str]:
     for group in groups:
         seeds = Counter(m.record.seed for m in group.members if m.record.seed is not None)
@@ -213,14 +196,8 @@ def _same_seeds(groups: Sequence[Group]) -> Iterator[str]:
 
 def _twin(subject: Subject, members: Sequence[Subject]) -> Subject | None:
     """A run that is this one again: no second piece of evidence."""
-    if subject.record.seed is None:
-        return None
-    for member in members:
-        if member.record.seed == subject.record.seed and np.array_equal(
-            member.grid, subject.grid, equal_nan=True
-        ):
-            return member
-    return None
+    alike = (m for m in members if m.record.seed == subject.record.seed is not None)
+    return next((m for m in alike if np.array_equal(m.grid, subject.grid, equal_nan=True)), None)
 
 
 def _seed_order(subject: Subject) -> tuple[bool, int, str]:

@@ -21,7 +21,6 @@ from clear_mlflow.metrics import METRICS
 from clear_mlflow.statistics import (
     CorrectMatrix,
     ImageBootstrap,
-    mcnemar_cells,
     mcnemar_exact,
     paired,
 )
@@ -112,29 +111,6 @@ def test_clusters_are_stored_and_older_files_are_read(tmp_path):
         replace(CorrectMatrix.of(known, [answer]), cluster=np.zeros(2, np.uint32))
 
 
-def test_numbers_without_clusters_are_those_of_before():
-    """Pinned at the last commit that knew none; a cluster for each image gives the same."""
-    draws = np.random.default_rng(3), np.random.default_rng(4)
-    bucket = np.repeat(np.arange(3), (40, 30, 50))
-    a, b = (
-        a_run(drawn.random((4, 120)) < share, bucket)
-        for drawn, share in zip(draws, (0.6, 0.7), strict=True)
-    )
-    each = np.random.default_rng(0).permutation(120)
-    for one, other in ((a, b), (replace(a, cluster=each), replace(b, cluster=each))):
-        test = paired_bootstrap(one, other, resamples=500, seed=9)[FORGETTING]
-        assert test.difference == 0.025000000000000022
-        assert test.error == pytest.approx(0.1104599836416388, rel=1e-13)
-        assert tuple(test.interval) == (-0.1920833333333331, 0.2375)
-        assert test.p_value == 0.8982035928143712
-        assert (test.n, test.clusters) == (120, 120)
-        alone = ImageBootstrap(resamples=500, seed=9).intervals(one)[FORGETTING]
-        assert tuple(alone) == (-0.17083333333333334, 0.14385416666666656)
-        assert mcnemar_cells(one, other)[2].tolist() == pytest.approx(
-            [0.6900379657745361, 1.0, 0.26317596435546875], rel=1e-13
-        )
-
-
 def test_the_cluster_bootstrap_is_its_slow_twin(monkeypatch):
     """Scan by scan: one draw of scans for all buckets, whose shares are of the images drawn."""
     a, b = random_run(3), random_run(4, share=0.7)
@@ -167,24 +143,6 @@ def test_the_cluster_bootstrap_is_its_slow_twin(monkeypatch):
         assert test.interval == pytest.approx(tuple(np.quantile(changes[name], [0.1, 0.9])))
         assert test.error == pytest.approx(np.std(changes[name]))
         assert (test.n, test.clusters) == (40, 20)
-
-
-def test_buckets_that_share_nothing_are_drawn_apart():
-    """Clusters within buckets: the same as of one image for each cluster that always agrees."""
-    bucket = np.repeat(np.arange(3), 20)
-    draws = np.random.default_rng(0)
-    hits = draws.random((2, 4, 60)) < 0.6
-    single = [a_run(right, bucket) for right in hits]
-    twice = [
-        a_run(np.repeat(right, 2, axis=1), np.repeat(bucket, 2), np.repeat(np.arange(60), 2))
-        for right in hits
-    ]
-    plain, doubled = paired_bootstrap(*single), paired_bootstrap(*twice)
-    for name, test in plain.items():
-        assert doubled[name].interval == pytest.approx(tuple(test.interval))
-        assert doubled[name].p_value == test.p_value
-        assert (doubled[name].n, doubled[name].clusters) == (120, 60)
-    assert mcnemar_cells(*twice) == pytest.approx(mcnemar_cells(*single))
 
 
 @settings(max_examples=60, deadline=None)

@@ -201,28 +201,6 @@ def test_weighted_sums_are_their_metrics(monkeypatch: pytest.MonkeyPatch, protoc
         assert tuple(test.interval) == pytest.approx(tuple(slow[name].interval), abs=1e-12)
 
 
-def test_the_bootstrap_comes_close_to_all_resamples_there_are() -> None:
-    """Of two buckets of three images, every one of 27 x 27 draws by enumeration."""
-    counts = (3, 3)
-    a, b = random_hits(11, counts), random_hits(12, counts)
-    metric = METRICS[0]
-    changes = []
-    for first in itertools.product(range(3), repeat=3):
-        for second in itertools.product(range(3, 6), repeat=3):
-            values = []
-            for run in (a, b):
-                cells = [
-                    [run.right[i, list(part)].mean() for part in (first, second)] for i in (1, 2)
-                ]
-                values.append(metric.function(AccuracyMatrix(cells)))
-            changes.append(values[0] - values[1])
-    (found,) = paired_bootstrap(a, b, metrics=[metric], resamples=20_000).values()
-    exact = np.array(changes)
-    below, above = (exact <= 1e-12).mean(), (exact >= -1e-12).mean()
-    assert found.p_value == pytest.approx(min(1, 2 * min(below, above)), abs=0.02)
-    assert found.interval == pytest.approx(tuple(np.quantile(exact, [0.025, 0.975])), abs=1e-9)
-
-
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 1000))
 def test_the_bootstrap_turns_around(seed: int) -> None:

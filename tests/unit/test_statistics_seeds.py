@@ -108,27 +108,6 @@ def test_hedges_g_is_unbiased() -> None:
     assert hedges_g([1], [2, 3]) is None
 
 
-@pytest.mark.parametrize("paired", [True, False])
-@pytest.mark.parametrize(("n", "alpha"), [(3, 0.05), (5, 0.05 / 15), (10, 0.05)])
-def test_power_is_the_share_of_findings(paired: bool, n: int, alpha: float) -> None:
-    """Simulated with the effect that the test takes for the truth."""
-    draws, times = np.random.default_rng(n), 4000
-    freedom = n - 1 if paired else 2 * (n - 1)
-    error = math.sqrt((1 if paired else 2) / n)
-    effect = 1.2 * stats.t.ppf(1 - alpha / 2, freedom) * error
-    test = TTest(effect, error, freedom, n, n, paired=paired)
-    found = 0
-    for _ in range(times):
-        if paired:
-            one = paired_t(draws.normal(effect, 1, n), np.zeros(n))
-        else:
-            one = welch_t(draws.normal(effect, 1, n), draws.normal(0, 1, n))
-        found += one is not None and one.p_value <= alpha
-    # Welch's own degrees of freedom are estimated, and fewer: then up to a tenth is promised.
-    expected = power(test, n, alpha=alpha)
-    assert found / times == pytest.approx(expected, abs=0.03 if paired else 0.12)
-
-
 @pytest.mark.parametrize(
     ("effect", "paired", "needed"),
     # Cohen 1988's tables at 80 %, two-sided 5 %: t of one sample, and of two.
