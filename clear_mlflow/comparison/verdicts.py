@@ -271,8 +271,10 @@ class _Judge:
             tests.items(), known, adjusted([t.p_value for t in known]), equivalences, strict=True
         ):
             interval = t.interval(1 - alpha / factor)
+            a, b = (cut(self.groups[position].name) for position in pair)
             outcome, sentence = self.sentences.conclude(
-                *(cut(self.groups[position].name) for position in pair),
+                a,
+                b,
                 t.difference,
                 interval,
                 p_value,

@@ -266,7 +266,7 @@ class ImageBootstrap:
         where = np.argwhere(~np.isnan(cells))
         middle, draws = np.where(np.isnan(cells), np.nan, 0.5), np.random.default_rng(0)
         probes = np.repeat(middle[np.newaxis], 1 + len(where) + _CHECKS, axis=0)
-        probes[(np.arange(1, 1 + len(where)), *where.T)] = 1.0
+        probes[1 + np.arange(len(where)), where[:, 0], where[:, 1]] = 1.0
         probes[-_CHECKS:] *= draws.random((_CHECKS, *cells.shape))
         matrices = [_with_cells(one, matrix).masked(self._protocol) for one in probes]
         found = self._sums[key] = {}

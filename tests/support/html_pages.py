@@ -72,7 +72,8 @@ def assert_needs_nothing_but_itself(text):
     assert not re.search(r"setAttribute\(.style|innerHTML|cssText", script)
     (policy,) = [a["content"] for _, a in page.tags if a.get("http-equiv")]
     assert text.index("Content-Security-Policy") < text.index("<style>")
-    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    parts = (rule.strip().partition(" ") for rule in (policy or "").split(";"))
+    rules = {kind: sources for kind, _, sources in parts}
     assert rules["default-src"] == rules["base-uri"] == rules["form-action"] == "'none'"
     for kind, content in (("style-src", style), ("script-src", script)):
         digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
