@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import click
 
 from clear_mlflow.cli import main
-from clear_mlflow.cli.help import EXIT_CODES
+from clear_mlflow.cli.help import EXIT_CODES, STOPPED
 from clear_mlflow.learning.parameters.config import parameter_defaults
 
 _HEAD = """# Commands
@@ -31,39 +32,62 @@ _CLEAR_MLFLOW_COMPLETE=fish_source clear-mlflow | source    # ~/.config/fish/con
 
 def reference() -> str:
     """The whole page."""
-    codes = (f"- {code}: {text}" for code, text in EXIT_CODES.items())
-    return "\n".join((_HEAD, *codes, "", *_commands("clear-mlflow", main)))
+    commands = dict(_commands("clear-mlflow", main))
+    counted = Counter(line for command in commands.values() for line in _lines(command))
+    shared = {line for line, times in counted.items() if times > 1}
+    codes = {**EXIT_CODES, **STOPPED}
+    return "\n".join(
+        (
+            _HEAD,
+            *(f"- {code}: {text}" for code, text in codes.items()),
+            "\n## Options of several commands\n",
+            *(line for line in counted if line in shared),
+            *(
+                part
+                for name, command in commands.items()
+                for part in _section(name, command, shared)
+            ),
+        )
+    )
 
 
-def _commands(name: str, command: click.Command) -> Iterator[str]:
-    """A section for each command that can be run, and a line for each option of its own."""
+def _commands(name: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
+    """Each command that can be run, by its whole name."""
     if isinstance(command, click.Group):
         for part in command.commands.values():
             yield from _commands(f"{name} {part.name}", part)
-        return
+    else:
+        yield name, command
+
+
+def _section(name: str, command: click.Command, shared: set[str]) -> Iterator[str]:
     arguments = [part for part in command.params if isinstance(part, click.Argument)]
-    options = [part for part in command.params if isinstance(part, click.Option)]
     words = [name, *(part.make_metavar(click.Context(command)) for part in arguments)]
-    yield f"## {name}\n\n```text\n{' '.join(words)}{' [OPTIONS]' * bool(options)}\n```\n"
+    yield f"\n## {name}\n\n```text\n{' '.join(words)} [OPTIONS]\n```\n"
     yield "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n")) + "\n"
-    parameters = {option.name for option in options} & parameter_defaults().keys()
-    if len(parameters) > 10:
-        yield "Every [parameter of a training](parameters.md) is an option, and:\n"
-        options = [option for option in options if option.name not in parameters]
-    if options:
-        yield "| option | default | what it is |\n|---|---|---|"
-        yield from map(_line, options)
-        yield ""
+    if _trains(command):
+        yield "Every [parameter of a training](parameters.md) is an option.\n"
+    lines = list(_lines(command))
+    yield from (line for line in lines if line not in shared)
+    if several := [line.split("`")[1] for line in lines if line in shared]:
+        yield f"\n[Of several commands](#options-of-several-commands): `{'`, `'.join(several)}`."
     for code, text in getattr(command, "exit_codes", {}).items():
-        if EXIT_CODES.get(code) != text:
-            yield f"- Exit code {code}: {text}"
-    yield ""
+        if {**EXIT_CODES, **STOPPED}.get(code) != text:
+            yield f"\nExit code {code}: {text}"
 
 
-def _line(option: click.Option) -> str:
-    default = f"`{option.default}`" if isinstance(option.default, str) else ""
-    text = " ".join((option.help or "").split())
-    if isinstance(option.type, click.Choice):
-        text = f"One of `{'`, `'.join(map(str, option.type.choices))}`. {text}"
-    cell = text.replace("|", "\\|").replace("<", "&lt;")
-    return f"| `{option.opts[0]}` | {'required' if option.required else default} | {cell} |"
+def _trains(command: click.Command) -> bool:
+    return len({part.name for part in command.params} & parameter_defaults().keys()) > 10
+
+
+def _lines(command: click.Command) -> Iterator[str]:
+    """A line for each option that is no parameter of a training."""
+    left_out = parameter_defaults() if _trains(command) else {}
+    for option in command.params:
+        if isinstance(option, click.Option) and option.name not in left_out:
+            choice = option.type if isinstance(option.type, click.Choice) else None
+            values = f" {'|'.join(map(str, choice.choices))}" if choice else ""
+            default = option.default if isinstance(option.default, str) else ""
+            told = ", required" if option.required else f" (`{default}`)" if default else ""
+            text = " ".join((option.help or "").split()).replace("<", "&lt;")
+            yield f"- `{option.opts[0]}{values}`{told}: {text}"
