@@ -34,7 +34,6 @@ from clear_mlflow.metrics._user import load_own_metrics
 
 _foreign_option = option_under("Rows under names of their own")
 _models_option = option_under("Models tested again")
-_record_option = option_under("What is read and written")
 
 
 @click.command(
@@ -46,8 +45,8 @@ _record_option = option_under("What is read and written")
         "clear-mlflow evaluate --experiment first --metric lab:my_metric --dry-run",
     ),
     exit_codes={
-        2: "A mistake in the call; or a run that could not be scored, lacks a row or holds values "
-        "of another definition; or a metric of your own that failed. All other runs are scored.",
+        2: "A mistake in the call; or a run that could not be scored or lacks a row; or a metric "
+        "of your own that failed. All other runs are scored.",
         **STOPPED,
     },
 )
@@ -113,26 +112,6 @@ _record_option = option_under("What is read and written")
     metavar="DIR",
     help="Under --from-models, the dataset to test on; auto for an embedded one.",
 )
-@_record_option(
-    "--verify",
-    type=click.Choice(["auto", "all", "none"]),
-    default="auto",
-    help="A scored run keeps its rows in a tag, too. When to read the row files nonetheless: auto, "
-    "where they are on this machine, or their names and sizes differ; all, always; none, never. "
-    "Of runs named by id they are always read.",
-)
-@yes_or_no_option(
-    _record_option,
-    "--accept-new-definitions",
-    "Overwrite values that were computed by another version of a metric's definition.",
-)
-@_record_option(
-    "--pictures",
-    type=click.Choice(["auto", "yes", "no"]),
-    default="auto",
-    help="Draw heat maps and confusion matrices. auto: for runs that are named by id or were "
-    "trained by this program; yes: for all; no: for none.",
-)
 @engine_options
 @dry_run_option
 def evaluate(
@@ -150,9 +129,6 @@ def evaluate(
     rows_lower_is_better: bool,
     from_models: bool,
     data_root: str,
-    verify: str,
-    accept_new_definitions: bool,
-    pictures: str,
     engine: str,
     jobs: int | None,
     address: str,
@@ -205,7 +181,7 @@ def evaluate(
 
     from clear_mlflow.cli.output import print_places
     from clear_mlflow.cli.scoring_output import Summary, shown_while
-    from clear_mlflow.evaluation.evaluate_run import ResultFile
+    from clear_mlflow.evaluation.evaluate_run import log_results, result_entry
     from clear_mlflow.evaluation.foreign_rows import adopt_rows
     from clear_mlflow.evaluation.rescore import Evaluation, joint_record
     from clear_mlflow.store.client import preflight, set_up_mlflow
@@ -216,11 +192,8 @@ def evaluate(
     evaluation = Evaluation(
         named=bool(run_id),
         dry_run=dry_run,
-        verify=verify,
         metrics=(*of_families(dict.fromkeys(families)), *own.matrix),
         prediction_metrics=(*predicted.METRICS, *own.predictions),
-        accept_new=accept_new_definitions,
-        pictures=pictures,
         jobs=jobs,
         prepare=partial(adopt_rows, pattern=rows, reading=reading) if rows else None,
     )
@@ -246,32 +219,34 @@ def evaluate(
         if joint_run:
             evaluation = replace(evaluation, joint=joint_record(client, joint_run))
         own_run = mark_run_of_project(client, KIND_EVALUATE)
-        with ResultFile() as results:
-            runs = select(client, selection)
-            if cluster is None:
-                verdicts = evaluation.over(client, runs)
-            else:
-                from clear_mlflow.evaluation.cluster import evaluated_on_ray
+        runs = select(client, selection)
+        if cluster is None:
+            results = evaluation.over(client, runs)
+        else:
+            from clear_mlflow.evaluation.cluster import over_on_ray
 
-                verdicts = evaluated_on_ray(cluster, evaluation, client, runs)
-            failure: ClearError | None = None
-            try:
-                for verdict in shown_while(verdicts, summary, len(run_id or ()) or None):
-                    summary.add(verdict)
-                    if own_run:
-                        results.add(verdict)
-                    if received:
-                        break
-            except KeyboardInterrupt:
-                pass  # it is among those received
-            except ClearError as error:  # the listing broke off; what was done is shown
-                failure = error
-            if failure is None or summary.counts:
-                summary.show(dry_run=dry_run, stopped=bool(received or failure))
-            if failure is not None:
-                raise failure
-            if own_run and not dry_run and not received:
-                results.log(client, own_run, summary.counts)
+            # Within a worker one run after another: there are as many as there is room for.
+            work = replace(evaluation, jobs=1).over
+            results = over_on_ray(cluster, client, work, runs, jobs=jobs)
+        failure: ClearError | None = None
+        entries: list[dict[str, object]] = []
+        try:
+            for result in shown_while(results, summary, len(run_id or ()) or None):
+                summary.add(result)
+                if own_run:
+                    entries.append(result_entry(result))
+                if received:
+                    break
+        except KeyboardInterrupt:
+            pass  # it is among those received
+        except ClearError as error:  # the listing broke off; what was done is shown all the same
+            failure = error
+        if failure is None or summary.counts:
+            summary.show(dry_run=dry_run, stopped=bool(received or failure))
+        if failure is not None:
+            raise failure
+        if own_run and not dry_run and not received:
+            log_results(client, own_run, entries)
     print_places(client, summary.last_runs)
     if received:
         sys.exit(128 + received[0])

@@ -21,7 +21,6 @@ from clear_mlflow.core.errors import TrackingError
 _HOST = "127.0.0.1"
 _START_SECONDS = 120.0  # on a machine with much else to do; five otherwise
 _BETWEEN_LOOKS = 0.25
-_BUSY_SECONDS = 20.0  # until a server that listens answers; a second one would be no faster
 
 
 def _port(text: str) -> int:
@@ -54,28 +53,19 @@ def open_ui(target: str | None, port: int | None, browser: str) -> None:
 
     Without an argument, it opens the leaderboard of the newest run's experiment. A store that is a
     server is opened there; for any other, a server is started on this machine and runs until
-    Ctrl-C, unless one runs that this command has started.
+    Ctrl-C.
     """
-    from clear_mlflow.store.client import is_server, mlflow_errors, preflight, set_up_mlflow
-    from clear_mlflow.store.ui_urls import (
-        announced_server,
-        local_server,
-        page_of_target,
-        server_address,
-    )
+    from clear_mlflow.store.client import is_server, preflight, set_up_mlflow
+    from clear_mlflow.store.ui_urls import page_of_target, server_address
 
     set_up_mlflow()
     client = preflight(opens_run=False)
     page = page_of_target(client, target)
     store = client.tracking_uri
-    known = server_address(store) if is_server(store) else None
-    if known is None and port is None:
-        with mlflow_errors("look for a server"):
-            known = local_server(client, _BUSY_SECONDS)
-    if known is not None:
-        _show(f"{known}/{page}", browser == "yes")
+    if is_server(store):
+        _show(f"{server_address(store)}/{page}", browser == "yes")
         return
-    with _server(store, port or _free_port()) as base, announced_server(store, base):
+    with _server(store, port or _free_port()) as base:
         _show(f"{base}/{page}", browser == "yes")
         click.echo("the server runs until Ctrl-C")
         signal.pause()

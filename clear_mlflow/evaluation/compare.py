@@ -48,10 +48,8 @@ from clear_mlflow.core.errors import ConfigError, FailedMetricError, TrackingErr
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
-from clear_mlflow.evaluation.read_correctness import read_correctness
-from clear_mlflow.evaluation.read_inside import read_with_inside
-from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.parameters.logged import is_of_a_training, logged_parameters
+from clear_mlflow.evaluation.cluster import BATCH, over_on_ray
+from clear_mlflow.evaluation.read_runs import read_correctness, read_with_inside
 from clear_mlflow.metrics import METRICS, Metric, undefined
 from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.store import names
@@ -64,8 +62,8 @@ from clear_mlflow.store.ui_urls import comparison_link, run_addresses
 # MLflow cuts a tag off at 8,000 characters, silently; an artifact has all ids.
 _LONGEST_TAG = 7_900
 _LONGEST_NAME = 120
-# Runs of one piece of a cluster's work: rows are read in milliseconds, predictions are megabytes.
-_BATCH, _BATCH_OF_PREDICTIONS = 50, 4
+# Runs of one piece of a cluster's work: predictions are megabytes.
+_BATCH_OF_PREDICTIONS = 4
 
 _Item = TypeVar("_Item", contravariant=True)
 _Result = TypeVar("_Result", covariant=True)
@@ -92,36 +90,17 @@ def read_comparison(
     named: bool,
     cluster: RayCluster | None = None,
     jobs: int | None = None,
-    verify: str = "auto",
+    read_files: bool | None = None,
     over_images: bool = True,
 ) -> tuple[Comparison, list[LeftOut], str]:
     """Read the runs and compare them; nothing is written.
 
-    Args:
-        client: the store.
-        runs: what :func:`~clear_mlflow.store.search.select` gave.
-        group_by: names of parameters or tags that runs of one group share.
-        rank_by: the metric that ranks, and that verdicts are on; None: a usual one.
-        baseline: the group that all others are tested against; None: the leader, or all pairs.
-        margin: the largest difference that does not matter, in percentage points of accuracies,
-            else in the score's own unit; None: equivalence is not asked for.
-        metrics: to compare by.
-        named: the runs were asked for one by one, so one without rows is named; found by a
-            search, it is only passed over.
-        cluster: whose workers read the runs, entered already; None: this process does.
-        jobs: runs that are read at once, or batches of them on a cluster; None: as many as suit.
-        verify: when row artifacts are looked at: see
-            :func:`~clear_mlflow.store.matrices.stored_rows_of`.
-        over_images: whether single runs are tested, and get intervals, over their test images:
-            that reads megabytes of stored predictions a run, and takes a tenth of a second a run.
-
-    Returns:
-        The comparison, the runs that are not in it, and the experiment of the first that is.
-
-    Raises:
-        TrackingError: a run that was asked for is not there, or the store does not answer.
-        ConfigError: there is no run to compare, none has what it is to be grouped by, no group is
-            the baseline, the margin is not above 0, or the workers cannot reach the store.
+    *margin* is in percentage points of accuracies, else in the score's own unit; *named* runs were
+    asked for one by one, so one without rows is named; a *cluster* is entered already; *read_files*
+    as :func:`~clear_mlflow.store.matrices.stored_rows_of` has it. *over_images* tests single runs
+    over their test images, which reads megabytes of predictions a run; *most_inside* is the number
+    of runs, of the first groups, whose tests inside buckets are drawn: hundreds of files each.
+    The runs that are left out, and the experiment of the first that is not, come with it.
     """
     left_out: list[LeftOut] = []
     subjects: list[Subject] = []
@@ -129,8 +108,8 @@ def read_comparison(
     experiment_id = ""
     read = _Reading(client, cluster, jobs)
     refused: list[str] = []
-    matrices = partial(read_with_inside, metrics=metrics, verify=verify)
-    for stored, inside, problem in read.over(matrices, _there(runs), batch=_BATCH):
+    matrices = partial(read_with_inside, metrics=metrics, read_files=read_files)
+    for stored, inside, problem in read.over(matrices, _there(runs), batch=BATCH):
         if problem is not None:
             refused.append(_unused_tests(stored.run_name, problem))
         if stored.record is None:
@@ -251,9 +230,6 @@ class _Reading:
         """What *read* gives for all that is asked, in the same order."""
         if self.cluster is None:
             return read(self.client, asked, jobs=self.jobs)
-        # Imported here: a sweep, which is among what workers do, compares its runs at the end.
-        from clear_mlflow.evaluation.cluster import over_on_ray
-
         work = partial(read, jobs=1)  # within a worker: there are as many as there is room for
         return over_on_ray(self.cluster, self.client, work, asked, jobs=self.jobs, batch=batch)
 
@@ -320,19 +296,7 @@ def _labels(stored: StoredMatrix) -> dict[str, str]:
         for name, text in stored.params.items()
         if name.startswith("used/")
     }
-    return {**labels, **_without_role(stored.params)}
-
-
-def _without_role(params: Mapping[str, str]) -> dict[str, str]:
-    """What the parameters that play no role in a run of ours come to: runs of before logged it."""
-    if not is_of_a_training(params):
-        return {}
-    told = {name: _unquoted(text) for name, text in logged_parameters(params).items()}
-    try:
-        config = TrainConfig.resolve(told)
-    except ConfigError:
-        return {}
-    return {name: text for name, text in config.as_text().items() if name in config.without_role}
+    return labels
 
 
 def _unquoted(text: str) -> str:
@@ -354,19 +318,9 @@ def write_comparison(
     params: Mapping[str, str] | None = None,
     grids: Mapping[str, str] | None = None,
 ) -> Run:
-    """Store a comparison in a run of its own.
+    """Store a comparison in a run of its own, or in one that is there for it, which is left open.
 
-    Args:
-        client: the store.
-        comparison: what is shown.
-        left_out: runs that were chosen and are not in it.
-        experiment_id: where the run is opened.
-        run_id: a run that is there for it already; it is left open.
-        params: how the comparison was asked for.
-        grids: files of sweeps that continue from here, by their artifact's name.
-
-    Returns:
-        The run, as it is then.
+    *params* say how it was asked for; *grids* are files of sweeps that continue from here, by name.
     """
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         # Before any run is opened: what cannot be drawn leaves nothing half done.

@@ -31,15 +31,7 @@ from clear_mlflow.store.rows import parse_rows, read_row_files, write_row
 
 
 def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Reading) -> int:
-    """Write the rows that a run holds under other names; those that are there are left alone.
-
-    Returns:
-        How many were written.
-
-    Raises:
-        RecordError: the artifacts that match are no rows of one matrix.
-        TrackingError: the store does not answer.
-    """
+    """Write the rows that a run holds under other names, but for those that are there; how many."""
     # Rows that were lost since are written again, if what they were read from is there.
     there = parse_rows(read_row_files(client, run, waiting=None))
     if any("imported" not in record.extra for record in there.values()):
@@ -64,11 +56,7 @@ def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Rea
 
 
 def _matching(client: MlflowClient, run: Run, pattern: RowPattern) -> list[str]:
-    """Paths of the artifacts that match, found folder by folder.
-
-    Raises:
-        RecordError: there are too many, or one is too large to be a row.
-    """
+    """Paths of the artifacts that match, found folder by folder."""
     folders, listed = [""], 0
     for depth in range(len(pattern.parts)):
         is_last = depth == len(pattern.parts) - 1

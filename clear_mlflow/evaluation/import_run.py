@@ -56,13 +56,9 @@ class ImportedRun:
 
 
 class Importer:
-    """Opens a run in one experiment for each matrix that it does not hold yet.
+    """Opens a run in one experiment for each matrix that it does not hold yet, or for *again* all.
 
-    Args:
-        client: what :func:`~clear_mlflow.store.client.preflight` gave.
-        experiment: name; None = the one that the environment names, else MLflow's default.
-        facts: what a person says of the runs.
-        again: import what is there already once more.
+    An experiment of None is the one that the environment names, else MLflow's default.
     """
 
     def __init__(
@@ -75,18 +71,9 @@ class Importer:
         self._again = again
 
     def take(self, imported: Imported, *, file: str, kind: str, run_name: str) -> ImportedRun:
-        """Store one run, score it from what was stored, and close it.
+        """Store one run of a *file* of a *kind*, score it from what was stored, and close it.
 
-        Args:
-            imported: what a file holds.
-            file: the file's name, without its folder.
-            kind: the name of its format.
-            run_name: what the run is to be called.
-
-        Raises:
-            TrackingError: the store does not take it; a run that was opened is closed as FAILED.
-            RecordError: it cannot be a record, as where a key is no printable text.
-            ConfigError: its score is called as a metric is.
+        A run that was opened and that the store does not take in full is closed as FAILED.
         """
         if (there := self._there.get(imported.digest)) is not None:
             matrix = imported.matrix
@@ -156,12 +143,9 @@ class Importer:
 def foreign_records(
     matrix: AccuracyMatrix, facts: Mapping[str, str], origin: JSON
 ) -> list[RowRecord]:
-    """The rows of a matrix that another program measured, as a run stores them.
+    """The rows of a matrix that another program measured; each says by *origin* where it is from.
 
-    Args:
-        matrix: what it measured.
-        facts: ``protocol`` and ``split``; ``dataset`` and ``seed``, where they are known.
-        origin: where the rows are from; every one says so.
+    *facts* are ``protocol`` and ``split``; ``dataset`` and ``seed``, where they are known.
     """
     written_at = now()
     return [

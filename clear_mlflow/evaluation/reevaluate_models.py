@@ -32,11 +32,7 @@ from clear_mlflow.store.search import MissingRun
 def reevaluate_each(
     client: MlflowClient, runs: Iterable[Run | MissingRun], *, data_root: str
 ) -> Iterator[tuple[str, Scores | ClearError]]:
-    """Re-test each run's models; one that cannot be tested does not stop the others.
-
-    Yields:
-        The run's id, and the scores of the new run or why there are none.
-    """
+    """Re-test each run's models; one that cannot be tested does not stop the others."""
     for run in runs:
         if isinstance(run, MissingRun):
             yield run.run_id, ClearError(run.problem)
@@ -52,17 +48,6 @@ def reevaluate(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
 
     The rows are those of a run of their own, a child of the one that was trained, so that both can
     be scored, compared and distinguished as any other two runs.
-
-    Args:
-        client: the store.
-        run: trained with ``log_models`` last or all.
-        data_root: folder of the dataset to test on, in any layout; ``auto`` for the embedded one.
-
-    Raises:
-        RecordError: the run holds no row, no model, or a damaged one.
-        DataError: the dataset is missing or damaged, or its buckets are others.
-        ConfigError: the run's configuration is not one that this program can follow.
-        TrackingError: the store does not answer.
     """
     # Imported here: scoring rows needs no torch.
     from clear_mlflow.learning.inference.reevaluation import Reevaluation, StoredModel

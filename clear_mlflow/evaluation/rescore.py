@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
@@ -19,10 +17,10 @@ from clear_mlflow.metrics import ALL_METRICS, Metric, anytime, of_score
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.runs.lifecycle import close_abandoned
 from clear_mlflow.runs.logged_models import log_models
-from clear_mlflow.scoring.plan import Depth
 from clear_mlflow.scoring.scores import Scores, Scoring, read_scores, write_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.client import is_server, mlflow_errors
+from clear_mlflow.store.conflicts import one_writer
 from clear_mlflow.store.heartbeat import is_abandoned, seems_abandoned, trains_now
 from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.rows import are_rows_local
@@ -33,6 +31,7 @@ from clear_mlflow.store.search import MissingRun
 # than threads take turns.
 _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
 
+_MOST_TOLD = 5  # metrics whose values have changed
 _BUILT_IN = frozenset(
     [
         *(metric.name for metric in predicted.METRICS),
@@ -64,39 +63,24 @@ class Evaluation:
     """How runs are scored.
 
     Args:
-        named: the runs were asked for one by one: each is read from its row artifacts and looked at
-            in full, and one without rows is a problem. Found by a search, a run takes the short
-            look, and one of another program is only passed over.
+        named: the runs were asked for one by one: each is read from its artifacts, and one without
+            rows is a problem. Found by a search, one of another program is only passed over.
         dry_run: write nothing.
-        verify: when a search reads row artifacts although a tag holds the rows; see
-            :func:`~clear_mlflow.store.matrices.stored_rows_of`.
         metrics: to compute beside those of the families that each run logs; the families of those
             that are built in are logged from then on.
         joint: the record of a joint run, which intransigence is measured against.
         prediction_metrics: to compute of stored predictions, where a run kept any.
-        accept_new: overwrite values of other versions of a metric's definition.
-        pictures: ``yes``: draw them; ``no``: only where there is one; ``auto``: of runs that were
-            named, or trained by this program.
         jobs: runs under way at once; None: as many as suits the store.
         prepare: called with the client and each run before its rows are read; not in a dry run.
-        turn: what is entered to write into a store that takes one writer at a time, where other
-            processes score runs of it, too; None: a lock of this process.
     """
 
     named: bool = False
     dry_run: bool = False
-    verify: str = "auto"
     metrics: Sequence[Metric] = ()
     joint: Record | None = None
     prediction_metrics: Sequence[predicted.PredictionMetric] = predicted.METRICS
-    accept_new: bool = False
-    pictures: str = "auto"
     jobs: int | None = None
     prepare: Callable[[MlflowClient, Run], object] | None = None
-    turn: Callable[[], AbstractContextManager[object]] | None = None
-    _writing: threading.Lock = field(
-        default_factory=threading.Lock, init=False, repr=False, compare=False
-    )
 
     def over(
         self, client: MlflowClient, runs: Iterable[Run | MissingRun]
@@ -129,9 +113,9 @@ class Evaluation:
         abandoned = is_abandoned(client, run)
         ours = run.data.tags.get(names.KIND_TAG) == names.KIND_TRAIN
         try:
-            scores = self._scored(client, run, ours)
+            scores = self._scored(client, run)
             if abandoned and not self.dry_run:
-                with self._turn(client):
+                with one_writer(client.tracking_uri):
                     close_abandoned(client, run)
         except ClearError as error:
             if _is_deleted(client, run_id):
@@ -150,17 +134,12 @@ class Evaluation:
             if self.named or ours:
                 return _failed(run_id, name, why)
             return ScoringResult(run_id, name, "skipped", why, scores)
-        notes = list(_describe(scores, self.accept_new, self.dry_run))
+        notes = list(_describe(scores, self.dry_run))
         if abandoned:
             closed = "would be closed" if self.dry_run else "run closed"
             notes.append(f"its process is gone: {closed} as KILLED")
         changed = abandoned or not scores.plan.is_empty
-        matters = bool(
-            _gaps(scores)
-            or (scores.plan.outdated and not self.accept_new)
-            or scores.problem is not None
-            or scores.failed
-        )
+        matters = bool(_gaps(scores) or scores.problem is not None or scores.failed)
         action = "scored" if changed else "unchanged"
         return ScoringResult(
             run_id,
@@ -175,45 +154,26 @@ class Evaluation:
             ),
         )
 
-    def _scored(self, client: MlflowClient, run: Run, ours: bool) -> Scores:
+    def _scored(self, client: MlflowClient, run: Run) -> Scores:
         if self.prepare is not None and not self.dry_run:
             self.prepare(client, run)
-        scores = read_scores(client, run, self._scoring(ours))
+        scoring = Scoring(
+            metrics=self.metrics,
+            joint=self.joint,
+            prediction_metrics=self.prediction_metrics,
+            thorough=self.named,
+        )
+        scores = read_scores(client, run, scoring)
         if not self.dry_run and not scores.plan.is_empty:
-            with self._turn(client):
+            with one_writer(client.tracking_uri):
                 write_scores(client, scores)
         if not self.dry_run:
             log_models(client, run, scores)
         return scores
 
-    def _scoring(self, ours: bool) -> Scoring:
-        return Scoring(
-            metrics=self.metrics,
-            joint=self.joint,
-            prediction_metrics=self.prediction_metrics,
-            verify="all" if self.named else self.verify,
-            depth=Depth(
-                thorough=self.named or self.verify == "all",
-                accept_new=self.accept_new,
-                pictures=self.pictures == "yes"
-                or (self.pictures == "auto" and (self.named or ours)),
-            ),
-        )
-
-    def _turn(self, client: MlflowClient) -> AbstractContextManager[object]:
-        """Sqlite lets one writer in at a time, and makes the others wait by trying again."""
-        if not client.tracking_uri.startswith("sqlite:"):
-            return nullcontext()
-        return self._writing if self.turn is None else self.turn()
-
 
 def joint_record(client: MlflowClient, run_id: str) -> Record:
-    """The rows of the run that others' intransigence is measured against.
-
-    Raises:
-        TrackingError: there is no such run, or the store does not answer.
-        RecordError: it holds no row, or a damaged one.
-    """
+    """The rows of the run that others' intransigence is measured against."""
     with mlflow_errors(f"read the joint run {run_id}"):
         run = client.get_run(run_id)
     record = read_scores(client, run).record
@@ -232,11 +192,11 @@ def _suitable_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
     return _JOBS_LOCAL if isinstance(first, MissingRun) or are_rows_local(first) else _JOBS_REMOTE
 
 
-def _describe(scores: Scores, accept_new: bool, dry_run: bool) -> Iterator[str]:
+def _describe(scores: Scores, dry_run: bool) -> Iterator[str]:
     if scores.computed is None:
         yield "no rows"
         return
-    matrix, versions = scores.computed.record.matrix, scores.computed.versions
+    matrix = scores.computed.record.matrix
     yield f"{matrix.num_rows} of {matrix.num_buckets} rows"
     if gaps := _gaps(scores):
         yield f"missing {', '.join(f'row {row}' for row in gaps)}"
@@ -244,26 +204,22 @@ def _describe(scores: Scores, accept_new: bool, dry_run: bool) -> Iterator[str]:
         yield f"would write {scores.plan}"
     elif scores.plan.points:
         yield f"{len(scores.plan.points)} metric values logged"
+    if changed := scores.plan.changed:
+        told = [f"{n} {old:.4g} to {new:.4g}" for n, (old, new) in sorted(changed.items())]
+        more = f" and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
+        yield f"values changed: {', '.join(told[:_MOST_TOLD])}{more}"
     if scores.problem is not None:
         yield scores.problem
     # A user's own metric was asked for: where it has no value, they want to know why.
     for name in _own_without_value(scores):
         yield f"{name} left out: {scores.reasons[name]}"
-    for name, version in scores.plan.outdated.items():
-        if accept_new:
-            yield f"{name} of definition {version} overwritten by {versions[name]}"
-        else:
-            yield (
-                f"holds {name} of definition {version}; this program computes {versions[name]}, "
-                "and overwrites with accept_new_definitions=yes alone"
-            )
 
 
 def _own_without_value(scores: Scores) -> list[str]:
     if scores.computed is None:
         return []
     built_in = {m.name for m in of_score(ALL_METRICS, scores.computed.record.matrix.score)}
-    own = scores.computed.versions.keys() - built_in - _BUILT_IN - scores.plan.outdated.keys()
+    own = scores.computed.versions.keys() - built_in - _BUILT_IN
     return [name for name in scores.reasons if name in own]
 
 

@@ -35,17 +35,8 @@ def read_anytime_scores(
 ) -> AnytimeScores:
     """Everything that a run's tests inside its buckets define; nothing is written.
 
-    A run that holds all of this already, as a tag of it says, is asked for nothing: what its
-    metrics show is the summary.
-
-    Args:
-        client: the store.
-        run: as it is now.
-        record: its rows.
-        thorough: compute it although the run says that it holds all of this already.
-
-    Raises:
-        TrackingError: the store does not answer.
+    A run that holds all of this already, as a tag of it says, is asked for nothing unless
+    *thorough*: what its metrics show is the summary.
     """
     if names.ANYTIME_TAG not in run.data.tags:
         return AnytimeScores()
@@ -83,13 +74,9 @@ def anytime_stamp(record: Record) -> str:
 
 
 def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
-    """All tests inside buckets that a run holds.
+    """All tests inside buckets that a run holds; a RecordError where one is damaged.
 
     Files are called what the format calls them, never what a store says.
-
-    Raises:
-        RecordError: a file is damaged, or there are too many.
-        TrackingError: the artifact store does not answer.
     """
     sizes = sizes_of_tests(client, run)
     if len(sizes) > MAX_ANYTIME_FILES:
@@ -103,11 +90,7 @@ def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
 
 
 def sizes_of_tests(client: MlflowClient, run: Run) -> dict[str, int | None]:
-    """Names and bytes of the files of a run's tests, in their order; None: the store says none.
-
-    Raises:
-        TrackingError: the artifact store does not answer.
-    """
+    """Names and bytes of the files of a run's tests, in their order; None: the store says none."""
     with mlflow_errors(f"list the tests inside buckets of run {run.info.run_id}"):
         sizes = ArtifactFolder(client, run, ANYTIME_FOLDER).sizes()
     return {name: sizes[name] for name in sorted(sizes) if anytime_place(name) is not None}

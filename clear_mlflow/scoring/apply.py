@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, RunTag
+from mlflow.entities import Metric
 
 from clear_mlflow.core.matrix import named_rows
 from clear_mlflow.core.record import Record
@@ -20,43 +20,29 @@ from clear_mlflow.scoring.plan import Plan
 from clear_mlflow.scoring.series import Point
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import log_bytes
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.client import log_tags, mlflow_errors
 
-_BATCH = 900  # entries that MLflow takes in one call are 1,000: metrics, and the tags behind them
+_BATCH = 900  # MLflow takes 1,000 entries in one call
 
 
 def apply_plan(client: MlflowClient, run_id: str, plan: Plan, computed: Computed | None) -> None:
-    """Write what a plan says: reports, tables, metrics, and the tags, in this order.
+    """Write what a plan says: reports, tables, page, metrics, and the tags, in this order.
 
-    The tags come last: a run is called scored only when all the rest is stored. Metrics and tags
-    are one request, which MLflow stores in that order.
-
-    Args:
-        client: the store.
-        run_id: of the run.
-        plan: what is lacking.
-        computed: what it was made from; None of a run without rows.
-
-    Raises:
-        TrackingError: the store does not take it.
+    The tags come last, in a call of their own: a run is called scored only when all the rest is
+    stored.
     """
     with mlflow_errors(f"log the scores of run {run_id}"):
         if computed is not None:
             _log_files(client, run_id, plan, computed)
-        *whole, last = _batches(plan.points)
-        for batch in whole:
-            client.log_batch(run_id, metrics=to_metrics(batch))
-        tags = [RunTag(key, value) for key, value in plan.tags.items()]
-        client.log_batch(run_id, metrics=to_metrics(last), tags=tags)
+        for start in range(0, len(plan.points), _BATCH):
+            client.log_batch(run_id, metrics=to_metrics(plan.points[start : start + _BATCH]))
+        if plan.tags:
+            log_tags(client, run_id, plan.tags)
 
 
 def to_metrics(points: Iterable[Point]) -> list[Metric]:
     """Points as MLflow takes them."""
     return [Metric(*point) for point in points]
-
-
-def _batches(points: Sequence[Point]) -> list[Sequence[Point]]:
-    return [points[start : start + _BATCH] for start in range(0, len(points), _BATCH)] or [()]
 
 
 def _log_files(client: MlflowClient, run_id: str, plan: Plan, computed: Computed) -> None:
@@ -66,18 +52,17 @@ def _log_files(client: MlflowClient, run_id: str, plan: Plan, computed: Computed
         client.log_text(run_id, matrix_csv(matrix), names.MATRIX_CSV)
         # Written as a file, not with log_table: that appends to the table of an earlier scoring.
         client.log_text(run_id, _table(computed.record), names.MATRIX_TABLE)
-        if plan.heat_map:
-            content = heatmap_png(matrix, computed.run_name)
-            log_bytes(client, run_id, content, names.HEATMAP_PNG)
-            # MLflow's chart view sets images of one key side by side, runs beside runs; it starts
-            # at the first step, so the final matrix has a key of its own with one step.
-            client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
+        content = heatmap_png(matrix, computed.run_name)
+        log_bytes(client, run_id, content, names.HEATMAP_PNG)
+        # MLflow's chart view sets images of one key side by side, runs beside runs; it starts at
+        # the first step, so the final matrix has a key of its own with one step.
+        client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
     answers = computed.predicted
     if plan.tables and answers.predictions is not None:
         for path, text in prediction_tables(answers.predictions).items():
             client.log_text(run_id, text, path)
-    if plan.confusion and answers.picture is not None:
-        log_bytes(client, run_id, answers.picture.png(), names.CONFUSION_PNG)
+        if answers.picture is not None:
+            log_bytes(client, run_id, answers.picture(), names.CONFUSION_PNG)
     if plan.page is not None:
         client.log_text(run_id, run_page(plan.page), names.REPORT_HTML)
 

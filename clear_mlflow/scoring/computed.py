@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import partial
 
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.errors import FailedMetricError
@@ -28,19 +26,6 @@ _TABLES_VERSION = 1  # raised when a table of predictions changes, so that it is
 
 
 @dataclass(frozen=True, eq=False)
-class ConfusionPicture:
-    """What the picture of a run's predictions shows; it is drawn when it is stored."""
-
-    counts: NDArray[np.int64]  # (classes, classes); true by predicted
-    class_names: tuple[str, ...]
-    title: str
-
-    def png(self) -> bytes:
-        """The file."""
-        return confusion_png(self.counts, self.class_names, self.title)
-
-
-@dataclass(frozen=True, eq=False)
 class PredictionScores:
     """What a run's stored predictions define beyond its rows."""
 
@@ -50,7 +35,8 @@ class PredictionScores:
     failed: frozenset[str] = frozenset()  # of the reasons, those whose own function is wrong
     stamp: str | None = None  # fingerprint of all this; None: nothing was computed
     predictions: Predictions | None = None  # those that tables are made of
-    picture: ConfusionPicture | None = None  # None: no row has evidence, or of too many classes
+    # Draws a PNG of the last row's confusion; None: no row has evidence, or of too many classes.
+    picture: Callable[[], bytes] | None = None
     problem: str | None = None  # why nothing was computed, though predictions were kept
     is_unread: bool = False  # the run holds all this already: its predictions were not read
 
@@ -110,22 +96,11 @@ def compute(
     prediction_metrics: Sequence[PredictionMetric] = predicted.METRICS,
     answers: PredictionScores | None = None,
     tests: AnytimeScores | None = None,
-    bucket_series: str = names.BUCKET_SERIES,
 ) -> Computed:
     """Everything that a run's stored rows, predictions and tests inside buckets define.
 
-    Args:
-        run_name: for titles.
-        records: file name to row, at least one.
-        record: what :func:`~clear_mlflow.core.record.assemble` made of them.
-        digest: of the files that they were read from.
-        matrix_tag: the rows as a tag holds them; None where they do not fit.
-        families: of metrics that the run logs.
-        metrics: to compute: theirs, and others that were asked for.
-        prediction_metrics: those that *answers* were computed with.
-        answers: what the run's predictions define; None where it kept none.
-        tests: what its tests inside buckets define; None where it has none.
-        bucket_series: what the names of its accuracies per bucket begin with.
+    *records* are rows by file name, of which *record* was assembled, *digest* and *matrix_tag* say
+    what :class:`~clear_mlflow.store.matrices.StoredRows` does.
     """
     answers, tests = answers or PredictionScores(), tests or AnytimeScores()
     metrics = of_score(metrics, record.matrix.score)
@@ -142,7 +117,9 @@ def compute(
         digest=digest,
         matrix_tag=matrix_tag,
         families=families,
-        points=all_series(record.evidence, over_steps.series, bucket_series)
+        points=all_series(
+            record.evidence, over_steps.series, names.bucket_series(record.matrix.score.name)
+        )
         | dict(answers.points)
         | dict(tests.points),
         times=_times(records, record.matrix.num_rows),
@@ -167,21 +144,10 @@ def compute_predictions(
     record: Record,
     run_name: str,
     metrics: Sequence[PredictionMetric] = predicted.METRICS,
-    logged: Container[str] = (),
 ) -> PredictionScores:
-    """Everything that a run's stored predictions define, but for what repeats its rows.
-
-    What a run of before has logged of that is defined all the same, and stays in it.
-
-    Args:
-        predictions: which count up to the rows.
-        record: the rows.
-        run_name: for titles.
-        metrics: to compute.
-        logged: names of metrics that the run holds.
-    """
-    left_out = {name for name in predicted.repeated(predictions) if name not in logged}
-    computed = [metric for metric in metrics if metric.name not in left_out]
+    """Everything that a run's stored predictions define, but for what repeats its rows."""
+    repeated = predicted.repeated(predictions)
+    computed = [metric for metric in metrics if metric.name not in repeated]
     points = predicted.series(predictions, computed)
     undefined = predicted.undefined(predictions, computed)
     failed = _failed(undefined)
@@ -226,7 +192,7 @@ def prediction_tables(predictions: Predictions) -> dict[str, str]:
     return found
 
 
-def _picture(predictions: Predictions, run_name: str) -> ConfusionPicture | None:
+def _picture(predictions: Predictions, run_name: str) -> Callable[[], bytes] | None:
     """Of the last row that holds any evidence: under streaming, that is not the last of all."""
     if len(predictions.images.class_names) > _MOST_CLASSES:
         return None
@@ -234,8 +200,8 @@ def _picture(predictions: Predictions, run_name: str) -> ConfusionPicture | None
         counts = confusion(predictions, row)
         if counts.any():
             after = "initial" if row == 0 else f"after {predictions.images.buckets[row - 1]}"
-            title = f"{run_name}, {after}"
-            return ConfusionPicture(counts, predictions.images.class_names, title)
+            class_names = predictions.images.class_names
+            return partial(confusion_png, counts, class_names, f"{run_name}, {after}")
     return None
 
 

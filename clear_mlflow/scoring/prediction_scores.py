@@ -24,7 +24,6 @@ from clear_mlflow.core.record import Record
 from clear_mlflow.core.untrusted import MAX_PREDICTIONS_BYTES, size_text
 from clear_mlflow.metrics.from_predictions import METRICS, PredictionMetric, Predictions
 from clear_mlflow.scoring.computed import PredictionScores, compute_predictions, prediction_stamp
-from clear_mlflow.scoring.plan import last_predictions
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
@@ -38,22 +37,11 @@ def keeps_predictions(run: Run) -> bool:
 def read_predictions(
     client: MlflowClient, run: Run, record: Record, *, largest: int | None = None
 ) -> Predictions | None:
-    """Read a run's stored predictions, of the rows that its record has.
+    """Read a run's stored predictions, of the rows that its record has; None: it stored none.
 
-    Files are called what the format calls them, never what a store or another file says.
-
-    Args:
-        client: the store.
-        run: as it is now.
-        record: its rows, which the predictions have to count up to.
-        largest: bytes that all of them may have together; None: as many as there are.
-
-    Returns:
-        None where the run stored none.
-
-    Raises:
-        RecordError: a file is damaged or missing, or contradicts the rows; they are too large.
-        TrackingError: the artifact store does not answer.
+    Files are called what the format calls them, never what a store or another file says. A
+    RecordError where one is damaged, missing, contradicts the rows, or where all have more than
+    *largest* bytes together.
     """
     run_id = run.info.run_id
     stored = ArtifactFolder(client, run, PREDICTIONS_FOLDER)
@@ -91,31 +79,15 @@ def read_prediction_scores(
     *,
     metrics: Sequence[PredictionMetric] = METRICS,
     thorough: bool = False,
-    pictures: bool = False,
 ) -> PredictionScores | None:
-    """Everything that a run's stored predictions define; nothing is written.
+    """Everything that a run's stored predictions define; None where it says that it kept none.
 
-    A run that holds all of this already, as a tag of it says, is asked for nothing: what its
-    metrics show is the summary.
-
-    Args:
-        client: the store.
-        run: as it is now.
-        record: its rows.
-        metrics: to compute.
-        thorough: compute it although the run says that it holds all of this already.
-        pictures: a picture of the last row is wanted; where there is one, it is kept up to date.
-
-    Returns:
-        None where the run says that it kept no predictions.
-
-    Raises:
-        TrackingError: the store does not answer.
+    A run that holds all of this already, as a tag of it says, is asked for nothing unless
+    *thorough*: what its metrics show is the summary.
     """
     if not keeps_predictions(run):
         return None
-    stamp, had_picture = last_predictions(run.data.tags)
-    is_whole = stamp == prediction_stamp(record, metrics) and (had_picture or not pictures)
+    is_whole = run.data.tags.get(names.PREDICTIONS_SCORED_TAG) == prediction_stamp(record, metrics)
     if is_whole and not thorough:
         logged = run.data.metrics
         summary = {m.name: logged[m.name] for m in metrics if m.name in logged}
@@ -128,4 +100,4 @@ def read_prediction_scores(
     if predictions is None:
         return PredictionScores()  # removed since, to save room: no concern of the rows
     run_name = run.info.run_name or run.info.run_id
-    return compute_predictions(predictions, record, run_name, metrics, run.data.metrics)
+    return compute_predictions(predictions, record, run_name, metrics)

@@ -1,4 +1,4 @@
-"""What a run's page shows of what its store says, beside what its rows define."""
+"""What a run's page shows of how the run came about, beside what its rows define."""
 
 from __future__ import annotations
 
@@ -7,38 +7,76 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
+from mlflow.entities import Run
+from mlflow.utils.mlflow_tags import MLFLOW_USER
+
+from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.untrusted import MAX_ROW_BYTES, json_object
 from clear_mlflow.report.page.run_page import RunReport
 from clear_mlflow.scoring.computed import Computed
+from clear_mlflow.store import names
+
+_USED, _ASKED = "used/", "asked/"
+# Tag to what the page calls it.
+_ENVIRONMENT = {
+    names.VERSION_TAG: "clear_mlflow",
+    "git_commit": "commit",
+    names.PROCESSES_TAG: "processes",
+    names.RESUMES_TAG: "times resumed",
+    names.IMPORT_FORMAT_TAG: "imported from a file of",
+    names.RETESTED_TAG: "models of run",
+    MLFLOW_USER: "user",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class RunMetadata:
     """What a store says of how a run came about; all of it is only shown."""
 
     run_id: str = ""
-    link: str | None = None  # to the page itself, within MLflow's UI
     configuration: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by dataset
 
 
+def metadata_of(run: Run) -> RunMetadata:
+    """What a listing of runs brings of how a run came about."""
+    params, tags = dict(sorted(run.data.params.items())), run.data.tags
+    used = {n.removeprefix(_USED): v for n, v in params.items() if n.startswith(_USED)}
+    asked = {n.removeprefix(_ASKED): v for n, v in params.items() if n.startswith(_ASKED)}
+    plain = {n: v for n, v in params.items() if not n.startswith((_USED, _ASKED))}
+    configuration = dict(sorted((plain | used).items()))
+    asked = {name: text for name, text in (plain | asked).items() if name in configuration}
+    return RunMetadata(
+        run_id=run.info.run_id,
+        configuration=configuration,
+        asked={name: text for name, text in asked.items() if text != configuration[name]},
+        environment={shown: tags[tag] for tag, shown in _ENVIRONMENT.items() if tag in tags},
+        profiles={
+            entry.dataset.name: _profile(entry.dataset.profile)
+            for entry in (run.inputs.dataset_inputs if run.inputs else ())
+        },
+    )
+
+
+def _profile(text: str | None) -> Mapping[str, Any]:
+    """A dataset's profile, where it is one of ours: other programs write what they like."""
+    try:
+        return json_object(text or "{}", MAX_ROW_BYTES)
+    except RecordError:
+        return {}
+
+
 def run_report(
     computed: Computed,
-    facts: Facts,
+    metadata: RunMetadata,
     summary: Mapping[str, float],
     reasons: Mapping[str, str],
 ) -> RunReport:
-    """The page of a run, from what its rows define and what its store says.
-
-    Args:
-        computed: what its rows and predictions define.
-        facts: what its store says.
-        summary: metric name to value, as shown.
-        reasons: metric name to why it has none.
-    """
+    """The page of a run; *summary* and *reasons* are by metric, as they are shown."""
     record, answers = computed.record, computed.predicted
-    profile = facts.profiles.get(record.dataset.name, {})
+    profile = metadata.profiles.get(record.dataset.name, {})
     without = ""
     if answers.problem is not None:
         without = f"Its predictions were left out: {answers.problem}."
@@ -49,15 +87,15 @@ def run_report(
         notes.append(f"Its tests inside buckets were left out: {computed.anytime.problem}.")
     return RunReport(
         name=computed.run_name,
-        run_id=facts.run_id,
+        run_id=metadata.run_id,
         record=record,
         summary=summary,
         reasons=reasons,
         predictions=answers.predictions,
         without_predictions=without,
         lower_is_better=computed.lower_is_better,
-        configuration=facts.configuration,
-        asked=facts.asked,
+        configuration=metadata.configuration,
+        asked=metadata.asked,
         dataset={
             name: str(profile[key])
             for key, name in (
@@ -69,7 +107,7 @@ def run_report(
         }
         | _features(profile),
         num_train=_counts(profile.get("num_train")),
-        environment={**facts.environment, **_measured(computed.times)},
+        environment={**metadata.environment, **_measured(computed.times)},
         notes=notes,
         tests=computed.anytime.matrix,
     )

@@ -1,4 +1,4 @@
-"""Score one run: read its stored rows, compute what they define, plan what its store lacks.
+"""Score one run: read its stored rows, compute what they define, write what its store lacks.
 
 The post-run hook and ``evaluate`` are both this. Nothing here trusts what a training process
 remembers: the row artifacts are the record.
@@ -7,7 +7,7 @@ remembers: the row artifacts are the record.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -18,25 +18,14 @@ from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.scoring.anytime_scores import read_anytime_scores
 from clear_mlflow.scoring.apply import apply_plan
 from clear_mlflow.scoring.computed import Computed, compute
-from clear_mlflow.scoring.facts import facts_of
 from clear_mlflow.scoring.families import (
     against_joint,
     logged_families,
     metrics_of,
     with_families_of,
 )
-from clear_mlflow.scoring.plan import (
-    Depth,
-    LookUp,
-    Plan,
-    Stored,
-    defined,
-    plan,
-    plan_without_rows,
-    to_look_up,
-)
+from clear_mlflow.scoring.plan import Plan, plan, plan_without_rows
 from clear_mlflow.scoring.prediction_scores import read_prediction_scores
-from clear_mlflow.scoring.series import Point
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.matrices import stored_rows_of
@@ -53,16 +42,14 @@ class Scoring:
         joint: the record of a run that is trained on all buckets so far at once; None: no such run
             is named.
         prediction_metrics: to compute of stored predictions, where a run kept any.
-        verify: when row artifacts are looked at although a tag holds the rows; see
-            :func:`~clear_mlflow.store.matrices.stored_rows_of`.
-        depth: how the store is compared with what is computed.
+        thorough: read its artifacts though its tags say what they hold, and write those that are
+            gone.
     """
 
     metrics: Sequence[Metric] = ()
     joint: Record | None = None
     prediction_metrics: Sequence[predicted.PredictionMetric] = predicted.METRICS
-    verify: str = "all"
-    depth: Depth = field(default_factory=Depth)
+    thorough: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,14 +61,26 @@ class Scores:
     computed: Computed | None  # None: the run holds no row
     plan: Plan
     from_tag: bool  # the rows were taken from the run's tag
-    summary: Mapping[str, float]  # without metrics whose stored values are of another definition
-    reasons: Mapping[str, str]  # metric name to why it has no value in the summary
-    failed: frozenset[str] = frozenset()  # a user's own metrics that are wrong, of the reasons
 
     @property
     def record(self) -> Record | None:
         """The rows; None where the run holds none."""
         return None if self.computed is None else self.computed.record
+
+    @property
+    def summary(self) -> Mapping[str, float]:
+        """Metric name to value."""
+        return {} if self.computed is None else self.computed.summary
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """Metric name to why it has no value in the summary."""
+        return {} if self.computed is None else self.computed.reasons
+
+    @property
+    def failed(self) -> frozenset[str]:
+        """A user's own metrics that are wrong, of the reasons."""
+        return frozenset() if self.computed is None else self.computed.failed
 
     @property
     def rows_state(self) -> str:
@@ -109,21 +108,13 @@ class Scores:
 def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) -> Scores:
     """Read a run's rows, compute what they define, and plan what its store lacks.
 
-    Args:
-        client: the store; nothing is written.
-        run: as it is now.
-        scoring: what is computed and compared.
-
-    Raises:
-        RecordError: a row is damaged, or rows contradict each other.
-        TrackingError: the store does not answer.
+    Nothing is written. A RecordError where a row is damaged or rows contradict each other.
     """
     scoring = scoring or Scoring()
     run_id, run_name = run.info.run_id, run.info.run_name or run.info.run_id
-    rows = stored_rows_of(client, run, scoring.verify)
-    stored = Stored(values=run.data.metrics, tags=run.data.tags, facts=facts_of(run))
+    rows = stored_rows_of(client, run, read_files=scoring.thorough or None)
     if not rows.records:
-        return Scores(run_id, run_name, None, plan_without_rows(stored), rows.from_tag, {}, {})
+        return Scores(run_id, run_name, None, plan_without_rows(run), rows.from_tag)
     record = assemble(rows.records)
     if run.data.tags.get(names.ROWS_TAG) == "complete" and not record.is_complete:
         # The tag of its rows shows it, too, except of a matrix too large for one.
@@ -144,45 +135,21 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
             families=families,
             metrics=metrics,
             prediction_metrics=scoring.prediction_metrics,
-            bucket_series=names.bucket_series(record.matrix.score.name),
             answers=read_prediction_scores(
-                client,
-                run,
-                record,
-                metrics=scoring.prediction_metrics,
-                thorough=thorough,
-                pictures=scoring.depth.pictures,
+                client, run, record, metrics=scoring.prediction_metrics, thorough=thorough
             ),
             tests=read_anytime_scores(client, run, record, thorough=thorough),
         )
-        found = _looked_up(client, run, stored, to_look_up(stored, computed, scoring.depth))
-        lacking = plan(found, computed, scoring.depth)
-        return computed, lacking
+        return computed, plan(client, run, computed, thorough=scoring.thorough)
 
-    computed, lacking = planned(scoring.depth.thorough)
-    is_unread = computed.predicted.is_unread or computed.anytime.is_unread
-    if lacking.page is not None and is_unread:
+    computed, lacking = planned(scoring.thorough)
+    if lacking.page is not None and (computed.predicted.is_unread or computed.anytime.is_unread):
         computed, lacking = planned(True)  # the page shows what they say, of each class and moment
-    left_alone = {} if scoring.depth.accept_new else lacking.outdated
-    summary, reasons = defined(computed, left_alone)
-    return Scores(
-        run_id,
-        run_name,
-        computed,
-        lacking,
-        rows.from_tag,
-        summary,
-        reasons,
-        failed=computed.failed - left_alone.keys(),
-    )
+    return Scores(run_id, run_name, computed, lacking, rows.from_tag)
 
 
 def write_scores(client: MlflowClient, scores: Scores) -> None:
-    """Write what :func:`read_scores` found lacking; nothing where nothing is.
-
-    Raises:
-        TrackingError: the store does not take it.
-    """
+    """Write what :func:`read_scores` found lacking; nothing where nothing is."""
     if not scores.plan.is_empty:
         apply_plan(client, scores.run_id, scores.plan, scores.computed)
 
@@ -194,23 +161,3 @@ def score(client: MlflowClient, run_id: str) -> Scores:
     scores = read_scores(client, run)
     write_scores(client, scores)
     return scores
-
-
-def _looked_up(client: MlflowClient, run: Run, stored: Stored, wanted: LookUp) -> Stored:
-    """What the store holds of a run, in as much detail as a plan needs."""
-    run_id = run.info.run_id
-    series: dict[str, dict[int, Point]] = {}
-    for name in wanted.series:
-        with mlflow_errors(f"read {name} of run {run_id}"):
-            history = client.get_metric_history(run_id, name)
-        in_force: dict[int, Point] = {}
-        for metric in history:
-            before = in_force.get(metric.step)
-            if before is None or metric.timestamp >= before.time:
-                in_force[metric.step] = Point(name, metric.value, metric.timestamp, metric.step)
-        series[name] = in_force
-    files: set[str] = set()
-    for folder in wanted.folders:
-        with mlflow_errors(f"list {folder} of run {run_id}"):
-            files |= {file.path for file in client.list_artifacts(run_id, folder)}
-    return replace(stored, series=series, files=frozenset(files))

@@ -70,7 +70,7 @@ def _drawn(store: MlflowClient, question: Question, found: Sequence[Run]) -> str
         group_by=group_by,
         named=bool(question.runs),
         # A scored run's rows are in its tag, which the listing brought; else files are read.
-        verify="none",
+        read_files=False,
         over_images=False,
     )
     notes = _notes(question, runs, comparison, is_cut=len(found) > MOST_RUNS)

@@ -21,10 +21,9 @@ from clear_mlflow.scoring.computed import (
     compute,
     compute_predictions,
 )
-from clear_mlflow.scoring.facts import facts_of
 from clear_mlflow.scoring.families import logged_families, metrics_of
 from clear_mlflow.scoring.prediction_scores import keeps_predictions, read_predictions
-from clear_mlflow.scoring.run_report import run_report
+from clear_mlflow.scoring.run_report import metadata_of, run_report
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.mlflow_hooks import without_addresses
 from clear_mlflow.server.run_state import has_ended, state_of
@@ -61,7 +60,7 @@ def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
         "state": state,
         "followed": not has_ended(run),  # in training: the page asks for news
     }
-    rows = stored_rows_of(store, run, "none")
+    rows = stored_rows_of(store, run, read_files=False)
     if not rows.records:
         return rendered(
             "clear_mlflow.server.page/no_rows",
@@ -86,7 +85,7 @@ def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
         answers=_answers(store, run, record) if keeps_predictions(run) else None,
         tests=_tests(store, run, record),
     )
-    report = run_report(computed, facts_of(run), computed.summary, computed.reasons)
+    report = run_report(computed, metadata_of(run), computed.summary, computed.reasons)
     return run_page(report, over=_OVER, place=place)
 
 
@@ -109,4 +108,4 @@ def _answers(store: MlflowClient, run: Run, record: Record) -> PredictionScores 
     if found is None:
         return None  # removed since
     name = run.info.run_name or run.info.run_id
-    return compute_predictions(found, record, name, logged=run.data.metrics)
+    return compute_predictions(found, record, name)

@@ -27,11 +27,6 @@ class ArtifactFolder:
 
     Files on this machine are opened where they lie. Elsewhere it takes one request for the names,
     and one for each file: MLflow's own download of a folder, or of a file, asks for more.
-
-    Args:
-        client: the store.
-        run: whose artifacts they are.
-        name: of the folder, below all of them.
     """
 
     def __init__(self, client: MlflowClient, run: Run, name: str) -> None:
@@ -96,11 +91,7 @@ def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str
 
 
 def download(client: MlflowClient, run: Run, artifact: str, folder: str) -> Path:
-    """Fetch an artifact of a run into a folder of this machine, and give its file.
-
-    Raises:
-        TrackingError: it is not there, or the store does not answer.
-    """
+    """Fetch an artifact of a run into a folder of this machine, and give its file."""
     with mlflow_errors(f"read {shown(artifact, 200)} of run {run.info.run_id}"):
         return download_from(client, str(run.info.artifact_uri), artifact, folder)
 

@@ -111,14 +111,7 @@ def use_store(tracking_uri: str) -> None:
 def preflight(*, opens_run: bool = True, experiment: str | None = None) -> MlflowClient:
     """Connect to the tracking store and check that a run with artifacts can be kept there.
 
-    Args:
-        opens_run: whether a run will be opened; reading and scoring old ones asks for less.
-        experiment: where runs will be opened, by its name, whatever the environment says.
-
-    Raises:
-        TrackingError: the store cannot be reached or is refused by MLflow, the run or experiment
-            that the environment names is not there, or its artifacts need a server that the
-            tracking URI does not name.
+    Of a store whose runs are read and scored alone (*opens_run* is False), less is asked.
     """
     with mlflow_errors("read experiments"), one_opens_at_a_time(mlflow.get_tracking_uri()):
         client = MlflowClient()
@@ -173,11 +166,7 @@ def _check_experiment(client: MlflowClient, wanted: str | None = None) -> None:
 
 
 def check_artifact_root(tracking_uri: str, whose: str, artifact_root: str) -> None:
-    """Check that artifacts below a root can be reached from here.
-
-    Raises:
-        TrackingError: they are kept behind a server, and the tracking URI names none.
-    """
+    """Raise where artifacts are kept behind a server, and the tracking URI names none."""
     # A server that was started on the same database writes its proxied root into the Default
     # experiment; without the server, uploads there fail (mlflow #7819).
     if urlsplit(artifact_root).scheme == "mlflow-artifacts" and not is_server(tracking_uri):

@@ -32,22 +32,12 @@ def is_generated(name: str | None) -> bool:
 
 
 def download_file(repository: ArtifactRepository, name: str, to: Path) -> None:
-    """Write one artifact to a file of this machine: one request, where the public ways ask more.
-
-    Args:
-        repository: of the folder that it lies in.
-        name: of the artifact in that folder.
-        to: the file, whose folder is there.
-    """
+    """Write one artifact of a folder to a file: one request, where the public ways ask more."""
     repository._download_file(name, str(to))
 
 
 def answers(tracking_uri: str, route: str, status: int, seconds: float) -> bool:
-    """Whether a server answers a route with a status, asked once as this program logs in.
-
-    Raises:
-        MlflowException: it does not answer.
-    """
+    """Whether a server answers a route with a status, asked once as this program logs in."""
     answer = http_request(
         get_default_host_creds(tracking_uri),
         route,

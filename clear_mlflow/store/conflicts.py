@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import os
 import sqlite3
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -26,15 +29,10 @@ _ABANDONED_SECONDS = 10.0
 
 
 def retry_on_conflict(make: Callable[[], _Made]) -> _Made:
-    """Do what makes something that runs share, where it is not there; again if another was faster.
+    """Look for what runs share and make it where it is not there; again if another was faster.
 
-    Of several programs that start at once into a new experiment one makes it, and one writes down
-    its dataset. MLflow refuses the others, which had looked for it before; looking again, they
-    find it.
-
-    Args:
-        make: looks for what is shared, and makes it only where it finds none; refused, it has
-            changed nothing.
+    Of several programs that start at once into a new experiment one makes it. MLflow refuses the
+    others, which had looked for it before; looking again, they find it.
     """
     try:
         return make()
@@ -46,15 +44,12 @@ def retry_on_conflict(make: Callable[[], _Made]) -> _Made:
 
 @contextmanager
 def one_opens_at_a_time(tracking_uri: str) -> Iterator[None]:
-    """Hold a lock while a store's database is opened; a new sqlite database is set up first.
+    """Hold a lock while a store's sqlite database is opened; a new one is set up first.
 
     MLflow sets up a new database, and upgrades one of an older version, in the first call of each
     process. Of several processes that do so at the same moment, all but one fail, and a process
     that is killed meanwhile leaves a database that no later one can open (mlflow 3.17). So a new
     database is set up under another name, and appears as a whole.
-
-    Args:
-        tracking_uri: of any store; only sqlite databases in files need this.
     """
     database = sqlite_file(tracking_uri)
     if database is None:
@@ -75,6 +70,25 @@ def one_opens_at_a_time(tracking_uri: str) -> Iterator[None]:
         yield
         # Whoever waits for this lock, or makes a new one, finds a database that is set up.
         lock_file.unlink(missing_ok=True)
+
+
+@contextmanager
+def one_writer(tracking_uri: str) -> Iterator[None]:
+    """One thread of one process of this user and machine at a time, of an sqlite store alone.
+
+    It lets one writer in at a time, and makes the others wait by trying again.
+    """
+    if not tracking_uri.startswith("sqlite:"):
+        yield
+        return
+    digest = hashlib.sha256(tracking_uri.encode()).hexdigest()[:32]
+    path = Path(tempfile.gettempdir(), f"clear_mlflow_{os.getuid()}_{digest}.lock")
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sqlite_file(tracking_uri: str) -> Path | None:

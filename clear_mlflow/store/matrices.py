@@ -9,16 +9,13 @@ from functools import partial
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
-from clear_mlflow.core.errors import ClearError, ConfigError
+from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import Record, RowRecord, assemble
 from clear_mlflow.metrics import METRICS, Metric, summarize
 from clear_mlflow.store import names
 from clear_mlflow.store.matrix_tag import matrix_tag, read_matrix_tag, rows_digest
 from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.rows import are_rows_local, parse_rows, read_row_files, row_sizes
-
-# When the row artifacts are looked at although a tag of the run holds the matrix.
-VERIFY = ("auto", "all", "none")
+from clear_mlflow.store.rows import are_rows_local, parse_rows, read_row_files
 
 # Requests under way at once where rows have to be fetched: a server answers no faster to more.
 _JOBS = 8
@@ -54,51 +51,25 @@ def read_matrices(
     runs: Iterable[Run],
     *,
     metrics: Sequence[Metric] = METRICS,
-    verify: str = "auto",
+    read_files: bool | None = None,
     jobs: int | None = None,
 ) -> Iterator[StoredMatrix]:
-    """Read the matrix of each run, in the order of the runs; one that cannot be read says why.
+    """Read the matrix of each run, in the order of the runs; one that cannot be read says why."""
+    yield from mapped(partial(_read_matrix, client, read_files, metrics), runs, jobs or _JOBS)
 
-    Args:
-        client: the store.
-        runs: as a listing gave them; taken as they are needed.
-        metrics: to summarise each matrix by.
-        verify: when the artifacts are looked at: see :func:`stored_rows_of`.
-        jobs: runs that are read at once; None: as many as suits the store.
 
-    Raises:
-        ConfigError: *verify* is unknown.
+def stored_rows_of(client: MlflowClient, run: Run, *, read_files: bool | None = None) -> StoredRows:
+    """The rows of a run, from its artifacts or from its tag; a RecordError where one is damaged.
+
+    A tag counts only where no row can have come since: all rows are in it. It has to be whole and
+    this run's own. *read_files*: True, read the artifacts in any case; False, only where there is
+    no such tag; None, also where they are on this machine's disk.
     """
-    yield from mapped(partial(_read_matrix, client, verify, metrics), runs, jobs or _JOBS)
-
-
-def stored_rows_of(client: MlflowClient, run: Run, verify: str = "auto") -> StoredRows:
-    """The rows of a run: from its tag where that can be trusted, else from its artifacts.
-
-    A tag is trusted only where no row can have come since: all rows are in it. It has to be whole
-    and this run's own. Beyond that, *verify* decides:
-
-    ``auto``: artifacts on this machine's disk are read in any case. Elsewhere the names and sizes
-    of the row files have to be those that the tag was made of, which is one request.
-    ``all``: the artifacts are read in any case.
-    ``none``: the tag is taken as it is; nothing is asked of the artifact store.
-
-    Raises:
-        ConfigError: *verify* is unknown.
-        RecordError: a row is damaged.
-        TrackingError: the artifact store does not answer.
-    """
-    if verify not in VERIFY:
-        raise ConfigError(f"verify is {verify!r}; expected one of {', '.join(VERIFY)}")
     run_id = run.info.run_id
     tag = run.data.tags.get(names.MATRIX_TAG)
-    if verify == "none" or (verify == "auto" and not are_rows_local(run)):
+    if not (are_rows_local(run) if read_files is None else read_files):
         cached = read_matrix_tag(run_id, tag)
-        if (
-            cached is not None
-            and assemble(cached.records).is_complete
-            and (verify == "none" or row_sizes(client, run) == cached.sizes)
-        ):
+        if cached is not None and assemble(cached.records).is_complete:
             return StoredRows(cached.records, cached.digest, tag, True)
     files = read_row_files(client, run)
     records = parse_rows(files)
@@ -108,21 +79,19 @@ def stored_rows_of(client: MlflowClient, run: Run, verify: str = "auto") -> Stor
 
 
 def _read_matrix(
-    client: MlflowClient, verify: str, metrics: Sequence[Metric], run: Run
+    client: MlflowClient, read_files: bool | None, metrics: Sequence[Metric], run: Run
 ) -> StoredMatrix:
     record: Record | None = None
     summary: Mapping[str, float] = {}
     problem: str | None = None
     from_tag = False
     try:
-        rows = stored_rows_of(client, run, verify)
+        rows = stored_rows_of(client, run, read_files=read_files)
         from_tag = rows.from_tag
         if rows.records:
             assembled = assemble(rows.records)
             summary = summarize(assembled.matrix, assembled.protocol, metrics)
             record = assembled
-    except ConfigError:
-        raise
     except ClearError as error:
         problem = str(error)
     return StoredMatrix(

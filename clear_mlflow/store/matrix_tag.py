@@ -17,7 +17,6 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.record import RowRecord, row_file_name
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 
-# Raised when the form of the tag changes; a tag of another form is not read, and written anew.
 _FORM = 1
 # MLflow cuts longer tags off without a word; such a matrix is in the artifacts alone.
 _LONGEST_TAG = 8_000
@@ -43,13 +42,7 @@ def rows_digest(run_id: str, files: Mapping[str, bytes]) -> str:
 def matrix_tag(
     run_id: str, files: Mapping[str, bytes], records: Mapping[str, RowRecord]
 ) -> str | None:
-    """Rows as the text of a tag; None where they do not fit into one.
-
-    Args:
-        run_id: of the run that holds them.
-        files: file name to content.
-        records: file name to what the content says.
-    """
+    """Rows, by file name as content and as read, as the text of a tag; None: they do not fit."""
     documents = [json.loads(records[name].to_json()) for name in files]
     fields = list(documents[0]) if documents else []
     if not documents or any(set(document) != set(fields) for document in documents):

@@ -33,8 +33,6 @@ MATRIX_TAG = "mlflow.clear_mlflow.matrix"
 METRICS_TAG = "clear_mlflow.metrics"
 # Version of the definition by which each metric was computed, as JSON: name to version.
 VERSIONS_TAG = "mlflow.clear_mlflow.metric_versions"
-# Versions whose values were overwritten on request, as JSON: name to earlier versions.
-REPLACED_TAG = "mlflow.clear_mlflow.replaced_definitions"
 # Fingerprint of the generated description; a description that you wrote yourself stays.
 NOTE_TAG = "mlflow.clear_mlflow.note"
 # Why the training ended early: the one line that was printed.

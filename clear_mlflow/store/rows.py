@@ -40,15 +40,7 @@ class RowConflictError(TrackingError):
 def put_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None:
     """Store a row's file, unless the row is stored; one that is damaged is replaced.
 
-    Args:
-        client: the store.
-        run: that it is of.
-        name: of the file.
-        content: of the file.
-
-    Raises:
-        RowConflictError: it is stored with other numbers; it stays as it is.
-        TrackingError: the store does not take it.
+    A RowConflictError where it is stored with other numbers; it stays as it is.
     """
     run_id = run.info.run_id
     with mlflow_errors(f"store {name} of run {run_id}"):
@@ -77,11 +69,7 @@ def _put_or_read(client: MlflowClient, run: Run, name: str, content: bytes) -> b
 
 
 def is_same_row(one: bytes, other: bytes, name: str) -> bool:
-    """Whether two row files say the same, whenever they were written.
-
-    Raises:
-        RecordError: one of them is damaged.
-    """
+    """Whether two row files say the same, whenever they were written."""
     (first,), (second,) = parse_rows({name: one}).values(), parse_rows({name: other}).values()
     return first.row == second.row and first.dataset == second.dataset
 
@@ -94,11 +82,7 @@ def are_rows_local(run: Run) -> bool:
 def row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
     """Names of the row files that a run holds, in row order, and their bytes where known.
 
-    Other files are not looked at.
-
-    Raises:
-        RecordError: a row file is too large to be one, or the run says that it holds more rows.
-        TrackingError: the artifact store does not answer.
+    A RecordError where one is too large to be one, or where the run says that it holds more rows.
     """
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
         found = _checked(ArtifactFolder(client, run, ROWS_FOLDER).sizes())
@@ -107,21 +91,12 @@ def row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
 
 
 def stored_rows(client: MlflowClient, run: Run) -> list[str]:
-    """Names of the row files that a run holds, in row order; other files are not looked at.
-
-    Raises:
-        RecordError: as :func:`row_sizes` does.
-        TrackingError: the artifact store does not answer.
-    """
+    """Names of the row files that a run holds, in row order; other files are not looked at."""
     return list(row_sizes(client, run))
 
 
 def refuse_foreign_rows(client: MlflowClient, run: Run) -> None:
-    """Make sure that a run to be trained into holds no row yet.
-
-    Raises:
-        TrackingError: it does; training into it again would contradict them.
-    """
+    """Make sure that a run to be trained into holds no row yet."""
     if rows := stored_rows(client, run):
         raise TrackingError(
             f"run {run.info.run_id} already holds {len(rows)} rows ({rows[0]} to {rows[-1]}); "
@@ -134,15 +109,8 @@ def read_row_files(
 ) -> dict[str, bytes]:
     """The content of every row file of a run, in row order; empty where it holds none.
 
-    Args:
-        client: the store.
-        run: as it is now.
-        waiting: names of row files that are about to be stored, which therefore may be absent;
-            None: any may be.
-
-    Raises:
-        RecordError: a file is too large to be a row, or the run says that it holds more rows.
-        TrackingError: the artifact store does not answer.
+    *waiting* are about to be stored, and may be absent (None: any may be). A RecordError as of
+    :func:`row_sizes`.
     """
     rows, files = ArtifactFolder(client, run, ROWS_FOLDER), {}
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
@@ -157,37 +125,17 @@ def read_row_files(
 
 
 def parse_rows(files: Mapping[str, bytes]) -> dict[str, RowRecord]:
-    """What row files say.
-
-    Args:
-        files: file name to content; nothing about it is trusted.
-
-    Raises:
-        RecordError: a file is damaged, or of a newer format.
-    """
+    """What row files, by name, say; nothing about them is trusted."""
     return {name: RowRecord.from_json(content, source=name) for name, content in files.items()}
 
 
 def read_rows(client: MlflowClient, run: Run) -> dict[str, RowRecord]:
-    """Read all rows of a run from its artifact store.
-
-    Returns:
-        File name to row, in row order; empty where the run holds none.
-
-    Raises:
-        RecordError: a file is damaged, or of a newer format.
-        TrackingError: the artifact store does not answer.
-    """
+    """All rows of a run from its artifact store, by file name in row order."""
     return parse_rows(read_row_files(client, run))
 
 
 def lost_rows_error(run: Run, what: str) -> RecordError:
-    """The refusal of a run whose artifacts are not all there.
-
-    Args:
-        run: as it is now.
-        what: the artifacts lack, as ``row_003.json``.
-    """
+    """The refusal of a run whose artifacts lack something, as ``row_003.json``."""
     return RecordError(
         f"run {run.info.run_id} was stored with rows that its artifacts lack now ({what} in "
         f"{shown(str(run.info.artifact_uri), 200)}): is a disk not mounted, or another artifact "
@@ -200,9 +148,6 @@ def _refuse_lost_rows(run: Run, found: Collection[str]) -> None:
 
     No row file means that nothing was measured yet, except where the tracking store knows better:
     tags that a scoring wrote, or the points of a row, which are sent behind its file.
-
-    Raises:
-        RecordError: it knows of rows that are not found.
     """
     tags = run.data.tags
     tagged = tagged_rows(run.info.run_id, tags.get(MATRIX_TAG))

@@ -48,10 +48,6 @@ def select(client: MlflowClient, selection: Selection) -> Iterator[Run | Missing
     """The selected runs, in the order asked for or newest first; taken as they are needed.
 
     Runs that are started or deleted meanwhile neither hide others nor bring them twice.
-
-    Raises:
-        TrackingError: the experiment does not exist, MLflow refuses the filter, or the store does
-            not answer.
     """
     if selection.run_ids:
         for run_id in dict.fromkeys(selection.run_ids):
@@ -69,9 +65,6 @@ def search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterato
     shift with each change. A page begins at the start time of the last run of the page before.
     MLflow's own pages are used only where more runs than a page holds were started in one
     millisecond.
-
-    Raises:
-        TrackingError: MLflow refuses the filter, or the store does not answer.
     """
     since: int | None = None
     token: str | None = None
@@ -114,12 +107,7 @@ def run_of_project(client: MlflowClient, entry_point: str) -> Run | None:
 
 
 def mark_run_of_project(client: MlflowClient, kind: str) -> str | None:
-    """Tag the run that ``mlflow run`` opened for a command that opens none, and give its id.
-
-    Args:
-        client: the store.
-        kind: of the run, which is the entry point's name, too.
-    """
+    """Tag the run that ``mlflow run -e KIND`` opened for a command that opens none; its id."""
     run = run_of_project(client, kind)
     if run is None:
         return None
@@ -129,15 +117,9 @@ def mark_run_of_project(client: MlflowClient, kind: str) -> str | None:
 
 
 def experiment_for(client: MlflowClient, wanted: str | None = None) -> str:
-    """The id of the experiment to open runs in, which is made where it is absent.
+    """The id of the experiment to open runs in, by name, which is made where it is absent.
 
-    Args:
-        client: the store.
-        wanted: the experiment's name; None: the one that the environment names, else MLflow's
-            default.
-
-    Raises:
-        TrackingError: the name is not printable or too long, or the store does not answer.
+    None: the one that the environment names, else MLflow's default.
     """
     name = wanted or MLFLOW_EXPERIMENT_NAME.get()
     if not name:

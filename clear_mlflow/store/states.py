@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
@@ -36,27 +37,16 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What is known of a state without reading it.
+    """What is known of a state without reading it."""
 
-    Args:
-        row: the last row that was measured.
-        written_at: the time that is written into that row's file.
-        size: of the state's file, bytes.
-        sha256: of the state's file, hexadecimal.
-        config: the parameters in force, as in ``config.json``.
-        data: what identifies the dataset; see :func:`.resume.data_of`.
-        package_version: of clear_mlflow.
-        torch_version: of torch; another one may round differently.
-    """
-
-    row: int
-    written_at: str
-    size: int
-    sha256: str
-    config: Mapping[str, str]
-    data: Mapping[str, Any]
+    row: int  # the last row that was measured
+    written_at: str  # the time that is written into that row's file
+    size: int  # of the state's file, bytes
+    sha256: str  # of the state's file, hexadecimal
+    config: Mapping[str, str]  # the parameters in force, as in config.json
+    data: Mapping[str, Any]  # what identifies the dataset; see resume.data_of
     package_version: str
-    torch_version: str
+    torch_version: str  # another one may round differently
 
     def to_json(self) -> str:
         """The text of the manifest's file."""
@@ -64,35 +54,14 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes, *, source: str) -> Manifest:
-        """Read what :meth:`to_json` wrote; nothing about it is trusted.
-
-        Raises:
-            StateError: it is no manifest.
-        """
+        """Read what :meth:`to_json` wrote; nothing is trusted, later fields are ignored."""
         try:
-            fields = json_object(text, MAX_MANIFEST_BYTES)
-            if fields.pop("format", None) != FORMAT:
+            document = json_object(text, MAX_MANIFEST_BYTES)
+            if document.get("format") != FORMAT:
                 raise RecordError(f"expected format {FORMAT}")
-            kinds = {
-                "row": int,
-                "written_at": str,
-                "size": int,
-                "sha256": str,
-                "config": dict,
-                "data": dict,
-                "package_version": str,
-                "torch_version": str,
-            }
-            if fields.keys() != kinds.keys():
-                raise RecordError(f"expected the fields {', '.join(kinds)}")
-            for name, kind in kinds.items():
-                if type(fields[name]) is not kind:
-                    raise RecordError(f"{name} is not of type {kind.__name__}")
-            if not all(type(value) is str for value in fields["config"].values()):
-                raise RecordError("config is not all texts")
-        except RecordError as error:
+            return msgspec.convert(document, cls)
+        except (RecordError, msgspec.ValidationError) as error:
             raise StateError(f"{source} is no manifest of a training state: {error}") from error
-        return cls(**fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,11 +82,7 @@ def state_names(row: int) -> tuple[str, str]:
 
 
 def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: bytes) -> None:
-    """Store a state; when this returns, it is whole.
-
-    Raises:
-        TrackingError: the store does not take it.
-    """
+    """Store a state; when this returns, it is whole."""
     file, manifest_file = state_names(manifest.row)
     with mlflow_errors(f"store the training state of run {run_id}"):
         for name, what in ((file, content), (manifest_file, manifest.to_json().encode())):
@@ -125,13 +90,7 @@ def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: 
 
 
 def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) -> None:
-    """Remove states that are no longer needed; where the store cannot delete, they stay.
-
-    Args:
-        client: the store.
-        run: whose states they are.
-        before: the row whose state, and all after it, stay; None removes all.
-    """
+    """Remove the states *before* a row, or all; where the store cannot delete, they stay."""
     # The first reason not to is also the last: nothing depends on it, and some stores cannot.
     with suppress(Exception):
         states = ArtifactFolder(client, run, names.STATE_FOLDER)
@@ -145,29 +104,16 @@ def remove_states(client: MlflowClient, run: Run, *, before: int | None = None) 
 
 
 def stored_states(client: MlflowClient, run: Run) -> tuple[int, ...]:
-    """The rows that states with a manifest are stored of, ascending; whether whole is not known.
-
-    Raises:
-        TrackingError: the artifact store does not answer.
-    """
+    """The rows that states with a manifest are stored of, ascending; whether whole is not known."""
     return _with_manifest(_listed(run, ArtifactFolder(client, run, names.STATE_FOLDER)))
 
 
 def read_newest_state(
     client: MlflowClient, run: Run, folder: Path
 ) -> tuple[StoredState | None, list[str]]:
-    """Find the newest state that is whole, and bring it to this machine.
+    """The newest state that is whole, if any, and what is wrong with each newer one.
 
-    Args:
-        client: the store.
-        run: whose states they are.
-        folder: where files may be written that are needed for as long as the state is.
-
-    Returns:
-        The state, None where there is no whole one; and what is wrong with each newer one.
-
-    Raises:
-        TrackingError: the artifact store does not answer, or there is no room for the state.
+    It is brought into *folder* where it lies elsewhere, for as long as it is needed.
     """
     states = ArtifactFolder(client, run, names.STATE_FOLDER)
     sizes = _listed(run, states)

@@ -5,31 +5,26 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from http.client import HTTPException
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import quote, urlsplit
-from urllib.request import url2pathname, urlopen
+from urllib.request import url2pathname
 
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run, ViewType
 from mlflow.environment_variables import MLFLOW_TRACKING_URI
 from mlflow.exceptions import MlflowException
 
-from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.credentials import masked
-from clear_mlflow.core.durable import write_durably
-from clear_mlflow.core.errors import ClearError, DataError, RecordError, TrackingError
+from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_ROW_BYTES, MAX_TAG_BYTES, json_object
+from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.metrics import METRICS, of_score
 from clear_mlflow.store import names
-from clear_mlflow.store.client import absolute_store, is_server, mlflow_errors
+from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.compat import answers
 from clear_mlflow.store.matrices import stored_rows_of
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS, REPORT_HTML
@@ -74,12 +69,12 @@ def experiment_links(client: MlflowClient, experiment_id: str) -> Sequence[str]:
 
 def _links(client: MlflowClient, experiment_id: str, run_id: str | None) -> list[str]:
     uri = client.tracking_uri
-    known = server_address(uri) if is_server(uri) else local_server(client)
-    experiment = f"{known or _LOCAL_UI}/#/experiments/{experiment_id}"
+    known = server_address(uri) if is_server(uri) else _LOCAL_UI
+    experiment = f"{known}/#/experiments/{experiment_id}"
     lines = [f"compare  {experiment}/runs?{_runs_view()}&compareRunsMode=CHART"]
     if run_id is not None:
         lines.insert(0, f"run      {experiment}/runs/{run_id}?{_runs_view()}")
-    if known is None:
+    if not is_server(uri):
         lines[:0] = [
             f"open     {_open_command(uri)} {run_id or experiment_id}",
             f"start    mlflow ui --backend-store-uri {masked(uri)}",
@@ -95,69 +90,10 @@ def _open_command(uri: str) -> str:
     )
 
 
-def local_server(client: MlflowClient, seconds: float = _ANSWER_SECONDS) -> str | None:
-    """Address of a server that ``clear-mlflow open`` runs over a store; None where none does.
-
-    One that stopped may have left its port to another: what answers there has to hold the same
-    experiment as the store does.
-
-    Args:
-        client: the store.
-        seconds: how long a server that listens may take to answer; where none does, none pass.
-    """
-    try:
-        address = _server_file(client.tracking_uri).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, DataError):
-        return None
-    if not re.fullmatch(r"http://127\.0\.0\.1:[0-9]{1,5}", address):
-        return None
-    known = next(iter(client.search_experiments(max_results=1)), None)
-    if known is None:
-        return None
-    asked = f"{address}/api/2.0/mlflow/experiments/get?experiment_id={quote(known.experiment_id)}"
-    try:
-        with urlopen(asked, timeout=seconds) as answer:  # noqa: S310
-            content = answer.read(MAX_ROW_BYTES)
-        found = json_object(content, MAX_ROW_BYTES).get("experiment")
-    except (OSError, HTTPException, RecordError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    there = (found.get("name"), found.get("creation_time"), found.get("artifact_location"))
-    is_same = there == (known.name, known.creation_time, known.artifact_location)
-    return address if is_same else None
-
-
-@contextmanager
-def announced_server(tracking_uri: str, address: str) -> Iterator[None]:
-    """Let other commands find a server over a store, as long as it runs."""
-    try:
-        file = _server_file(tracking_uri)
-        write_durably(file, address.encode())
-    except (OSError, DataError):  # no cache folder: nobody finds it
-        yield
-        return
-    try:
-        yield
-    finally:
-        with suppress(OSError):
-            if file.read_text(encoding="utf-8") == address:
-                file.unlink()
-
-
-def _server_file(tracking_uri: str) -> Path:
-    """Where the address of a store's server is kept: named by the store, which it does not show."""
-    digest = hashlib.sha256(absolute_store(tracking_uri).encode()).hexdigest()[:32]
-    return default_cache_dir() / "servers" / digest
-
-
 def link_comparison(client: MlflowClient, experiment_id: str) -> None:
     """Link the live comparison from an experiment's description, where its server has these pages.
 
     Once: a description that a person wrote, changed or removed stays as it is.
-
-    Raises:
-        TrackingError: the server does not answer, or this person may not describe the experiment.
     """
     uri = client.tracking_uri
     if not is_server(uri):
@@ -248,9 +184,6 @@ def prepared_view(score: Score) -> str:
     It has the shape that MLflow's page gives a view that a user shares. Charts without sections,
     or sections that are not said to be in an order, it replaces by its own, by the alphabet.
     Metrics that have no chart here get theirs from MLflow, behind these.
-
-    Args:
-        score: of the runs.
     """
     ranked_by, *beside = _columns(score)
     ranked = {"type": "BAR", "metricKey": ranked_by}
@@ -334,17 +267,10 @@ def _chart(number: int, section: str, shown: Mapping[str, object]) -> dict[str, 
 
 
 def page_of_target(client: MlflowClient, target: str | None) -> str:
-    """The address of what a person wants to see, below that of the server.
+    """The address, below that of the server, of a run or an experiment, by its id or name.
 
-    An experiment's leaderboard is kept in a tag of its own, beside views of the user's own.
-
-    Args:
-        client: the store.
-        target: id of a run, or name or id of an experiment; None: the experiment whose run of ours
-            is the newest.
-
-    Raises:
-        TrackingError: there is no such run or experiment, or the store does not answer.
+    None: the experiment whose run of ours is the newest. An experiment's leaderboard is kept in a
+    tag of its own, beside views of the user's own.
     """
     if target is None:
         return _leaderboard(client, _newest(client))
@@ -408,10 +334,6 @@ def _keep_prepared_view(client: MlflowClient, experiment: Experiment) -> None:
 
     It is renewed where the runs are of another score than before. One that a person changed stays
     as it is.
-
-    Args:
-        client: the store.
-        experiment: as the store holds it.
     """
     state = prepared_view(_score_of_runs(client, experiment.experiment_id))
     held, ours = (experiment.tags.get(tag) for tag in (VIEW_TAG, VIEW_DIGEST_TAG))
@@ -432,7 +354,7 @@ def _score_of_runs(client: MlflowClient, experiment_id: str) -> Score:
     found: Counter[Score] = Counter()
     for run in runs:
         try:
-            rows = stored_rows_of(client, run, "none").records
+            rows = stored_rows_of(client, run, read_files=False).records
         except ClearError:  # of no score; whoever scores or compares it says why
             continue
         found.update(record.row.score for record in list(rows.values())[:1])

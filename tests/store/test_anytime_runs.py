@@ -138,7 +138,7 @@ def test_scoring_again_writes_nothing(store, finished):
     scores = read_scores(store, store.get_run(finished.info.run_id))
     assert scores.plan.is_empty
     assert scores.computed.anytime.matrix is not None or scores.computed.anytime.is_unread
-    (quick,) = Evaluation(verify="auto").over(store, [store.get_run(finished.info.run_id)])
+    (quick,) = Evaluation().over(store, [store.get_run(finished.info.run_id)])
     assert quick.action == "unchanged"
     assert quick.scores.computed.anytime.is_unread
     assert values_of(finished).items() <= dict(quick.scores.summary).items()
@@ -307,15 +307,12 @@ def comparison_of(store, runs):
     return comparison
 
 
-def test_a_comparison_has_their_metrics_and_draws_them(store, finished):
+def test_a_comparison_has_their_metrics(store, finished):
     """Of a scored run as they were logged; of another one, computed from its tests."""
     logged = dict.fromkeys(EXPECTED, -1.0)
     comparison = comparison_of(store, [finished, plain_run(store, finished)])
     (group,) = (g for g in comparison.groups if g.metrics.keys() >= EXPECTED.keys())
     assert {n: group.metrics[n].mean for n in EXPECTED} == pytest.approx(EXPECTED)
-    assert list(comparison.inside) == [finished.info.run_id]
-    for position, tests in comparison.inside[finished.info.run_id].tests.items():
-        assert list(tests) == TESTS[position + 1]
     (line,) = (text for text in comparison.warnings if "test_every" in text)
     assert line.startswith("1 of 2 runs was not tested inside its buckets")
     for name, value in logged.items():
@@ -335,7 +332,6 @@ def test_a_comparison_says_once_why_tests_are_not_used(store, finished):
     (line,) = (text for text in comparison.warnings if "Tests inside" in text)
     assert line.startswith("Tests inside buckets of naive")
     assert FILES[0] in line
-    assert not comparison.inside
     assert "clear/in_domain_accuracy" in comparison.groups[0].metrics
 
 

@@ -164,7 +164,7 @@ def test_dry_run_writes_nothing(store, trained, copied):
     (verdict,) = run_evaluate(store, copy.info.run_id, dry_run=True)
     assert verdict.action == "scored"
     assert "4 of 4 rows; would write" in verdict.detail
-    assert "the reports, the heat map, the page, the tags" in verdict.detail
+    assert "the reports, the page, the tags" in verdict.detail
     assert everything(store, copy.info.run_id) == before
 
 

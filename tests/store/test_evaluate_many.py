@@ -124,32 +124,23 @@ def test_another_metric_writes_that_metric_alone(store, many):
         assert [v.action for v in search(store, metrics=metrics)] == ["unchanged"]
 
 
-def test_values_of_another_definition_are_not_overwritten_silently(store, many):
-    """They are told, with both the run and the metric; on request they are, and that is kept."""
+def test_values_of_another_definition_are_told(store, many):
+    """They are overwritten, and a line says which, and from what to what; other series stay."""
     (run,) = many("one")
     run_id = run.info.run_id
     search(store, metrics=(*METRICS, OWN))
     before = histories(store, run_id)
-    for _ in range(2):
-        (verdict,) = search(store, metrics=(*METRICS, CHANGED))
-        assert (verdict.action, verdict.is_problem) == ("unchanged", True)
-        assert "holds lab/bucket of definition 1; this program computes 2" in verdict.detail
-        assert histories(store, run_id) == before
-    (verdict,) = search(store, metrics=(*METRICS, CHANGED), accept_new=True)
+    (verdict,) = search(store, metrics=(*METRICS, CHANGED))
     assert (verdict.action, verdict.is_problem) == ("scored", False)
+    assert "values changed: lab/bucket 0.7 to 0.95" in verdict.detail
     run = store.get_run(run_id)
     assert run.data.metrics["lab/bucket"] == 0.95
     assert '"lab/bucket":2' in run.data.tags[names.VERSIONS_TAG]
-    assert run.data.tags[names.REPLACED_TAG] == '{"lab/bucket":[1]}'
     after = histories(store, run_id)
     assert {name: after[name] for name in after if name != "lab/bucket"} == {
         name: before[name] for name in before if name != "lab/bucket"
     }
     assert [v.action for v in search(store, metrics=(*METRICS, CHANGED))] == ["unchanged"]
-    # The older program finds newer values, and leaves them, too.
-    (verdict,) = search(store, metrics=(*METRICS, OWN))
-    assert verdict.is_problem
-    assert store.get_run(run_id).data.metrics["lab/bucket"] == 0.95
 
 
 def test_stopped_half_way_the_next_call_does_the_rest(store, many):
@@ -328,7 +319,7 @@ def test_what_an_own_metric_lacks_is_told_of_few_runs_and_of_many(
 
 
 def test_own_metric_and_changed_definition_on_the_command_line(store, many, tmp_path, monkeypatch):
-    """A function of the working folder is logged; its next version is refused with exit code 2."""
+    """A function of the working folder is logged, and its next version takes its place."""
     from click.testing import CliRunner
 
     from clear_mlflow.cli import main
@@ -346,11 +337,9 @@ def test_own_metric_and_changed_definition_on_the_command_line(store, many, tmp_
 
     assert command("--metric", "mylab:first").exit_code == 0
     assert store.get_run(run.info.run_id).data.metrics["mylab/first"] == 0.9
-    refused = command("--metric", "mylab:new")
-    assert refused.exit_code == 2
-    assert "holds mylab/first of definition 1; this program computes 2" in refused.output
-    accepted = command("--metric", "mylab:new", "--accept-new-definitions", "yes")
-    assert accepted.exit_code == 0, accepted.output
+    changed = command("--metric", "mylab:new")
+    assert changed.exit_code == 0, changed.output
+    assert "values changed: mylab/first 0.9 to 0.25" in changed.output
     assert store.get_run(run.info.run_id).data.metrics["mylab/first"] == 0.25
     for wrong in (["--jobs", "many"], ["--jobs", "0"], ["--metric", "nowhere:none"]):
         told = command(*wrong)

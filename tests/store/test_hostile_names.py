@@ -128,7 +128,7 @@ def test_a_run_with_a_hostile_name_is_scored_and_shown(store, experiment_id, nam
     other = stored_run(store, experiment_id, name=title[:5000])
     for run_id in (run.info.run_id, other.info.run_id):
         store.set_tag(run_id, "strategy", title[:5000])
-    done = CliRunner().invoke(main, ["evaluate", "--experiment", "test", "--pictures", "no"])
+    done = CliRunner().invoke(main, ["evaluate", "--experiment", "test"])
     assert done.exit_code == 0, done.output
     assert is_safe_line(done.output)
     assert len(done.output) < 6_000

@@ -24,8 +24,7 @@ from clear_mlflow.core.loop_metadata import (
     measured_test,
 )
 from clear_mlflow.core.predictions import EvaluationSet
-from clear_mlflow.scoring.plan import Depth
-from clear_mlflow.scoring.scores import Scoring, read_scores
+from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 
 EXPECTED = AccuracyMatrix(
@@ -364,7 +363,7 @@ def test_evaluate_finds_such_a_run_whole(store, experiment_id):
         log_all(run)
     done = CliRunner().invoke(main, ["evaluate", "--run-id", run.run_id, "--dry-run", "yes"])
     assert done.exit_code == 0, done.output
-    scores = read_scores(store, store.get_run(run.run_id), Scoring(depth=Depth(thorough=True)))
+    scores = read_scores(store, store.get_run(run.run_id))
     assert scores.plan.is_empty
     assert scores.record.is_complete
 

@@ -54,8 +54,6 @@ def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
     )
     assert score(store, run).action == "unchanged"
     picture = predictions_folder(run) / "confusion.png"
-    assert not picture.exists()
-    score(store, run, named=True)  # draws the heat map, too
     drawn = picture.read_bytes()
     last = predicted.confusion(found, 2)
     assert drawn == confusion_png(last, found.images.class_names, f"{run.info.run_name}, after 2")

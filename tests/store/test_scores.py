@@ -13,7 +13,6 @@ from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.scoring.computed import compute
-from clear_mlflow.scoring.plan import Depth
 from clear_mlflow.scoring.scores import Scoring, read_scores, score, write_scores
 from clear_mlflow.scoring.series import bucket_metric_names
 from clear_mlflow.store import names
@@ -108,37 +107,28 @@ FIRST = Metric(name="lab/first", function=lowest)
 SECOND = Metric(name="lab/first", function=highest, version=2)
 
 
-def scored(store, run_id, metric, **depth):
-    scores = read_scores(
-        store,
-        store.get_run(run_id),
-        Scoring(metrics=(*METRICS, metric), depth=Depth(**depth)),
-    )
+def scored(store, run_id, metric):
+    scoring = Scoring(metrics=(*METRICS, metric))
+    scores = read_scores(store, store.get_run(run_id), scoring)
     write_scores(store, scores)
     return scores
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_values_of_another_definition_are_left_alone(store, experiment_id, is_told):
-    """Until somebody says so; whether a scoring wrote the version down or a program logged them."""
+def test_a_scoring_says_which_values_have_changed(store, experiment_id, is_told):
+    """Of another definition; whether a scoring wrote its version down or a program logged them."""
     run = stored_run(store, experiment_id)
     run_id = run.info.run_id
     first, second = (f(matrix_of(FOUR_BUCKETS)) for f in (lowest, highest))
-    assert first != second
     if is_told:
         scored(store, run_id, FIRST)
     else:
+        score(store, run_id)
         store.log_metric(run_id, "lab/first", first, step=4)
-    before = histories(store, run_id)["lab/first"]
-    scores = scored(store, run_id, SECOND)
-    assert scores.plan.outdated == {"lab/first": 1}
-    assert "lab/first" not in scores.summary
-    assert scores.reasons["lab/first"] == "the run holds values of version 1 of its definition"
-    assert histories(store, run_id)["lab/first"] == before
-    scored(store, run_id, SECOND, accept_new=True)
+    assert scored(store, run_id, SECOND).plan.changed == {"lab/first": (first, second)}
     after = store.get_run(run_id)
     assert after.data.metrics["lab/first"] == second
-    assert json.loads(after.data.tags[names.REPLACED_TAG]) == {"lab/first": [1]}
+    assert json.loads(after.data.tags[names.VERSIONS_TAG])["lab/first"] == 2
     assert scored(store, run_id, SECOND).plan.is_empty
 
 
@@ -149,7 +139,7 @@ def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
     last = Metric(name="lab/first", function=lambda matrix: float(matrix.values[-1, 0]))
     scored(store, run_id, last)
     assert steps_of(store, run_id)["lab/first"] == {1: [0.5], 2: [0.6], 3: [0.4]}
-    scored(store, run_id, replace(FIRST, version=2), accept_new=True)
+    scored(store, run_id, replace(FIRST, version=2))
     history = store.get_metric_history(run_id, "lab/first")
     shown = {m.step: m.value for m in sorted(history, key=lambda m: m.timestamp)}
     assert shown == {1: 0.5, 2: 0.5, 3: 0.4}

@@ -16,7 +16,6 @@ from ports import free_port
 from stored_runs import change, histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS
 
-from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.store.matrices import read_matrices
@@ -85,18 +84,16 @@ def test_a_tag_of_anything_else_is_none(value):
 
 
 def test_a_listing_alone_brings_the_matrices(store, experiment_id):
-    """Asked not to verify, nothing is read but the listing; the matrix is the same to the bit."""
+    """Nothing is read but the listing; the matrix is the same to the bit."""
     run = stored_run(store, experiment_id)
     (from_rows,) = matrices(store)
     scored(store)
     for path in rows_folder(run).iterdir():
         path.unlink()
-    (from_tag,) = matrices(store, verify="none")
+    (from_tag,) = matrices(store, read_files=False)
     assert (from_rows.from_tag, from_tag.from_tag) == (False, True)
     assert from_tag.record.matrix.equals(from_rows.record.matrix)
     assert from_tag.summary == from_rows.summary
-    with pytest.raises(ConfigError, match="verify is 'never'"):
-        matrices(store, verify="never")
 
 
 def test_the_tag_of_a_run_that_can_grow_is_not_trusted(store, experiment_id):
@@ -104,7 +101,7 @@ def test_the_tag_of_a_run_that_can_grow_is_not_trusted(store, experiment_id):
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
     scored(store)
     (rows_folder(run) / "row_003.json").write_text(row_texts()["row_003.json"])
-    (matrix,) = matrices(store, verify="none")
+    (matrix,) = matrices(store, read_files=False)
     assert not matrix.from_tag
     assert matrix.record.rows == (0, 1, 2, 3)
 
@@ -196,10 +193,7 @@ def server(empty_store, tmp_path_factory):
 
 
 def test_behind_a_server(store, server, monkeypatch):
-    """Rows are read through it and scored as on a database; what changed there is found.
-
-    By another size of its file always, in a file of the same size where all are read.
-    """
+    """Rows are read through it and scored as on a database; what changed there is found by name."""
     uri, artifacts = server
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     client = MlflowClient(uri)
@@ -229,11 +223,10 @@ def test_behind_a_server(store, server, monkeypatch):
     file = artifacts_of(cut) / "row_002.json"
     file.write_bytes(file.read_bytes()[:40])
     change_digest(artifacts_of(replaced) / "row_003.json")
-    found = {v.run_name: v for v in scored(client)}
-    assert "row_002.json" in found["0"].detail
-    assert [found[name].action for name in "012"] == ["failed", "unchanged", "unchanged"]
-    found = {v.run_name: v for v in scored(client, verify="all")}
+    assert [v.action for v in scored(client)] == ["unchanged"] * 3
+    found = {v.run_name: v for v in scored(client, named=True)}
     assert [found[name].action for name in "012"] == ["failed", "failed", "unchanged"]
+    assert "row_002.json" in found["0"].detail
     assert "dataset digest" in found["1"].detail
 
 

@@ -1,9 +1,9 @@
 """What a store lacks, planned over a model of one: a plan that is applied is the last."""
 
-import dataclasses
 import json
 import math
 import random
+from types import SimpleNamespace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,7 +13,7 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.scoring.computed import Computed, PredictionScores, compute
-from clear_mlflow.scoring.plan import Depth, Plan, Stored, plan, plan_without_rows, to_look_up
+from clear_mlflow.scoring.plan import Plan, plan, plan_without_rows
 from clear_mlflow.store import names
 
 NUM_TEST = 50
@@ -45,27 +45,33 @@ class ModelStore:
                 in_force[point.step] = point
         return in_force
 
-    def stored(self, computed, depth):
-        """What a plan is made of, looked up as it asks for it."""
-        listing = Stored(
-            values={
-                name: (h := self.history(name))[max(h)].value
-                for name in {p.name for p in self.points}
-            },
-            tags=dict(self.tags),
-        )
-        wanted = to_look_up(listing, computed, depth)
-        return dataclasses.replace(
-            listing,
-            series={name: self.history(name) for name in wanted.series},
-            files=frozenset(f for f in self.files if f.rpartition("/")[0] in wanted.folders),
-        )
+    def get_metric_history(self, run_id, name):
+        return [
+            SimpleNamespace(key=p.name, value=p.value, timestamp=p.time, step=p.step)
+            for p in self.points
+            if p.name == name
+        ]
+
+    def list_artifacts(self, run_id, folder):
+        found = (f for f in self.files if f.rpartition("/")[0] == folder)
+        return [SimpleNamespace(path=path) for path in found]
+
+    @property
+    def run(self):
+        shown = {name: self.history(name) for name in {p.name for p in self.points}}
+        metrics = {name: steps[max(steps)].value for name, steps in shown.items()}
+        data = SimpleNamespace(metrics=metrics, tags=dict(self.tags), params={})
+        info = SimpleNamespace(run_id="run", experiment_id="1")
+        return SimpleNamespace(info=info, data=data, inputs=None)
+
+    def lacks(self, computed, thorough=False):
+        return plan(self, self.run, computed, thorough=thorough)
 
     def apply(self, found: Plan, *, points=None):
         """Write a plan, or what a process that died had written of it: some points, and no tag."""
         if found.reports:
             self.files |= {names.MATRIX_JSON, names.MATRIX_CSV, names.MATRIX_TABLE}
-            self.files |= {names.HEATMAP_PNG} if found.heat_map else set()
+            self.files |= {names.HEATMAP_PNG}
         if found.tables:
             self.files |= {names.PER_CLASS_CSV, names.CONFUSION_FOLDER}
         if found.page is not None:
@@ -112,14 +118,12 @@ def told(version):
     return {names.VERSIONS_TAG: json.dumps({OWN.name: version})}
 
 
-DEPTHS = st.builds(Depth, thorough=st.booleans(), accept_new=st.booleans(), pictures=st.booleans())
 TAGS = st.sampled_from(
     [
         {},
         told(1),  # of another definition
         told(2),
-        {names.SCORED_TAG: "d1"},  # scored before, from the same rows or from others
-        {names.SCORED_TAG: "d2 pictures"} | told(1),
+        {names.SCORED_TAG: "d2"} | told(1),
         {names.MLFLOW_NOTE: "a person wrote this"},
         {names.VERSIONS_TAG: "[", names.MLFLOW_TABLES: '[{"path": "a.js'},
         {names.MATRIX_TAG: "rows of before", "strategy": "naive"},
@@ -132,8 +136,7 @@ def stores(draw, computed: Computed) -> ModelStore:
     """What other scorings, other programs and accidents left behind."""
     store = ModelStore(draw(TAGS))
     chance = random.Random(draw(st.integers(0, 2**32)))
-    whole = plan(ModelStore().stored(computed, Depth()), computed, Depth()).points
-    for point in whole:
+    for point in ModelStore().lacks(computed).points:
         if chance.random() < 0.7:
             wrong = chance.random() < 0.2
             value = chance.random() if wrong else point.value
@@ -146,67 +149,49 @@ def stores(draw, computed: Computed) -> ModelStore:
 
 
 @settings(max_examples=300)
-@given(data=st.data(), computed=computed_runs(), depth=DEPTHS)
-def test_an_applied_plan_is_the_last(data, computed, depth):
+@given(data=st.data(), computed=computed_runs(), thorough=st.booleans())
+def test_an_applied_plan_is_the_last_and_sends_nothing_again(data, computed, thorough):
     """Whatever a store held: after one plan it lacks nothing, and shows what was computed."""
     store = data.draw(stores(computed))
-    scored_rows = store.tags.get(names.SCORED_TAG, "").partition(" ")[0]
-    found = plan(store.stored(computed, depth), computed, depth)
-    # Reports of other rows are written anew, however little is looked at.
-    assert found.reports or scored_rows == computed.digest
-    store.apply(found)
-    assert plan(store.stored(computed, depth), computed, depth).is_empty
-    if depth.thorough:
-        left_alone = {} if depth.accept_new else found.outdated
-        for name in computed.points.keys() - left_alone.keys():
-            values = {step: point.value for step, point in store.history(name).items()}
-            assert computed.points[name].items() <= values.items()
-
-
-@settings(max_examples=300)
-@given(data=st.data(), computed=computed_runs(), depth=DEPTHS)
-def test_nothing_that_is_stored_is_sent_again(data, computed, depth):
-    """No point whose value is in force, no tag that is so; nothing left alone is touched."""
-    store = data.draw(stores(computed))
-    found = plan(store.stored(computed, depth), computed, depth)
+    before, same_rows = dict(store.tags), store.tags.get(names.SCORED_TAG) == computed.digest
+    found = store.lacks(computed, thorough)
+    assert found.reports or same_rows
     for point in found.points:
-        before = store.history(point.name).get(point.step)
-        assert before is None or (before.value != point.value and before.time < point.time)
+        held = store.history(point.name).get(point.step)
+        assert held is None or (held.value != point.value and held.time < point.time)
     assert len({(p.name, p.step) for p in found.points}) == len(found.points)
-    assert not found.tags.items() & store.tags.items()
-    if not depth.accept_new:
-        assert not {p.name for p in found.points} & found.outdated.keys()
-    if names.MLFLOW_NOTE in store.tags:
-        assert names.MLFLOW_NOTE not in found.tags
+    assert not found.tags.items() & before.items()
+    assert names.MLFLOW_NOTE not in before or names.MLFLOW_NOTE not in found.tags
+    store.apply(found)
+    assert store.lacks(computed, thorough).is_empty
+    for name in computed.points if not same_rows else ():
+        values = {step: point.value for step, point in store.history(name).items()}
+        assert computed.points[name].items() <= values.items()
 
 
 @settings(max_examples=300)
-@given(data=st.data(), computed=computed_runs(), depth=DEPTHS)
-def test_a_plan_that_was_cut_off_is_continued(data, computed, depth):
+@given(data=st.data(), computed=computed_runs(), thorough=st.booleans())
+def test_a_plan_that_was_cut_off_is_continued(data, computed, thorough):
     """A process that died among the points: the next plan sends the others, and each once."""
     store = data.draw(stores(computed))
-    found = plan(store.stored(computed, depth), computed, depth)
+    found = store.lacks(computed, thorough)
     sent = data.draw(st.integers(0, len(found.points)))
     store.apply(found, points=sent)
-    rest = plan(store.stored(computed, depth), computed, depth)
+    rest = store.lacks(computed, thorough)
     assert not set(found.points[:sent]) & set(rest.points)
-    if depth.thorough:
-        assert set(found.points[sent:]) <= set(rest.points)
     store.apply(rest)
-    assert plan(store.stored(computed, depth), computed, depth).is_empty
+    assert store.lacks(computed, thorough).is_empty
 
 
 @given(tags=st.sampled_from([{}, {names.KIND_TAG: "train"}, {names.ROWS_TAG: "partial"}]))
 def test_a_run_without_rows_is_called_so_once(tags):
     """One that should hold rows says that it holds none; another program's is left alone."""
-    found = plan_without_rows(Stored(tags=tags))
+    found = plan_without_rows(ModelStore(tags).run)
     assert found.tags == ({names.ROWS_TAG: "none"} if tags else {})
-    assert plan_without_rows(Stored(tags={**tags, **found.tags})).is_empty
+    assert plan_without_rows(ModelStore({**tags, **found.tags}).run).is_empty
 
 
 def test_a_plan_says_in_one_line_what_it_would_write():
     """This is what a dry run prints."""
     assert str(Plan()) == "nothing"
-    assert str(Plan(reports=True, heat_map=True, tags={"b": "1", "a": "2"})) == (
-        "the reports, the heat map, the tags a, b"
-    )
+    assert str(Plan(reports=True, tags={"b": "1", "a": "2"})) == "the reports, the tags a, b"

@@ -21,7 +21,6 @@ def test_the_tags_of_stored_runs_stay():
         "MATRIX_TAG": "matrix",
         "METRICS_TAG": "metrics",
         "VERSIONS_TAG": "metric_versions",
-        "REPLACED_TAG": "replaced_definitions",
         "NOTE_TAG": "note",
         "ERROR_TAG": "error",
         "DIVERGED_TAG": "diverged",
@@ -55,7 +54,7 @@ def test_the_tags_of_stored_runs_stay():
         "LEADER_TAG",
     }
     assert hidden == {
-        *("SCORED_TAG", "REPORT_TAG", "MATRIX_TAG", "VERSIONS_TAG", "REPLACED_TAG", "NOTE_TAG"),
+        *("SCORED_TAG", "REPORT_TAG", "MATRIX_TAG", "VERSIONS_TAG", "NOTE_TAG"),
         *("PREDICTIONS_SCORED_TAG", "ANYTIME_SCORED_TAG", "SWEEP_COMPARISON_TAG"),
         *("PROCESS_TAG", "HOLDER_TAG"),
     }
