@@ -35,7 +35,7 @@ def over_on_ray(
     """
     uri = absolute_store(client.tracking_uri)
     cluster.check_store(uri)
-    return cluster.in_batches(partial(_at_worker, uri, work), items, jobs=jobs, batch=batch)
+    return cluster.map(partial(_at_worker, uri, work), items, jobs=jobs, batch=batch)
 
 
 def _at_worker(
