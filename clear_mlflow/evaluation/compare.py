@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric as MlflowMetric
@@ -65,8 +65,7 @@ _LONGEST_NAME = 120
 # Runs of one piece of a cluster's work: predictions are megabytes.
 _BATCH_OF_PREDICTIONS = 4
 
-_Item = TypeVar("_Item", contravariant=True)
-_Result = TypeVar("_Result", covariant=True)
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -98,20 +97,21 @@ def read_comparison(
     *margin* is in percentage points of accuracies, else in the score's own unit; *named* runs were
     asked for one by one, so one without rows is named; a *cluster* is entered already; *read_files*
     as :func:`~clear_mlflow.store.matrices.stored_rows_of` has it. *over_images* tests single runs
-    over their test images, which reads megabytes of predictions a run; *most_inside* is the number
-    of runs, of the first groups, whose tests inside buckets are drawn: hundreds of files each.
-    The runs that are left out, and the experiment of the first that is not, come with it.
+    over their test images, which reads megabytes of predictions a run. The runs that are left out,
+    and the experiment of the first that is not, come with it.
     """
     left_out: list[LeftOut] = []
     subjects: list[Subject] = []
     rowless: list[RowlessRun] = []
     experiment_id = ""
-    read = _Reading(client, cluster, jobs)
+    read = partial(_read, client, cluster, jobs)
     refused: list[str] = []
     matrices = partial(read_with_inside, metrics=metrics, read_files=read_files)
-    for stored, inside, problem in read.over(matrices, _there(runs), batch=BATCH):
+    for stored, inside, problem in read(matrices, _there(runs), BATCH):
         if problem is not None:
-            refused.append(_unused_tests(stored.run_name, problem))
+            refused.append(
+                f"Tests inside buckets of {cut(stored.run_name)} are not used: {problem}."
+            )
         if stored.record is None:
             if not stored.problem and stored.tags.get(names.DIVERGED_TAG) == "true":
                 rowless.append(_rowless(stored))
@@ -145,7 +145,7 @@ def read_comparison(
     )
     hits = {}
     tested = arrangement.wants_predictions() if over_images else []
-    for subject, found, problem in read.over(read_correctness, tested, batch=_BATCH_OF_PREDICTIONS):
+    for subject, found, problem in read(read_correctness, tested, _BATCH_OF_PREDICTIONS):
         if found is not None:
             hits[subject.run_id] = found
         elif problem is not None:
@@ -168,10 +168,6 @@ def read_comparison(
         left_out,
         experiment_id,
     )
-
-
-def _unused_tests(run_name: str, problem: str) -> str:
-    return f"Tests inside buckets of {cut(run_name)} are not used: {problem}."
 
 
 def _of_one_score(subjects: list[Subject], *, named: bool) -> tuple[list[Subject], list[str]]:
@@ -208,43 +204,27 @@ def _failures(subjects: Sequence[Subject], metrics: Sequence[Metric]) -> Iterato
         yield f"{name} is left out of {runs[name]} of {len(subjects)} runs: {reason}."
 
 
-class _Read(Protocol[_Item, _Result]):
-    """A function that reads one thing after another, some at a time."""
-
-    def __call__(
-        self, client: MlflowClient, asked: Iterable[_Item], /, *, jobs: int | None
-    ) -> Iterator[_Result]: ...
-
-
-@dataclass(frozen=True)
-class _Reading:
-    """Who reads: this process, or the workers of a cluster."""
-
-    client: MlflowClient
-    cluster: RayCluster | None
-    jobs: int | None
-
-    def over(
-        self, read: _Read[_Item, _Result], asked: Iterable[_Item], *, batch: int
-    ) -> Iterator[_Result]:
-        """What *read* gives for all that is asked, in the same order."""
-        if self.cluster is None:
-            return read(self.client, asked, jobs=self.jobs)
-        work = partial(read, jobs=1)  # within a worker: there are as many as there is room for
-        return over_on_ray(self.cluster, self.client, work, asked, jobs=self.jobs, batch=batch)
+def _read(
+    client: MlflowClient,
+    cluster: RayCluster | None,
+    jobs: int | None,
+    read: Callable[..., Iterator[_Result]],
+    asked: Iterable[object],
+    batch: int,
+) -> Iterator[_Result]:
+    """What *read* gives for all that is asked, in order, here or by a cluster's workers."""
+    if cluster is None:
+        return read(client, asked, jobs=jobs)
+    work = partial(read, jobs=1)  # within a worker: there are as many as there is room for
+    return over_on_ray(cluster, client, work, asked, jobs=jobs, batch=batch)
 
 
 def _there(runs: Iterable[Run | MissingRun]) -> list[Run]:
-    found, missing = [], []
-    for run in runs:
-        if isinstance(run, MissingRun):
-            missing.append(run)
-        else:
-            found.append(run)
-    if missing:
+    listed = list(runs)
+    if missing := [run for run in listed if isinstance(run, MissingRun)]:
         more = f" (and {len(missing) - 1} more)" if missing[1:] else ""
         raise TrackingError(f"cannot compare run {missing[0].run_id}{more}: {missing[0].problem}")
-    return found
+    return [run for run in listed if isinstance(run, Run)]
 
 
 def _subject(stored: StoredMatrix, inside: Mapping[str, float]) -> Subject:

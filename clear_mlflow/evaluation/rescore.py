@@ -60,26 +60,17 @@ class ScoringResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How runs are scored.
+    """How runs are scored."""
 
-    Args:
-        named: the runs were asked for one by one: each is read from its artifacts, and one without
-            rows is a problem. Found by a search, one of another program is only passed over.
-        dry_run: write nothing.
-        metrics: to compute beside those of the families that each run logs; the families of those
-            that are built in are logged from then on.
-        joint: the record of a joint run, which intransigence is measured against.
-        prediction_metrics: to compute of stored predictions, where a run kept any.
-        jobs: runs under way at once; None: as many as suits the store.
-        prepare: called with the client and each run before its rows are read; not in a dry run.
-    """
-
+    # The runs were asked for one by one: each is read from its artifacts, and one without rows is
+    # a problem. Found by a search, one of another program is only passed over.
     named: bool = False
-    dry_run: bool = False
-    metrics: Sequence[Metric] = ()
+    dry_run: bool = False  # write nothing
+    metrics: Sequence[Metric] = ()  # these three as Scoring has them
     joint: Record | None = None
     prediction_metrics: Sequence[predicted.PredictionMetric] = predicted.METRICS
-    jobs: int | None = None
+    jobs: int | None = None  # runs under way at once; None: as many as suits the store
+    # Called with each run before its rows are read; not in a dry run.
     prepare: Callable[[MlflowClient, Run], object] | None = None
 
     def over(

@@ -11,7 +11,6 @@ import io
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +21,6 @@ from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, Metric, Run
 from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, DataType, Schema, TensorSpec
-from mlflow.utils.file_utils import local_file_uri_to_path
 from PIL import Image
 
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
@@ -32,7 +30,7 @@ from clear_mlflow.scoring.computed import Computed
 from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.scoring.series import bucket_metric_names, points_of
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import download, is_local
+from clear_mlflow.store.artifacts import download
 from clear_mlflow.store.client import mlflow_errors
 
 # What MLflow imports to load a model; it needs no MLflow, and nothing that trains.
@@ -41,19 +39,9 @@ _READY: Literal["READY"] = "READY"
 
 
 def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
-    """Make models of the weights that a run stored and that are none yet.
+    """Make models of the weights that a run stored and that are none yet; how many were made.
 
-    Args:
-        client: the store.
-        run: as it is now.
-        scores: of its rows; their accuracies are linked to the models.
-
-    Returns:
-        How many models were made.
-
-    Raises:
-        RecordError: a file of weights is damaged.
-        TrackingError: the store does not take one.
+    The accuracies of *scores*, which are of its rows, are linked to them.
     """
     asked = run.data.params.get("log_models", NONE)
     # A configuration file may have another value than the one that "mlflow run" logged.
@@ -135,7 +123,6 @@ def _log_model(
             folder = Path(scratch, "model")
             _save(folder, weights, about, Model(run_id=run_id, model_id=model.model_id))
             client.log_model_artifacts(model.model_id, str(folder))
-            _share(run, model, file)
             outputs = client.get_run(run_id).outputs if known else None
             linked = [output.model_id for output in outputs.model_outputs] if outputs else []
             if model.model_id not in linked:
@@ -148,21 +135,6 @@ def _log_model(
 def weights_folder(model: LoggedModel) -> str:
     """The address of the folder in which a model has its file of weights, named by the row."""
     return f"{model.artifact_location}/data"
-
-
-def _share(run: Run, model: LoggedModel, file: str) -> None:
-    """Keep weights once on this machine's disks, under the names of the run and of the model."""
-    if not (is_local(str(run.info.artifact_uri)) and is_local(str(model.artifact_location))):
-        return
-    own = f"{run.info.artifact_uri}/{names.MODELS_FOLDER}"
-    of_run, of_model = (
-        Path(local_file_uri_to_path(folder), file) for folder in (own, weights_folder(model))
-    )
-    link = of_model.with_name(f".{file}.link")
-    with suppress(OSError):  # another disk, or a file system without hard links: two copies
-        link.unlink(missing_ok=True)
-        link.hardlink_to(of_run)
-        link.replace(of_model)
 
 
 def _name(run: Run, row: int) -> str:

@@ -42,13 +42,7 @@ def metrics_of(families: Sequence[str], metrics: Sequence[Metric]) -> tuple[Metr
 
 
 def against_joint(metrics: Sequence[Metric], record: Record, joint: Record) -> tuple[Metric, ...]:
-    """The same metrics, intransigence measured against a joint run.
-
-    Args:
-        metrics: to compute.
-        record: of the run that they are computed of.
-        joint: of a run that is trained on all buckets so far at once.
-    """
+    """The same metrics, intransigence of a record measured against a joint run."""
     found = partial(chaudhry.intransigence, joint=joint.evidence.oriented)
     if (difference := _difference(record, joint)) is not None:
         found = partial(_incomparable, f"needs a joint run of the same {difference}")

@@ -34,22 +34,14 @@ from clear_mlflow.store.rows import lost_rows_error
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """What is computed of a run, and how closely its store is looked at.
+    """What is computed of a run, and how closely its store is looked at."""
 
-    Args:
-        metrics: to compute of the matrix, beside those of the families that the run logs; the
-            families of those that are built in are logged from then on.
-        joint: the record of a run that is trained on all buckets so far at once; None: no such run
-            is named.
-        prediction_metrics: to compute of stored predictions, where a run kept any.
-        thorough: read its artifacts though its tags say what they hold, and write those that are
-            gone.
-    """
-
+    # Beside those of the families that the run logs; families of built-in ones are logged then.
     metrics: Sequence[Metric] = ()
+    # Of a run that is trained on all buckets so far at once, which intransigence is against.
     joint: Record | None = None
     prediction_metrics: Sequence[predicted.PredictionMetric] = predicted.METRICS
-    thorough: bool = True
+    thorough: bool = True  # read all artifacts, and write points and files that are gone
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,11 +37,8 @@ class Point(NamedTuple):
 def bucket_metric_names(buckets: Sequence[str], begin: str = names.BUCKET_SERIES) -> list[str]:
     """``test_accuracy/bucket_03`` for each bucket, in characters that MLflow takes, all different.
 
-    Numeric keys are padded, so that the UI's alphabetical order is the stream's order.
-
-    Args:
-        buckets: their keys, in stream order.
-        begin: what names begin with; see :func:`~clear_mlflow.store.names.bucket_series`.
+    Numeric keys are padded, so that the UI's alphabetical order is the stream's order. *begin* as
+    :func:`~clear_mlflow.store.names.bucket_series` gives it.
     """
     width = max([2, *(len(key) for key in buckets if key.isdecimal())])
     found: dict[str, None] = {}
@@ -70,13 +67,7 @@ def charted_buckets(num_buckets: int) -> list[int]:
 def all_series(
     evidence: AccuracyMatrix, of_metrics: Series, begin: str = names.BUCKET_SERIES
 ) -> dict[str, dict[int, float]]:
-    """Summary metrics and test accuracies (one series a charted bucket), over the steps.
-
-    Args:
-        evidence: a run's matrix as ``masked`` gives it.
-        of_metrics: what :func:`clear_mlflow.metrics.series` gives of the same run.
-        begin: see :func:`bucket_metric_names`.
-    """
+    """Summary metrics and test accuracies (one series a charted bucket), over the steps."""
     # First the metrics: MLflow's page of a run lists names in the order in which they came.
     found = {name: dict(steps) for name, steps in of_metrics.items() if steps}
     for step in range(evidence.num_rows + 1):
@@ -91,14 +82,7 @@ def values_at(
     metrics: Sequence[Metric] = METRICS,
     begin: str = names.BUCKET_SERIES,
 ) -> dict[str, float]:
-    """What one row adds to :func:`all_series`: each series' value at its step, where defined.
-
-    Args:
-        evidence: a run's matrix as ``masked`` gives it, of *step* rows at least.
-        step: the row's number, 0 for the initialisation.
-        metrics: to compute, each once.
-        begin: see :func:`bucket_metric_names`.
-    """
+    """What one row adds to :func:`all_series`: each series' value at its step, where defined."""
     of_metrics = summarize(evidence.after(step), "iid", metrics) if step else {}
     return of_metrics | _accuracies_at(evidence, step, begin)
 
@@ -119,12 +103,7 @@ def _charted(buckets: tuple[str, ...], begin: str) -> tuple[tuple[int, str], ...
 
 
 def points_of(series: Series, times: Mapping[int, int]) -> list[Point]:
-    """The points of series, at the times of their steps.
-
-    Args:
-        series: name to step to value.
-        times: step to milliseconds since the epoch.
-    """
+    """The points of series, at the times of their steps."""
     return [
         Point(name, value, times[step], step)
         for name, steps in series.items()

@@ -1,6 +1,5 @@
 """Tests inside buckets in MLflow: files of their own kind, every one once, scored with the rows."""
 
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -23,7 +22,6 @@ from clear_mlflow.runs.lifecycle import take
 from clear_mlflow.runs.resume import ResumePoint
 from clear_mlflow.runs.sync import find_journals, sync_each
 from clear_mlflow.runs.training_run import TrainingRun
-from clear_mlflow.scoring.anytime_scores import read_tests
 from clear_mlflow.scoring.scores import read_scores, score
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.live_run import live_run
@@ -124,15 +122,6 @@ def test_metrics_are_those_of_the_tests_at_every_step(store, finished):
     assert finished.data.tags[names.ANYTIME_TAG] == "2"
 
 
-def test_the_page_draws_what_is_inside(store, finished):
-    """The stability gap, a curve for each bucket."""
-    page = (
-        Path(finished.info.artifact_uri.removeprefix("file://")) / names.REPORT_HTML
-    ).read_text()
-    assert "The model was tested 8 times inside its buckets" in page
-    assert page.count("Accuracy on bucket") >= 4
-
-
 def test_scoring_again_writes_nothing(store, finished):
     """By a search, which reads no test, and by name, which reads all of them."""
     scores = read_scores(store, store.get_run(finished.info.run_id))
@@ -142,12 +131,6 @@ def test_scoring_again_writes_nothing(store, finished):
     assert quick.action == "unchanged"
     assert quick.scores.computed.anytime.is_unread
     assert values_of(finished).items() <= dict(quick.scores.summary).items()
-
-
-def test_tests_of_this_machine_are_read_where_they_lie(store, finished, tmp_path, monkeypatch):
-    """A disk with no room for a temporary folder is no reason not to read them."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no room here"))
-    assert read_tests(store, finished) == [test for tests in TESTS.values() for test in tests]
 
 
 def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_id):
@@ -161,16 +144,6 @@ def test_evaluate_logs_them_for_a_run_that_holds_tests_alone(store, experiment_i
     assert rescored(store, run).action == "scored"
     assert values_of(store.get_run(run.info.run_id)) == pytest.approx(EXPECTED)
     assert rescored(store, run).action == "unchanged"
-
-
-def test_a_test_that_is_lost_leaves_them_undefined_and_the_rows_scored(store, finished):
-    """With the reason, and no value is made up."""
-    (folder_of(finished) / FILES[3]).unlink()
-    verdict = rescored(store, finished, dry_run=True)
-    told = "test 2 of 2 inside bucket '2' is not stored"
-    reasons = verdict.scores.reasons
-    assert {reasons[name] for name in EXPECTED} == {told}
-    assert verdict.scores.summary["clear/accuracy"] == finished.data.metrics["clear/accuracy"]
 
 
 def test_a_damaged_test_is_told_and_the_rows_are_scored(store, finished):

@@ -14,7 +14,7 @@ from clear_mlflow.adapters._run import AdapterRun
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import assemble, row_file_name
-from clear_mlflow.metrics import FAMILIES, METRICS, of_families
+from clear_mlflow.metrics import FAMILIES, of_families
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.store import names
 
@@ -74,14 +74,6 @@ def test_a_training_logs_the_families_it_was_told(store, experiment_id):
     assert "`gem/forward_transfer`" in note
     assert "`clear/accuracy`" not in note
     assert json.loads(run.data.tags[names.VERSIONS_TAG]).keys() >= {m.name for m in chosen}
-
-
-def test_without_a_choice_a_run_is_what_it_always_was(store, experiment_id):
-    """CLEAR's and Renate's metrics, and no tag that says so."""
-    train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
-    run = only_run(store, experiment_id)
-    assert of_matrix(run.data.metrics) == summarize(MATRIX, metrics=METRICS)
-    assert names.METRICS_TAG not in run.data.tags
 
 
 def test_a_loop_of_ones_own_logs_the_families_it_was_told(store, experiment_id):
@@ -158,33 +150,6 @@ def test_intransigence_against_a_joint_run(store, experiment_id):
     done = invoke("evaluate", "--experiment", "test", "--joint-run", "0" * 32)
     assert done.exit_code == 2
     assert "joint run" in done.output
-
-
-def test_an_import_logs_the_families_it_was_told(store, experiment_id, tmp_path):
-    """From its first scoring on."""
-    path = tmp_path / "acc.csv"
-    path.write_text("0.75,0.5\n0.625,0.875\n")
-    done = invoke("import", path, "--metrics", "icarl,clear")
-    assert done.exit_code == 0, done.output
-    run = only_run(store, experiment_id)
-    assert scored_by(store, run.info.run_id) == ({"icarl", "clear"}, "icarl,clear")
-
-
-def test_compare_by_a_family(store, experiment_id):
-    """It ranks and is shown beside the others, which lead."""
-    for strategy, level in (("naive", 100), ("replay", 170)):
-        for seed in (0, 1):
-            log_run(
-                store, experiment_id, strategy, counts(level, seed), strategy=strategy, seed=seed
-            )
-    done = invoke(
-        "compare", "--experiment", "test", "--metrics", "worst_bucket",
-        "--rank-by", "worst_bucket/final_accuracy",
-    )  # fmt: skip
-    assert done.exit_code == 0, done.output
-    (run,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
-    assert run.data.params["metrics"] == "worst_bucket"
-    assert run.data.params["rank_by"] == "worst_bucket/final_accuracy"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,6 @@ from html_pages import Page
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.cli import main
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
-from clear_mlflow.learning.parameters.logged import parameters_to_log
 from clear_mlflow.metrics import summarize
 from clear_mlflow.store import names
 from clear_mlflow.sweep import fingerprint, read_grid
@@ -114,14 +113,6 @@ def test_neither_compare_nor_evaluate_looks_at_a_comparison(store, experiment_id
     assert [run.data.tags[names.COMPARED_COUNT_TAG] for run in found] == ["4", "4"]
     result = CliRunner().invoke(main, ["evaluate", "--experiment", "test"])
     assert "compare replay" not in result.output
-
-
-def test_runs_by_id_also_twice(store, experiment_id, runs):
-    """Named as arguments, or in the option that mlflow run uses; a repeated id counts once."""
-    ids = [run.info.run_id for run in runs]
-    assert invoke(ids[0], ids[2], ids[0], "--run-id", f"{ids[2]},{ids[0]}").exit_code == 0
-    run, _ = comparison_of(store, experiment_id)
-    assert run.data.tags[names.COMPARED_COUNT_TAG] == "2"
 
 
 def test_an_unknown_run_is_one_line(store, experiment_id, runs):
@@ -317,22 +308,3 @@ def test_runs_that_were_shown_other_pixels_are_no_seeds_of_one_method(store, exp
     told = json.loads((folder / "compared_runs.json").read_text())
     sizes = {group["name"]: len(group["runs"]) for group in told["groups"]}
     assert sizes == {"random_crop_flip": 2, "random_crop": 1}
-
-
-def test_parameters_of_a_project_and_of_a_command_are_read_alike(store, experiment_id):
-    """By what was in force, also of one that plays no role, which a project logs."""
-    asked = {"strategy": "naive", "lr": "auto", "memory": "auto", "epochs": "3"}
-    config = TrainConfig.resolve(asked)
-    by_project = asked | parameters_to_log(config, asked, asked, of_project=True)
-    logged = (by_project, parameters_to_log(config, asked, {}))
-    for seed, params in enumerate(logged):
-        name = f"naive clear10 seed {seed}"
-        run = log_run(store, experiment_id, name, counts(120, seed), strategy="naive", seed=seed)
-        for key, value in params.items():
-            store.log_param(run.info.run_id, key, value)
-    result = invoke("--experiment", "test", "--group-by", "lr,memory,epochs")
-    assert result.exit_code == 0, result.output
-    _, folder = comparison_of(store, experiment_id)
-    (group,) = json.loads((folder / "compared_runs.json").read_text())["groups"]
-    assert group["labels"] == {"lr": "0.02", "memory": "300", "epochs": "3"}
-    assert len(group["runs"]) == 2

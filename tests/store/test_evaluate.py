@@ -6,8 +6,6 @@ from pathlib import Path
 
 import mlflow
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.core.errors import TrackingError
@@ -70,15 +68,6 @@ def copied(store, experiment_id):
     return make
 
 
-def test_copy_of_the_artifacts_gets_the_same_numbers(store, trained, copied):
-    """Every metric at every step, to the last bit, and at the time it was measured."""
-    original = trained()
-    copy = copied(original)
-    (verdict,) = run_evaluate(store, copy.info.run_id)
-    assert verdict.action == "scored"
-    assert everything(store, copy.info.run_id)[2] == everything(store, original.info.run_id)[2]
-
-
 def test_evaluating_twice_changes_nothing(store, trained, copied):
     """Not a tag, not a point of a series, not a file."""
     copy = copied(trained())
@@ -87,14 +76,6 @@ def test_evaluating_twice_changes_nothing(store, trained, copied):
     (verdict,) = run_evaluate(store, copy.info.run_id)
     assert verdict.action == "unchanged"
     assert everything(store, copy.info.run_id) == before
-
-
-def test_a_finished_run_is_unchanged(store, trained):
-    """The post-run hook left nothing to do."""
-    run = trained()
-    before = everything(store, run.info.run_id)
-    assert [v.action for v in run_evaluate(store, run.info.run_id)] == ["unchanged"]
-    assert everything(store, run.info.run_id) == before
 
 
 def test_removed_metrics_come_back(store, trained, tmp_path):
@@ -145,16 +126,6 @@ def test_a_store_that_cannot_be_read_stops_only_its_own_runs(store, trained):
         Evaluation(named=False, dry_run=False).over(store, select(store, Selection()))
     )
     assert sorted(v.action for v in everywhere) == ["skipped", "unchanged"]
-
-
-def test_a_table_list_that_mlflow_cut_off_is_left_alone(store, trained, copied):
-    """MLflow cuts tags at 8,000 characters; what cannot be read is not written anew."""
-    copy = copied(trained())
-    store.set_tag(copy.info.run_id, "mlflow.loggedArtifacts", '[{"path": "a.json", "ty')
-    (verdict,) = run_evaluate(store, copy.info.run_id)
-    assert verdict.action == "scored"
-    tags = store.get_run(copy.info.run_id).data.tags
-    assert tags["mlflow.loggedArtifacts"] == '[{"path": "a.json", "ty'
 
 
 def test_dry_run_writes_nothing(store, trained, copied):
@@ -224,29 +195,6 @@ def test_missing_row_is_named_and_what_is_defined_is_logged(store, trained, copi
     assert store.get_run(copy.info.run_id).data.tags[names.ROWS_TAG] == "partial"
 
 
-def test_runs_that_cannot_be_scored_are_told_apart(store, trained, experiment_id):
-    """No such run, a deleted one, one without rows: each with its reason."""
-    deleted, empty, good = trained(), store.create_run(experiment_id), trained()
-    store.delete_run(deleted.info.run_id)
-    ids = ("0" * 32, deleted.info.run_id, empty.info.run_id, good.info.run_id)
-    verdicts = run_evaluate(store, *ids)
-    assert [v.action for v in verdicts] == ["failed", "failed", "failed", "unchanged"]
-    details = [v.detail for v in verdicts]
-    assert "no such run" in details[0]
-    assert "deleted" in details[1]
-    assert "holds no rows" in details[2]
-
-
-def test_search_passes_over_runs_of_other_programs(store, trained, experiment_id):
-    """Found by a search, a run without rows that is none of ours is no problem."""
-    trained()
-    store.create_run(experiment_id)
-    chosen = select(store, Selection(experiment="test"))
-    verdicts = list(Evaluation(named=False, dry_run=False).over(store, chosen))
-    assert sorted(v.action for v in verdicts) == ["skipped", "unchanged"]
-    assert not any(v.is_problem for v in verdicts)
-
-
 def test_selection(store, trained, copied, experiment_id):
     """By experiment, by filter, by lack of a score, and never a run that evaluates."""
     original = trained()
@@ -284,32 +232,6 @@ def test_only_the_run_of_a_dead_process_is_closed(store, trained, copied, alive)
     else:
         assert (verdict.action, run.info.status) == ("scored", "KILLED")
         assert run.data.metrics["clear/in_domain_accuracy"] == pytest.approx((0.90 + 0.92) / 2)
-
-
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=st.binary(max_size=200))
-def test_any_bytes_in_a_row_file_are_told_in_one_line(store, experiment_id, content):
-    """Whatever lies there, it is scored as written or named; no traceback."""
-    run = store.create_run(experiment_id)
-    rows_of(run).mkdir(parents=True)
-    (rows_of(run) / "row_001.json").write_bytes(content)
-    (verdict,) = run_evaluate(store, run.info.run_id)
-    assert verdict.action == "failed"
-    assert "row_001.json" in verdict.detail
-
-
-def test_description_that_a_person_wrote_is_kept(store, trained, tmp_path):
-    """Scoring again replaces our own description only."""
-    run = trained(FOUR_BUCKETS[:4])
-    store.set_tag(run.info.run_id, "mlflow.note.content", "my finding")
-    row = json.loads((rows_of(run) / "row_003.json").read_text())
-    row |= {"row": 4, "trained_through": "4", "correct": FOUR_BUCKETS[4]}
-    (rows_of(run) / "row_004.json").write_text(json.dumps(row))
-    (verdict,) = run_evaluate(store, run.info.run_id)
-    assert verdict.action == "scored"
-    tags = store.get_run(run.info.run_id).data.tags
-    assert tags["mlflow.note.content"] == "my finding"
-    assert tags[names.ROWS_TAG] == "complete"
 
 
 def test_active_mlflow_run_is_untouched(store, trained):

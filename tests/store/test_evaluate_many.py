@@ -4,7 +4,6 @@ import signal
 import subprocess
 import threading
 import time
-from typing import Any
 
 import pytest
 from forked import Forked
@@ -18,7 +17,6 @@ from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.store import names
-from clear_mlflow.store import search as selection
 from clear_mlflow.store.search import Selection, select
 
 
@@ -122,57 +120,6 @@ def test_another_metric_writes_that_metric_alone(store, many):
     }
     for metrics in ((*METRICS, OWN), METRICS):
         assert [v.action for v in search(store, metrics=metrics)] == ["unchanged"]
-
-
-def test_values_of_another_definition_are_told(store, many):
-    """They are overwritten, and a line says which, and from what to what; other series stay."""
-    (run,) = many("one")
-    run_id = run.info.run_id
-    search(store, metrics=(*METRICS, OWN))
-    before = histories(store, run_id)
-    (verdict,) = search(store, metrics=(*METRICS, CHANGED))
-    assert (verdict.action, verdict.is_problem) == ("scored", False)
-    assert "values changed: lab/bucket 0.7 to 0.95" in verdict.detail
-    run = store.get_run(run_id)
-    assert run.data.metrics["lab/bucket"] == 0.95
-    assert '"lab/bucket":2' in run.data.tags[names.VERSIONS_TAG]
-    after = histories(store, run_id)
-    assert {name: after[name] for name in after if name != "lab/bucket"} == {
-        name: before[name] for name in before if name != "lab/bucket"
-    }
-    assert [v.action for v in search(store, metrics=(*METRICS, CHANGED))] == ["unchanged"]
-
-
-def test_stopped_half_way_the_next_call_does_the_rest(store, many):
-    """What has its verdict is done, and is not done again."""
-    many("1", "2", "3", "4")
-    runs = select(store, Selection(experiment="test"))
-    verdicts: Any = Evaluation(jobs=1).over(store, runs)
-    assert [next(verdicts).run_name, next(verdicts).run_name] == ["4", "3"]
-    verdicts.close()
-    assert [(v.run_name, v.action) for v in search(store)] == [
-        ("4", "unchanged"),
-        ("3", "unchanged"),
-        ("2", "scored"),
-        ("1", "scored"),
-    ]
-
-
-def test_runs_that_come_and_go_hide_no_other(store, many, monkeypatch):
-    """Between two pages the newest is deleted and another starts, and five began at one moment."""
-    monkeypatch.setattr(selection, "_PAGE", 2)
-    at_once = [
-        store.create_run(store.get_experiment_by_name("test").experiment_id, start_time=1_000)
-        for _ in range(5)
-    ]
-    later = many("1", "2", "3", "4")
-    listed = select(store, Selection(experiment="test"))
-    found = [next(listed).info.run_name, next(listed).info.run_name]
-    store.delete_run(later[3].info.run_id)
-    many("too late")
-    found += [run.info.run_name for run in listed]
-    assert found[:4] == ["4", "3", "2", "1"]
-    assert sorted(found[4:]) == sorted(run.info.run_name for run in at_once)
 
 
 def test_two_evaluations_at_once_lose_and_double_nothing(store, many):

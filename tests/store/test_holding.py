@@ -12,13 +12,12 @@ from stored_runs import histories, row_texts, rows_folder
 from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.cli import main
-from clear_mlflow.cli.output import print_outcome
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.journal.journal import Journal, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.runs.in_process import train_in_process
-from clear_mlflow.runs.lifecycle import RunResult, refuse_second
+from clear_mlflow.runs.lifecycle import refuse_second
 from clear_mlflow.runs.sync import find_journals, sync_each
 from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names
@@ -67,13 +66,6 @@ def test_who_lost_a_run_stores_nothing_more_and_says_who_holds_it(store):
     assert str(kept) in str(lost.value)
     assert [file.name[-12:] for file in kept.rglob("*row_*.json")] == ["row_002.json"]
     assert all(len(points) <= 2 for points in histories(store, run.info.run_id).values())
-
-
-def test_the_terminal_says_no_status_of_a_run_that_is_anothers(capsys):
-    """That process knows it; this one has failed, and says why."""
-    lost = LostRunError("run ab12 is held by b")
-    print_outcome(RunResult(2, "FAILED", "ab12", str(lost), lost))
-    assert capsys.readouterr() == ("", "error: run ab12 is held by b\n")
 
 
 def test_a_journal_of_rows_that_another_process_stored_doubles_nothing(store):

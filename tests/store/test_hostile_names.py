@@ -22,8 +22,6 @@ from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.terminal_summary import comparison_text
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.text import one_line
-from clear_mlflow.report.exports import matrix_csv
 from clear_mlflow.report.pictures import heatmap_png
 from clear_mlflow.store.ui_urls import report_link
 
@@ -211,15 +209,6 @@ def test_class_names_are_cells_and_no_formulas(store, experiment_id, tmp_path):
             assert len(cell) <= 210
 
 
-def test_bucket_keys_are_cells_and_no_formulas():
-    """The same of the matrix's own table."""
-    keys = ["=1+1", " =1", "＝1", "+1", "-1", "@x", "a,b", 'a"b', "<b>"]
-    text = matrix_csv(AccuracyMatrix([[0.5] * len(keys)], buckets=keys))
-    header, line = csv.reader(io.StringIO(text))
-    assert header[1:] == ["'=1+1", "' =1", "'＝1", "'+1", "'-1", "'@x", *keys[6:]]
-    assert line[0] == "'=1+1"
-
-
 @pytest.mark.parametrize("entry_point", ["main", "train_distributed", "evaluate", "compare"])
 def test_no_parameter_of_mlflow_run_is_a_command(project, tmp_path, entry_point):
     """Whatever a parameter holds, bash hands it to the program as one word, and runs nothing.
@@ -264,12 +253,3 @@ def test_a_real_mlflow_run_runs_nothing_that_its_parameters_say(project, store, 
         assert len(errors) == 1, done.stderr
         assert not list(tmp_path.rglob("owned"))
         assert not (project / "owned").exists()
-
-
-def test_a_line_keeps_its_beginning_and_its_end():
-    """What is wrong comes first and what to do about it last."""
-    line = one_line("begin " + "x" * 10_000 + "\n\x1b end", 100)
-    assert len(line) == 100
-    assert line.startswith("begin ")
-    assert line.endswith("\N{REPLACEMENT CHARACTER} end")
-    assert one_line("a\n  b") == "a b"

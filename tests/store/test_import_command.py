@@ -1,8 +1,6 @@
 """``clear-mlflow import``: files of other programs become runs that everything else finds."""
 
 import json
-import shlex
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from published import SECOND_PLACE
 from clear_mlflow.cli import main
 from clear_mlflow.core.record import assemble
 from clear_mlflow.evaluation.rescore import Evaluation
-from clear_mlflow.importers import FORMATS
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
 from clear_mlflow.store.search import Selection, select
@@ -152,13 +149,6 @@ def test_what_a_person_says_wrong_is_one_line(store, experiment_id, matrix_file,
     assert not stored(store, experiment_id)
 
 
-def test_an_empty_folder_is_told(store, tmp_path):
-    """Nothing imported is not what a person wanted."""
-    (tmp_path / "empty").mkdir()
-    done = run_import(tmp_path / "empty")
-    assert (done.exit_code, "no file was found" in done.output) == (2, True)
-
-
 def test_a_store_that_breaks_leaves_no_run_that_looks_whole(
     store, experiment_id, matrix_file, tmp_path
 ):
@@ -217,37 +207,3 @@ def test_the_published_matrix_gives_the_published_numbers(store, experiment_id, 
     ]
     assert printed == ["0.916", "0.923", "0.917", "0.939", "0.887"]
     np.testing.assert_array_equal(record_of(store, run).matrix.values, SECOND_PLACE)
-
-
-def test_every_format_and_option_is_documented(project):
-    """docs/import.md has a line per format, and names every option that changes what is read."""
-    page = (project / "docs" / "import.md").read_text()
-    table = page.split("## Formats")[1].split("\n## ")[0]
-    told = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert sorted(told) == sorted(FORMATS)
-    for option in main.commands["import"].params[1:]:
-        if option.name not in ("name", "protocol"):
-            assert f"`{option.opts[0]}" in page or f"{option.opts[0]} " in page, option.opts
-    for bound in ("64 MiB", "16 MiB", "1,000", "8,000,000", "10,000"):
-        assert bound in page
-
-
-def test_the_documented_commands_do_what_they_say(store, experiment_id, tmp_path, monkeypatch):
-    """The first lines of docs/import.md, in a folder that has such files."""
-    monkeypatch.chdir(tmp_path)
-    Path("results").mkdir()
-    Path("results", "acc.csv").write_text(files.savetxt(SQUARE, delimiter=","))
-    Path("old_results").mkdir()
-    Path("old_results", "acc.npy").write_bytes(files.npy(np.array(SQUARE)))
-    Path("logs.pyd").write_text(files.mammoth_line(SQUARE))
-    Path("eval_results.csv").write_text(files.avalanche_csv(SQUARE))
-    page = (Path(__file__).parents[2] / "docs" / "import.md").read_text()
-    lines = page.split("```\n")[1].splitlines()
-    assert len(lines) == 3
-    for line in lines:
-        command, *arguments = shlex.split(line)
-        assert command == "clear-mlflow"
-        done = CliRunner().invoke(main, arguments)
-        assert done.exit_code == 0, done.output
-    before = store.get_experiment_by_name("before MLflow").experiment_id
-    assert set(stored(store, before)) == {"acc", "logs", "eval_results"}

@@ -10,7 +10,6 @@ from click.testing import CliRunner
 from stored_runs import histories
 
 import clear_mlflow
-from clear_mlflow.adapters._run import AdapterRun
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import assemble
@@ -111,13 +110,6 @@ def test_a_name_that_metrics_have_is_refused_before_a_run(store, experiment_id):
     with pytest.raises(ClearError, match="give the score another name"):
         track(score="challenge_score")
     assert store.search_runs([experiment_id]) == []
-
-
-def test_an_adapter_hands_over_another_score(store, experiment_id):
-    adapter = AdapterRun({"score": "rmse", "lower_is_better": True}, lambda: None)
-    for i, values in enumerate(ERRORS):
-        adapter.log_row(i, KEYS, values, [10, 10, 10])
-    assert adapter.run.scores["renate/average_rmse"] == np.mean(ERRORS[3])
 
 
 @pytest.fixture

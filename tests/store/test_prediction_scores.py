@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import textwrap
 
 import pytest
@@ -68,30 +67,6 @@ def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
     assert (predictions_folder(run) / "per_class.csv").exists()
 
 
-def test_what_repeats_the_accuracy_is_not_logged(store, experiment_id, monkeypatch):
-    """Of balanced classes; a run of before keeps what it holds, and every scoring is the last."""
-    run = kept_run(store, experiment_id, balanced=True, probs=True, kept="probs")
-    before = kept_run(store, experiment_id, balanced=True, probs=True, kept="probs")
-    with monkeypatch.context() as earlier:
-        earlier.setattr(predicted, "repeated", lambda _: frozenset())
-        score(store, before)
-    for one in (run, before):
-        score(store, one)
-        stored = store.get_run(one.info.run_id)
-        values, logged = stored.data.metrics, histories(store, one.info.run_id)
-        assert ("macro_accuracy/average" in values) == (one is before)
-        assert {"renate/average_accuracy", "calibration/brier_score"} <= values.keys()
-        if one is before:
-            macro = values["macro_accuracy/average"]
-            assert macro == pytest.approx(values["renate/average_accuracy"], abs=1e-12)
-        for named in (True, False):
-            assert score(store, one, named=named).action in ("scored", "unchanged")
-            assert score(store, one, named=named).action == "unchanged"
-        assert histories(store, one.info.run_id) == logged
-        shown = "macro_accuracy/average" in stored.data.tags["mlflow.note.content"]
-        assert shown == (one is before)
-
-
 def test_runs_without_predictions_cost_nothing(store, experiment_id, monkeypatch):
     """Nothing is asked of the store: not for those that kept none, nor for those scored before."""
     scored = kept_run(store, experiment_id)
@@ -152,17 +127,6 @@ def test_predictions_that_were_removed_are_no_problem(store, experiment_id):
         path.unlink()
     verdict = score(store, run, named=True)
     assert (verdict.action, verdict.is_problem) == ("unchanged", False)
-
-
-def test_predictions_of_this_machine_are_read_where_they_lie(
-    store, experiment_id, tmp_path, monkeypatch
-):
-    """A disk with no room for a temporary folder is no reason not to read them."""
-    run = kept_run(store, experiment_id)
-    record = assemble(read_rows(store, run))
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no room here"))
-    found = tracked.read_predictions(store, run, record)
-    assert CorrectMatrix.of(found.images, found.answers.values()).matrix().equals(record.matrix)
 
 
 def test_a_large_file_is_not_fetched(store, experiment_id, monkeypatch):

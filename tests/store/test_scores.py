@@ -14,7 +14,6 @@ from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.scoring.computed import compute
 from clear_mlflow.scoring.scores import Scoring, read_scores, score, write_scores
-from clear_mlflow.scoring.series import bucket_metric_names
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import parse_rows
 
@@ -185,13 +184,3 @@ def test_a_step_has_the_time_of_its_row_or_of_the_last_before():
     start = 1_769_817_600_123  # 2026-01-31T00:00:00.123 UTC, in milliseconds
     minutes = [1, 1, 2, 2, 4]
     assert computed.times == {k: start + 60_000 * m for k, m in enumerate(minutes)}
-
-
-def test_each_bucket_has_a_series_of_its_own():
-    """Whatever its key: MLflow takes few signs, and sorts names as texts."""
-    assert bucket_metric_names(["a b", "a_b", "3", "010"]) == [
-        "test_accuracy/bucket_a_b",
-        "test_accuracy/bucket_a_b.1",
-        "test_accuracy/bucket_003",
-        "test_accuracy/bucket_010",
-    ]

@@ -117,20 +117,6 @@ def test_files_on_this_machine_are_the_truth(store, experiment_id):
     assert metrics["renate/average_accuracy"] == pytest.approx((0.70 + 0.81 + 0.90 + 0.96) / 4)
 
 
-def test_a_run_that_cannot_be_read_says_why(store, experiment_id):
-    """In the order of the runs, beside those that can; one without rows has neither."""
-    store.create_run(experiment_id, run_name="empty")
-    damaged = stored_run(store, experiment_id, name="damaged")
-    (rows_folder(damaged) / "row_002.json").write_text("")
-    stored_run(store, experiment_id, name="good")
-    found = matrices(store, jobs=3)
-    assert [m.run_name for m in found] == ["good", "damaged", "empty"]
-    good, damaged, empty = found
-    assert (good.problem, good.record.is_complete) == (None, True)
-    assert "row_002.json" in damaged.problem
-    assert (empty.problem, empty.record) == (None, None)
-
-
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_a_pool_keeps_the_order_and_takes_items_as_there_is_room(jobs):
     """However long each takes; an endless listing is not taken ahead of the work."""

@@ -117,7 +117,7 @@ def run_metrics(store, run):
     return store.get_run(run.info.run_id).data.metrics
 
 
-def test_weights_are_stored_once_and_read_where_they_are_left(store, experiment_id, released):
+def test_weights_are_read_where_they_are_left(store, experiment_id, released):
     """The run's files and those of MLflow's models; either may be removed."""
     run = trained_run(store, experiment_id, released, log_models="all")
     models = stored_models(store, run)
@@ -125,7 +125,7 @@ def test_weights_are_stored_once_and_read_where_they_are_left(store, experiment_
         name = names.model_file_name(row)
         of_run = artifacts(run) / "models" / name
         of_model = Path(weights_folder(model).removeprefix("file://"), name)
-        assert of_run.samefile(of_model)
+        assert of_run.read_bytes() == of_model.read_bytes()
         assert sorted(file.name for file in of_model.parent.iterdir()) == [name]
     (artifacts(run) / "models" / names.model_file_name(2)).unlink()
     (artifacts(run) / "models" / names.model_file_name(1)).unlink()

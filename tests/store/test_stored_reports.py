@@ -73,22 +73,6 @@ def test_a_page_that_was_lost_is_written_again(store, experiment_id):
     assert page_file(run).exists()
 
 
-def test_what_the_page_shows_is_kept_up_to_date(store, experiment_id):
-    """A new row, and a new name."""
-    run = stored_run(store, experiment_id, name="first")
-    last = max(rows_folder(run).iterdir())
-    text = last.read_text()
-    last.unlink()
-    score(store, run)
-    assert data_of(run)["start"] == 3
-    last.write_text(text)
-    score(store, run, named=True)
-    assert data_of(run)["start"] == 4
-    store.update_run(run.info.run_id, name="second")
-    assert score(store, run).action == "scored"
-    assert "<h1>second</h1>" in page_file(run).read_text()
-
-
 def test_classes_stay_on_the_page_when_predictions_are_removed(store, experiment_id):
     """Whoever makes room keeps what was made of them."""
     run = kept_run(store, experiment_id)

@@ -11,15 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner
-from comparisons import counts, log_predictions, log_run, row_records
+from comparisons import counts, log_run, row_records
 
 from clear_mlflow import summarize
-from clear_mlflow.adapters.torchmetrics import MatrixMetrics
 from clear_mlflow.cli import main
-from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.core.record import assemble, row_file_name
-from clear_mlflow.metrics import METRICS
-from clear_mlflow.statistics import CorrectMatrix, ImageBootstrap
 from clear_mlflow.store import names
 
 FAMILY = '''
@@ -158,53 +154,3 @@ def test_what_fails_is_left_out_of_a_comparison_and_told(store, experiment_id, f
     )
     assert done.exit_code == 2
     assert "metric mylab/answers is computed from predictions" in done.output
-
-
-@pytest.mark.usefixtures("family")
-def test_test_images_of_single_runs_tell_of_it(store, experiment_id, tmp_path):
-    """Stored predictions are resampled for it as for every other metric."""
-    for strategy, level in (("naive", 120), ("replay", 180)):
-        correct = counts(level, 0)
-        run = log_run(store, experiment_id, strategy, correct, strategy=strategy)
-        log_predictions(store, run, correct, tmp_path)
-    done = invoke("compare", "--experiment", "test")
-    assert done.exit_code == 0, done.output
-    (comparison,) = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'compare'")
-    folder = Path(comparison.info.artifact_uri.removeprefix("file://"))
-    told = json.loads((folder / names.COMPARED_JSON).read_text())
-    of_metric = {test["metric"]: test for test in (*told["verdicts"], *told["exploratory"])}
-    assert of_metric["evenness/spread"]["unit"] == "images"
-    expected = [by_loops(record_of(counts(level, 0)).matrix, WIDTH) for level in (180, 120)]
-    difference = expected[0]["evenness/spread"] - expected[1]["evenness/spread"]
-    assert of_metric["evenness/spread"]["difference"] == pytest.approx(difference)
-
-
-def test_torchmetrics_and_statistics_take_it(family):
-    """The same numbers from counts on a device, and a bootstrap of two runs."""
-    correct = counts(150, 3)
-    matrix = record_of(correct).matrix
-    metric = MatrixMetrics(WIDTH, metrics=(*METRICS, *family.METRICS))
-    for row, right in enumerate(correct):
-        metric.update_row(row, right, [200] * WIDTH)
-    computed = {name: value.item() for name, value in metric.compute().items()}
-    assert computed == pytest.approx(summarize(matrix) | by_loops(matrix, WIDTH))
-    images = EvaluationSet(
-        buckets=("1", "2"),
-        class_names=("a", "b"),
-        bucket=np.repeat([0, 1], 20).astype(np.uint16),
-        label=np.zeros(40, np.uint16),
-        content=np.zeros((40, 16), np.uint8),
-        names=tuple(map(str, range(40))),
-    )
-    draws = np.random.default_rng(0)
-    a, b = (
-        CorrectMatrix(
-            images.digest, images.buckets, images.bucket, (1, 2), draws.random((2, 40)) < share
-        )
-        for share in (0.4, 0.8)
-    )
-    found = ImageBootstrap(metrics=family.METRICS, resamples=50).test(a, b)
-    assert found.keys() == {"evenness/late_learning", "evenness/spread"}
-    for name, test in found.items():
-        of_a, of_b = (by_loops(side.matrix(), 2)[name] for side in (a, b))
-        assert test.difference == pytest.approx(of_a - of_b)

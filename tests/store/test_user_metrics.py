@@ -8,7 +8,6 @@ import textwrap
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from clear_mlflow import AccuracyMatrix, explain, summarize
@@ -216,16 +215,3 @@ def test_installed_packages_offer_metrics(monkeypatch: pytest.MonkeyPatch) -> No
     installed(("theirs/gone", "lab_module:gone"))
     with pytest.raises(ConfigError, match=r"metric entry point 'theirs/gone' \(lab_module:gone\)"):
         load_own_metrics()
-
-
-def test_the_projects_example_is_a_metric(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As its first lines say; it agrees with a loop, and refuses what was not measured."""
-    # Other distributions, as avalanche-lib, install a package of the name examples.
-    monkeypatch.syspath_prepend(project)
-    (metric,) = load_own_metrics(["examples.own_metric:worst_learned"], installed=False).matrix
-    draws = np.random.default_rng(0).random((3, 4))
-    by_hand = min(draws[i, j] for i in range(3) for j in range(i + 1))
-    assert metric.function(AccuracyMatrix(draws)) == by_hand
-    assert (
-        "needs all cells" in explain(AccuracyMatrix([[np.nan, 0.5]]), "iid", [metric])[metric.name]
-    )
