@@ -131,7 +131,7 @@ def test_an_unknown_run_is_one_line(store, experiment_id, runs):
         (["x", "--experiment", "test"], "name runs, or choose by experiment"),
         (["--experiment", "other"], "no experiment has the name or id 'other'"),
         (["--experiment", "test", "--group-by", "memory"], "group_by names 'memory'"),
-        (["--experiment", "test", "--group-by", ","], "expected names, or none"),
+        (["--experiment", "test", "--group-by", ","], "expected names with commas"),
         (["--experiment", "test", "--rank-by", "speed"], "rank_by is 'speed'"),
         (["--experiment", "test", "--filter", "tags.strategy = 'none'"], "none of the chosen runs"),
     ],
