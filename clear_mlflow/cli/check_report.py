@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
+from itertools import chain
 from pathlib import Path
 
 from rich.table import Table
 from rich.text import Text
 
-from clear_mlflow.cli.output import console
+from clear_mlflow.cli.output import console, plain_table
 from clear_mlflow.data.checking.findings import Findings
 from clear_mlflow.data.files import path_text
 from clear_mlflow.data.problems import KINDS, Problem
@@ -64,26 +65,20 @@ def _spread(values: tuple[int, float, int] | None) -> str:
 
 def _bucket_table(findings: Findings) -> Table:
     """Images in each bucket and split, and the least and the most that a class has there."""
-    splits = list(dict.fromkeys(count.split for count in findings.counts))
-    table = Table(box=None, pad_edge=False)
-    table.add_column("bucket")
-    for split in splits:
-        table.add_column(f"{split} images", justify="right")
-        table.add_column("per class", justify="right")
-    total: Counter[str] = Counter()
+    images: defaultdict[tuple[str, str], list[int]] = defaultdict(list)  # of each class
+    for count in findings.counts:
+        images[count.split, count.bucket].append(count.images)
+    splits = list(dict.fromkeys(split for split, _ in images))
+    lines = []
     for bucket in findings.buckets:
-        row = [_escaped(bucket)]
-        for split in splits:
-            images = [
-                count.images
-                for count in findings.counts
-                if (count.split, count.bucket) == (split, bucket)
-            ]
-            total[split] += sum(images)
-            row += [str(sum(images)), f"{min(images)} to {max(images)}"] if images else ["-", "-"]
-        table.add_row(*(Text(cell) for cell in row))
+        found = [images[split, bucket] for split in splits]
+        cells = [(f"{sum(n)}", f"{min(n)} to {max(n)}") if n else ("-", "-") for n in found]
+        lines.append((_escaped(bucket), *chain(*cells)))
+    heads = ("bucket", *chain(*((f"{split} images", "per class") for split in splits)))
+    table = plain_table(heads, lines, numbers_from=1)
     table.add_section()
-    table.add_row("all", *(cell for split in splits for cell in (str(total[split]), "")))
+    totals = [sum(sum(n) for (of, _), n in images.items() if of == split) for split in splits]
+    table.add_row("all", *chain(*((str(total), "") for total in totals)))
     return table
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
 _where_option = option_under("Where the runs go")
 _read_option = option_under("How the file is read")
 _said_option = option_under("What the file may not say of its runs")
-_DEEPEST = 16  # folders within folders
 _FAILED = "failed"
 # File, run id, run name, what became of it, and a detail.
 _Line: TypeAlias = tuple[str, str, str, str, str]
@@ -165,6 +163,7 @@ def _counts(text: str) -> tuple[int, ...]:
 )
 @metrics_option(
     "--metrics",
+    "families",
     type=Maybe(family_names),
     default=",".join(DEFAULT_FAMILIES),
     metavar="FAMILY[,FAMILY...]",
@@ -180,20 +179,10 @@ def import_runs(
     experiment: str | None,
     name: str | None,
     kind: str,
-    dataset: str | None,
-    strategy: str | None,
-    seed: int | None,
-    protocol: str,
-    split: str,
-    scale: str,
     score: str,
     lower_is_better: bool,
-    initial: str,
-    future: str,
-    num_instances: tuple[int, ...] | None,
-    buckets: tuple[str, ...] | None,
-    metrics: tuple[str, ...],
     again: bool,
+    **said: Any,
 ) -> None:
     """Make MLflow runs out of the result files of other programs, and score them.
 
@@ -201,31 +190,18 @@ def import_runs(
     docs/import.md says what is read of each. Nothing in a file is executed. A folder is searched
     for files; one that cannot be read is named, the others are imported, and the exit code is 2.
     """
-    reading = Reading(
-        scale=scale,
-        score=Score(score, higher_is_better=not lower_is_better),
-        initial=initial,
-        future=future,
-        num_instances=num_instances,
-        buckets=buckets,
-    )
+    how = {name: said.pop(name) for name in ("scale", "initial", "future", "num_instances")}
+    score_of_all = Score(score, higher_is_better=not lower_is_better)
+    reading = Reading(score=score_of_all, buckets=said.pop("buckets"), **how)
 
     from clear_mlflow.evaluation.import_run import Importer, ImportMetadata
     from clear_mlflow.store.client import preflight, set_up_mlflow
 
     set_up_mlflow()
-    facts = ImportMetadata(
-        dataset=dataset,
-        strategy=strategy,
-        seed=seed,
-        protocol=protocol,
-        split=split,
-        families=metrics,
-    )
     lines: list[_Line] = []
     with stoppable() as received, suppress(KeyboardInterrupt):
         client = preflight(experiment=experiment)
-        importer = Importer(client, experiment, facts, again=again)
+        importer = Importer(client, experiment, ImportMetadata(**said), again=again)
         for path, label, reason in _files(paths):
             if reason:
                 lines.append((label, "", "", "passed over", reason))
@@ -262,37 +238,29 @@ def _import(
 
 
 def _files(paths: tuple[str, ...]) -> Iterator[tuple[Path, str, str | None]]:
-    """The files to import: path, label, and why one is passed over (None: it is not)."""
-    for text in paths:
-        path = Path(text)
-        if is_folder(path):
-            yield from _files_below(path)
-        else:
-            yield path, path.name, None
+    """The files to import: path, label, and why one is passed over (None: it is not).
+
+    Hidden files of a folder, and links, are left alone.
+    """
+    for root in map(Path, paths):
+        if not is_folder(root):
+            yield root, root.name, None
+            continue
+        for seen, path in enumerate(sorted(root.rglob("*"))):
+            if seen > MAX_IMPORTED_FILES:
+                raise DataError(
+                    f"{shown(root.name)} holds more than {MAX_IMPORTED_FILES} files; import its "
+                    "folders one by one"
+                )
+            label = path.relative_to(root)
+            hidden = any(part.startswith(".") for part in label.parts)
+            if not hidden and path.is_file() and not path.is_symlink():
+                yield path, str(label), _reason(path)
 
 
-def _files_below(root: Path) -> Iterator[tuple[Path, str, str | None]]:
-    """Files of a folder and of folders in it, in order; hidden ones and links are left alone."""
-    seen = 0
-    for folder, folders, files in os.walk(root):
-        here = Path(folder)
-        depth = len(here.relative_to(root).parts)
-        folders[:] = sorted(f for f in folders if not f.startswith(".")) if depth < _DEEPEST else []
-        seen += len(files)
-        if seen > MAX_IMPORTED_FILES:
-            raise DataError(
-                f"{shown(root.name)} holds more than {MAX_IMPORTED_FILES} files; import its "
-                "folders one by one"
-            )
-        for name in sorted(files):
-            path = here / name
-            if not name.startswith(".") and path.is_file() and not path.is_symlink():
-                yield path, str(path.relative_to(root)), _reason(path, files)
-
-
-def _reason(path: Path, siblings: list[str]) -> str | None:
+def _reason(path: Path) -> str | None:
     """Why a file of a folder is no file of results; None where it is to be imported."""
-    if reason := passed_over(path.name, siblings):
+    if reason := passed_over(path.name, [f.name for f in path.parent.iterdir()]):
         return reason
     if path.suffix.lower() in _ENDINGS:
         return None  # whoever reads it says what is wrong with it

@@ -115,30 +115,29 @@ def print_scores(scores: Scores, out: Console) -> None:
 
 def _members_table(members: Mapping[int, Scores]) -> Table:
     """A line for every metric: its mean over an ensemble's members, its deviation, its range."""
-    from rich.table import Table
-
-    table = Table("metric", box=None, pad_edge=False)
-    for heading in ("mean", "std", "least", "most"):
-        table.add_column(heading, justify="right")
     summaries = [of_member.summary for of_member in members.values()]
+    lines = []
     for name in summaries[0]:
         values = [summary[name] for summary in summaries if name in summary]
-        if len(values) < len(summaries):
-            continue
-        spread = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
-        numbers = (statistics.fmean(values), min(values), max(values))
-        mean, least, most = (f"{number:.4f}" for number in numbers)
-        table.add_row(name, mean, spread, least, most)
+        if len(values) == len(summaries):
+            spread = f"{statistics.stdev(values):.4f}" if len(values) > 1 else "-"
+            mean, *ends = (f"{v:.4f}" for v in (statistics.fmean(values), min(values), max(values)))
+            lines.append((name, mean, spread, *ends))
+    table = plain_table(("metric", "mean", "std", "least", "most"), lines, numbers_from=1)
     table.title = f"{len(summaries)} members: seeds {', '.join(map(str, members))}"
     return table
 
 
-def plain_table(heads: Iterable[str], lines: Iterable[Iterable[str]]) -> Table:
-    """A table of texts from anywhere, each on one line."""
+def plain_table(
+    heads: Sequence[str], lines: Iterable[Iterable[str]], *, numbers_from: int | None = None
+) -> Table:
+    """A table of texts from anywhere, each on one line; columns of numbers are set to the right."""
     from rich.table import Table
     from rich.text import Text
 
     table = Table(*heads, box=None, pad_edge=False)
     for line in lines:
         table.add_row(*(Text(one_line(cell, _LONGEST_CELL)) for cell in line))
+    for column in table.columns[len(heads) if numbers_from is None else numbers_from :]:
+        column.justify = "right"
     return table
