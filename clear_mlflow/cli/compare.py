@@ -121,7 +121,7 @@ def compare(
         "metrics": ",".join(metrics or ()),
         "metric": ",".join(metric or ()),
         "baseline": baseline,
-        "margin": None if margin is None else f"{margin:g}",
+        "margin": None if margin is None else f"{margin:.15g}",
     }
     run = write_comparison(
         client,

@@ -27,15 +27,18 @@ def completion(name: str) -> _Completion:
     ) -> list[CompletionItem]:
         if kind := parameters_with("path").get(name):
             return [CompletionItem(typed, type=kind)]
+        before = ""
         if name == "metrics":  # of several with commas between, the last is completed
             before, comma, typed = typed.rpartition(",")
-            return _items(FAMILIES, typed, before + comma)
-        return _items(_values(name), typed)
+            before += comma
+        return [CompletionItem(before + v) for v in _values(name) if v.startswith(typed)]
 
     return complete
 
 
-def _values(name: str) -> tuple[str, ...]:
+def _values(name: str) -> Iterable[str]:
+    if name == "metrics":
+        return FAMILIES
     if name == "strategy":
         return known_strategies()
     if name == "model":
@@ -45,7 +48,3 @@ def _values(name: str) -> tuple[str, ...]:
         return (LINEAR, *model_names())
     default = parameter_defaults()[name]
     return parameter_choices(name) or ((default,) if default in (AUTO, NONE) else ())
-
-
-def _items(values: Iterable[str], typed: str, before: str = "") -> list[CompletionItem]:
-    return [CompletionItem(before + value) for value in values if value.startswith(typed)]

@@ -31,10 +31,7 @@ from clear_mlflow.process.signals import StoppingSignals
 
 
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One option for each field of TrainConfig, all texts, as MLflow hands them over; and a file.
-
-    Source of the defaults: :func:`~clear_mlflow.learning.parameters.config.parameter_defaults`.
-    """
+    """One option for each field of TrainConfig, all texts, as MLflow hands them over; and a file."""
     groups = parameter_groups()
     command = run_option(
         "--config",
@@ -46,20 +43,16 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
         "the file; under mlflow run, only those that differ from their defaults do.",
     )(command)
     for name, default in reversed(parameter_defaults().items()):
+        choices = parameter_choices(name)
         command = option_under(groups[name])(
             f"--{name.replace('_', '-')}",
             name,
             default=default,
-            metavar=_metavar(name),
+            metavar=f"[{'|'.join(choices)}]" if choices else "VALUE",
             help=" ".join(filter(None, (parameter_help(name), auto_text(name)))),
             shell_complete=completion(name),
         )(command)
     return command
-
-
-def _metavar(name: str) -> str:
-    choices = parameter_choices(name)
-    return f"[{'|'.join(choices)}]" if choices else "VALUE"
 
 
 def asked_parameters(
