@@ -31,7 +31,7 @@ from clear_mlflow.process.signals import StoppingSignals
 
 
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """One option for each field of TrainConfig, all texts, as MLflow hands them over; and a file."""
+    """One option for each field of TrainConfig, all texts, as MLflow gives them; and a file."""
     groups = parameter_groups()
     command = run_option(
         "--config",
