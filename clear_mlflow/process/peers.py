@@ -26,12 +26,13 @@ class PeerProcesses:
         """Look for them, once all have been started."""
         if self._place.size == 1:
             return
-        for process in psutil.Process(os.getppid()).children():
-            # A process that has just ended, or is another user's, cannot be read.
-            with suppress(psutil.Error, KeyError, ValueError):
-                rank = int(process.environ()["RANK"])
-                if rank != self._place.rank:
-                    self._found[rank] = process
+        with suppress(psutil.Error):
+            for process in psutil.Process(os.getppid()).children():
+                # A process that has just ended, or is another user's, cannot be read.
+                with suppress(psutil.Error, KeyError, ValueError):
+                    rank = int(process.environ()["RANK"])
+                    if rank != self._place.rank:
+                        self._found[rank] = process
 
     def look(self) -> None:
         """Remember which have died by now."""

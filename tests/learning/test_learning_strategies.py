@@ -111,16 +111,6 @@ def test_an_unknown_buffer_is_answered_with_the_known_ones():
             check_strategy(config(strategy="replay", strategy_args=f"buffer={name}"))
 
 
-def test_naive_trains_on_the_new_bucket_alone(tmp_path):
-    """The past is forgotten."""
-    stream, _ = random_stream(tmp_path, train=(3, 4), test=(1, 1), side=8)
-    decoded = DecodedStream(stream, image_size=8, device=CPU)
-    strategy = made("naive", decoded)
-    for position in range(2):
-        strategy.after_bucket(position)
-        assert strategy.training_set(position) is decoded.train(position)
-
-
 def test_cumulative_trains_on_all_buckets_so_far_in_stream_order(tmp_path):
     """Buckets of different sizes, one after another."""
     stream, _ = random_stream(tmp_path, train=(3, 1, 4), test=(1, 1, 1), side=8)

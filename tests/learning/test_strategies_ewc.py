@@ -155,13 +155,6 @@ def test_a_weight_that_no_bucket_depends_on_is_free():
     assert (added[:, 1:] != 0).all()
 
 
-def test_before_the_first_bucket_is_done_nothing_is_held():
-    """The first bucket trains as under naive."""
-    model, _ = random_head()
-    strategy, _ = strategy_on(feature_stream(), on_features(strategy="ewc"), model)
-    assert all((added == 0).all() for added in added_by(strategy, list(model.parameters())))
-
-
 @pytest.mark.parametrize("size", [2, 5])
 def test_processes_share_the_images_and_use_what_they_have_added_up(tmp_path, size):
     """Each measures a part of the Fisher information, maybe of no image, and all go on alike."""

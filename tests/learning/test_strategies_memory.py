@@ -250,14 +250,6 @@ def test_balanced_replay_takes_steps_for_the_bucket_alone():
     assert sizes == [4, 5, 4 + 4, 3 + 4, 4 + 4, 4 + 4, 2 + 4]
 
 
-def test_er_ace_is_naive_while_its_buffer_is_empty():
-    """The first bucket's rows are those of naive learning, to the bit."""
-    settings = [on_features(strategy=name, seed=1) for name in ("er_ace", "naive")]
-    ours, theirs = (rows_of(feature_stream(), each)[0] for each in settings)
-    assert ours[:2] == theirs[:2]
-    assert ours[2:] != theirs[2:]
-
-
 @pytest.mark.parametrize(("alpha", "beta"), [(0.7, 0.3), (0.0, 1.0), (2.0, 0.0)])
 def test_derpp_is_equation_6(alpha, beta):
     """New cross-entropy, distance to stored logits, and old cross-entropy, each a literal mean."""
@@ -410,18 +402,6 @@ def test_cwr_changes_nothing_but_the_head_after_the_first_bucket(optimizer_state
         for before, after in ((1, 2), (2, 3)):
             same = torch.equal(states[before][name], states[after][name])
             assert same == (name not in head), name
-
-
-def test_cwr_on_features_is_a_head_alone():
-    """There is no backbone: the whole model is consolidated, from the first bucket on."""
-    stream = feature_stream()
-    _, first, *_, last = (
-        [part.detach().clone() for part in row.model.parameters()]
-        for row in train(stream, on_features(strategy="cwr"), progress=TrainingProgress())
-    )
-    for part in first:
-        assert part.mean().item() == pytest.approx(0, abs=1e-6)
-    assert all((one != other).all() for one, other in zip(first, last, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -85,22 +85,3 @@ def test_nothing_is_held_with_negative_stiffness():
         assert_close(strategy._importance, expected)
         assert all((path == 0).all() for path in strategy._path)
     assert any((part == 0).any() for part in strategy._importance)
-
-
-def test_without_noise_the_path_integral_is_what_the_loss_has_fallen():
-    """With small steps of full batches: the sum over all weights is the fall of the loss."""
-    stream = feature_stream()
-    settings = on_features(
-        strategy="si", batch_size="full", lr=0.001, epochs=200, lr_step=1000, momentum=0
-    )
-    model, _ = random_head()
-    strategy, descent = strategy_on(stream, settings, model)
-    samples = stream.train(0)
-
-    def loss():
-        return torch.nn.functional.cross_entropy(model(samples.images), samples.labels).item()
-
-    before = loss()
-    strategy.learn(0, descent)
-    integral = sum(path.sum().item() for path in strategy._path)
-    assert integral == pytest.approx(before - loss(), rel=0.01)

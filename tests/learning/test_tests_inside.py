@@ -134,12 +134,6 @@ def test_a_test_after_an_epoch_counts_what_a_training_of_so_many_epochs_ends_wit
     assert {test.num_instances for test in progress.tests} == {rows[0].num_instances}
 
 
-def test_no_test_is_made_where_none_was_asked_for(tmp_path):
-    """Off is the default."""
-    progress, _ = inside_of(image_stream(tmp_path), config(epochs=4))
-    assert progress.tests == []
-
-
 def test_an_output_that_is_no_number_inside_a_bucket_ends_the_training(tmp_path):
     """With the place, before the epoch's loss tells."""
     with pytest.raises(DivergedError, match=r"after 2 of \d+ steps on bucket key0 .* lower lr"):

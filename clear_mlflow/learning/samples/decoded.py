@@ -256,19 +256,24 @@ def batches(
     are drawn for all steps at once, so that a step waits for nothing.
     """
     images = samples.images
-    crops = images.training_crops(order, draws) if isinstance(images, Photos) else None
-    normalise = Normaliser(image_size, device)
+    if isinstance(images, Photos):
+        crops, normalise = images.training_crops(order, draws), Normaliser(image_size, device)
+
+        def inputs(start: int, stop: int) -> Tensor:
+            return normalise(crops.cut(start, stop))
+
+    else:
+
+        def inputs(start: int, stop: int) -> Tensor:
+            return images.index_select(0, order[start:stop]).to(device, non_blocking=True)
+
     order = order.to(images.device)
     for begin, end in bounds:
         start, stop = group.share(begin, end)
         chosen = order[start:stop]
-        if crops is None:
-            inputs = images.index_select(0, chosen).to(device, non_blocking=True)  # type: ignore[union-attr]
-        else:
-            inputs = normalise(crops.cut(start, stop))
         labels = samples.labels.index_select(0, chosen).to(device, non_blocking=True)
         whole = end - begin
-        yield Batch(inputs, labels, chosen, group.weight(stop - start, whole), whole)
+        yield Batch(inputs(start, stop), labels, chosen, group.weight(stop - start, whole), whole)
 
 
 def looks_alike(images: Photos | Tensor) -> bool:
