@@ -15,7 +15,6 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from released_layout import write_image
 
 from clear_mlflow.core.errors import DataError
@@ -410,16 +409,6 @@ def test_where_the_folder_cannot_be_made_images_are_decoded_all_the_same(tmp_pat
     assert "CLEAR_MLFLOW_CACHE" in said[0]
 
 
-def test_images_of_unknown_content_are_decoded_and_not_kept(tmp_path):
-    """Without hashes there is no key to keep them by."""
-    images = write_images(tmp_path / "images", 3)
-    unknown = ImageSet(images.paths, images.labels)
-    cache = quiet_cache(tmp_path / "cache")
-    assert same(cache.images(unknown, RESIZE), decode(images, RESIZE))
-    assert cache.images(ImageSet((), np.zeros(0, np.int64)), RESIZE).sizes.shape == (0, 2)
-    assert not (tmp_path / "cache").exists()
-
-
 def test_a_file_changed_since_it_was_hashed_is_refused(tmp_path):
     """Pixels are never kept under the name of a content that they do not come from."""
     images = write_images(tmp_path / "images", 3)
@@ -547,13 +536,6 @@ def test_a_damaged_memory_is_begun_anew(tmp_path):
     assert looked_up(tmp_path / "cache", tmp_path, path) == (first, [])
 
 
-def test_where_nothing_can_be_remembered_hashes_are_right(tmp_path):
-    """A cache folder that cannot be made costs time and nothing else."""
-    path = settled(tmp_path / "a")
-    found, _ = looked_up(path / "cache", tmp_path, path)
-    assert found == [hashlib.sha256(b"content").hexdigest()]
-
-
 @pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize("mode", [0o644, 0o666])
 def test_hashes_that_others_may_write_to_are_not_believed(tmp_path, mode):
@@ -564,24 +546,3 @@ def test_hashes_that_others_may_write_to_are_not_believed(tmp_path, mode):
     _, computed = looked_up(tmp_path / "cache", tmp_path, path)
     assert computed == ([] if mode == 0o644 else [path])
     assert looked_up(tmp_path / "cache", tmp_path, path)[1] == []
-
-
-def test_a_missing_file_is_left_to_whoever_reads_it(tmp_path):
-    """The error is that of hashing."""
-    with pytest.raises(FileNotFoundError):
-        looked_up(tmp_path / "cache", tmp_path, tmp_path / "gone")
-
-
-def test_every_kind_of_photo_comes_out_of_the_cache_as_decoded(tmp_path):
-    """Greyscale, CMYK and turned photos of any width, as decode shows them."""
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    Image.new("L", (31, 17), 90).save(tmp_path / "grey.jpg")
-    Image.new("CMYK", (18, 33), (9, 200, 30, 4)).save(tmp_path / "cmyk.jpg")
-    write_image(tmp_path / "upright.png", size=(33, 21), seed="turned")
-    with Image.open(tmp_path / "upright.png") as image:
-        image.convert("RGB").save(tmp_path / "turned.jpg", exif=exif)
-    images = image_set(*sorted(tmp_path.glob("*.*g")))
-    assert len(images) == 4
-    pixels = quiet_cache(tmp_path / "cache").images(images, RESIZE)
-    assert same(pixels, decode(images, RESIZE))

@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -302,19 +301,6 @@ def test_a_list_that_links_out_of_the_dataset_is_not_shown(tmp_path):
     details = [problem.detail for problem in damaged_list(tmp_path / "root", link).problems]
     assert any("leads out of" in detail for detail in details)
     assert not any("hunter2" in detail for detail in details)
-
-
-def test_a_list_that_is_a_pipe_is_not_waited_for(tmp_path):
-    """A writer stands by with a good list, so that reading it would end, and be seen."""
-
-    def pipe(path: Path) -> None:
-        content = path.read_bytes()
-        path.unlink()
-        os.mkfifo(path)
-        threading.Thread(target=path.write_bytes, args=(content,), daemon=True).start()
-
-    details = [problem.detail for problem in damaged_list(tmp_path / "root", pipe).problems]
-    assert any("is not a plain file" in detail for detail in details)
 
 
 def test_a_file_too_large_for_an_image_is_not_read(root):

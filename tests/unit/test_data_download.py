@@ -145,14 +145,6 @@ def test_a_dropped_connection_goes_on_where_it_was(release, hub, files, tmp_path
     assert hub.ranges == [None, f"bytes={len(files[TRAIN]) // 2}-", None]
 
 
-def test_a_server_without_ranges_is_believed(release, hub, tree, tmp_path):
-    """Its whole answer replaces what had arrived, so that no third one is needed."""
-    hub.moods = ["truncate", "ignore", "good"]
-    fetch(release, tmp_path, hub)
-    assert len(hub.ranges) == 3  # two for the first archive, one for the second
-    assert same_as(tree, tmp_path)
-
-
 def test_a_second_run_goes_on_where_the_first_one_gave_up(release, hub, files, tree, tmp_path):
     """What arrived is kept between runs; the split that was done is not asked for again."""
     hub.moods = ["good", "truncate", "503"]

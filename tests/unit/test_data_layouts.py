@@ -146,27 +146,6 @@ def test_eleven_buckets_classes_with_spaces_and_final_newlines(
         }
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_relative_roots_give_the_same_stream(trees, layout, monkeypatch):
-    """Paths are absolute, whatever the root is."""
-    monkeypatch.chdir(trees[layout].parent)
-    one, other = load(Path(trees[layout].name), split="0"), load(trees[layout], split="0")
-    assert [b.train.paths for b in one.buckets] == [b.train.paths for b in other.buckets]
-    assert one.digest == other.digest
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_contents_go_with_their_images(trees, layout):
-    """Each image set names the hash of each of its files, in its order."""
-    truth = contents(trees[layout], PHOTOS)
-    for options in PROTOCOLS:
-        for bucket in load(trees[layout], *options).buckets:
-            for images in (bucket.train, bucket.test):
-                assert [truth[content].image_id for content in images.contents] == [
-                    path.stem for path in images.paths
-                ]
-
-
 def test_the_older_layouts_own_splits_are_used(tmp_path):
     """Its lists need not be in order, so its stored splits are not always those made anew."""
     root = write_older(tmp_path, PHOTOS, order=lambda listed: sorted(listed, key=repr)[::-1])

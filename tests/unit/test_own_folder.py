@@ -60,29 +60,6 @@ def test_folders_are_buckets_and_classes_in_train_and_test(split_root):
         assert bucket.train.labels.tolist() == [0] * 10 + [1] * 10
 
 
-def test_protocols_and_splits_are_those_of_every_dataset(split_root):
-    """Streaming, a seeded split and validation of the training images; the digest tells which."""
-    streaming = load(split_root, protocol="streaming")
-    assert all(bucket.test is bucket.train for bucket in streaming.buckets)
-    seeded = load(split_root, split="0")
-    assert [(len(b.train), len(b.test)) for b in seeded.buckets] == [(14, 6)] * 3
-    shutil.copytree(split_root, split_root.parent / "again", dirs_exist_ok=True)
-    shutil.rmtree(split_root.parent / "again" / "test" / "2005")
-    validation = load(split_root.parent / "again", split="validation")  # no test image is read
-    assert [(len(b.train), len(b.test)) for b in validation.buckets] == [(18, 2)] * 3
-    with pytest.raises(DataError, match="no test images of bucket '2005'"):
-        load(split_root.parent / "again")
-    digests = {s.digest for s in (streaming, seeded, validation, load(split_root))}
-    assert len(digests) == 4
-
-
-def test_without_a_test_folder_images_are_held_out_by_a_seeded_split(root):
-    """As in CLEAR's layouts that have no test set."""
-    stream = load(root)
-    assert stream.split == "0"
-    assert [(len(b.train), len(b.test)) for b in stream.buckets] == [(6, 2)] * 3
-
-
 @pytest.mark.parametrize(
     ("keys", "order"),
     [

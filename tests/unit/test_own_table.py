@@ -413,27 +413,6 @@ def test_any_change_of_a_parquet_file_is_read_or_refused(years, tmp_path_factory
     read_or_refused(changed)
 
 
-CELLS = st.one_of(
-    st.sampled_from(["images/a.png", "images/b.png", "x", "y", "1", "2", "2004", "train", "test"]),
-    st.text(max_size=8),
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    rows=st.lists(st.lists(CELLS, min_size=4, max_size=6), max_size=4),
-    header=st.one_of(st.just(["path", "label", "bucket", "time"]), st.lists(CELLS, max_size=5)),
-    buckets=st.sampled_from(["none", "year", "equal:2", "edges:2000:2010"]),
-)
-def test_any_csv_is_read_or_refused(tmp_path_factory, rows, header, buckets):
-    """Rows of whatever texts and lengths."""
-    folder = tmp_path_factory.getbasetemp() / "anything"
-    (folder / "images").mkdir(parents=True, exist_ok=True)
-    lines = [",".join(row) for row in (header, *rows)]
-    (folder / "t.csv").write_text("\n".join(lines) + "\n", encoding="utf-8", errors="replace")
-    read_or_refused(folder, buckets=buckets)
-
-
 def read_or_refused(root, **arguments):
     try:
         listing = own_listing("table", str(root), cache_dir=root, arguments=arguments)
