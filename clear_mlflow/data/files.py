@@ -67,10 +67,7 @@ def regular_file(path: Path, *, root: Path) -> os.stat_result:
         status = path.lstat()
         if stat.S_ISLNK(status.st_mode):
             if not path.resolve(strict=True).is_relative_to(root):
-                raise DataError(
-                    f"{path_text(path)} is a link that leads out of {path_text(root)}; put the "
-                    "file itself there"
-                )
+                raise _leads_out(path, root)
             status = path.stat()
     except FileNotFoundError:
         raise DataError(f"{path_text(path)} is missing; unpack the dataset again, whole") from None
@@ -79,6 +76,13 @@ def regular_file(path: Path, *, root: Path) -> os.stat_result:
     if not stat.S_ISREG(status.st_mode):
         raise DataError(f"{path_text(path)} is not a plain file; unpack the dataset again")
     return status
+
+
+def _leads_out(path: Path, root: Path) -> DataError:
+    return DataError(
+        f"{path_text(path)} is a link that leads out of {path_text(root)}; put what it leads to "
+        "there itself"
+    )
 
 
 def resolve_root(root: Path) -> Path:
@@ -262,10 +266,7 @@ def resolve_folder(folder: Path, *, root: Path) -> None:
     except (OSError, RuntimeError) as error:
         raise DataError(f"{path_text(folder)} cannot be read: {reason(error)}") from None
     if not real.is_relative_to(root):
-        raise DataError(
-            f"{path_text(folder)} is a link that leads out of {path_text(root)}; put the folder "
-            "itself there"
-        )
+        raise _leads_out(folder, root)
     if not real.is_dir():
         raise DataError(f"{path_text(folder)} is not a folder; unpack the dataset again")
 

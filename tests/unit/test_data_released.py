@@ -160,18 +160,9 @@ def test_digest_equals_its_definition(whole):
     "change",
     [
         lambda root: write_image(root / "train/labeled_images/2/bus/235821044.jpg", seed="new"),
-        lambda root: _swap(
-            root / "train/labeled_images/1/bus/235821044.jpg",
-            root / "train/labeled_images/2/bus/235821044.jpg",
-        ),
-        lambda root: _swap(
-            root / "train/labeled_images/1/bus/235821044.jpg",
-            root / "train/labeled_images/1/camera/235821044.jpg",
-        ),
-        lambda root: _swap(
-            root / "train/labeled_images/1/bus/235821044.jpg",
-            root / "test/labeled_images/1/bus/235821044.jpg",
-        ),
+        lambda root: _swap(root / FIRST, root / "train/labeled_images/2/bus/235821044.jpg"),
+        lambda root: _swap(root / FIRST, root / "train/labeled_images/1/camera/235821044.jpg"),
+        lambda root: _swap(root / FIRST, root / "test/labeled_images/1/bus/235821044.jpg"),
         lambda root: _drop_image(root / "train/labeled_metadata/1/bus.json"),
     ],
     ids=["pixels", "bucket", "class", "split", "one image less"],
@@ -194,28 +185,26 @@ def _drop_image(path: Path) -> None:
     write_json(path, entries)
 
 
+BUS = "train/labeled_metadata/1/bus.json"
+FIRST = "train/labeled_images/1/bus/235821044.jpg"
+FOLDER = "train/labeled_images/1/bus"
+METADATA = "train/labeled_metadata.json"
+TESTS = "test/labeled_metadata.json"
+CLASSES = "train/class_names.txt"
+
+
 def _edit(relative: str, edit: Callable[[dict], object]) -> Callable[[Path], None]:
     def damage(root: Path) -> None:
         value = read_json(root / relative)
-        replacement = edit(value)
-        write_json(root / relative, value if replacement is None else replacement)
+        edit(value)
+        write_json(root / relative, value)
 
     return damage
 
 
-def _write(relative: str, content: str | bytes) -> Callable[[Path], None]:
-    def damage(root: Path) -> None:
-        raw = content.encode() if isinstance(content, str) else content
-        (root / relative).write_bytes(raw)
-
-    return damage
-
-
-def _path_of_first_bus(stored: object) -> Callable[[Path], None]:
-    def edit(entries: dict) -> None:
-        entries["235821044"]["IMG_PATH"] = stored
-
-    return _edit("train/labeled_metadata/1/bus.json", edit)
+def _write(relative: str, content: str | bytes) -> Callable[[Path], object]:
+    raw = content.encode() if isinstance(content, str) else content
+    return lambda root: (root / relative).write_bytes(raw)
 
 
 def _link_out(relative: str) -> Callable[[Path], None]:
@@ -226,110 +215,72 @@ def _link_out(relative: str) -> Callable[[Path], None]:
     return damage
 
 
-BUS = "train/labeled_metadata/1/bus.json"
-FIRST = "train/labeled_images/1/bus/235821044.jpg"
-METADATA = "train/labeled_metadata.json"
-
-DAMAGE = {
+# What is done to the training metadata, to the path of its first image, or written to a file.
+EDITS: dict[str, Callable[[dict], object]] = {
+    "class without images": lambda m: m["2"].pop("camera"),
+    "class that nobody names": lambda m: m["2"].update(zebra=BUS),
+    "two classes, one file": lambda m: m["1"].update(camera="labeled_metadata/1/bus.json"),
+    "empty bucket": lambda m: m.update({"2": {}}),
+    "bucket is a list": lambda m: m.update({"2": ["bus"]}),
+    "class file climbs": lambda m: m["1"].update(bus="labeled_metadata/../../x.json"),
+    "bucket key is a word": lambda m: m.update(today=m.pop("1")),
+    "bucket key is absurd": lambda m: m.update({"9" * 5000: m.pop("1")}),
+    "one bucket key, two spellings": lambda m: m.update({"01": m["1"]}),
+}
+PATHS: dict[str, object] = {
+    "path is a number": 5,
+    "path is absolute": "/etc/passwd",
+    "path climbs": "labeled_images/../../../secret.jpg",
+    "path in another folder": "class_names.txt",
+    "path with NUL": "labeled_images/1/bus/\0.jpg",
+}
+WRITTEN: dict[str, tuple[str, str | bytes]] = {
+    "empty class list": (CLASSES, ""),
+    "class list not sorted": (CLASSES, "camera\nbus\nsweater\n"),
+    "empty class name": (CLASSES, "bus\n\ncamera\nsweater\n"),
+    "class list not text": (CLASSES, b"\xff\xfe"),
+    "class lists differ": ("test/class_names.txt", "bus\ncamera\nzebra\n"),
+    "class with an empty file": (BUS, "{}"),
+    "empty metadata": (METADATA, "{}"),
+    "metadata is a list": (METADATA, "[1]"),
+    "image is a number": (BUS, '{"1": 1e999}'),
+    "image without path": (BUS, '{"1": {"ID": "1", "EXT": "jpg"}}'),
+    "image empty": (FIRST, b""),
+}
+DAMAGE: dict[str, tuple[str, Callable[[Path], object]]] = {
+    **{kind: (METADATA, _edit(METADATA, edit)) for kind, edit in EDITS.items()},
+    **{
+        kind: (BUS, _edit(BUS, lambda m, path=path: m["235821044"].update(IMG_PATH=path)))
+        for kind, path in PATHS.items()
+    },
+    **{kind: (file, _write(file, content)) for kind, (file, content) in WRITTEN.items()},
     "no test folder": ("test is missing", lambda root: shutil.rmtree(root / "test")),
     "no train folder": ("train", lambda root: shutil.rmtree(root / "train")),
-    "no class list": (
-        "train/class_names.txt",
-        lambda root: (root / "train/class_names.txt").unlink(),
-    ),
-    "empty class list": ("train/class_names.txt", _write("train/class_names.txt", "")),
-    "class list not sorted": (
-        "train/class_names.txt",
-        _write("train/class_names.txt", "camera\nbus\nsweater\n"),
-    ),
-    "empty class name": (
-        "train/class_names.txt",
-        _write("train/class_names.txt", "bus\n\ncamera\nsweater\n"),
-    ),
-    "class list not text": ("train/class_names.txt", _write("train/class_names.txt", b"\xff\xfe")),
-    "class lists differ": (
-        "test/class_names.txt",
-        _write("test/class_names.txt", "bus\ncamera\nzebra\n"),
-    ),
-    "class without images": (
-        METADATA,
-        _edit(METADATA, lambda metadata: metadata["2"].pop("camera") and None),
-    ),
-    "class with an empty file": (BUS, _write(BUS, "{}")),
-    "class that nobody names": (
-        METADATA,
-        _edit(METADATA, lambda metadata: metadata["2"].update(zebra=BUS)),
-    ),
-    "two classes, one file": (
-        METADATA,
-        _edit(
-            METADATA, lambda metadata: metadata["1"].update(camera="labeled_metadata/1/bus.json")
-        ),
-    ),
+    "no class list": (CLASSES, lambda root: (root / CLASSES).unlink()),
     "no metadata": (METADATA, lambda root: (root / METADATA).unlink()),
-    "empty metadata": (METADATA, _write(METADATA, "{}")),
-    "empty bucket": (METADATA, _edit(METADATA, lambda metadata: metadata.update({"2": {}}))),
-    "metadata is a list": (METADATA, _write(METADATA, "[1]")),
     "metadata is a folder": (
         METADATA,
         lambda root: ((root / METADATA).unlink(), (root / METADATA).mkdir()),
     ),
-    "bucket is a list": (
-        METADATA,
-        _edit(METADATA, lambda metadata: metadata.update({"2": ["bus"]})),
-    ),
-    "class file climbs": (
-        METADATA,
-        _edit(METADATA, lambda m: m["1"].update(bus="labeled_metadata/../../x.json")),
-    ),
     "class file missing": (BUS, lambda root: (root / BUS).unlink()),
-    "train bucket without test bucket": (
-        "test/labeled_metadata.json",
-        _edit("test/labeled_metadata.json", lambda metadata: metadata.pop("3") and None),
+    "train bucket without test bucket": (TESTS, _edit(TESTS, lambda m: m.pop("3"))),
+    "truncated JSON": (BUS, lambda root: os.truncate(root / BUS, (root / BUS).stat().st_size - 9)),
+    "path too long": (
+        "labeled_images",
+        _edit(BUS, lambda m: m["235821044"].update(IMG_PATH="labeled_images/" + "x" * 5000)),
     ),
-    "bucket key is a word": (
-        METADATA,
-        _edit(METADATA, lambda metadata: metadata.update(today=metadata.pop("1"))),
+    "path to a folder": (
+        "labeled_images/1/bus",
+        _edit(BUS, lambda m: m["235821044"].update(IMG_PATH="labeled_images/1/bus")),
     ),
-    "bucket key is absurd": (
-        METADATA,
-        _edit(METADATA, lambda metadata: metadata.update({"9" * 5000: metadata.pop("1")})),
-    ),
-    "one bucket key, two spellings": (
-        METADATA,
-        _edit(METADATA, lambda metadata: metadata.update({"01": metadata["1"]})),
-    ),
-    "truncated JSON": (
-        BUS,
-        lambda root: (root / BUS).write_bytes((root / BUS).read_bytes()[:-9]),
-    ),
-    "image is a number": (BUS, _write(BUS, '{"1": 1e999}')),
-    "image without path": (BUS, _write(BUS, '{"1": {"ID": "1", "EXT": "jpg"}}')),
-    "path is a number": (BUS, _path_of_first_bus(5)),
-    "path is absolute": (BUS, _path_of_first_bus("/etc/passwd")),
-    "path climbs": (BUS, _path_of_first_bus("labeled_images/../../../secret.jpg")),
-    "path in another folder": (BUS, _path_of_first_bus("class_names.txt")),
-    "path with NUL": (BUS, _path_of_first_bus("labeled_images/1/bus/\0.jpg")),
-    "path too long": ("labeled_images", _path_of_first_bus("labeled_images/" + "x" * 5000)),
-    "path to a folder": ("labeled_images/1/bus", _path_of_first_bus("labeled_images/1/bus")),
     "image missing": (FIRST, lambda root: (root / FIRST).unlink()),
-    "image empty": (FIRST, _write(FIRST, b"")),
     "image is a pipe": (FIRST, lambda root: ((root / FIRST).unlink(), os.mkfifo(root / FIRST))),
-    "image folder missing": (
-        "train/labeled_images/1/bus",
-        lambda root: shutil.rmtree(root / "train/labeled_images/1/bus"),
-    ),
-    "image links out": (FIRST, _link_out(FIRST)),
+    "image folder missing": (FOLDER, lambda root: shutil.rmtree(root / FOLDER)),
     "image links to itself": (
         FIRST,
         lambda root: ((root / FIRST).unlink(), (root / FIRST).symlink_to(root / FIRST)),
     ),
-    "image folder links out": (
-        "train/labeled_images/1/bus",
-        _link_out("train/labeled_images/1/bus"),
-    ),
-    "metadata links out": (METADATA, _link_out(METADATA)),
-    "test folder links out": ("test", _link_out("test")),
+    **{f"{file} links out": (file, _link_out(file)) for file in (FIRST, FOLDER, METADATA, "test")},
 }
 
 
@@ -360,7 +311,7 @@ def _prefix(relative: str, entry: str) -> Callable[[Path], None]:
         (_prefix(METADATA, '"01": {}'), "which are one number"),
         (_prefix(BUS, '"rating": {"LIKES": NaN}'), "holds NaN, which is no JSON number"),
         (DAMAGE["image is a pipe"][1], "is not a plain file"),
-        (DAMAGE["image links out"][1], "is a link that leads out of"),
+        (DAMAGE[f"{FIRST} links out"][1], "is a link that leads out of"),
         (DAMAGE["class without images"][1], "names class 'camera'"),
         (DAMAGE["train bucket without test bucket"][1], "has no bucket '3'"),
     ],

@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from clear_mlflow.core.untrusted import sha256_of
 from clear_mlflow.data.cached_arrays import ForeignFileError, UnusableFileError, refuse_others
@@ -22,15 +22,6 @@ FILE_NAME = "hashes-v1.sqlite"
 
 _SETTLED_NANOSECONDS = 2 * 10**9  # the coarsest clock in use is FAT's
 _SECONDS_TO_WAIT = 10.0  # for another process that writes
-
-
-class _State(NamedTuple):
-    """What changes when a file does."""
-
-    size: int
-    mtime_ns: int
-    ctime_ns: int  # an older file's time can be put on a newer one; this one cannot be set
-    inode: int
 
 
 class RememberedHashes:
@@ -63,7 +54,7 @@ class RememberedHashes:
             return str(known[-1])
         started = time.time_ns()
         content = sha256_of(path)
-        settled = max(before.mtime_ns, before.ctime_ns) + _SETTLED_NANOSECONDS < started
+        settled = max(status.st_mtime_ns, status.st_ctime_ns) + _SETTLED_NANOSECONDS < started
         if settled and _state_of(path.stat()) == before:
             self._new[name] = (*before, content)
         return content
@@ -106,6 +97,7 @@ class RememberedHashes:
         )
 
 
-def _state_of(status: os.stat_result) -> _State:
+def _state_of(status: os.stat_result) -> tuple[int, ...]:
+    """What changes when a file does: size, times and inode; the change time cannot be set."""
     inode = status.st_ino % 2**63  # the most that the database holds
-    return _State(status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)
+    return (status.st_size, status.st_mtime_ns, status.st_ctime_ns, inode)

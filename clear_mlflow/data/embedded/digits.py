@@ -14,7 +14,7 @@ A bucket's images lie up to one and a quarter buckets before and behind its own 
 so that neighbours overlap, as years do; and each is turned, moved and scaled a little by itself.
 
 All arithmetic on pixels is on integers and the files are BMP, whose bytes are the pixels' own: the
-digest is the same on every machine and under every version of zlib, libjpeg, numpy and Pillow.
+digest is the same on every machine and under every version of zlib, libjpeg and numpy.
 
 Source:
     E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning

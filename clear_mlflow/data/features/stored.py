@@ -19,7 +19,7 @@ from clear_mlflow.data.features.extracted import (
 )
 from clear_mlflow.data.features.pixels import PIXELS, pixel_features
 from clear_mlflow.data.features.shipped import own_names, shipped_features
-from clear_mlflow.data.stream import BucketStream, ImageSet, image_sets
+from clear_mlflow.data.stream import BucketStream, ImageSet, counted, image_sets
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,15 +43,10 @@ def load_features(
     """Find the features of a stream's images: the dataset's own, else extracted ones."""
     load: Callable[[str, ImageSet], NDArray[np.float32]]
     if name == PIXELS:
-        total = sum(len(images) for images in image_sets(stream))
-        done = 0
+        progress = {id(images): told for images, told in counted([*image_sets(stream)], on_image)}
 
         def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:
-            nonlocal done
-            before, done = done, done + len(images)
-            return pixel_features(
-                images, cache_dir=cache_dir, on_image=lambda n: on_image(before + n, total)
-            )
+            return pixel_features(images, cache_dir=cache_dir, on_image=progress[id(images)])
     elif name in own_names(stream):
 
         def load(bucket: str, images: ImageSet) -> NDArray[np.float32]:

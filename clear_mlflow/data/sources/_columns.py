@@ -81,23 +81,22 @@ class ColumnArguments(OrderedArguments):
 
 def wanted_columns(arguments: ColumnArguments, known: Sequence[str], named_in: str) -> list[str]:
     """The columns that are to be read, of those that there are; the images' own not among them."""
-    if arguments.buckets == NONE and arguments.bucket not in known:
-        raise DataError(
-            f"{named_in} has no column {shown(arguments.bucket)} of buckets; its columns are "
-            f"{names_of(known)}: pass dataset_args=bucket=COLUMN, or time=COLUMN with buckets=year"
-        )
-    when = arguments.bucket if arguments.buckets == NONE else arguments.time
-    for name, argument in ((arguments.label, "label"), (when, "time")):
+    of_buckets = arguments.buckets == NONE
+    when = arguments.bucket if of_buckets else arguments.time
+    needed = [
+        (when, "bucket", " of buckets", ", or time=COLUMN with buckets=year")
+        if of_buckets
+        else (when, "time", "", ""),
+        (arguments.label, "label", "", ""),
+    ]
+    if arguments.split != ColumnArguments.split:
+        needed.append((arguments.split, "split", "", ", or leave it out"))
+    for name, argument, of_what, advice in needed:
         if name not in known:
             raise DataError(
-                f"{named_in} has no column {shown(name)}; its columns are {names_of(known)}: pass "
-                f"dataset_args={argument}=COLUMN"
+                f"{named_in} has no column {shown(name)}{of_what}; its columns are "
+                f"{names_of(known)}: pass dataset_args={argument}=COLUMN{advice}"
             )
-    if arguments.split not in known and arguments.split != ColumnArguments.split:
-        raise DataError(
-            f"{named_in} has no column {shown(arguments.split)}; its columns are "
-            f"{names_of(known)}: pass dataset_args=split=COLUMN, or leave it out"
-        )
     return [arguments.label, when, *([arguments.split] if arguments.split in known else [])]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -247,19 +247,18 @@ def _oddities(
     tested: Mapping[str, list[tuple[str, Path]]],
     keys: Sequence[str],
     class_names: Sequence[str],
-) -> list[str]:
+) -> Iterator[str]:
     """What does not stop a run, and what its reader should know; a line for each kind."""
-    found = []
     missing = [
-        f"class {shown(name)} has no training images in bucket {shown(key)}"
+        (name, key)
         for key in keys
         if key in trained
         for name in sorted(set(class_names) - {name for name, _ in trained[key]})
     ]
     if missing:
+        name, key = missing[0]
         more = f", and so {len(missing) - 1} more" if len(missing) > 1 else ""
-        found.append(missing[0] + more)
+        yield f"class {shown(name)} has no training images in bucket {shown(key)}{more}"
     if alone := [key for key in keys if key not in trained]:
         names = ", ".join(shown(key) for key in alone[:8])
-        found.append(f"left out, for want of training images: the test images of bucket {names}")
-    return found
+        yield f"left out, for want of training images: the test images of bucket {names}"

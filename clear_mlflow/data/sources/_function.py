@@ -19,12 +19,10 @@ _KINDS = (bool, int, float, str)
 
 
 class FunctionSource:
-    """Looks as a module of this package does.
+    """Looks as a module of this package does; the function gives a ``Listing``.
 
-    The function takes the stream's folder (a ``Path``, or None where ``data_root`` is not given),
-    and by keyword what ``dataset_args`` may say: each an int, float, bool or str by its annotation,
-    with a default. It gives a :class:`~clear_mlflow.data.splits.Listing`, as ``listing_of`` makes
-    one.
+    It takes the stream's folder (a ``Path``, or None where ``data_root`` is not given), and by
+    keyword what ``dataset_args`` may say: each of an annotated type, with a default.
     """
 
     NEEDS_FOLDER = False
