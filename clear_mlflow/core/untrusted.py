@@ -44,8 +44,6 @@ MAX_TABLE_COLUMNS: Final = 1000
 # The probabilities of CLEAR-100's 55,000 test images (11 buckets of about 4,980) take 11 MB.
 MAX_PREDICTIONS_BYTES: Final = _GIB
 MAX_IMAGE_BYTES: Final = 256 * _MIB
-# Where Pillow starts to warn of decompression bombs.
-MAX_IMAGE_PIXELS: Final = 89_000_000
 # The largest of CLEAR-100's own features is near 2**27.
 MAX_FEATURES_BYTES: Final = 2 * _GIB
 # Numbers per image; CLEAR's own features have 2,048.

@@ -75,8 +75,8 @@ class Parsed:
 
     rows: Sequence[Sequence[float]]  # (k, T), a row per bucket trained through; NaN = not measured
     initial: Sequence[float] | None = None  # (T,), the untrained model, where the format knows it
-    num_instances: Sequence[int] | None = None  # (T,), test images per bucket
-    buckets: Sequence[str] | None = None  # (T,), keys
+    num_instances: Any = None  # (T,), test images per bucket; what a file holds is checked later
+    buckets: Any = None  # (T,), keys, likewise
     facts: Mapping[str, str] = field(default_factory=dict)  # strategy, dataset, model, seed
     label: str = ""  # which of several runs in the file this is
     part: bytes | None = None  # the bytes of the file that are this run; None = the whole file
@@ -146,8 +146,8 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
             "say initial=first-row"
         )
     counts = reading.num_instances or parsed.num_instances
-    if counts is not None and len(counts) == 1:
-        counts = tuple(counts) * values.shape[1]
+    if isinstance(counts, (tuple, list)) and len(counts) == 1:
+        counts = [*counts] * values.shape[1]
     matrix = AccuracyMatrix(
         _future(values, kind, reading), first, counts, reading.buckets or parsed.buckets, score
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.score import ACCURACY, Score, StoredScore
 from clear_mlflow.core.text import shown
@@ -15,14 +13,6 @@ from clear_mlflow.importers._base import Format, Parsed, Source, numbers, rows_o
 MATRIX_SCHEMA = "clear_mlflow/accuracy_matrix"  # of report.exports, which is not imported here
 _MATRIX_NAMES = ("matrix", "values", "accuracy", "accuracies")
 _FACTS = ("strategy", "dataset", "model", "seed")
-_64_BITS = range(-(2**64) + 1, 2**64)  # larger integers are no keys, and may not even be printed
-
-
-class _Parts(msgspec.Struct):
-    """What an object may hold beside its matrix."""
-
-    num_instances: list[int] | None = None
-    buckets: list[str | int] | None = None
 
 
 def _recognises(source: Source) -> bool:
@@ -40,16 +30,17 @@ def _parse(source: Source) -> list[Parsed]:
         raise RecordError(
             f"has the fields {shown(sorted(document))}; expected one of {', '.join(_MATRIX_NAMES)}"
         )
-    parts = converted(document, _Parts)
-    if any(isinstance(key, int) and key not in _64_BITS for key in parts.buckets or ()):
-        raise RecordError("buckets holds a number too large for a key")
-    initial = document.get("initial")
+    initial, keys = document.get("initial"), document.get("buckets")
+    if isinstance(keys, list):
+        keys = [str(key) if type(key) is int else key for key in keys]
     return [
         Parsed(
             rows=rows_of(document[name], "the matrix"),
             initial=None if initial is None else numbers(initial, "initial"),
-            num_instances=parts.num_instances,
-            buckets=None if parts.buckets is None else list(map(str, parts.buckets)),
+            num_instances=converted(
+                document.get("num_instances"), list[int] | None, "num_instances"
+            ),
+            buckets=keys,
             facts={fact: str(document[fact]) for fact in _FACTS if _is_fact(document.get(fact))},
             score=_score(document),
         )
@@ -57,7 +48,7 @@ def _parse(source: Source) -> list[Parsed]:
 
 
 def _is_fact(value: object) -> bool:
-    return isinstance(value, str) or (type(value) is int and value in _64_BITS)
+    return isinstance(value, str) or (type(value) is int and abs(value) < 2**64)
 
 
 def _score(document: dict[str, Any]) -> Score:

@@ -64,12 +64,7 @@ def _parse(source: Source) -> list[Parsed]:
             f"holds the arrays {shown(sorted(arrays))}; expected one matrix, or one that is named "
             f"{', '.join(_MATRIX_NAMES)}"
         )
-    initial, counts = arrays.get("initial"), arrays.get("num_instances")
-    if counts is not None and (counts.dtype.kind not in "iu" or counts.ndim != 1):
-        raise RecordError("num_instances is no list of integers")
-    keys = arrays.get("buckets")
-    if keys is not None and (keys.dtype.kind != "U" or keys.ndim != 1):
-        raise RecordError("buckets is no list of texts")
+    initial, counts, keys = map(arrays.get, ("initial", "num_instances", "buckets"))
     return [
         Parsed(
             rows=_rows(arrays[named[0] if named else flat[0]]),

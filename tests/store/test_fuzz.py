@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 import result_files as files
 import torch
+from anytime_courses import inside_bucket
 from comparisons import counts, subject
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -34,6 +35,7 @@ from clear_mlflow.comparison import arrange, compare
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.terminal_summary import comparison_text
+from clear_mlflow.core.anytime.anytime_row import AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
@@ -176,6 +178,19 @@ def test_sets_of_rows(data):
     if record.matrix.initial is not None:
         initial = record.matrix.initial
     assert np.array_equal(initial, expected[0], equal_nan=True)
+
+
+@fuzz(200)
+@given(ANY)
+def test_tests_inside_a_bucket(data):
+    """Read as the file says it, or refused."""
+    (good,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
+    name = anytime_file_name(2, 1)
+    content = data.draw(changed_json(json.loads(good.to_json("2026-01-31T12:00:00Z"))))
+    found = read_or_refused(lambda: AnytimeRow.from_json(content, source=name))
+    if found is not None:
+        said = json.loads(content)
+        assert json.loads(found.to_json(said["written_at"])).items() <= said.items()
 
 
 # --- predictions

@@ -281,34 +281,6 @@ def test_what_it_costs_is_one_line():
     )
 
 
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-3, 2**70) | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=3),
-    max_leaves=6,
-)
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.data())
-def test_whatever_a_file_holds_it_is_the_test_it_says_or_one_line(data):
-    """No other exception, and nothing is made up."""
-    (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
-    content = json.loads(test.to_json(WHEN))
-    field = data.draw(st.sampled_from(sorted(content)))
-    content[field] = data.draw(JSON)
-    name = anytime_file_name(2, 1)
-    found, problem = None, ""
-    try:
-        found = AnytimeRow.from_json(json.dumps(content), source=name)
-    except RecordError as error:
-        problem = str(error)
-    if found is None:
-        assert problem.startswith(f"{name}: ")
-        assert len(problem.splitlines()) == 1
-    else:
-        assert json.loads(found.to_json(content["written_at"])) == content
-
-
 def heights(chart):
     """How far down each point of a chart's first curve is drawn."""
     numbers = [float(text) for text in chart["curves"][0]["line"].removeprefix("M").split()]

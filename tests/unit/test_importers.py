@@ -235,7 +235,7 @@ WRONG = [
         {},
         "num_instances[0]: expected 'int",
     ),
-    ("a.json", '{"matrix": [[0.5]], "buckets": [' + "9" * 99 + "]}", {}, "too large for a key"),
+    ("a.json", '{"matrix": [[0.5]], "buckets": [' + "9" * 101 + "]}", {}, "1 to 100"),
     ("a.json", "[[1e999]]", {}, "too large to read"),
     ("a.json", "[[Infinity]]", {}, "no JSON number"),
     ("a.json", "[" * 90_000, {}, "nested too deeply"),
