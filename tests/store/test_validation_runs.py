@@ -178,7 +178,6 @@ def test_validation_runs_are_never_set_beside_test_runs(store, experiment_id):
     assert [group["name"] for group in content["groups"]] == ["test: naive", "validation: naive"]
     assert [len(group["diverged"]) for group in content["groups"]] == [0, 1]
     assert content["verdicts"] == []
-    assert content["across_datasets"] is None
     board = list(csv.DictReader(io.StringIO((folder / names.LEADERBOARD_CSV).read_text())))
     assert [row["split"] for row in board] == ["test", "validation"]
     page = (folder / names.COMPARISON_PAGE).read_text()
