@@ -134,7 +134,9 @@ def workers(process):
             told = " ".join(child.cmdline())
         except psutil.Error:
             continue
-        if "clear_mlflow train" in told or "process.child" in told or "ray::train_into" in told:
+        of_ray = "ray::train_into" in told or "process.child" in told
+        # What a sweep of this machine starts leads a session of its own, also what is forked.
+        if of_ray or (os.getsid(child.pid) == child.pid and "/ray/" not in told):
             found.append(child)
     return found
 
