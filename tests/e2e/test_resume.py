@@ -426,27 +426,6 @@ def test_a_damaged_state_gives_way_to_the_one_before(interrupted, tmp_path, capf
         read_resume_point(client, run_id, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda told: told.update(size=2**70),
-        lambda told: told.update(size=-1),
-        lambda told: told.update(row="3"),
-        lambda told: told.update(sha256=None),
-        lambda told: told.update(config={"epochs": 3}),
-        lambda told: told.pop("data"),
-        lambda told: told.update(format=2),
-    ],
-)
-def test_a_manifest_is_not_trusted(interrupted, tmp_path, change):
-    """What it must not say makes it none."""
-    client, run_id = interrupted
-    (manifest,) = artifacts(client.get_run(run_id)).glob("training_state/*.json")
-    rewrite(manifest, change)
-    with pytest.raises(TrackingError, match="none of its training states is whole"):
-        read_resume_point(client, run_id, tmp_path)
-
-
 def test_runs_that_cannot_be_resumed_say_why(interrupted, tmp_path):
     """No such run, no training, no parameters, no state."""
     client, run_id = interrupted

@@ -123,8 +123,7 @@ def _recovered(store, run_id, kept, rows, points, told, tmp_path):
         return
     point = read_resume_point(store, run_id, tmp_path)
     if not point.is_complete:
-        again = training(SETTINGS, STREAM)
-        again = type(again)(**{**vars(again), "saved": point.state and point.state.file})
+        again = training(SETTINGS, STREAM, point.state and point.state.file)
         with TrainingRun(store, run_id, again.config, {}, resumed=point) as opened:
             opened.track(again)
     score(store, run_id)
@@ -133,13 +132,7 @@ def _recovered(store, run_id, kept, rows, points, told, tmp_path):
 
 
 def _each_fails(one, failing, seed):
-    """Have each call of a run fail that is tried, in a run of its own.
-
-    Args:
-        one: the fixture.
-        failing: from the number of a call to the context in which it fails.
-        seed: of those that are tried, where not all are.
-    """
+    """Have each call of a run fail that is tried, in a run of its own."""
     calls, _ = one(lambda: failing(None))
     numbers = range(1, calls.count + 1)
     if not EVERY:

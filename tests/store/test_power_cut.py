@@ -111,8 +111,7 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(cuts, store, t
         begins = (len(found), None if point.state is None else point.state.manifest.row)
         if point.is_complete or begins in resumed:
             continue
-        again = training(SETTINGS, STREAM)
-        again = type(again)(**{**vars(again), "saved": point.state and point.state.file})
+        again = training(SETTINGS, STREAM, point.state and point.state.file)
         with TrainingRun(store, run_id, again.config, {}, resumed=point) as run:
             run.track(again)
         assert rows_in(store, run_id) == rows, disk.when
@@ -146,8 +145,7 @@ def test_a_torn_row_is_written_anew(cuts, store, tmp_path, capfd):
         point = read_resume_point(store, run_id, tmp_path)
         assert (set(point.records), point.damaged) == ({0}, {1})
         assert "it is written anew from the training state" in capfd.readouterr().err
-        again = training(SETTINGS, STREAM)
-        again = type(again)(**{**vars(again), "saved": point.state.file})
+        again = training(SETTINGS, STREAM, point.state.file)
         with TrainingRun(store, run_id, again.config, {}, resumed=point) as run:
             run.track(again)
         assert rows_in(store, run_id) == rows

@@ -156,19 +156,6 @@ def test_what_a_store_never_takes_stays_in_the_journal(store, run_id):
     assert left_of(run_id) == {"a.txt": b"a", "b.txt": b"b"}
 
 
-@pytest.mark.usefixtures("hurried")
-def test_what_alone_was_refused_stays_in_the_journal(store, run_id):
-    """Also where nothing waits behind it."""
-    sender = opened(Stutters(store.tracking_uri, a=[never()]), run_id)
-    put(sender, run_id, "a")
-    assert wait(lambda: sender.is_away)
-    assert [entry.artifact for entry in sender.waiting()[run_id]] == ["a.txt"]
-    assert unsent_error(sender) is not None
-    sender.close()
-    assert left_of(run_id) == {"a.txt": b"a"}
-    sender.finish(0)
-
-
 def test_who_keeps_a_file_knows_when_the_store_has_it(store, run_id):
     """None is the answer then; while it is away it is the reason, at once."""
     sender = opened(Stutters(store.tracking_uri, b=[later() for _ in range(10_000)]), run_id)

@@ -20,12 +20,7 @@ FILE_CALLS = ("open", "fsync", "mkdir", "rename", "replace", "unlink", "rmdir")
 
 
 class Calls:
-    """Counts calls, and has some of them fail.
-
-    Args:
-        first: the number of the first that fails, from 1; None: none does.
-        lasting: whether all after it fail, too, as on a disk that is full or a store that is gone.
-    """
+    """Counts calls, and has some of them fail."""
 
     def __init__(self, first: int | None, *, lasting: bool) -> None:
         self.count = 0
@@ -35,11 +30,7 @@ class Calls:
         self.inside = threading.local()
 
     def next(self, what: str, error: Exception) -> None:
-        """Count a call.
-
-        Raises:
-            Exception: *error*, where it is this one's turn.
-        """
+        """Count a call."""
         with self._lock:
             self.count += 1
             if self._first is None or self.count < self._first:

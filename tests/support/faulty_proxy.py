@@ -16,15 +16,9 @@ _HOPS = {"connection", "keep-alive", "transfer-encoding", "content-length", "hos
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens to one request.
+    """What happens to one request."""
 
-    Args:
-        kind: "drop" it unanswered; "lose" the answer, after the server did what was asked;
-            "truncate" the answer; "status" instead of the server; "hang" until released.
-        status: to answer with.
-    """
-
-    kind: str
+    kind: str  # drop it; lose or truncate its answer; status instead; hang until released
     status: int = 0
 
 
@@ -41,11 +35,7 @@ class Tally:
 
 
 class FaultyProxy:
-    """Hands requests on to a server, unless a plan says otherwise.
-
-    Args:
-        upstream: address of the server, http://HOST:PORT.
-    """
+    """Hands requests on to a server, unless a plan says otherwise."""
 
     def __init__(self, upstream: str) -> None:
         parts = urlsplit(upstream)
@@ -157,13 +147,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def every(number: int, faults: list[Fault], part: str = "") -> Plan:
-    """One request in ``number`` goes wrong, in one of these ways after another.
-
-    Args:
-        number: how many.
-        faults: in turn.
-        part: of a path; other paths are left alone.
-    """
+    """One request in ``number`` goes wrong, in one of these ways after another."""
     seen = [0]
 
     def plan(method: str, path: str) -> Fault | None:

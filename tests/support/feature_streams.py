@@ -58,8 +58,8 @@ def made_up(counts=((30, 20), (17, 9), (24, 13)), *, balanced=False, without=Non
     return stream, StoredFeatures("made_up", "sha256:1", WIDTH, tuple(train_sets), tuple(test_sets))
 
 
-def training(settings, buckets=None):
-    """A training that is ready to begin."""
+def training(settings, buckets=None, saved=None):
+    """A training that is ready to begin, or to resume from the file of a state."""
     stream, features = made_up() if buckets is None else buckets
     return StreamTraining(
         config=check(settings),
@@ -67,6 +67,7 @@ def training(settings, buckets=None):
         source="nowhere",
         progress=TrainingProgress(),
         features=features,
+        saved=saved,
     )
 
 

@@ -34,13 +34,7 @@ class Disk:
 
 
 class Recorder:
-    """Notes what is flushed below some folders.
-
-    Args:
-        folders: whose files are looked at.
-        database: of sqlite.
-        note: asked at each moment; kept with the disk.
-    """
+    """Notes what is flushed below some folders."""
 
     def __init__(self, folders, database, note):
         self.disks: list[Disk] = []

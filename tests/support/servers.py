@@ -182,18 +182,7 @@ def tracking_server(
     fresh: bool = False,
     **environment: str,
 ) -> Iterator[Starting]:
-    """``mlflow server`` on a database, handing artifacts on to a store.
-
-    Args:
-        folder: for its log.
-        database: its URI.
-        options: more of the command.
-        artifacts: where the server keeps artifacts.
-        workers: processes that answer.
-        prefix: of its addresses, as ``/lab``.
-        fresh: in interpreters that nothing was loaded in before, for tests of what they load.
-        environment: more of it, for the server alone.
-    """
+    """``mlflow server`` on a database, handing artifacts on to a store."""
     port = free_port()
     log = folder / "server.log"
     command = [
