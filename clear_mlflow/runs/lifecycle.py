@@ -177,11 +177,7 @@ def create_run(
 
 
 def join(client: MlflowClient, run_id: str) -> None:
-    """Take a run of the user's own, which is MLflow's active one.
-
-    Raises:
-        TrackingError: it is being trained into.
-    """
+    """Take a run of the user's own, which is MLflow's active one."""
     with mlflow_errors(f"join run {run_id}"):
         run = client.get_run(run_id)
         if trains_now(client, run):
@@ -195,15 +191,7 @@ def take(client: MlflowClient, run: Run) -> None:
 
 
 def close_abandoned(client: MlflowClient, run: Run) -> None:
-    """Close a run as KILLED whose process is gone, unless it gives a sign of life after all.
-
-    Args:
-        client: the store.
-        run: as it was when its process was seen to be gone.
-
-    Raises:
-        TrackingError: a process trains into it again; it is left as it is.
-    """
+    """Close a run as KILLED whose process was seen to be gone, unless it gives a sign of life."""
     run_id = run.info.run_id
     with mlflow_errors(f"read run {run_id}"):
         now = client.get_run(run_id)
@@ -218,16 +206,9 @@ def close_abandoned(client: MlflowClient, run: Run) -> None:
 def refuse_second(
     client: MlflowClient, run: Run, advice: str, *, assume_dead: bool = False
 ) -> None:
-    """Make sure that no process trains into a run.
+    """Raise TrackingError, with the advice, where a process trains into the run.
 
-    Args:
-        client: the store.
-        run: as it is now.
-        advice: what to do where one does.
-        assume_dead: believe the user that it is dead, unless it is seen to live on this machine.
-
-    Raises:
-        TrackingError: one does.
+    *assume_dead*: the user says that it does not; one that is seen to live on this machine does.
     """
     if assume_dead and not lives_here(run):
         return
