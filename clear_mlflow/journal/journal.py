@@ -20,18 +20,19 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 from mlflow.entities import Metric
 
 from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.credentials import has_credentials, masked
 from clear_mlflow.core.durable import write_durably
 from clear_mlflow.core.errors import DataError, RecordError, TrackingError
-from clear_mlflow.core.text import shortened
-from clear_mlflow.core.untrusted import json_object, json_value, read_bytes
+from clear_mlflow.core.text import shortened, shown
+from clear_mlflow.core.untrusted import converted, json_value, read_bytes
 from clear_mlflow.store.client import absolute_store
 
 JOURNAL_JSON = "journal.json"
@@ -40,10 +41,9 @@ _METRICS_JSON = "metrics.json"
 _LOCK = "lock"
 _FORMAT = "1.0"
 _MOST_BYTES = 1 << 20  # of a file that is no artifact
-_RUN_ID = re.compile(r"[0-9a-f]{32}")
 # No "#", "?" or "%": MLflow's requests to a server hang on them or name another file.
 _ENTRY = re.compile(r"([0-9]{8})-((?:(?!\.)[A-Za-z0-9._-]+\+)*(?!\.)[A-Za-z0-9._-]+)")
-STATUSES = ("FINISHED", "FAILED", "KILLED")
+Status: TypeAlias = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class HeldError(TrackingError):
@@ -60,14 +60,8 @@ class Entry:
 
     def metrics(self) -> list[Metric]:
         """The points that it holds; TrackingError where it holds something else."""
-        try:
-            points = json_value(read_bytes(self.file, _MOST_BYTES), _MOST_BYTES)
-            return [
-                Metric(str(name), float(value), int(time), int(step))
-                for name, value, time, step in points
-            ]
-        except (OSError, RecordError, ValueError, TypeError, OverflowError) as error:
-            raise TrackingError(f"{self.file} holds no metrics: {error}") from error
+        points = _read(self.file, list[tuple[str, float, int, int]])
+        return [Metric(name, value, time, step) for name, value, time, step in points]
 
     def remove(self) -> None:
         """The store has it: forget it. What cannot be removed is sent again, and is the same."""
@@ -79,7 +73,7 @@ class Entry:
 class End:
     """How a training ended that could not be closed in the store."""
 
-    status: str | None  # what its run is to be given; None leaves it as it is
+    status: Status | None  # what its run is to be given; None leaves it as it is
     error: str | None = None  # one line
     diverged: bool = False  # the loss or the output was no longer a number
 
@@ -88,9 +82,9 @@ class End:
 class Origin:
     """Which run a journal is of, and of which store."""
 
-    run_id: str
-    tracking_uri: str  # without credentials
-    password: bool  # whether the URI had one, which is not written down
+    run_id: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
+    tracking_uri: Annotated[str, msgspec.Meta(max_length=2000)]  # without credentials
+    password: bool = False  # whether the URI had one, which is not written down
 
 
 class Journal:
@@ -167,13 +161,9 @@ class Journal:
         file = self.folder / END_JSON
         if not file.exists():
             return None
-        found = _described(file)
-        status, error = found.get("status"), found.get("error")
-        if status not in (*STATUSES, None) or not isinstance(error, (str, type(None))):
-            raise TrackingError(f"{file} does not say how a training ended")
+        found: End = _read(file, End)
         # It becomes a tag that people read.
-        error = None if error is None else shortened(error, 4000)
-        return End(status, error, found.get("diverged") is True)
+        return replace(found, error=found.error and shortened(found.error, 4000))
 
     def close(self, *, remove: bool = False) -> None:
         """Let other processes at it; or remove it, when all of it was sent."""
@@ -232,16 +222,13 @@ def journals_in(folder: Path) -> list[Path]:
 def read_origin(folder: Path) -> Origin:
     """Which run a folder is the journal of, and of which store."""
     file = folder / JOURNAL_JSON
-    found = _described(file)
-    if found.get("format") != _FORMAT:
+    written: Any = _read(file, dict[str, Any]).get("format")
+    if written != _FORMAT:
         raise TrackingError(
-            f"{file} is of format {shortened(repr(found.get('format')), 40)}; "
-            f"this program knows {_FORMAT}: update it"
+            f"{file} is of format {shown(written, 40)}; this program knows {_FORMAT}: update it"
         )
-    run_id, uri = found.get("run_id"), found.get("tracking_uri")
-    if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id) or not isinstance(uri, str):
-        raise TrackingError(f"{file} names no run")
-    return Origin(run_id, shortened(uri, 2000), found.get("password") is True)
+    found: Origin = _read(file, Origin)
+    return found
 
 
 def _locked(folder: Path) -> int:
@@ -259,8 +246,8 @@ def _locked(folder: Path) -> int:
     return lock
 
 
-def _described(file: Path) -> dict[str, Any]:
+def _read(file: Path, form: Any) -> Any:
     try:
-        return json_object(read_bytes(file, _MOST_BYTES), _MOST_BYTES)
+        return converted(json_value(read_bytes(file, _MOST_BYTES), _MOST_BYTES, nan=True), form)
     except (OSError, RecordError) as error:
         raise TrackingError(f"{file} is damaged: {error}") from error

@@ -34,7 +34,14 @@ from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.core.errors import ClearError, DivergedError, TrackingError
 from clear_mlflow.core.warning import warn
-from clear_mlflow.journal.journal import JOURNAL_JSON, End, Journal, journal_places, left_journals
+from clear_mlflow.journal.journal import (
+    JOURNAL_JSON,
+    End,
+    Journal,
+    Status,
+    journal_places,
+    left_journals,
+)
 from clear_mlflow.journal.sender import UnsentError, is_final
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.runs.logged_models import log_models
@@ -65,7 +72,7 @@ class RunResult:
     """How what a run is of ended."""
 
     exit_code: int  # 0 done, 1 a bug, 2 bad input, 128 + n stopped by signal n
-    status: str  # FINISHED, FAILED or KILLED, as MLflow calls it
+    status: Status
     run_id: str | None  # None: it ended before a run was opened
     error: str | None = None  # one line
     problem: ClearError | None = None  # why the record is not in order, however training ended
@@ -116,9 +123,10 @@ def result_of(
         return RunResult(2, "FAILED", run_id, str(error), diverged=diverged)
     if isinstance(error, TrainingDied):
         was_stopped = -error.returncode in _KILLING
-        code, status = (128 - error.returncode, "KILLED") if was_stopped else (1, "FAILED")
-        return RunResult(code, status, run_id, str(error))
-    status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
+        if was_stopped:
+            return RunResult(128 - error.returncode, "KILLED", run_id, str(error))
+        return RunResult(1, "FAILED", run_id, str(error))
+    status: Status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
     return RunResult(1, status, run_id, f"{type(error).__name__}: {error}")
 
 

@@ -16,7 +16,6 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 from clear_mlflow.core.errors import ClearError, TrackingError
 from clear_mlflow.journal.journal import (
     JOURNAL_JSON,
-    STATUSES,
     End,
     Journal,
     Origin,
@@ -125,7 +124,7 @@ def _close(client: MlflowClient, run: Run, end: End | None) -> str:
     else:
         write_scores(client, read_scores(client, run))
     status = str(run.info.status)
-    if end is None or end.status not in STATUSES:
+    if end is None or end.status is None:
         return f"scored; its status stays {status}"
     # evaluate sets KILLED on a run whose process is gone and did not report how it ended.
     new = end.status if status in ("RUNNING", "KILLED") and status != end.status else None
