@@ -12,13 +12,11 @@ import random
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import StateError
@@ -104,11 +102,12 @@ def to_bytes(snapshot: Snapshot, row: AccuracyRow, predictions: bytes | None) ->
     return save(_apart(tensors), metadata={_DESCRIPTION: json.dumps(description)})
 
 
-def read_state(path: Path) -> SavedTraining:
+def read_state(content: bytes) -> SavedTraining:
     """Read what :func:`to_bytes` wrote, or raise StateError."""
-    with _report_damage("cannot be read"), safe_open(path, framework="pt") as file:
-        described = json.loads((file.metadata() or {})[_DESCRIPTION])
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    with _report_damage("cannot be read"):
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        described = json.loads(header["__metadata__"][_DESCRIPTION])
         kept = tensors.pop(_PREDICTIONS, None)
         row = AccuracyRow(
             row=described.pop("row"),

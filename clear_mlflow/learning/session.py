@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
 
 import torch
 from safetensors.torch import save
@@ -73,7 +71,8 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
         check_model(
             config.model,
             image_size=config.image_size,
-            batch_size=_smallest_batch(config.batch_size),
+            # A rest of one image joins the batch before it.
+            batch_size=2 if config.batch_size == FULL else min(config.batch_size, 2),
         )
     return dataclasses.replace(
         config,
@@ -133,14 +132,9 @@ class StreamTraining:
 
     def __post_init__(self) -> None:
         self._check_number_of_tests()
-        if self.features is not None:
-            return
         fewest = min(len(bucket.train) for bucket in self.stream.buckets)
-        check_model(
-            self.config.model,
-            image_size=self.config.image_size,
-            batch_size=min(_smallest_batch(self.config.batch_size), fewest),
-        )
+        if self.features is None and fewest == 1:  # check has tried batches of two and more
+            check_model(self.config.model, image_size=self.config.image_size, batch_size=1)
 
     def _check_number_of_tests(self) -> None:
         """Raise ConfigError where tests inside buckets are none, or more than a run may hold."""
@@ -198,10 +192,9 @@ class StreamTraining:
         """
         arithmetic = tf32(self.config.precision == "tf32")
         with translate_oom(_LESS_MEMORY), arithmetic, self.progress as shown:
-            is_first = self.group.rank == 0
-            progress = CollectingProgress(
-                shown, on_curve if is_first else ignore, on_test if is_first else ignore
-            )
+            if self.group.rank > 0:
+                on_curve = on_test = ignore
+            progress = CollectingProgress(shown, on_curve, on_test)
             stream = self.on_device(progress)
             if self.config.seeds != NONE:
                 for seed, member in train_ensemble(stream, self.config, progress=progress):
@@ -244,20 +237,13 @@ class StreamTraining:
 
     def _saved(self) -> SavedTraining | None:
         """What to resume from, the same in all processes."""
-        if self.group.size == 1:
-            return None if self.saved is None else self._checked(read_state(self.saved))
         content = self.group.from_first(None if self.saved is None else self.saved.read_bytes())
         if content is None:
             return None
-        with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as folder:
-            file = Path(folder, "state.safetensors")
-            file.write_bytes(content)
-            return self._checked(read_state(file))
-
-    def _checked(self, saved: SavedTraining) -> SavedTraining:
-        row = saved.row
-        tested = tuple(len(bucket.test) for bucket in self.stream.buckets)
-        if row.buckets != tuple(b.key for b in self.stream.buckets) or row.num_instances != tested:
+        saved = read_state(content)
+        row, buckets = saved.row, self.stream.buckets
+        tested = tuple(len(bucket.test) for bucket in buckets)
+        if row.buckets != tuple(b.key for b in buckets) or row.num_instances != tested:
             raise StateError(
                 f"the training state is of buckets {', '.join(row.buckets)[:200]}, which are not "
                 "those of the dataset; start a new run"
@@ -316,8 +302,3 @@ def _requirements() -> tuple[str, ...]:
     if "torchvision" in sys.modules:
         found["torchvision"] = sys.modules["torchvision"].__version__
     return tuple(f"{name}=={text.partition('+')[0]}" for name, text in found.items())
-
-
-def _smallest_batch(batch_size: int | Literal["full"]) -> int:
-    """Images in the smallest batch of an epoch: a rest of one joins the batch before it."""
-    return 2 if batch_size == FULL else min(batch_size, 2)

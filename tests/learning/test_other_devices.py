@@ -51,19 +51,12 @@ def built(parameters, device):
     return model, strategy, descent
 
 
-def saved_on_a_cpu(folder, parameters):
-    """The last state of a training, read back from its file."""
-    _, states, _ = trained(feature_stream(), parameters)
-    file = folder / "state.safetensors"
-    file.write_bytes(states[-1])
-    return read_state(file)
-
-
 @pytest.mark.parametrize("strategy", ["naive", "derpp", "slda", f"{__name__}:Stepping"])
-def test_a_state_of_a_cpu_is_restored_on_another_device(tmp_path, strategy):
+def test_a_state_of_a_cpu_is_restored_on_another_device(strategy):
     """Weights lie on the device; random states and the optimiser's counts stay on the CPU."""
     parameters = on_features(strategy=strategy, optimizer_state="keep", optimizer="adam")
-    saved = saved_on_a_cpu(tmp_path, parameters)
+    _, states, _ = trained(feature_stream(), parameters)
+    saved = read_state(states[-1])
     random_state = torch.get_rng_state()
     torch.manual_seed(99)
     model, made, descent = built(parameters, "meta")
@@ -150,6 +143,9 @@ def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
     """Others are told what to pass."""
     with pytest.raises(ConfigError, match="pass precision=off"):
         resolve_precision("tf32", "cpu")
+    assert resolve_precision("bf16", "cpu") == "bf16"
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    assert resolve_precision("auto", "cpu") == ("bf16" if native else "off")
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 0))
     assert resolve_precision("tf32", "cuda") == "tf32"

@@ -6,7 +6,6 @@ import json
 import sys
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
 import timm
@@ -15,7 +14,7 @@ import torch
 from click.testing import CliRunner
 from file_server import Hub, serving
 from huggingface_hub import constants
-from own_streams import write_csv, write_parquet, write_years
+from own_streams import write_years
 from PIL import Image
 from released_layout import write_released
 from safetensors.torch import save, save_file
@@ -204,6 +203,33 @@ def test_damaged_safetensors_are_told(tmp_path):
             assert "cannot be read" in one_line(load_backbone, name, str(path))
 
 
+@pytest.mark.parametrize("kind", ["folder", "function", "clear10"])
+def test_heads_are_trained_on_them_whatever_the_stream(tmp_path, monkeypatch, kind):
+    """By the command from the images to features, and from these a linear head, NCM and SLDA."""
+    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
+    root, asked = tmp_path / "data", {"dataset": kind}
+    if kind == "clear10":
+        write_released(root, buckets=("1", "2", "3"), classes=("bus", "camera"), train=4)
+    else:
+        write_years(root, side=40, train=4, test=2)
+        asked["dataset_args"] = "name=photos"
+    if kind == "function":
+        asked["dataset"] = f"{__name__}:by_year"
+    stream = [
+        word for name, text in asked.items() for word in (f"--{name.replace('_', '-')}", text)
+    ]
+    own = [*stream, "--device", "cpu", "--backbone", f"timm:{TINY}", "--weights", "none"]
+    done = CliRunner().invoke(main, ["data", "features", str(root), *own])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1].startswith("features timm-test_vit of ")
+    asked |= {"data_root": str(root), "features": "timm-test_vit", "device": "cpu"}
+    for strategy in ("naive", "ncm", "slda"):
+        training = prepare(
+            check(TrainConfig.resolve({**asked, "strategy": strategy})), LineProgress(sys.stderr)
+        )
+        assert [measured.row.row for measured in training.rows()] == [0, 1, 2, 3]
+
+
 def by_year(root: Path) -> Listing:
     """The images of a folder of years."""
     entries = [
@@ -216,50 +242,3 @@ def by_year(root: Path) -> Listing:
         for path in sorted(root.glob("*/*/*/*.png"))
     ]
     return listing_of(entries, root=root)
-
-
-def stored_as(kind: str, root: Path) -> dict[str, str]:
-    """One stream of photos by year as some kind of dataset: what a training is asked for."""
-    if kind == "clear10":
-        write_released(root, buckets=("1", "2", "3"), classes=("bus", "camera"), train=4)
-        return {"dataset": kind, "data_root": str(root)}
-    rows = write_years(root, side=40, train=4, test=2)
-    told = "name=photos"
-    if kind in ("csv", "parquet"):
-        write = write_csv if kind == "csv" else write_parquet
-        write(root / f"photos.{kind}", rows)
-        kind = "table"
-    elif kind == "huggingface":
-        parts = {
-            part: datasets.Dataset.from_dict(
-                {
-                    "image": [str(root / row.path) for row in rows if row.split == part],
-                    "label": [row.label for row in rows if row.split == part],
-                    "time": [row.time for row in rows if row.split == part],
-                }
-            ).cast_column("image", datasets.Image())
-            for part in ("train", "test")
-        }
-        root = root / "saved"
-        datasets.DatasetDict(parts).save_to_disk(str(root))
-        told += ",buckets=year"
-    elif kind == "function":
-        kind = f"{__name__}:by_year"
-    return {"dataset": kind, "data_root": str(root), "dataset_args": told}
-
-
-@pytest.mark.parametrize("kind", ["folder", "csv", "parquet", "huggingface", "function", "clear10"])
-def test_heads_are_trained_on_them_whatever_the_stream(tmp_path, monkeypatch, kind):
-    """By the command from the images to features, and from these a linear head, NCM and SLDA."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-    asked = stored_as(kind, tmp_path / "data")
-    stream = ["--dataset", asked["dataset"], "--dataset-args", asked.get("dataset_args", "")]
-    own = [*(stream if "dataset_args" in asked else stream[:2]), "--device", "cpu"]
-    backbone = ["--backbone", f"timm:{TINY}", "--weights", "none"]
-    done = CliRunner().invoke(main, ["data", "features", asked["data_root"], *own, *backbone])
-    assert done.exit_code == 0, done.output
-    assert done.output.splitlines()[-1].startswith("features timm-test_vit of ")
-    for strategy in ("naive", "ncm", "slda"):
-        told = {**asked, "features": "timm-test_vit", "strategy": strategy, "device": "cpu"}
-        training = prepare(check(TrainConfig.resolve(told)), LineProgress(sys.stderr))
-        assert [measured.row.row for measured in training.rows()] == [0, 1, 2, 3]

@@ -71,6 +71,7 @@ def test_a_recipe_names_every_value_that_is_auto(dataset):
         ({"dataset": "clear10", "data_root": "a\0b"}, "printable"),
         ({"protocol": "streaming", "split": "1"}, "leave split at auto"),
         ({"model": "linear"}, "features"),
+        ({"epochs": "2", "warmup_epochs": "2"}, "warmup_epochs is 2 and epochs is 2"),
     ],
 )
 def test_a_wrong_value_is_told_in_one_line(asked, told):
@@ -179,19 +180,11 @@ def test_images_are_cropped_as_the_clear_authors_do_and_digits_not_at_all():
     assert TrainConfig.resolve(clear).augment == "random_crop"
     assert TrainConfig.resolve({**clear, "dataset": "clear100"}).augment == "random_crop"
     assert TrainConfig.resolve({}).augment == "none"
-    assert TrainConfig.resolve({**clear, "features": "moco_b0"}).augment == "none"
+    head = TrainConfig.resolve({**clear, "features": "moco_b0"})
+    assert (head.augment, head.weight_decay) == ("none", 0)  # no weight of a head decays
+    assert TrainConfig.resolve(clear).weight_decay == TrainConfig.resolve({}).weight_decay == 1e-5
     with pytest.raises(ConfigError, match="used as they are"):
         TrainConfig.resolve({**clear, "features": "moco_b0", "augment": "random_crop"})
-
-
-def test_no_weight_of_a_head_on_stored_features_decays():
-    """As in the CLEAR authors' linear example; a network's do."""
-    clear = {"dataset": "clear10", "data_root": "/d"}
-    assert TrainConfig.resolve(clear).weight_decay == 1e-5
-    assert TrainConfig.resolve({}).weight_decay == 1e-5
-    assert TrainConfig.resolve({**clear, "features": "moco_b0"}).weight_decay == 0
-    asked = {**clear, "features": "moco_b0", "weight_decay": "0.1"}
-    assert TrainConfig.resolve(asked).weight_decay == 0.1
 
 
 def test_what_a_search_chooses_is_known_to_comparisons():
