@@ -8,7 +8,6 @@ import pytest
 import torch
 from learning_streams import config, random_stream
 from strategy_runs import feature_stream, on_features, trained
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.checkpoint import capture, read_state, restore
@@ -18,8 +17,6 @@ from clear_mlflow.learning.inference.backbone import Geometry
 from clear_mlflow.learning.inference.extract import features_of
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples import decoded
-from clear_mlflow.learning.samples.indices import joined, whole_bucket
 from clear_mlflow.learning.session import StreamTraining, check
 from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
 
@@ -153,24 +150,3 @@ def test_tf32_is_of_gpus_from_ampere_on(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 5))
     with pytest.raises(ConfigError, match="pass precision=off"):
         resolve_precision("tf32", "cuda")
-
-
-def test_small_images_lie_on_the_device_once(tmp_path, monkeypatch):
-    """They are cut where they were decoded: not placed as photographs and copied there again."""
-    allocated = []
-
-    class Counting(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), options=None):
-            result = function(*arguments, **(options or {}))
-            if function is torch.ops.aten.empty.memory_format and result.device.type == "meta":
-                allocated.append(result.numel())
-            return result
-
-    monkeypatch.setattr(decoded, "storage_device", lambda *_: torch.device("meta"))
-    stream, _ = random_stream(tmp_path, train=(6, 5), test=(2, 2), side=8)
-    images = decoded.DecodedStream(stream, image_size=8, device=torch.device("meta"))
-    with Counting():
-        samples = images.select(joined(whole_bucket(0, 6), whole_bucket(1, 5)))
-    assert samples.images.shape == (11, 8, 8, 3)
-    assert samples.images.device.type == "meta"
-    assert allocated == [11 * 8 * 8 * 3]
