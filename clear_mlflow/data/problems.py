@@ -1,4 +1,4 @@
-"""What is wrong with a dataset, told to whoever asks: a loader stops, a check goes on."""
+"""What is wrong with a dataset, reported to whoever asks: a loader stops, a check continues."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class ScoreLine:
 
     @property
     def about(self) -> str:
-        """What stands behind the value: which is better where it is not the higher, or why none."""
+        """What is behind the value: which is better where it is not the higher, or why none."""
         better = "" if self.higher_is_better else "lower is better"
         return self.reason if self.value is None else better
 
