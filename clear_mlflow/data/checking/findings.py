@@ -1,8 +1,8 @@
 """Check a dataset: what is there, and everything that is wrong with it.
 
 A loader stops at the first problem, because a training must not start then. Here its parser reports
-every problem and continues; then every image is decoded, contents are compared, and the image folders
-of CLEAR's layouts are walked for what no metadata names.
+every problem and continues; then every image is decoded, contents are compared, and the image
+folders of CLEAR's layouts are walked for what no metadata names.
 """
 
 from __future__ import annotations
