@@ -56,7 +56,6 @@ MAX_STATE_BYTES: Final = 64 * _GIB
 MAX_ARCHIVE_BYTES: Final = 128 * _GIB
 MAX_UNPACKED_BYTES: Final = 256 * _GIB
 MAX_UNPACKED_FILES: Final = 1_000_000
-MAX_UNPACKED_RATIO: Final = 200  # unpacked to packed size of one file
 MAX_UNPACKED_FOLDERS: Final = 16  # within each other
 
 # A small file may name more buckets or classes than their matrix has room for in memory.

@@ -157,15 +157,11 @@ def _a_file_of_other_images(path: Path) -> None:
 
 DAMAGES = {
     "cut": lambda path: os.truncate(path, path.stat().st_size - 1),
-    "empty": lambda path: path.write_bytes(b""),
-    "longer": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
     "pickle": lambda path: np.save(path, np.array([object()]), allow_pickle=True),
     "black": _black_pixels,
-    "one bit": _one_bit,
     "sizes": _other_sizes,
     "no JSON": lambda path: path.with_suffix(".json").write_text("{"),
     "cut JSON": lambda path: path.with_suffix(".json").write_text('{"damaged": []}'),
-    "bit of JSON": lambda path: _one_bit(path.with_suffix(".json")),
     "other images": _a_file_of_other_images,
 }
 
@@ -186,19 +182,6 @@ def test_a_damaged_entry_is_built_anew(tmp_path, damage):
     (line,) = said
     assert line.startswith(str(entry.with_suffix("")))
     assert "is not as it was written; its images are decoded anew" in line
-
-
-def test_many_damaged_entries_are_told_in_one_line(tmp_path):
-    """The first is named."""
-    sets = [write_images(tmp_path / name, 3) for name in "abc"]
-    for images in sets:
-        quiet_cache(tmp_path / "cache").images(images, RESIZE)
-    for entry in kept(tmp_path / "cache"):
-        _one_bit(entry)
-    said: list[str] = []
-    cache = DecodedCache(tmp_path / "cache", warn=said.append)
-    assert all(same(cache.images(images, RESIZE), decode(images, RESIZE)) for images in sets)
-    assert len(said) == 1
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".json"])
@@ -228,9 +211,7 @@ def test_a_file_that_others_may_write_to_is_built_anew(tmp_path, suffix):
         (1000, 1000, 0o100644, None),
         (0, 1000, 0o100444, None),
         (1000, 1000, 0o100664, "may be written by other users"),
-        (0, 1000, 0o100646, "may be written by other users"),
         (1001, 1000, 0o100644, "belongs to another user"),
-        (1001, 0, 0o100400, "belongs to another user"),
         (1000, 1000, 0o010600, "is no plain file"),
     ],
 )
@@ -436,24 +417,6 @@ def test_damaged_images_are_listed_all_and_remembered(tmp_path):
     assert cache.damaged(images, RESIZE) == first
 
 
-@pytest.mark.parametrize("damage", ["emptied", "another image", "cut"])
-def test_a_damaged_list_of_damaged_images_is_made_anew(tmp_path, damage):
-    """A list that was not written by us is not believed: no sound image is left out by it."""
-    images = write_images(tmp_path / "images", 3)
-    images.paths[1].write_bytes(b"no image")
-    images = image_set(*images.paths)
-    first = quiet_cache(tmp_path / "cache").damaged(images, RESIZE)
-    (entry,) = kept(tmp_path / "cache", "*.json")
-    content = entry.read_bytes()
-    changed = {"emptied": b"", "another image": content.replace(b"1", b"2", 1), "cut": content[1:]}
-    entry.write_bytes(changed[damage])
-    said: list[str] = []
-    cache = DecodedCache(tmp_path / "cache", warn=said.append)
-    assert cache.damaged(images, RESIZE) == first
-    assert len(said) == 1
-    assert entry.read_bytes() == content
-
-
 def settled(path: Path, content: bytes = b"content") -> Path:
     path.write_bytes(content)
     return path
@@ -488,31 +451,17 @@ def test_a_file_that_is_as_it_was_is_hashed_once(tmp_path):
     assert looked_up(tmp_path / "cache", tmp_path / "elsewhere", *paths) == (first, paths)
 
 
-def _same_size(path: Path) -> None:
-    path.write_bytes(b"CONTENT")
-
-
-def _same_size_and_time(path: Path) -> None:
-    before = path.stat()
-    path.write_bytes(b"CONTENT")
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-
-
-def _replaced(path: Path) -> None:
-    before = path.stat()
-    other = path.with_name("other")
-    other.write_bytes(b"CONTENT")
-    os.utime(other, ns=(before.st_atime_ns, before.st_mtime_ns))
-    other.replace(path)
-
-
 @pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize("change", [_same_size, _same_size_and_time, _replaced])
-def test_a_changed_file_is_hashed_anew(tmp_path, change):
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_changed_file_is_hashed_anew(tmp_path, replaced):
     """Not even a file of the same size and time is taken for the old one."""
     path = settled(tmp_path / "a")
     looked_up(tmp_path / "cache", tmp_path, path)
-    change(path)
+    before = path.stat()
+    written = path.with_name("other") if replaced else path
+    written.write_bytes(b"CONTENT")
+    os.utime(written, ns=(before.st_atime_ns, before.st_mtime_ns))
+    written.replace(path)
     found, computed = looked_up(tmp_path / "cache", tmp_path, path)
     assert found == [hashlib.sha256(b"CONTENT").hexdigest()]
     assert computed == [path]

@@ -92,25 +92,16 @@ def test_links_and_devices_are_refused(tmp_path, kind):
     [
         (Bounds(max_files=2), "holds 3 entries; expected 2 at most"),
         (Bounds(max_bytes=5_999_999), "unpacks to 6000000 bytes"),
-        (Bounds(max_ratio=100), "expected 100 times as many at most"),
     ],
 )
 def test_bounds_are_kept(tmp_path, bounds, message):
-    """Too many files, too many bytes, and a file that packs too well to be an image."""
+    """Too many files, too many bytes."""
     entries = [(name, bytes(2_000_000)) for name in "abc"]
     archive = write_zip(tmp_path / "x.zip", entries, packed=True)
     with pytest.raises(DataError, match=message):
         unpack(archive, tmp_path / "out", bounds=bounds)
     assert not (tmp_path / "out").exists()
-    unpack(archive, tmp_path / "out", bounds=Bounds(3, 6_000_000, 2000))
-
-
-@pytest.mark.filterwarnings("ignore:Duplicate name")
-def test_one_name_twice_is_refused(tmp_path):
-    """Which of the two would win is nobody's to guess."""
-    archive = write_zip(tmp_path / "x.zip", [("a", b"1"), ("a", b"2")])
-    with pytest.raises(DataError, match="holds 'a' twice"):
-        unpack(archive, tmp_path / "out")
+    unpack(archive, tmp_path / "out", bounds=Bounds(3, 6_000_000))
 
 
 def test_a_file_is_no_folder_too(tmp_path):
@@ -155,24 +146,3 @@ def test_every_truncation_and_every_flipped_byte_ends_in_one_line(tmp_path):
             assert set(written_below(folder).values()) <= {content for _, content in entries}
     assert refused + whole_again == len(damaged)
     assert refused > len(damaged) / 2
-
-
-def test_an_encrypted_archive_is_refused(tmp_path):
-    """Before anything is written; nobody asks for a password."""
-    archive = write_zip(tmp_path / "x.zip", [("a", b"1")])
-    content = bytearray(archive.read_bytes())
-    content[content.index(b"PK\x01\x02") + 8] |= 1
-    archive.write_bytes(content)
-    with pytest.raises(DataError, match="which is encrypted"):
-        unpack(archive, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_entries_larger_than_the_archive_are_refused(tmp_path):
-    """The directory may say what it likes; packed sizes add up to the archive's at most."""
-    archive = write_zip(tmp_path / "x.zip", [("a", b"7" * 4000)])
-    head, directory = archive.read_bytes().split(b"PK\x01\x02")
-    large = directory.replace((4000).to_bytes(4, "little"), (400_000).to_bytes(4, "little"))
-    archive.write_bytes(head + b"PK\x01\x02" + large)
-    with pytest.raises(DataError, match="entries that overlap"):
-        unpack(archive, tmp_path / "out")

@@ -6,14 +6,10 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from PIL import Image
 from released_layout import read_json, write_image, write_json, write_released
 
 from clear_mlflow.cli import main
@@ -73,15 +69,6 @@ def test_a_whole_dataset_is_found_whole(root, tmp_path):
     assert len(findings.counts) == 2 * 3 * 3
     assert (findings.widths, findings.heights) == ((40, 40, 40), (30, 30, 30))
     assert findings.modes == {"RGB": 45}
-
-
-def test_sizes_and_modes_are_those_of_the_files(root):
-    """Least, median and greatest."""
-    Image.new("L", (7, 301)).save(root / IMAGES / "1/bus/235821044.jpg")
-    Image.new("CMYK", (500, 2)).save(root / IMAGES / "1/bus/235821045.jpg")
-    findings = check(root)
-    assert (findings.widths, findings.heights) == ((7, 40, 500), (2, 30, 301))
-    assert findings.modes == {"CMYK": 1, "L": 1, "RGB": 43}
 
 
 @pytest.mark.parametrize("lists", [False, True])
@@ -270,39 +257,6 @@ def test_hidden_entries_are_let_be(tmp_path, lists):
     assert check(root) == whole
 
 
-def damaged_list(root: Path, change: Callable[[Path], object]) -> Findings:
-    """What is found where the file list of bucket 1 is changed."""
-    write_challenge(root, lists=True)
-    change(root / "training_folder/filelists/1/all.txt")
-    return check(root)
-
-
-@pytest.mark.parametrize("label", ["\u00b2", "\u0661", "-1", "1_0", "1234567890", "2", ""])
-def test_a_label_in_a_list_is_a_plain_number(tmp_path, label):
-    """Superscripts and foreign digits are none, whatever Python says of them."""
-    findings = damaged_list(
-        tmp_path / "root", lambda path: path.write_text(path.read_text()[:-1] + label)
-    )
-    assert told(findings) == [
-        ("metadata", "training_folder/filelists/1/all.txt"),
-        ("unlisted", "labeled_images/1/camera/9.jpg"),
-    ]
-
-
-def test_a_list_that_links_out_of_the_dataset_is_not_shown(tmp_path):
-    """Its lines would be told, one by one."""
-    secret = tmp_path / "secret"
-    secret.write_text("hunter2 password\n")
-
-    def link(path: Path) -> None:
-        path.unlink()
-        path.symlink_to(secret)
-
-    details = [problem.detail for problem in damaged_list(tmp_path / "root", link).problems]
-    assert any("leads out of" in detail for detail in details)
-    assert not any("hunter2" in detail for detail in details)
-
-
 def test_a_file_too_large_for_an_image_is_not_read(root):
     """The loader's bound; a sparse file of it takes no disk, but would take long to hash."""
     os.truncate(root / FIRST, 2**40)
@@ -357,19 +311,6 @@ def test_names_are_shown_escaped(root):
     assert "\x1b" not in done.stdout
     assert r"\x1b[2J\nnothing is wrong [bold].txt: its name has no image's ending" in done.stdout
     assert "\n1 problem\n" in done.stdout
-
-
-def test_the_command_says_what_is_there(root):
-    """A line for each bucket; progress goes to standard error, one line where it is no terminal."""
-    done = subprocess.run(
-        [sys.executable, "-m", "clear_mlflow", "data", "check", str(root)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stderr == "looking at images\n"
-    assert re.search(r"^2 +9 +3 to 3 +6 +2 to 2 *$", done.stdout, re.MULTILINE)
-    assert done.stdout.endswith("\nnothing is wrong\n")
 
 
 def test_a_leak_is_told_where_only_the_loader_tells_the_test_set(tmp_path):

@@ -165,13 +165,3 @@ def test_a_file_that_went_away_is_not_a_damaged_one(tmp_path):
     gone.unlink()
     with pytest.raises(DataError, match="cannot be read"):
         sound(stream, root, cache, "leave_out")
-
-
-def test_damage_is_found_where_nothing_can_be_kept(tmp_path):
-    """Without a cache folder the same images are left out."""
-    root, cache = write_released(tmp_path / "data"), tmp_path / "cache"
-    break_images(read(root, cache))
-    stream = read(root, cache)
-    shutil.rmtree(cache, ignore_errors=True)
-    cache.write_text("no folder")
-    assert sound(stream, root, cache, "leave_out").num_left_out == 3

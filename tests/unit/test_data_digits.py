@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ import pytest
 from clear_mlflow.core.cache_dir import default_cache_dir
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.decoding.decode import Resize, decode
 from clear_mlflow.data.embedded import EMBEDDED, digits, embedded_root
 from clear_mlflow.data.stream import BucketStream
 
@@ -51,28 +49,6 @@ def test_no_scan_is_ever_in_training_and_test(stream):
     assert not trained & tested
     assert len(trained) > 1000
     assert len(tested) > 400
-
-
-def test_labels_are_those_of_the_scans(stream):
-    """The label of each file is scikit-learn's label of the scan it was made from."""
-    from sklearn.datasets import load_digits
-
-    target = load_digits().target
-    for bucket in stream.buckets:
-        for images in (bucket.train, bucket.test):
-            assert images.labels.tolist() == [target[int(path.stem)] for path in images.paths]
-
-
-def test_the_look_drifts_smoothly(stream):
-    """Neighbouring buckets look more alike than distant ones, all along the stream."""
-    looks = [
-        decode(bucket.train, Resize(32)).squares(32).mean(axis=(0, 1, 2))
-        for bucket in stream.buckets
-    ]
-    from_first = [float(np.abs(look - looks[0]).sum()) for look in looks]
-    assert from_first == sorted(from_first)
-    steps = [np.abs(b - a).sum() for a, b in pairwise(looks)]
-    assert max(steps) < 0.25 * from_first[-1]
 
 
 def test_second_use_reads_what_the_first_wrote(stream, digits_cache):

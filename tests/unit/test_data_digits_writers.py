@@ -13,9 +13,8 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.embedded import EMBEDDED, digits_writers
+from clear_mlflow.data.embedded import digits_writers
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.learning.parameters.recipes import EMBEDDED_RECIPES
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +34,6 @@ def test_digest_is_the_same_everywhere(stream):
     assert (
         stream.digest == "sha256:c17e1cc0ac3a533eec9cae8e7460fe1a83dca537eb39492d2faca16d80c5d707"
     )
-
-
-def test_every_embedded_dataset_has_a_recipe():
-    """What data/embedded holds, and no more, is trained without a folder."""
-    assert set(EMBEDDED_RECIPES) == set(EMBEDDED) == {"digits", "digits-writers"}
 
 
 def test_every_scan_is_in_one_bucket_and_on_one_side(stream):

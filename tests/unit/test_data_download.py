@@ -22,7 +22,6 @@ from released_layout import write_released
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.fetching import download as download_module
 from clear_mlflow.data.fetching.download import (
     MARKER,
     RELEASES,
@@ -33,7 +32,7 @@ from clear_mlflow.data.fetching.download import (
     download,
 )
 
-HURRIED = Patience(stall=0.3, window=0.3, min_bytes=1000, attempts=3, wait=0.01, max_wait=0.05)
+HURRIED = Patience(stall=0.3, min_bytes=1000, attempts=3, wait=0.01, max_wait=0.05)
 TRAIN, TEST = "small-train-image-only.zip", "small-test.zip"
 
 
@@ -117,16 +116,12 @@ def test_a_download_is_what_the_loader_reads(release, hub, tree, tmp_path):
 @pytest.mark.parametrize(
     "moods",
     [
-        ["truncate", "good"],
         ["truncate", "truncate", "good"],
         ["stall", "good"],
-        ["503", "500", "good"],
-        ["429 9000", "good"],
+        ["503", "429 9000", "good"],
         ["truncate", "416", "good"],
-        ["corrupt", "good"],
         ["truncate", "corrupt", "good"],
         ["truncate", "ignore", "good"],
-        ["ignore"],
     ],
 )
 def test_passing_trouble_is_overcome(release, hub, tree, tmp_path, moods):
@@ -136,13 +131,6 @@ def test_passing_trouble_is_overcome(release, hub, tree, tmp_path, moods):
     fetch(release, tmp_path / "root", hub)
     assert same_as(tree, tmp_path / "root")
     assert time.monotonic() - began < 20  # not the 9,000 seconds that a server may ask for
-
-
-def test_a_dropped_connection_goes_on_where_it_was(release, hub, files, tmp_path):
-    """The second request asks for the second half alone."""
-    hub.moods = ["truncate", "good"]
-    fetch(release, tmp_path, hub)
-    assert hub.ranges == [None, f"bytes={len(files[TRAIN]) // 2}-", None]
 
 
 def test_a_second_run_goes_on_where_the_first_one_gave_up(release, hub, files, tree, tmp_path):
@@ -164,12 +152,9 @@ def test_a_second_run_goes_on_where_the_first_one_gave_up(release, hub, files, t
     [
         ("404", "the server answers 404, so it has no such file"),
         ("401", "the server answers 401, so it wants another token"),
-        ("403", "the server answers 403, so it wants another token"),
-        ("503", r"the server answers 503 \(3 attempts in a row\)"),
         ("429 9000", r"the server answers 429 \(3 attempts in a row\)"),
         ("corrupt", "arrived twice with a wrong content"),
         ("stall", "attempts in a row"),
-        ("trickle", r"bytes arrived in 0 s \(3 attempts in a row\)"),
     ],
 )
 def test_lasting_trouble_ends_in_one_line_that_says_what_to_do(
@@ -190,15 +175,6 @@ def test_lasting_trouble_ends_in_one_line_that_says_what_to_do(
         in line
     )
     assert [path.name for path in tmp_path.iterdir()] == [WORK_FOLDER]
-
-
-def test_a_corrupt_archive_is_removed_and_fetched_once_more(release, hub, tmp_path):
-    """Twice from the beginning and never a third time; the wrong content is not kept."""
-    hub.moods = ["corrupt"]
-    with pytest.raises(DataError, match="with MD5"):
-        fetch(release, tmp_path, hub)
-    assert hub.ranges == [None, None]
-    assert [path.name for path in (tmp_path / WORK_FOLDER).iterdir()] == ["lock"]
 
 
 def test_archives_fetched_by_hand_are_unpacked_without_a_network(release, files, tree, tmp_path):
@@ -393,9 +369,3 @@ def test_offline_mode_is_told_at_once(tmp_path):
     assert "clear10-test.zip (MD5 bf9a85bfb78fe742c7ed32648c9a3275)" in line
     assert str(tmp_path) in line
     assert "Traceback" not in done.stderr
-
-
-def test_importing_loads_no_hub():
-    """Half a second and a web client, which a training has no use for."""
-    code = f"import {download_module.__name__}, sys; print('huggingface_hub' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False\n"

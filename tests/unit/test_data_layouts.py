@@ -25,7 +25,6 @@ from clear_mlflow.data import load_stream
 from clear_mlflow.data.checking.content import stream_of
 from clear_mlflow.data.checking.findings import check
 from clear_mlflow.data.layouts import find_listing
-from clear_mlflow.data.splits import seeded_split
 from clear_mlflow.data.stream import BucketStream
 
 PHOTOS = Photos()
@@ -204,20 +203,6 @@ def test_a_stored_split_that_is_no_split_is_refused(tmp_path, edit, words):
     root = write_older(tmp_path, PHOTOS)
     edit(root / "training_folder/testset_ratio_0.3/split_0/2")
     assert words in refusal(root)
-
-
-@pytest.mark.parametrize("num_images", [4, 9, 10, 333, 3300, 9964])
-@pytest.mark.parametrize("seed", [0, 4, 10**12])
-def test_seeded_split_is_the_published_procedure(num_images, seed):
-    """Literal twin: seed, shuffle, cut; both parts ascending."""
-    random.seed(seed)
-    indices = list(range(num_images))
-    random.shuffle(indices)
-    cut = num_images - int(num_images * 0.3)
-    train, test = seeded_split(num_images, seed)
-    assert train.tolist() == sorted(indices[:cut])
-    assert test.tolist() == sorted(indices[cut:])
-    assert train.dtype == test.dtype == np.int64
 
 
 def test_too_few_images_to_hold_out_any(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.features.extracted import Extraction
 from clear_mlflow.data.features.pixels import PIXELS, pixel_features
@@ -60,9 +60,3 @@ def test_their_name_is_taken(digits, tmp_path):
     """Nobody extracts others under it."""
     with pytest.raises(ConfigError, match="pass another --name"):
         refuse_taken_name(digits, Extraction(PIXELS, "resnet18", "x", "y"), cache_dir=tmp_path)
-
-
-def test_an_unknown_name_is_answered_with_theirs(digits, tmp_path):
-    """They are always there."""
-    with pytest.raises(DataError, match="are pixels: extract some"):
-        load_features(digits, "moco_b0", cache_dir=tmp_path)

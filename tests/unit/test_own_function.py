@@ -129,13 +129,6 @@ def test_what_a_function_does_wrong_is_one_line(root, function, told):
     assert "\n" not in str(error.value)
 
 
-def test_a_path_out_of_the_folder_is_refused(root):
-    """A function's paths are held to what a table's are."""
-    (root.parent / "a").mkdir()
-    with pytest.raises(DataError, match="leads out of"):
-        load(root, "outside")
-
-
 def test_the_function_of_the_docs_runs(tmp_path, project, monkeypatch):
     """As it stands on the page, on files that are called as it says."""
     page = (project / "docs" / "own-streams.md").read_text(encoding="utf-8")

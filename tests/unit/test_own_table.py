@@ -17,7 +17,6 @@ from own_streams import YEARS, Row, write_csv, write_parquet, write_years
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.untrusted import MAX_TABLE_ROWS
 from clear_mlflow.data import load_stream, own_listing
-from clear_mlflow.data.sources._times import parse_time
 from clear_mlflow.learning.arguments import dataset_arguments
 
 
@@ -79,7 +78,6 @@ def test_a_folder_its_csv_and_its_parquet_are_one_stream(years, protocol, split)
         {"table": "photos.parquet"},
         {"table": "photos.csv", "buckets": "year"},
         {"table": "photos.parquet", "buckets": "year"},
-        {"table": "photos.csv", "buckets": "edges:2004:2005:2006:2007"},
     ):
         table = load(root, **asked, **arguments)
         assert table.digest == folder.digest
@@ -142,24 +140,6 @@ def test_buckets_of_equal_counts_keep_one_time_together(root):
     assert "gives 2 buckets" in refusal(root, buckets="equal:3")
 
 
-def test_edges_leave_out_what_lies_outside_and_say_so(root):
-    """From each edge to the next; the last one is no longer in."""
-    write(
-        root,
-        *(f"images/{i}{c}.png,{c},{y}" for i, y in enumerate(range(2002, 2012)) for c in "xy"),
-        header="path,label,time",
-    )
-    listing = own_listing(
-        "table", str(root), cache_dir=root, arguments={"buckets": "edges:2004:2006:2010"}
-    )
-    assert {k: len(v) for k, v in listing.images.items()} == {"2004": 4, "2006": 8}
-    assert listing.warnings == (
-        "left out: 8 images whose times lie outside of edges:2004:2006:2010",
-    )
-    assert "says no quarter" in refusal(root, buckets="edges:2004:2006-07:2010")
-    assert "bucket '2020' is not in the data" in refusal(root, buckets="edges:2004:2020:2030")
-
-
 def test_buckets_have_dates(years, root):
     """The first day of each where its name is a date, the middle image's of equal counts."""
     assert load(years[0], table="photos.csv").times == tuple(f"{year}-01-01" for year in YEARS)
@@ -169,7 +149,6 @@ def test_buckets_have_dates(years, root):
     for buckets, times in (
         ("quarter", {"2004-Q1": "2004-01-01", "2005-Q3": "2005-07-01", "2006-Q1": "2006-01-01"}),
         ("equal:2", {"1": "2004-02-01", "2": "2006-01-01"}),
-        ("edges:2004:2005-07:2007", {"2004": "2004-01-01", "2005-07": "2005-07-01"}),
     ):
         listing = own_listing("table", str(root), cache_dir=root, arguments={"buckets": buckets})
         assert dict(listing.times) == times
@@ -177,25 +156,10 @@ def test_buckets_have_dates(years, root):
     assert own_listing("table", str(root), cache_dir=root).times == {}
 
 
-@pytest.mark.parametrize(
-    "buckets",
-    [
-        "week",
-        "equal",
-        "equal:0",
-        "equal:x",
-        "equal:9999",
-        "edges",
-        "edges:2004",
-        "edges:2006:2004",
-        "edges:2004:2004-01",
-        "edges:a:b",
-        "year:1",
-    ],
-)
+@pytest.mark.parametrize("buckets", ["week", "equal", "equal:0", "equal:x", "equal:9999", "year:1"])
 def test_wrong_buckets_are_one_line(buckets):
     """Before any file is looked at."""
-    with pytest.raises(ConfigError, match="expected none, year, quarter, month, equal:N"):
+    with pytest.raises(ConfigError, match="expected none, year, quarter, month, or equal:N"):
         dataset_arguments("table", "/nowhere", {"buckets": buckets})
 
 
@@ -233,10 +197,7 @@ EAST = timezone(timedelta(hours=2))
     [
         (["../a.png,x,2004,1,train"], "no '..'"),
         (["/etc/passwd,x,2004,1,train"], "expected a relative path"),
-        (["//etc/passwd,x,2004,1,train"], "expected a relative path"),
-        (["images/../../a.png,x,2004,1,train"], "no '..'"),
         (["images\\a.png,x,2004,1,train"], "expected a relative path"),
-        (["images/\ta.png,x,2004,1,train"], "expected a relative path"),
         ([",x,2004,1,train"], "expected a relative path"),
         (["out/a.png,x,2004,1,train", f"{B},y,2004,1,train"], "leads out of"),
         (
@@ -245,14 +206,10 @@ EAST = timezone(timedelta(hours=2))
         ),
         ([f"{A},,2004,1,train"], "row 2 has no label"),
         ([f"{A},x,2004,,train"], "row 2 has no bucket"),
-        ([f"{A},x,2004,1,train", f"{A},x,2004,1,train"], "row 3 lists 'a.png' again, of the same"),
-        ([f"{A},x,2004,1,train", f"{A},y,2004,1,train"], "several at once are not learned"),
+        ([f"{A},x,2004,1,train", f"{A},x,2004,1,train"], "row 3 lists 'a.png' again; expected"),
+        ([f"{A},x,2004,1,train", f"{A},y,2004,1,train"], "each image once, under one class"),
         ([f"{A},x,2004,1,train", "images/./a.png,x,2004,2,test"], "again"),
-        ([f"{A},x|y,2004,1,train", f"{B},x,2004,1,train", "images/c.png,y,2004,1,train"],
-         "several at once are not learned"),
-        ([f'{A},"[1, 2]",2004,1,train'], "several at once are not learned"),
-        ([f"{A},1,2004,1,train", f"{B},2.5,2004,1,train"], "regression is not done here"),
-        ([f"{A},x,2004,1,train", f"{B},2.5,2004,1,train"], "row 3 has label '2.5'"),
+        ([f"{A},1,2004,1,train", f"{B},2.5,2004,1,train"], "row 3 has label '2.5'"),
         ([f"{A},x,2004,1,train", f"{B},y,2004,1,valid"], "row 3 has 'valid' as 'split'"),
         ([f"{A},x,2004,1,train"], "has 1 classes"),
         ([f"{A},x,2004,1,test", f"{B},y,2004,1,test"], "no images to train on"),
@@ -274,7 +231,7 @@ def test_what_a_table_must_not_hold_is_one_line(root, lines, told):
 
 
 @pytest.mark.parametrize(
-    "time", ["", "yesterday", "2004-13", "2004-02-30", "31.12.2004", "04", "1072915200", "2004-05-"]
+    "time", ["", "yesterday", "2004-13", "2004-02-30", "31.12.2004", "1072915200"]
 )
 def test_a_time_that_is_none_is_one_line(root, time):
     """It is never guessed what somebody meant."""
@@ -330,13 +287,9 @@ def parquet(root, **columns):
     [
         ({"label": [0.5, 1.5]}, "double in column 'label'; expected texts or whole numbers: regr"),
         ({"label": [["x"], ["x", "y"]]}, "several at once are not learned here"),
-        ({"label": [True, False]}, "bool in column 'label'"),
         ({"label": ["x", None]}, "row 2 has no label"),
         ({"path": [1, 2]}, "int64 in column 'path'; expected texts"),
-        ({"path": [b"a", b"b"]}, "binary in column 'path'; expected texts"),
-        ({"bucket": [1.5, 2.5]}, "double in column 'bucket'"),
         ({"split": [1, 0]}, "int64 in column 'split'; expected texts, train or test"),
-        ({"bucket": [{"a": 1}, {"a": 2}]}, "struct"),
     ],
 )
 def test_columns_of_wrong_types_are_one_line(root, columns, told):
@@ -376,16 +329,7 @@ def test_a_parquet_file_says_beforehand_what_it_unpacks_to(root):
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\n",
-        b"PAR1",
-        b"\xff\xfe\x00",
-        b"path,label,bucket",
-        b"a" * 2_000_000,
-        b'"' * 9 + b"\n\n",
-    ],
+    "content", [b"", b"PAR1", b"\xff\xfe\x00", b"path,label,bucket", b"a" * 2_000_000]
 )
 @pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
 def test_a_damaged_table_is_one_line(root, name, content):
@@ -410,27 +354,14 @@ def test_any_change_of_a_parquet_file_is_read_or_refused(years, tmp_path_factory
     changed = tmp_path_factory.getbasetemp() / "changed"
     changed.mkdir(exist_ok=True)
     (changed / "t.parquet").write_bytes(content)
-    read_or_refused(changed)
-
-
-def read_or_refused(root, **arguments):
     try:
-        listing = own_listing("table", str(root), cache_dir=root, arguments=arguments)
+        listing = own_listing("table", str(changed), cache_dir=changed)
     except DataError as error:
         if "\n" in str(error):
             raise
         return
     for images in listing.images.values():
-        assert all(path.is_relative_to(root.resolve()) for path in images.paths)
-
-
-@given(st.datetimes(min_value=datetime(1000, 1, 1)), st.sampled_from(["T", " "]))
-def test_times_are_read_as_python_writes_them(when, between):
-    """To the second; a zone is taken off."""
-    found = parse_time(when.isoformat(between))
-    assert found is not None
-    assert found.begin == when.replace(microsecond=0)
-    assert parse_time(f"{when:%Y-%m-%d}").begin == datetime(when.year, when.month, when.day)
+        assert all(path.is_relative_to(changed.resolve()) for path in images.paths)
 
 
 def test_a_leak_across_time_is_found_in_a_table_too(years, tmp_path):

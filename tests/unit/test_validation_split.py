@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from layout_trees import LAYOUTS, Photo, Photos, write_released
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.matrix import measured_split, validated_split
 from clear_mlflow.data import load_stream
 from clear_mlflow.data.splits import check_protocol, seeded_split, validation_split
 from clear_mlflow.data.stream import BucketStream, ImageSet, image_set
@@ -158,15 +157,6 @@ def test_the_released_test_set_is_not_there_to_be_read(trees, tmp_path):
         load(spoilt, "auto")
 
 
-def test_a_copy_of_a_photo_on_both_sides_is_told(tmp_path):
-    """Two uploads of one picture have two ids; the warning calls the set by its name."""
-    root = write_released(tmp_path, PHOTOS)
-    bucket = load(root).buckets[0]
-    shutil.copy(bucket.train.paths[0], bucket.test.paths[0])
-    (warning,) = load(root).warnings
-    assert warning.startswith("1 image is in both a training and a validation set; the first is ")
-
-
 def test_too_few_images_are_one_line(tmp_path):
     """One image of a class is trained on; of two, one is held out."""
     pair = write_released(tmp_path / "two", Photos(classes=("bus",), train=2))
@@ -193,15 +183,3 @@ def test_what_is_no_split_is_one_line(split):
         TrainConfig.resolve({"split": split})
     with pytest.raises(ConfigError, match=r"split is .*validation:N for that of split N"):
         check_protocol("iid", split)
-
-
-def test_the_parameter_is_read_back():
-    """As it is logged and repeated; the number is a number."""
-    for asked, text in (
-        ("validation", "validation"),
-        ("validation:03", "validation:3"),
-        ("07", "7"),
-    ):
-        assert TrainConfig.resolve({"split": asked}).as_text()["split"] == text
-    assert [measured_split(s) for s in ("auto", "0", "released", "none")] == ["test"] * 4
-    assert [validated_split(s) for s in ("auto", "7")] == ["auto", "7"]

@@ -7,7 +7,7 @@ older one, whose arrays are in the order of a file list.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -168,7 +168,12 @@ def _older(
             "labels: unpack it again"
         )
     features = _checked(pair[0], dims=2, what=f"{path_text(file)}, features,")
-    labels = _labels(pair[1], count=len(features), what=path_text(file))
+    labels = _labels(pair[1])
+    if len(labels) != len(features):
+        raise DataError(
+            f"{path_text(file)} has features of {len(features)} images and no such list of whole "
+            "numbers as labels; unpack it again"
+        )
     if len(listed) != len(features):
         raise DataError(
             f"{path_text(file)} has features of {len(features)} images, {path_text(lists)} lists "
@@ -220,40 +225,22 @@ def _checked(value: Any, *, dims: int, what: str) -> Tensor:
     return value.detach()
 
 
-def _labels(value: Any, *, count: int, what: str) -> list[int]:
-    """Labels out of a torch file: a tensor of whole numbers, or a list of them."""
-    labels = list(_whole_numbers(value, dims=1))
-    if len(labels) != count:
-        raise DataError(
-            f"{what} has features of {count} images and no such list of labels; unpack it again"
-        )
-    for row, label in enumerate(labels):
-        if isinstance(label, bool) or not isinstance(label, int):
-            raise DataError(
-                f"{what} has a {type(label).__name__} as the label of image {row}; expected a "
-                "whole number: unpack it again"
-            )
-    return labels
-
-
-def _whole_numbers(value: Any, *, dims: int) -> Iterator[Any]:
-    """What a list or a tensor holds; a tensor of anything but whole numbers is given as it is."""
+def _labels(value: Any) -> list[int]:
+    """Labels out of a torch file, a tensor of whole numbers or a list of them; none if neither."""
     import torch
 
-    if isinstance(value, (list, tuple)) and dims:
-        for one in value:
-            yield from _whole_numbers(one, dims=0)
-    elif (
-        isinstance(value, torch.Tensor)
-        and is_plain(value)
-        # The dimensions first: a nested tensor has no shape to be asked for.
-        and value.dim() == dims
-        and value.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
-        and holds_all(value)
-    ):
-        yield from value.reshape(-1).tolist()
-    elif not dims:
-        yield value
+    if isinstance(value, torch.Tensor):
+        # The layout and dimensions first: a nested tensor has no shape to be asked for.
+        whole = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+        is_list = is_plain(value) and value.dim() == 1 and value.dtype in whole and holds_all(value)
+        return value.tolist() if is_list else []
+    if not isinstance(value, (list, tuple)):
+        return []
+    labels: list[Any] = [
+        one.item() if isinstance(one, torch.Tensor) and is_plain(one) and one.dim() == 0 else one
+        for one in value
+    ]
+    return labels if all(type(label) is int for label in labels) else []
 
 
 def _stacked(rows: Sequence[Tensor]) -> NDArray[np.float32]:

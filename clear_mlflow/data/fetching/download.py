@@ -1,15 +1,8 @@
 """Fetch CLEAR: make a dataset that the loader reads from archives of the Hugging Face hub.
 
-The folder that a user names gets ``train_image_only`` and ``test``, the released layout. What is
-unfinished lies in ``.clear-mlflow-download`` beside them: parts of archives, and an archive being
-unpacked. An archive's split is unpacked there whole, gets a finished marker, and only then is
-renamed to its place, in one step. So a reader never sees half a split, and does not need the
-marker. The marker shows this command which splits are done already, and which folders are its own.
-
-Addresses, mirrors (``HF_ENDPOINT``), tokens (``HF_TOKEN``), certificates and proxies are
-``huggingface_hub``'s, whose session is used. Its ``hf_hub_download`` is not: it throws away what
-it has when it is stopped, so that a second run cannot continue from there, and it waits as long
-as a server asks it to.
+Unfinished things lie in ``.clear-mlflow-download``; a split is unpacked there whole, gets a marker
+and is then renamed to its place, so that a reader never sees half of one. Addresses, tokens and
+sessions are ``huggingface_hub``'s; its ``hf_hub_download`` throws away what it has when stopped.
 """
 
 from __future__ import annotations
@@ -72,13 +65,12 @@ class Release:
 class Patience:
     """How long a download that does not move is waited for; all in seconds.
 
-    An attempt ends where nothing arrives for ``stall``, or fewer than ``min_bytes`` within
-    ``window``, and has failed where it brought fewer than that; after ``attempts`` failed ones in a
-    row the download is given up. Between them the wait doubles from ``wait`` to ``max_wait``.
+    An attempt ends where nothing arrives for ``stall``, and has failed where it brought fewer than
+    ``min_bytes``; after ``attempts`` failed ones in a row the download is given up. Between them
+    the wait doubles from ``wait`` to ``max_wait``.
     """
 
     stall: float = 20.0
-    window: float = 60.0
     min_bytes: int = 2**20
     attempts: int = 5
     wait: float = 1.0
@@ -338,23 +330,14 @@ class _Hub:
                 if start and not _continues(response, start):
                     file.truncate(start := 0)
                 total = _total_bytes(response, start)
-                done, window_start, window_bytes = start, time.monotonic(), 0
-                what = f"downloading {archive.file}"
+                done, what = start, f"downloading {archive.file}"
                 self.on_progress(what, done, total)
                 for block in response.iter_raw():
                     file.write(block)
                     done += len(block)
-                    window_bytes += len(block)
                     if done > MAX_ARCHIVE_BYTES or (total is not None and done > total):
                         break  # the checksum will show that it is wrong
                     self.on_progress(what, done, total)
-                    now = time.monotonic()
-                    if now - window_start > self.patience.window:
-                        if window_bytes < self.patience.min_bytes:
-                            raise TimeoutError(
-                                f"{window_bytes} bytes arrived in {now - window_start:.0f} s"
-                            )
-                        window_start, window_bytes = now, 0
                 if total is not None and done < total:
                     raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 

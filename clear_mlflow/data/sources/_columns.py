@@ -7,7 +7,7 @@ a few hundred distinct labels, times and splits.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,10 +35,7 @@ if TYPE_CHECKING:
 
 _PERIODS: Final = {"year": YEAR, "quarter": QUARTER, "month": MONTH}
 _LEVELS: Final = ("no quarter", "no month", "no day")
-_EXPECTED_BUCKETS = (
-    "expected none, year, quarter, month, equal:N, or edges as edges:2004:2007-07:2010"
-)
-_SEPARATORS = "|;,"
+_EQUAL = re.compile("equal:([0-9]{1,8})")
 _Place: TypeAlias = Callable[[int], str]  # a row, from 0, as messages name it
 
 
@@ -52,8 +49,7 @@ class ColumnArguments(OrderedArguments):
         bucket: column of the buckets' names; used where *buckets* is none.
         split: column of train and test; where there is none, nothing is for testing.
         buckets: ``none``: the column *bucket*; ``year``, ``quarter`` or ``month`` of the time;
-            ``equal:N``: N buckets of about as many images each, in the order of time;
-            ``edges:2004:2007-07:2010``: from each edge to the next.
+            ``equal:N``: N buckets of about as many images each, in the order of time.
     """
 
     label: str = "label"
@@ -66,17 +62,12 @@ class ColumnArguments(OrderedArguments):
         super().__post_init__()
         if self.buckets in (NONE, *_PERIODS):
             return
-        kind, _, rest = self.buckets.partition(":")
-        if kind == "equal" and rest.isascii() and rest.isdecimal() and len(rest) < 9:
-            if 1 <= int(rest) <= MAX_BUCKETS:
-                return
-        elif kind == "edges" and (edges := [parse_time(text) for text in rest.split(":")]):
-            begins = [edge.begin for edge in edges if edge is not None]
-            if len(begins) == len(edges) > 1 and begins == sorted(set(begins)):
-                return
-        raise ConfigError(
-            f"dataset_args has buckets={shown(self.buckets)}; {_EXPECTED_BUCKETS}, ascending"
-        )
+        number = _EQUAL.fullmatch(self.buckets)
+        if number is None or not 1 <= int(number[1]) <= MAX_BUCKETS:
+            raise ConfigError(
+                f"dataset_args has buckets={shown(self.buckets)}; expected none, year, quarter, "
+                f"month, or equal:N with N from 1 to {MAX_BUCKETS}"
+            )
 
 
 def wanted_columns(arguments: ColumnArguments, known: Sequence[str], named_in: str) -> list[str]:
@@ -121,40 +112,31 @@ def listing_of_columns(
     labels = columns[arguments.label]
     _check_labels(labels, place)
     is_test = _tests(columns.get(arguments.split), len(paths), place, arguments.split)
-    warnings: list[str] = []
     times = None
     if arguments.buckets == NONE:
-        keys, of_rows = columns[arguments.bucket].categories, columns[arguments.bucket].codes
-        if (row := _first(columns[arguments.bucket], lambda text: not text)) is not None:
+        buckets = columns[arguments.bucket]
+        if (row := _first(buckets, lambda text: not text)) is not None:
             raise DataError(f"{place(row)} has no bucket; expected a name")
+        keys, of_rows = list(buckets.categories), buckets.codes
+    elif arguments.buckets in _PERIODS:
+        keys, of_rows = _by_period(columns[arguments.time], arguments.buckets, place)
     else:
-        parsed = _parsed(columns[arguments.time], place)
-        keys, of_times = _bucketed(parsed, columns[arguments.time], arguments, place, named_in)
-        of_rows = of_times[columns[arguments.time].codes]
-        if outside := int((of_rows < 0).sum()):
-            warnings.append(
-                f"left out: {outside} images whose times lie outside of {arguments.buckets}"
-            )
-        if arguments.buckets.startswith("equal:"):
-            begins = np.array([time.begin for time in parsed], "datetime64[s]")
-            begins = begins[columns[arguments.time].codes]
-            times = {key: _median_date(begins[of_rows == i]) for i, key in enumerate(keys)}
-    _refuse_twice(paths, labels, place)
-    names, keys = list(labels.categories), list(keys)
+        number = int(arguments.buckets.partition(":")[2])
+        keys, of_rows, times = _of_equal_counts(columns[arguments.time], number, place, named_in)
+    _refuse_twice(paths, place)
+    names = list(labels.categories)
     entries = (
         Entry(path, names[label], keys[bucket], TEST if test else TRAIN)
         for path, label, bucket, test in zip(
             paths, labels.codes.tolist(), of_rows.tolist(), is_test.tolist(), strict=True
         )
-        if bucket >= 0
     )
     return listing_of(
         entries,
         root=root,
         layout=layout,
         named_in=named_in,
-        order=arguments.buckets_in_order or _given_order(arguments),
-        warnings=warnings,
+        order=arguments.buckets_in_order,
         times=times,
     )
 
@@ -166,10 +148,6 @@ def _first(column: Categorical, is_wrong: Callable[[str], bool]) -> int | None:
     return int(rows[0]) if len(rows) else None
 
 
-def _median_date(times: NDArray[np.datetime64]) -> str:
-    return str(np.sort(times)[len(times) // 2])[:10]
-
-
 def names_of(columns: Sequence[str]) -> str:
     """The names of columns for a message."""
     more = f" and {len(columns) - 12} more" if len(columns) > 12 else ""
@@ -177,44 +155,21 @@ def names_of(columns: Sequence[str]) -> str:
 
 
 def _check_labels(labels: Categorical, place: _Place) -> None:
-    """Refuse what is no class for each image: nothing, measurements, several at once."""
+    """Refuse what is no class: nothing, or a measurement."""
     if (row := _first(labels, lambda text: not text)) is not None:
         raise DataError(f"{place(row)} has no label; expected a class name")
-    known = set(labels.categories)
-    # Among names, 737 may be one, and so may 12e4; 3.25 is a measurement there, too.
-    has_no_names = all(_is_number(text) for text in known)
-
-    def is_fraction(text: str) -> bool:
-        return _is_number(text) and not _is_whole(text) and (has_no_names or "." in text)
-
-    def is_several(text: str) -> bool:
-        return (text[0] == "[" and text[-1] == "]") or any(
-            len(parts := text.split(separator)) > 1 and known.issuperset(p.strip() for p in parts)
-            for separator in _SEPARATORS
-        )
-
-    if (row := _first(labels, is_fraction)) is not None:
+    if (row := _first(labels, _is_measurement)) is not None:
         raise DataError(
             f"{place(row)} has label {shown(labels[row])}; expected class names or whole numbers: "
             "regression is not done here"
         )
-    if (row := _first(labels, is_several)) is not None:
-        raise DataError(
-            f"{place(row)} has label {shown(labels[row])}; expected one class for each image: "
-            "several at once are not learned here"
-        )
 
 
-def _is_number(text: str) -> bool:
+def _is_measurement(text: str) -> bool:
     try:
-        return math.isfinite(float(text))
+        return "." in text and math.isfinite(float(text))
     except ValueError:
         return False
-
-
-def _is_whole(text: str) -> bool:
-    digits = text.removeprefix("-")
-    return digits.isascii() and digits.isdecimal()
 
 
 def _tests(split: Categorical | None, num_rows: int, place: _Place, name: str) -> NDArray[np.bool_]:
@@ -240,39 +195,11 @@ def _parsed(times: Categorical, place: _Place) -> list[Time]:
     return [time for text in times.categories if (time := parse_time(text)) is not None]
 
 
-def _bucketed(
-    parsed: Sequence[Time],
-    times: Categorical,
-    arguments: ColumnArguments,
-    place: _Place,
-    named_in: str,
-) -> tuple[Sequence[str], NDArray[np.int64]]:
-    """The names of buckets, and of each distinct time the number of its own; -1 for none."""
-    if arguments.buckets in _PERIODS:
-        level = _PERIODS[arguments.buckets]
-        _refuse_vague(parsed, level, times, place, arguments.buckets)
-        keys, of_times = np.unique([period(time, level) for time in parsed], return_inverse=True)
-        return keys.tolist(), of_times
-    kind, _, rest = arguments.buckets.partition(":")
-    if kind == "equal":
-        return _of_equal_counts(parsed, times, int(rest), named_in)
-    edges = [edge for text in rest.split(":") if (edge := parse_time(text)) is not None]
-    _refuse_vague(parsed, max(edge.exact_to for edge in edges), times, place, "these edges")
-    begins = [edge.begin for edge in edges]
-    of_times = np.array([bisect_right(begins, time.begin) - 1 for time in parsed], dtype=np.int64)
-    of_times[of_times == len(edges) - 1] = -1  # at the last edge or behind it
-    return _given_order(arguments), of_times
-
-
-def _given_order(arguments: ColumnArguments) -> tuple[str, ...]:
-    """The buckets between edges are called by their first edge; all of them need images."""
-    kind, _, rest = arguments.buckets.partition(":")
-    return tuple(rest.split(":")[:-1]) if kind == "edges" else ()
-
-
-def _refuse_vague(
-    parsed: Sequence[Time], level: int, times: Categorical, place: _Place, wanted: str
-) -> None:
+def _by_period(
+    times: Categorical, wanted: str, place: _Place
+) -> tuple[list[str], NDArray[np.int64]]:
+    """The years, quarters or months that there are, and which of them each row is in."""
+    parsed, level = _parsed(times, place), _PERIODS[wanted]
     vague = np.array([time.exact_to < level for time in parsed], dtype=bool)[times.codes]
     if vague.any():
         row = int(np.flatnonzero(vague)[0])
@@ -281,36 +208,42 @@ def _refuse_vague(
             f"{place(row)} has time {shown(times[row])}, which says {lacks}; expected times that "
             f"are exact enough for {wanted}"
         )
+    keys, of_times = np.unique([period(time, level) for time in parsed], return_inverse=True)
+    return keys.tolist(), of_times[times.codes]
 
 
 def _of_equal_counts(
-    parsed: Sequence[Time], times: Categorical, number: int, named_in: str
-) -> tuple[list[str], NDArray[np.int64]]:
-    """Buckets of about as many images each; images of one time stay in one bucket."""
-    begins = np.array([time.begin for time in parsed], "datetime64[s]")
-    _, of_times = np.unique(begins, return_inverse=True)
-    counts = np.bincount(of_times[times.codes])
+    times: Categorical, number: int, place: _Place, named_in: str
+) -> tuple[list[str], NDArray[np.int64], dict[str, str]]:
+    """Buckets of about as many images each, that of each row, and the date of each one's middle.
+
+    Images of one time stay in one bucket.
+    """
+    begins = np.array([time.begin for time in _parsed(times, place)], "datetime64[s]")[times.codes]
+    _, of_times, counts = np.unique(begins, return_inverse=True, return_counts=True)
     # Where the middle of a time's images lies among all: as many before it as behind.
     middle = np.cumsum(counts) - (counts + 1) // 2
-    bucket = middle * number // max(1, int(counts.sum()))
-    if len(found := np.unique(bucket)) < number:
+    of_rows = (middle * number // len(begins))[of_times]
+    if (found := len(np.unique(of_rows))) < number:
         raise DataError(
-            f"{named_in} gives {len(found)} buckets of about as many images each, for many have "
-            f"one time; expected {number}: pass fewer, or buckets=year"
+            f"{named_in} gives {found} buckets of about as many images each, for many have one "
+            f"time; expected {number}: pass fewer, or buckets=year"
         )
-    return [str(i + 1) for i in range(number)], bucket[of_times]
+    keys = [str(i + 1) for i in range(number)]
+    in_order = [np.sort(begins[of_rows == i]) for i in range(number)]
+    dates = {
+        key: str(of_bucket[len(of_bucket) // 2])[:10]
+        for key, of_bucket in zip(keys, in_order, strict=True)
+    }
+    return keys, of_rows, dates
 
 
-def _refuse_twice(paths: Sequence[Path], labels: Categorical, place: _Place) -> None:
-    seen: dict[str, int] = {}
+def _refuse_twice(paths: Sequence[Path], place: _Place) -> None:
+    seen: set[str] = set()
     for row, path in enumerate(paths):
-        before = seen.setdefault(str(path), row)
-        if before != row:
-            one, other = labels[before], labels[row]
-            why = (
-                f"as {shown(other)} after {shown(one)}: expected one class for each image, several "
-                "at once are not learned here"
-                if one != other
-                else "of the same class: expected each image once"
+        if str(path) in seen:
+            raise DataError(
+                f"{place(row)} lists {shown(path.name)} again; expected each image once, under one "
+                "class"
             )
-            raise DataError(f"{place(row)} lists {shown(path.name)} again, {why}")
+        seen.add(str(path))

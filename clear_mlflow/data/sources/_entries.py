@@ -88,7 +88,6 @@ def listing_of(
     layout: str = "own",
     named_in: str = "",
     order: Sequence[str] = (),
-    warnings: Sequence[str] = (),
     times: Mapping[str, str] | None = None,
 ) -> Listing:
     """The listing of images that are named one by one.
@@ -104,7 +103,6 @@ def listing_of(
         layout: how the stream is stored, for people.
         named_in: what names the images, for messages; the root where it is left out.
         order: keys of all buckets, where they are neither all whole numbers nor all dates.
-        warnings: about what was left out already.
         times: a date for each bucket, as 2004-05-17, for the axis of charts; where it is left out
             and all keys are dates, the first day of each.
 
@@ -164,7 +162,7 @@ def listing_of(
         images=images,
         released_test=released_test if tested else None,
         times=_times(images) if times is None else {key: times[key] for key in images},
-        warnings=(*warnings, *_oddities(trained, tested, keys, class_names)),
+        warnings=tuple(_oddities(trained, tested, keys, class_names)),
     )
 
 

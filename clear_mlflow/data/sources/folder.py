@@ -47,10 +47,8 @@ def listing(root: Path, arguments: OrderedArguments, *, cache_dir: Path) -> List
 
 
 def _entries(base: Path, split: str, root: Path) -> Iterator[Entry]:
-    resolve_folder(base, root=root)
     for bucket in _folders(base, root=root):
-        classes = _only_folders(bucket, root=root)
-        for folder in classes:
+        for folder in _folders(bucket, root=root):
             resolve_folder(folder, root=root)
             names = names_in(folder)
             if not names:
@@ -69,33 +67,13 @@ def _entries(base: Path, split: str, root: Path) -> Iterator[Entry]:
 
 def _folders(base: Path, *, root: Path) -> list[Path]:
     """The folders in one that may hold files, too, as a table or a readme; but no images."""
+    resolve_folder(base, root=root)
     found = [base / name for name in names_in(base)]
+    folders = [path for path in found if is_folder(path)]
+    layout = f"{path_text(root)}/BUCKET/CLASS"
     for path in found:
         if is_image_name(path.name) and not is_folder(path):
-            raise DataError(
-                f"{path_text(path)} lies beside the buckets; expected "
-                f"{path_text(root)}/BUCKET/CLASS/{path.name}"
-            )
-    folders = [path for path in found if is_folder(path)]
+            raise DataError(f"{path_text(path)} is in no class; expected {layout}/{path.name}")
     if not folders:
-        raise DataError(
-            f"{path_text(base)} has no folders; expected one for each bucket, as 2004, and in it "
-            "one for each class"
-        )
+        raise DataError(f"{path_text(base)} has no folders; expected {layout}/*")
     return folders
-
-
-def _only_folders(bucket: Path, *, root: Path) -> list[Path]:
-    resolve_folder(bucket, root=root)
-    found = [bucket / name for name in names_in(bucket)]
-    for path in found:
-        if not is_folder(path):
-            raise DataError(
-                f"{path_text(path)} is no folder; expected a folder for each class in each bucket, "
-                f"as {path_text(bucket)}/CLASS/{path.name}"
-            )
-    if not found:
-        raise DataError(
-            f"{path_text(bucket)} is empty; expected a folder for each class, or no such bucket"
-        )
-    return found
