@@ -50,7 +50,7 @@ def reevaluate(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
     be scored, compared and distinguished as any other two runs.
     """
     # Imported here: scoring rows needs no torch.
-    from clear_mlflow.learning.inference.reevaluation import Reevaluation, StoredModel
+    from clear_mlflow.learning.inference.reevaluation import Reevaluation
     from clear_mlflow.learning.prepare import prepare
     from clear_mlflow.learning.progress import progress_for
     from clear_mlflow.learning.session import check
@@ -62,10 +62,10 @@ def reevaluate(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         stored = _stored_models(client, run)
         with mlflow_errors(f"read the models of run {run_id}"):
-            models = [
-                StoredModel(row, download_from(client, folder, names.model_file_name(row), scratch))
+            models = {
+                row: download_from(client, folder, names.model_file_name(row), scratch)
                 for row, folder in stored
-            ]
+            }
         asked = _configuration(client, run, scratch) | {"data_root": data_root}
         config = check(TrainConfig.resolve(asked))
         training = prepare(config, progress_for(sys.stderr))

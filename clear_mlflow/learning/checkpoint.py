@@ -36,6 +36,12 @@ class Snapshot:
     tensors: Mapping[str, Tensor]
     description: Mapping[str, Any]
 
+    @property
+    def model(self) -> dict[str, Tensor]:
+        """The model's tensors by their names."""
+        found = self.tensors.items()
+        return {name.removeprefix(_MODEL): t for name, t in found if name.startswith(_MODEL)}
+
 
 @dataclass(frozen=True, eq=False)
 class SavedTraining:
@@ -44,16 +50,6 @@ class SavedTraining:
     row: AccuracyRow
     predictions: bytes | None  # the row's file of predictions; None where they are not kept
     snapshot: Snapshot
-
-    @property
-    def model(self) -> dict[str, Tensor]:
-        """The model's tensors by their names."""
-        return _of_model(self.snapshot)
-
-
-def _of_model(snapshot: Snapshot) -> dict[str, Tensor]:
-    found = snapshot.tensors.items()
-    return {name.removeprefix(_MODEL): t for name, t in found if name.startswith(_MODEL)}
 
 
 def capture(model: nn.Module, strategy: Strategy, descent: GradientDescent) -> Snapshot:
@@ -78,7 +74,7 @@ def restore(
         for name, node in snapshot.description.items()
     }
     with _report_damage("is not of this model and strategy"):
-        model.load_state_dict(_of_model(snapshot))
+        model.load_state_dict(snapshot.model)
         trained = set(described["trained"])
         for name, weight in model.named_parameters():
             weight.requires_grad_(name in trained)

@@ -40,12 +40,7 @@ class Hooks(Protocol):
 
 
 class GradientDescent:
-    """Trains one model through the stream, with the processes of a group on shares of each batch.
-
-    Attributes:
-        curve: of the loss; it counts the steps.
-        tests: that are due inside a bucket; None: none.
-    """
+    """Trains one model through the stream, each process of a group on its share of a batch."""
 
     def __init__(
         self,
@@ -65,7 +60,7 @@ class GradientDescent:
         self._seeds: Sequence[int | None] = seeds or (None,)
         self._device = next(model.parameters()).device
         self.curve = LossCurve(progress, self._device, group=group, num_models=len(self._seeds))
-        self.tests: InsideTests | None = None
+        self.tests: InsideTests | None = None  # that are due inside a bucket
         self._optimizer: torch.optim.Optimizer | None = None
         self._learning: list[nn.Parameter] = []  # whose gradients forward's spreading awaits
         self._plain, self._of_full = self._spread()
@@ -109,19 +104,10 @@ class GradientDescent:
     def run(
         self, samples: Samples, *, position: int, hooks: Hooks, epochs: int | None = None
     ) -> None:
-        """Train for all epochs of a bucket.
+        """Train on *samples* for all epochs of a bucket: the parameters', or *epochs*.
 
         The schedule starts anew at every bucket, as in the CLEAR authors' own example; so does the
         optimiser, unless ``optimizer_state`` is keep.
-
-        Args:
-            samples: what an epoch goes through.
-            position: of the bucket in the stream.
-            hooks: the strategy.
-            epochs: how many, where they are not those of the parameters.
-
-        Raises:
-            DivergedError: the loss is no longer a finite number.
         """
         config = self._config if epochs is None else replace(self._config, epochs=epochs)
         bounds = batch_bounds(len(samples), config.batch_size)

@@ -99,21 +99,14 @@ def tf32(allowed: bool) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes that a CUDA device could still give to tensors of this process.
-
-    What torch keeps of tensors that are gone is not free to the driver, but it is to the next
-    tensor: right after a bucket was let go, that is most of what there is.
-    """
-    free, _ = torch.cuda.mem_get_info(device)
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + kept
-
-
 def storage_device(num_bytes: int, device: torch.device) -> torch.device:
     """Where samples of a size stay: on the device if they fit well there, else in main memory."""
-    if device.type == "cuda" and num_bytes <= _SHARE_FOR_SAMPLES * free_memory(device):
-        return device
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        # What torch keeps of tensors that are gone is free to the next tensor, if not to others.
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        if num_bytes <= _SHARE_FOR_SAMPLES * free:
+            return device
     return torch.device("cpu")
 
 

@@ -15,21 +15,12 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.anytime.inside_tests import InsideTests
 from clear_mlflow.learning.checkpoint import SavedTraining, Snapshot, capture, restore
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.device import (
-    RngPurpose,
-    autocast,
-    is_out_of_memory,
-    seed_everything,
-)
+from clear_mlflow.learning.device import RngPurpose, autocast, is_out_of_memory, seed_everything
 from clear_mlflow.learning.models import build_model, linear_head, logits_in_float32
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import (
-    HeldOutImages,
-    Normaliser,
-    batch_bounds,
-)
+from clear_mlflow.learning.samples.decoded import HeldOutImages, Normaliser, batch_bounds
 from clear_mlflow.learning.samples.feature_stream import FeatureStream, TrainingStream
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
@@ -68,14 +59,10 @@ def train(
     group: ProcessGroup = ALONE,
     saved: SavedTraining | None = None,
 ) -> Iterator[Trained]:
-    """Train through the stream and test on all buckets before the first and after each.
+    """Test before the first bucket and after each: rows from 0 on, or those after a saved one.
 
-    On a CPU, the same configuration on the same machine gives the same rows, to the bit.
-
-    Yields:
-        Row 0, of the untrained model, then one row per bucket; or those after the row that was
-        saved, of a training with the same parameters and data. The next bucket begins only when
-        the next row is asked for. Each process of a group gets all rows.
+    The next bucket begins only when the next row is asked for. Each process of a group gets all
+    rows. On a CPU, the same configuration on the same machine gives the same rows, to the bit.
     """
     model = group.synchronize(fresh_model(stream, config))
     arguments = check_strategy(config)
@@ -189,11 +176,9 @@ def measure(
     probabilities: bool = False,
     group: ProcessGroup = ALONE,
 ) -> Tested | None:
-    """Test a model on all buckets in one pass.
+    """Test a model on all buckets in one pass, and leave it in evaluation mode.
 
-    The model is on *device* and left in evaluation mode. Each process of a group gets the whole
-    answer. None where an output is infinite or no number, since the class that it would be counted
-    for means nothing.
+    Each process of a group gets the whole answer. None where an output is no finite number.
     """
     truth, side = held_out.labels, held_out.side
     start, stop = group.share(0, len(truth))

@@ -89,13 +89,8 @@ class Training(Protocol):
     def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
         """Train, and give each row as soon as it is measured.
 
-        A resumed training first gives the row that it resumes from once more, as it was measured.
-
-        The next bucket begins only when the next row is asked for: what the caller does with a row
-        (store it) is done before training continues. An ensemble gives a row of each member, in the
-        order of ``seeds``, before the next bucket.
-
-        *on_curve* is given the points of a bucket that takes long, while it is trained on; each row
-        brings the rest. *on_test* is given each test inside a bucket, before the bucket's row.
+        A resumed training first gives the row that it resumes from once more. The next bucket
+        begins only when the next row is asked for; an ensemble gives a row of each member before.
+        *on_curve* is given the points of a bucket that takes long; each row brings the rest.
         """
         ...

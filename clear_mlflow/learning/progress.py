@@ -9,7 +9,6 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
@@ -247,9 +246,8 @@ def progress_for(stream: TextIO) -> TrainingProgress:
 
 
 def can_show_bars(stream: TextIO) -> bool:
-    """Whether *stream* is a terminal that can move its cursor, and rich is there to draw them."""
-    moves = stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
-    return moves and find_spec("rich") is not None
+    """Whether *stream* is a terminal that can move its cursor."""
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
 def accuracies(row: AccuracyRow) -> list[str]:

@@ -25,22 +25,11 @@ from clear_mlflow.data.stream import BucketStream
 from clear_mlflow.learning.anytime.schedule import MOST_TESTS, num_tests_in_buckets
 from clear_mlflow.learning.arguments import dataset_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, read_state, to_bytes
-from clear_mlflow.learning.device import (
-    resolve_device,
-    resolve_precision,
-    tf32,
-    translate_oom,
-)
+from clear_mlflow.learning.device import resolve_device, resolve_precision, tf32, translate_oom
 from clear_mlflow.learning.ensembles.members import train_ensemble
 from clear_mlflow.learning.inference.description import ModelDescription
 from clear_mlflow.learning.loop import Trained, train
-from clear_mlflow.learning.measured import (
-    MeasuredRow,
-    OnCurve,
-    OnTest,
-    StreamMetadata,
-    ignore,
-)
+from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnTest, StreamMetadata, ignore
 from clear_mlflow.learning.models import check_model
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup, check_devices
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -254,7 +243,9 @@ class StreamTraining:
         """The row that training resumes from, and its files, as they were measured."""
         if self.group.rank > 0:
             return MeasuredRow(saved.row)
-        model = self._model_file(saved.model, saved.row) if self._keeps_model(saved.row) else None
+        model = None
+        if self._keeps_model(saved.row):
+            model = self._model_file(saved.snapshot.model, saved.row)
         return MeasuredRow(saved.row, saved.predictions, model)
 
     def _model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:

@@ -1,12 +1,9 @@
 """What the supervisor and its training process say to each other: one JSON object a line.
 
-A message may be followed by bytes (predictions, a model, a state), as many as its ``attached``
-says.
-
-Down, into the child's standard input: ``next``, once to hear of the data and once for every row;
-the first row of a training that is resumed is asked for with the state's file instead. The end of
-that stream means that the supervisor is gone. Up, through a pipe of its own: what was found and
-measured. Nothing is pickled, and nothing but these few forms is understood.
+Down: ``next``, once to hear of the data and once for every row; the first row of a training that is
+resumed is asked for with the state's file instead. The end of that stream means that the supervisor
+is gone. Up: what was found and measured, a message followed by as many bytes (predictions, a model,
+a state) as its ``attached`` says. Nothing is pickled.
 """
 
 from __future__ import annotations

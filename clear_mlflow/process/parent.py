@@ -1,7 +1,4 @@
-"""The supervisor's side of a process that trains.
-
-It is a :class:`~clear_mlflow.learning.measured.Training`.
-"""
+"""The supervisor's side of a process that trains."""
 
 from __future__ import annotations
 
@@ -18,13 +15,7 @@ from typing import Any
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import PeerLostError
-from clear_mlflow.learning.measured import (
-    MeasuredRow,
-    OnCurve,
-    OnTest,
-    StreamMetadata,
-    ignore,
-)
+from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnTest, StreamMetadata, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.process import messages
 from clear_mlflow.process.forked import TrainingChild, waiting_training_process
@@ -77,7 +68,7 @@ def _start() -> TrainingChild:
 
 
 class TrainingProcess:
-    """A training in a child process, which starts at once and checks its parameters.
+    """A ``Training`` in a child process, which starts at once and checks its parameters.
 
     The child is in a session of its own: a Ctrl-C or a signal to the process group reaches the
     supervisor alone, which hands it on once (:meth:`stop`). What is ``auto`` the child decides.

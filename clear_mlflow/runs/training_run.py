@@ -25,9 +25,8 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.record import TIMES, DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
-from clear_mlflow.core.warning import note, warn
+from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.resend import stored_steps
-from clear_mlflow.learning.anytime.schedule import cost_of_tests
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, Training
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import parameters_to_log
@@ -113,10 +112,6 @@ class TrainingRun:
             seed=self.config.seed,
             extra=_extra_of(facts),
         )
-        config = self.config
-        if (interval := config.test_interval) is not None:
-            sizes = (config.epochs, config.batch_size)
-            note(cost_of_tests(interval, *sizes, facts.num_train, facts.num_test))
         if self._resumed is not None and self._resumed.is_described(facts):
             self.writer.metadata = metadata
             return
@@ -138,7 +133,7 @@ class TrainingRun:
         if facts.features is not None and facts.features_digest is not None:
             tags |= {"features": facts.features, "features_digest": facts.features_digest}
         if facts.evaluation_set is not None:
-            tags[names.PREDICTIONS_TAG] = config.predictions
+            tags[names.PREDICTIONS_TAG] = self.config.predictions
         with mlflow_errors(f"log the dataset of run {self.run_id}"):
             log_tags(self.client, self.run_id, tags)
         if facts.evaluation_set is not None:

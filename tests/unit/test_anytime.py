@@ -16,8 +16,6 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.record import RowRecord, row_index
 from clear_mlflow.learning.anytime.schedule import (
     EvalInterval,
-    cost_of_tests,
-    num_tests_in_buckets,
     parse_interval,
 )
 from clear_mlflow.metrics.anytime import METRICS, explain, series, summarize
@@ -263,22 +261,6 @@ def test_as_many_tests_are_announced_as_fall_inside_a_bucket(number, epochs, ste
     every = number * (steps if unit == "epochs" else 1)
     expected = sum(1 for step in range(1, epochs * steps) if step % every == 0)
     assert EvalInterval(number, unit).num_tests(epochs, steps) == expected
-
-
-def test_what_it_costs_is_one_line():
-    """22 tests of 400 images, beside 4 epochs of 600 images forwards and backwards, and 3 rows."""
-    interval = EvalInterval(1, "steps")
-    assert num_tests_in_buckets(interval, 4, 100, [400, 200]) == [15, 7]
-    share = 100 * 22 * 400 / (3 * 4 * 600 + 3 * 400)
-    assert round(share) == 105
-    assert cost_of_tests(interval, 4, 100, [400, 200], [200, 200]) == (
-        "test_every=1steps tests the model about 22 times inside the buckets, on 400 images each "
-        "time: about 105 % more computation"
-    )
-    cheap = cost_of_tests(EvalInterval(2, "epochs"), 4, 100, [40_000], [20])
-    assert cheap.endswith(
-        "about 1 time inside the buckets, on 20 images each time: less than 1 % more computation"
-    )
 
 
 def heights(chart):

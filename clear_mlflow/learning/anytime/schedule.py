@@ -1,4 +1,4 @@
-"""When a model is tested inside a bucket, and what that costs."""
+"""When a model is tested inside a bucket."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Literal
 OFF = "off"
 # Each is a file of the run, and a request to a store that is elsewhere.
 MOST_TESTS = 10_000
-# A step computes a forward and a backward pass, which is twice as much; a test a forward pass.
-_PASSES_OF_STEP = 3
 
 _INTERVAL = re.compile(r"([1-9][0-9]{0,8}) *(steps?|epochs?)?")
 
@@ -67,27 +65,3 @@ def num_tests_in_buckets(
         steps = max(1, images // size + (images % size > 1))
         found.append(interval.num_tests(epochs, steps))
     return found
-
-
-def cost_of_tests(
-    interval: EvalInterval,
-    epochs: int,
-    batch_size: int | str,
-    num_train: Sequence[int],
-    num_test: Sequence[int],
-) -> str:
-    """The message on what tests inside buckets cost, which a user sees before a training begins.
-
-    It is for a strategy that trains on each bucket's own images: one that trains on more takes
-    longer, and the tests are a smaller share of that.
-    """
-    tests = sum(num_tests_in_buckets(interval, epochs, batch_size, num_train))
-    images = sum(num_test)
-    rows = (len(num_train) + 1) * images
-    share = 100 * tests * images / (_PASSES_OF_STEP * epochs * sum(num_train) + rows)
-    more = f"about {share:.0f} %" if share >= 1 else "less than 1 %"
-    times = "1 time" if tests == 1 else f"{tests:,} times"
-    return (
-        f"test_every={interval} tests the model about {times} inside the buckets, on {images:,} "
-        f"images each time: {more} more computation"
-    )

@@ -57,11 +57,7 @@ class HeadsDescent(GradientDescent):
         self._of_heads: Sequence[Samples] = ()
 
     def run_all(self, samples: Sequence[Samples], *, position: int) -> None:
-        """Train for all epochs of a bucket on as many samples for each head.
-
-        Raises:
-            DivergedError: the loss of a head is no longer a finite number.
-        """
+        """Train for all epochs of a bucket on as many samples for each head."""
         self._of_heads = samples
         self.run(samples[0], position=position, hooks=self._steps)
 

@@ -40,18 +40,10 @@ def steps_together(config: TrainConfig) -> bool:
 def train_ensemble(
     stream: TrainingStream, config: TrainConfig, *, progress: TrainingProgress
 ) -> Iterator[tuple[int, Trained]]:
-    """Train all members through the stream; see :func:`~clear_mlflow.learning.loop.train`.
+    """Train all members: gives (seed, row) of every member, then of every member the next row.
 
     Linear heads take each step together (:func:`steps_together`); all else takes turns, a bucket
     at a time. Each member has its own strategy and buffer and draws its own order.
-
-    Yields:
-        (seed, row) of every member, then of every member the next row. A member's next bucket
-        begins only when its row is asked for, or that of a member before it.
-
-    Raises:
-        ConfigError: the strategy's training sets differ in size from member to member.
-        DivergedError: the loss or the output of a member is no longer a finite number.
     """
     way = _in_step if steps_together(config) else _in_turn
     return way(stream, config, progress)
@@ -63,9 +55,7 @@ def _in_turn(
     """Each member by the loop that would train it alone, up to its next row.
 
     On a CPU its matrix is that of the run alone to the bit: all that is random is drawn anew from
-    the member's seed wherever it is drawn. One step of many networks would take longer there: with
-    weights of each member's own, a convolution is one of many groups, for which there is no fast
-    code (docs/ensembles.md has what was measured).
+    the member's seed wherever it is drawn.
     """
     trainings = [
         (member.seed, train(stream, member, progress=shown))

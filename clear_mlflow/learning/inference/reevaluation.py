@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,42 +13,24 @@ from torch import nn
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.learning.device import tf32, translate_oom
 from clear_mlflow.learning.loop import fresh_model, measure_row
-from clear_mlflow.learning.measured import (
-    MeasuredRow,
-    OnCurve,
-    OnTest,
-    StreamMetadata,
-    ignore,
-)
+from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnTest, StreamMetadata, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.session import StreamTraining
 
 _LESS_MEMORY = "end what else runs on it, or set CUDA_VISIBLE_DEVICES= to test on the CPU"
 
 
-@dataclass(frozen=True)
-class StoredModel:
-    """The weights that gave a row."""
-
-    row: int  # buckets trained on
-    path: Path  # safetensors
-
-
 @dataclass(frozen=True, eq=False)
 class Reevaluation:
-    """A :class:`~clear_mlflow.learning.measured.Training` whose rows come from stored models.
-
-    Raises:
-        DataError: the stream's buckets do not begin with those that the models were trained on.
-    """
+    """A :class:`~clear_mlflow.learning.measured.Training` whose rows come from stored models."""
 
     training: StreamTraining  # on the stream to test on, configured as the models were trained
-    models: Sequence[StoredModel]  # in the order of their rows
+    models: Mapping[int, Path]  # files of weights by their rows, in order
     trained_on: tuple[str, ...]  # keys of the buckets that they were trained through, in order
 
     def __post_init__(self) -> None:
         keys = self.training.facts.buckets
-        needed = self.trained_on[: max((model.row for model in self.models), default=0)]
+        needed = self.trained_on[: max(self.models, default=0)]
         if keys[: len(needed)] != needed:
             raise DataError(
                 f"the models were trained through buckets {', '.join(needed)}, but those of the "
@@ -72,9 +54,9 @@ class Reevaluation:
         with translate_oom(_LESS_MEMORY), arithmetic, self.training.progress as progress:
             stream = self.training.on_device(progress)
             model = fresh_model(stream, config)
-            for stored in self.models:
-                _load(model, stored.path)
-                trained = measure_row(model, stream, config, trained=stored.row, progress=progress)
+            for row, path in self.models.items():
+                _load(model, path)
+                trained = measure_row(model, stream, config, trained=row, progress=progress)
                 yield self.training.measured(trained)
 
 

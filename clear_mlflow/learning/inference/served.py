@@ -40,18 +40,10 @@ class ServedModel:
         self._model = model.eval().to(device).to(memory_format=torch.channels_last)
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Ask the model.
+        """Class (its number), label (its name) and probability of each of N images, as a table.
 
-        Args:
-            model_input: a table whose column ``image`` holds encoded images (JPEG, PNG ...) as
-                bytes; of a model on features, (N, width) numbers.
-            params: none are known.
-
-        Returns:
-            N rows: ``class``, its number; ``label``, its name; ``probability``, of that class.
-
-        Raises:
-            DataError: an image cannot be decoded.
+        They are asked about in a table whose column ``image`` holds encoded images (JPEG, PNG ...)
+        as bytes; of a model on features, as (N, width) numbers.
         """
         del params
         asked = self._features(model_input) if self.about.width else self._images(model_input)

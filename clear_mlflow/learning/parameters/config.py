@@ -133,8 +133,6 @@ class TrainConfig:
         parse_arguments,
         default=NONE,
         python="str | Mapping[str, object]",
-        about='How your own stream is read: {"name": value}, or name=value,name=value; '
-        "docs/own-streams.md lists what there is.",
         help="How your own stream is read: name=value,name=value; docs/own-streams.md lists "
         "what there is.",
     )
@@ -181,8 +179,6 @@ class TrainConfig:
         parse_arguments,
         default=NONE,
         python="str | Mapping[str, object]",
-        about='The strategy\'s own numbers: {"name": value}, or name=value,name=value; '
-        "docs/strategies.md lists them.",
         help="The strategy's own numbers: name=value,name=value; docs/strategies.md lists them.",
     )
     memory: int | float = _parameter(
@@ -320,8 +316,6 @@ class TrainConfig:
         parse_families,
         default=DEFAULT_METRICS,
         python="str | Sequence[str]",
-        about='Families of metrics to log, for example ["clear", "gem"]; docs/metrics.md lists '
-        "them.",
         help="Families of metrics to log, with commas between, for example clear,gem; "
         "docs/metrics.md lists them.",
     )

@@ -31,14 +31,8 @@ def parameters_to_log(
     where it does not name that value. A parameter that plays no role is logged only where it was
     asked for, as ``asked/lr``. Where the run already holds ``lr`` and that is not the value in
     force, this value is ``used/lr``: MLflow changes no parameter, and ``mlflow run`` logs each as
-    it was asked for.
-
-    Args:
-        config: the parameters in force.
-        asked: parameters as text, as the user gave them.
-        there: all that the run holds.
-        of_project: ``mlflow run`` opened it; then every parameter that may be ``auto`` is given
-            as used, so that such runs have the same columns.
+    it was asked for. Of a run that it
+    opened (*of_project*), every parameter that may be ``auto`` is given as used: equal columns.
     """
     defaults, found, unused = parameter_defaults(), {}, config.without_role
     for name, text in config.as_text().items():

@@ -18,8 +18,8 @@ class TrainOptions(TypedDict, total=False):
     folder below CLEAR_MLFLOW_DATA, downloaded where it is not there; an embedded dataset has
     none."""
     dataset_args: str | Mapping[str, object]
-    """How your own stream is read: {"name": value}, or name=value,name=value; docs/own-streams.md
-    lists what there is."""
+    """How your own stream is read: name=value,name=value; docs/own-streams.md lists what there
+    is."""
     protocol: Literal["iid", "streaming"]
     """iid: held-out test images; streaming: a bucket's test set is its training data."""
     split: int | str
@@ -36,8 +36,7 @@ class TrainOptions(TypedDict, total=False):
     """How to learn from the stream, for example replay (docs/strategies.md), or a class of your
     own: package.module:Class."""
     strategy_args: str | Mapping[str, object]
-    """The strategy's own numbers: {"name": value}, or name=value,name=value; docs/strategies.md
-    lists them."""
+    """The strategy's own numbers: name=value,name=value; docs/strategies.md lists them."""
     memory: float | str
     """What a strategy with a buffer may keep: images, or below 1 a fraction of the stream's
     training images; other strategies ignore it."""
@@ -92,7 +91,8 @@ class TrainOptions(TypedDict, total=False):
     """Test inside each bucket, too: every so many epochs, as 1, or steps, as 200steps; off: after
     each bucket alone."""
     metrics: str | Sequence[str]
-    """Families of metrics to log, for example ["clear", "gem"]; docs/metrics.md lists them."""
+    """Families of metrics to log, with commas between, for example clear,gem; docs/metrics.md lists
+    them."""
     log_models: Literal["none", "last", "all"]
     """Which buckets' models to store as artifacts: none, last or all."""
     resumable: bool | Literal["on", "off"]
