@@ -32,7 +32,6 @@ class Buffer(ABC):
     counted: ClassVar[tuple[str, ...]] = ()  # attributes of a subclass that it chooses by
 
     def __init__(self, *, capacity: int, num_classes: int, seed: int, alpha: str = NONE) -> None:
-        self.check_alpha(alpha)
         self.capacity = capacity
         self.num_classes = num_classes
         self.seed = seed
@@ -70,15 +69,6 @@ class Buffer(ABC):
     @abstractmethod
     def _choose(self, labels: NDArray[np.int64], draws: torch.Generator) -> NDArray[np.int64]:
         """What :meth:`offer` returns, while :attr:`picks` and :attr:`labels` are as before."""
-
-    @classmethod
-    def check_alpha(cls, alpha: str) -> None:
-        """Raise ConfigError where the text of an alpha is none of this buffer's."""
-        if alpha != NONE:
-            raise ConfigError(
-                f"strategy_args has alpha={alpha}, which only buffer=biased_reservoir takes; "
-                "leave it out or pass that buffer"
-            )
 
 
 class Reservoir(Buffer):
@@ -247,11 +237,6 @@ class BiasedReservoir(Buffer):
         held[place[let_in]] = arriving[let_in]  # of several in one place, the last one stays
         return np.sort(held)
 
-    @classmethod
-    def check_alpha(cls, alpha: str) -> None:
-        """Raise ConfigError where :func:`parse_alpha` does."""
-        parse_alpha(alpha)
-
 
 def parse_alpha(text: str) -> tuple[float, bool]:
     """Read an alpha: the number, and whether it is a multiple, at most 1, of n / k.
@@ -290,7 +275,13 @@ class BufferArguments:
     alpha: str = NONE
 
     def __post_init__(self) -> None:
-        load_buffer(self.buffer).check_alpha(self.alpha)
+        if load_buffer(self.buffer) is BiasedReservoir:
+            parse_alpha(self.alpha)
+        elif self.alpha != NONE:
+            raise ConfigError(
+                f"strategy_args has alpha={self.alpha}, which only buffer=biased_reservoir takes; "
+                "leave it out or pass that buffer"
+            )
 
 
 def load_buffer(name: str) -> type[Buffer]:

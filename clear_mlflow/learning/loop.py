@@ -69,7 +69,21 @@ def train(
     strategy = load_strategy(config.strategy)(config, stream, model, arguments)
     strategy.group = group
     descent = GradientDescent(model, config, keys=stream.keys, progress=progress, group=group)
-    descent.tests = _inside_tests(model, stream, config, progress, group)
+
+    def right_now() -> tuple[int, ...] | None:
+        held_out, precision = stream.test(), config.precision
+        found = measure(model, held_out, device=stream.device, precision=precision, group=group)
+        return None if found is None else found.correct
+
+    if (interval := config.test_interval) is not None:
+        descent.tests = InsideTests(
+            model,
+            interval,
+            keys=stream.keys,
+            num_instances=stream.test().counts,
+            test=right_now,
+            done=progress.test_done,
+        )
 
     def tested(trained: int) -> Trained:
         row = measure_row(model, stream, config, trained=trained, progress=progress, group=group)
@@ -85,34 +99,6 @@ def train(
         strategy.learn(position, descent)
         strategy.after_bucket(position)
         yield tested(position + 1)
-
-
-def _inside_tests(
-    model: nn.Module,
-    stream: TrainingStream,
-    config: TrainConfig,
-    progress: TrainingProgress,
-    group: ProcessGroup,
-) -> InsideTests | None:
-    """What tests the model inside each bucket, where that was asked for."""
-    interval = config.test_interval
-    if interval is None:
-        return None
-
-    def test() -> tuple[int, ...] | None:
-        found = measure(
-            model, stream.test(), device=stream.device, precision=config.precision, group=group
-        )
-        return None if found is None else found.correct
-
-    return InsideTests(
-        model,
-        interval,
-        keys=stream.keys,
-        num_instances=stream.test().counts,
-        test=test,
-        done=progress.test_done,
-    )
 
 
 def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.Module:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from learning_streams import config
 
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.buffers import BUFFERS, load_buffer, parse_alpha
+from clear_mlflow.learning.buffers import BUFFERS, load_buffer
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.strategies._base import check_strategy
 
@@ -140,23 +140,6 @@ def test_inclusion_probabilities(name, alpha, insertion):
         for index in range(size):
             five_sigma = 5 * (p * (1 - p) / runs) ** 0.5
             assert counts[position, index] / runs == pytest.approx(p, abs=five_sigma)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "expected"),
-    [
-        ("2", (2.0, False)),
-        ("0.75n/k", (0.75, True)),
-        ("0.75*n/k", (0.75, True)),
-        ("1n/k", (1, True)),
-    ],
-)
-def test_alpha_is_read(alpha, expected):
-    """A number, or a multiple of n/k as the paper writes it."""
-    assert parse_alpha(alpha) == expected
-    check_strategy(
-        config(strategy="replay", strategy_args=f"buffer=biased_reservoir,alpha={alpha}")
-    )
 
 
 @pytest.mark.parametrize(

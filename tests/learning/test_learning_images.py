@@ -11,9 +11,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from learning_streams import CPU, pixels_of, random_stream, squares, write_stream
+from learning_streams import CPU, pixels_of, random_stream, squares
 
-from clear_mlflow.core.errors import DataError
 from clear_mlflow.data.decoding.decode import DecodedImages
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import Bucket
@@ -161,23 +160,6 @@ def test_decoded_stream_has_every_file_where_its_bucket_is(tmp_path):
         assert np.array_equal(pixels_of(samples).numpy().reshape(expected.shape), expected)
 
 
-def test_the_newest_bucket_and_the_test_sets_are_decoded_once(tmp_path):
-    """Asking again for the same images reads no file."""
-    stream, _ = random_stream(tmp_path, train=(3, 3), test=(2, 2), side=8)
-    told = []
-    decoded = DecodedStream(
-        stream, image_size=8, device=CPU, on_image=lambda *counts: told.append(counts)
-    )
-    decoded.test()
-    decoded.train(0)
-    count = len(told)
-    assert decoded.test() is decoded.test()
-    assert decoded.train(0) is decoded.train(0)
-    assert len(told) == count
-    decoded.train(1)
-    assert len(told) > count
-
-
 def test_images_from_the_cache_are_the_same(tmp_path):
     """With a cache, tensors are the same to the bit; all images come from its files."""
     stream, _ = random_stream(tmp_path / "data", train=(3, 5), test=(2, 4), side=70)
@@ -221,14 +203,6 @@ def hashed(images):
     """An image set with its contents, as a dataset's reader gives it."""
     contents = tuple(hashlib.sha256(path.read_bytes()).hexdigest() for path in images.paths)
     return dataclasses.replace(images, contents=contents)
-
-
-def test_a_damaged_image_is_named(tmp_path):
-    """A file that cannot be decoded ends the training with an error that names it."""
-    stream = write_stream(tmp_path, [[np.zeros((8, 8, 3), np.uint8)]], [[0]], num_classes=1)
-    Path(stream.buckets[0].train.paths[0]).write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"0\.png"):
-        DecodedStream(stream, image_size=8, device=CPU).train(0)
 
 
 def test_picked_images_are_those_of_their_buckets(tmp_path):

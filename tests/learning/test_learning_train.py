@@ -275,26 +275,6 @@ def test_no_bucket_is_held_while_the_strategy_or_the_next_bucket_needs_room(tmp_
     assert held == [[], [False], [False], [False] * 2, [False] * 2, [False] * 3]
 
 
-def test_the_stream_holds_one_bucket_at_a_time(tmp_path):
-    """While a bucket is decoded, nothing of an earlier one is in memory."""
-    given = []
-    held = []
-
-    class Watched(DecodedStream):
-        def train(self, position):
-            samples = super().train(position)
-            given.append(weakref.ref(samples.images))
-            return samples
-
-        def _decode(self, images, done, total):
-            held.append(any(earlier() is not None for earlier in given))
-            return super()._decode(images, done, total)
-
-    stream, _ = random_stream(tmp_path, train=(6, 4, 5), test=(2, 3, 2), side=8)
-    list(train(Watched(stream, image_size=8, device=CPU), config(), progress=Recorded()))
-    assert held == [False] * 6
-
-
 def test_a_training_tells_its_dataset_and_always_leaves_its_progress(tmp_path):
     """Facts come before any image is decoded; a training that is dropped tidies up."""
     stream, _ = random_stream(tmp_path, train=(6, 4), test=(2, 3), side=8)
@@ -320,17 +300,6 @@ def test_a_bucket_of_one_image_is_refused_where_the_model_cannot_train_on_it(tmp
         StreamTraining(settings, stream, "made up", Recorded())
 
 
-def test_check_resolves_the_device_and_refuses_what_cannot_work():
-    """Before any data is read."""
-    present = torch.cuda.is_available()
-    assert check(config(device="auto")).device == ("cuda" if present else "cpu")
-    assert check(config(device="cpu")).device == "cpu"
-    with pytest.raises(ConfigError, match="unknown model 'resnet'"):
-        check(config(model="resnet"))
-    with pytest.raises(ConfigError, match="image_size=64"):
-        check(config(model="alexnet"))
-
-
 def test_cuda_that_is_not_there_is_refused():
     """A fresh process is told by CUDA's own switch that there is no device."""
     code = (
@@ -343,18 +312,6 @@ def test_cuda_that_is_not_there_is_refused():
     )
     subprocess.run([sys.executable, "-c", code], check=True, env={"CUDA_VISIBLE_DEVICES": ""})
     assert resolve_device("cpu") == "cpu"
-
-
-def test_learning_never_loads_mlflow():
-    """Whatever is trained, and however it is tracked, are two rooms."""
-    code = (
-        "import sys, pkgutil, importlib, clear_mlflow.learning as learning\n"
-        "for module in pkgutil.walk_packages(learning.__path__, 'clear_mlflow.learning.'):\n"
-        "    importlib.import_module(module.name)\n"
-        "assert 'torch' in sys.modules\n"
-        "assert 'mlflow' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 class Narrow(nn.Module):

@@ -13,7 +13,6 @@ from learning_streams import CPU, config, random_stream
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.learning.checkpoint import SavedTraining
 from clear_mlflow.learning.curve import MOST_POINTS, LossCurve, num_points
 from clear_mlflow.learning.descent import learning_rate
 from clear_mlflow.learning.ensembles import members
@@ -37,11 +36,11 @@ class Literal(Strategy):
         return loss
 
 
-def points_of(stream, settings, saved=None):
-    """The curve of a training, and its states."""
+def points_of(stream, settings):
+    """The curve of a training."""
     found = Points()
-    rows = list(train(stream, check(settings), progress=found, saved=saved))
-    return found, rows
+    list(train(stream, check(settings), progress=found))
+    return found
 
 
 def decoded(tmp_path, train=(11, 8, 9)):
@@ -58,7 +57,7 @@ def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_
     """Steps are counted over all buckets; a window may begin in one epoch and end in the next."""
     Literal.seen = []
     settings = config(strategy=f"{__name__}:Literal", epochs=epochs, schedule="cosine")
-    found, _ = points_of(decoded(tmp_path), settings)
+    found = points_of(decoded(tmp_path), settings)
     per_epoch = (3, 2, 2)  # batches of 4; a rest of one image joins the batch before it
     assert len(Literal.seen) == epochs * sum(per_epoch)
     first, at = 0, 0
@@ -83,7 +82,7 @@ def test_a_point_is_the_mean_of_what_the_steps_since_the_last_one_descended(tmp_
 @pytest.mark.parametrize("strategy", strategy_names())
 def test_every_strategy_that_takes_steps_has_a_curve(strategy):
     """One rising count of steps over all buckets, whatever is trained on; none without a step."""
-    found, _ = points_of(placed(), on_features(strategy=strategy, memory=12, batch_size=8))
+    found = points_of(placed(), on_features(strategy=strategy, memory=12, batch_size=8))
     steps = [point.step for point in found.points]
     assert steps == sorted(set(steps))
     assert all(math.isfinite(point.loss) for point in found.points)
@@ -97,7 +96,7 @@ def test_heads_that_step_together_have_one_curve_the_mean_of_theirs():
     assert members.steps_together(together)
     for _ in train_ensemble(placed(), together, progress=found):
         pass
-    alone = [points_of(placed(), on_features(seed=seed, batch_size=8))[0] for seed in (4, 2)]
+    alone = [points_of(placed(), on_features(seed=seed, batch_size=8)) for seed in (4, 2)]
     assert {point.seed for point in found.points} == {None}
     assert found.losses.keys() == alone[0].losses.keys()
     mean = [(a + b) / 2 for a, b in zip(*(one.losses.values() for one in alone), strict=True)]
@@ -111,7 +110,7 @@ def test_members_that_take_turns_have_each_its_own_curve(tmp_path):
     for _ in train_ensemble(stream, check(config(seeds="4,2")), progress=found):
         pass
     for seed in (4, 2):
-        alone, _ = points_of(stream, config(seed=seed))
+        alone = points_of(stream, config(seed=seed))
         own = {point.step: point.loss for point in found.points if point.seed == seed}
         assert own == alone.losses
     rows = list(training(on_features(seeds="4,2", strategy="er_ace", memory=6)).rows())
@@ -135,21 +134,6 @@ def test_a_bucket_that_takes_long_hands_its_points_on(monkeypatch):
     assert len(live) == 30
     assert [point.step for point in live] == sorted({point.step for point in live})
     assert all(row.curve == () for row in rows)
-
-
-def test_a_resumed_training_goes_on_at_the_step_that_it_was_at(tmp_path):
-    """The same points from there on, to the bit."""
-    stream = decoded(tmp_path)
-    whole, _ = points_of(stream, config(strategy="replay"))
-    snapshots = []
-    for trained in train(stream, check(config(strategy="replay")), progress=Points()):
-        if trained.row.row == 1:
-            snapshots.append(SavedTraining(trained.row, None, trained.snapshot()))
-            break
-    rest, _ = points_of(stream, config(strategy="replay"), saved=snapshots[0])
-    first = rest.points[0].step
-    assert first == 2 * 3 + 1
-    assert rest.losses == {step: loss for step, loss in whole.losses.items() if step >= first}
 
 
 def test_no_step_asks_the_device_for_a_number(monkeypatch):

@@ -289,15 +289,6 @@ def test_descriptions_that_ask_for_more(change, told):
         restore(read_state(state).snapshot, *parts("replay"))
 
 
-def test_a_state_of_another_model_is_refused():
-    """Its tensors do not fit."""
-    _, states, _ = trained(feature_stream(), on_features())
-    saved = read_state(states[0])
-    _, strategy, descent = parts("naive")
-    with pytest.raises(StateError, match="not of this model"):
-        restore(saved.snapshot, nn.Linear(3, 2), strategy, descent)
-
-
 def test_two_processes_go_on_from_the_state_that_one_has(tmp_path):
     """The first hands it on; rows, predictions and the last state are those of no interruption."""
     port = free_port()

@@ -21,7 +21,7 @@ from strategy_runs import (
 )
 
 from clear_mlflow.learning.models import build_model
-from clear_mlflow.learning.samples.decoded import Batch, Normaliser, looks_alike
+from clear_mlflow.learning.samples.decoded import Normaliser, looks_alike
 from clear_mlflow.learning.strategies.lwf import distillation
 
 
@@ -71,27 +71,6 @@ def test_three_buckets_equal_the_written_out_ones():
         strategy.learn(position, descent)
         strategy.after_bucket(position)
         assert_close(list(model.parameters()), list(twin.parameters()))
-
-
-def test_answers_written_down_are_those_given_at_each_step(tmp_path):
-    """Small images look alike in every epoch: asking once is the same, and costs less."""
-    stream = image_stream(tmp_path)
-    torch.manual_seed(0)
-    model = build_model("small_cnn", num_classes=3, image_size=8)
-    strategy, _ = strategy_on(stream, config(strategy="lwf"), model)
-    strategy._old = copy.deepcopy(model).eval()
-    samples = strategy.training_set(0)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight += torch.randn_like(weight) / 10
-    model.eval()  # else each forward pass would change the running statistics
-    inputs = torch.randn(4, 3, 8, 8)
-    chosen = torch.tensor([5, 0, 3, 1])
-    batch = Batch(inputs, samples.labels[chosen], chosen)
-    strategy._answers[chosen] = strategy._old(inputs).detach()
-    once = strategy.loss(model, batch)
-    strategy._answers = None
-    torch.testing.assert_close(strategy.loss(model, batch), once)
 
 
 def test_images_that_are_cropped_are_answered_anew_at_each_step(tmp_path):

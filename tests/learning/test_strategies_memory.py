@@ -228,28 +228,6 @@ def test_balanced_replay_is_one_mean_over_both_batches():
     assert strategy.share_of_loss(model, batch).item() == pytest.approx(expected, rel=1e-5)
 
 
-def test_balanced_replay_takes_steps_for_the_bucket_alone():
-    """The last step of an epoch has fewer images of the bucket, and as many of the buffer."""
-    settings = on_features(strategy="replay", strategy_args="batches=balanced", epochs=1)
-    stream = feature_stream((9, 7, 10))
-    strategy, descent = strategy_on(stream, settings, random_head()[0])
-    sizes = []
-
-    def noting(forward, batch):
-        def both(inputs):
-            sizes.append(len(inputs))
-            return forward(inputs)
-
-        return type(strategy).share_of_loss(strategy, both, batch)
-
-    for position in range(3):
-        strategy.share_of_loss = noting
-        strategy.learn(position, descent)
-        strategy.after_bucket(position)
-    # Batches of 4; a rest of one joins the batch before it. The buffer holds 6, and gives 4.
-    assert sizes == [4, 5, 4 + 4, 3 + 4, 4 + 4, 4 + 4, 2 + 4]
-
-
 @pytest.mark.parametrize(("alpha", "beta"), [(0.7, 0.3), (0.0, 1.0), (2.0, 0.0)])
 def test_derpp_is_equation_6(alpha, beta):
     """New cross-entropy, distance to stored logits, and old cross-entropy, each a literal mean."""

@@ -188,14 +188,3 @@ def test_a_strategy_that_descends_twice_in_a_bucket_is_told(tmp_path, monkeypatc
     inside_of(stream, config())
     with pytest.raises(ConfigError, match="more than once in one bucket"):
         inside_of(stream, config(test_every="1steps"))
-
-
-def test_a_training_hands_its_tests_on(tmp_path):
-    """To whoever stores them, each before the row of its bucket."""
-    stream, _ = random_stream(tmp_path, train=(8, 8), test=(2, 2), side=8)
-    settings = check(config(epochs=3, test_every=1))
-    found = []
-    training = StreamTraining(settings, stream, "nowhere", TrainingProgress())
-    for measured in training.rows(on_test=lambda test: found.append((test.bucket, test.test))):
-        found.append(measured.row.row)
-    assert found == [0, (1, 1), (1, 2), 1, (2, 1), (2, 2), 2]

@@ -26,23 +26,19 @@ def config(**changes):
     return TrainConfig.resolve({**asked, **{name: str(value) for name, value in changes.items()}})
 
 
-def made_up(counts=((30, 20), (17, 9), (24, 13)), *, balanced=False, without=None, wander=0.5):
+def made_up(counts=((30, 20), (17, 9), (24, 13)), *, without=None):
     """Classes around centres that wander from bucket to bucket, and overlap.
 
-    Args:
-        counts: training and test images of each bucket.
-        balanced: whether the classes are equally frequent.
-        without: (bucket, class): its training images are another class's.
-        wander: how far the centres move from bucket to bucket; within a class images are 1 apart.
+    In the bucket and of the class *without*, training images are another class's.
     """
     draws = np.random.default_rng(0)
     centres = draws.normal(size=(CLASSES, WIDTH))
     buckets, train_sets, test_sets = [], [], []
     for i, of_splits in enumerate(counts):
-        centres += draws.normal(scale=wander, size=centres.shape)
+        centres += draws.normal(scale=0.5, size=centres.shape)
         sets = []
         for features, count in zip((train_sets, test_sets), of_splits, strict=True):
-            labels = np.arange(count) % CLASSES if balanced else draws.integers(0, CLASSES, count)
+            labels = draws.integers(0, CLASSES, count)
             features.append(
                 (centres[labels] + draws.normal(size=(count, WIDTH))).astype(np.float32)
             )

@@ -29,7 +29,9 @@ def labels_of(folder, measured):
 
 def weights_in(state):
     """To the bit."""
-    return {name: value.numpy().tobytes() for name, value in read_state(state).model.items()}
+    return {
+        name: value.numpy().tobytes() for name, value in read_state(state).snapshot.model.items()
+    }
 
 
 def main():

@@ -2,13 +2,11 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import clear_mlflow
 from clear_mlflow.comparison.arrangement import TUNED
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.sources import DATASETS
@@ -160,18 +158,6 @@ def test_values_go_to_another_process_as_they_are():
     assert config.as_text()["strategy_args"] == "buffer=reservoir,alpha=0.5"
     with pytest.raises(ConfigError, match="alpha is given twice"):
         TrainConfig.resolve({"strategy_args": "alpha=1,alpha=2"})
-
-
-def test_a_training_resolves_its_texts_once():
-    """Where they arrive, in the command; its child and what trains there are handed values."""
-    package = Path(clear_mlflow.__file__).parent
-    resolving = {
-        path.relative_to(package).as_posix(): text.count("TrainConfig.resolve(")
-        for room in ("cli", "process", "learning", "data")
-        for path in (package / room).rglob("*.py")
-        if "TrainConfig.resolve(" in (text := path.read_text(encoding="utf-8"))
-    }
-    assert resolving == {"cli/train.py": 1}
 
 
 def test_images_are_cropped_as_the_clear_authors_do_and_digits_not_at_all():

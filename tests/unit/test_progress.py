@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import re
 
-import pytest
-
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.learning.progress import LineProgress, TerminalProgress, progress_for
@@ -72,19 +70,6 @@ def test_bars_show_the_accuracies_and_leave_the_cursor_visible():
     assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
 
 
-def test_bars_are_not_redrawn_at_every_step():
-    """A thousand steps within the blink of an eye write next to nothing."""
-    stream = Terminal()
-    with TerminalProgress(stream) as progress:
-        progress.bucket_started("a", position=0, num_buckets=1)
-        progress.steps_planned(100_000)
-        before = len(stream.getvalue())
-        for _ in range(1000):
-            progress.step_done()
-        one_drawing = 2000
-        assert len(stream.getvalue()) - before < 100 * one_drawing
-
-
 def test_bars_are_for_terminals_that_can_move_their_cursor(monkeypatch):
     """A file, a pipe and a dumb terminal get lines."""
     monkeypatch.setenv("TERM", "xterm")
@@ -92,11 +77,3 @@ def test_bars_are_for_terminals_that_can_move_their_cursor(monkeypatch):
     assert isinstance(progress_for(io.StringIO()), LineProgress)
     monkeypatch.setenv("TERM", "dumb")
     assert isinstance(progress_for(Terminal()), LineProgress)
-
-
-def test_the_terminal_is_restored_when_training_fails():
-    """An exception passes through, with the cursor visible again."""
-    stream = Terminal()
-    with pytest.raises(KeyboardInterrupt), TerminalProgress(stream):
-        raise KeyboardInterrupt
-    assert stream.getvalue().rindex("\x1b[?25h") > stream.getvalue().rindex("\x1b[?25l")

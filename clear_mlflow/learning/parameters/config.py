@@ -391,17 +391,12 @@ class TrainConfig:
                 "for the model linear, images for every other: pass model=linear with "
                 "features=NAME, or leave both out"
             )
-        if config.features != NONE and (config.weights != NONE or config.freeze != NONE):
-            raise ConfigError(
-                f"features is {config.features}, weights is {config.weights} and freeze is "
-                f"{config.freeze}; a head on stored features starts at zero and has no backbone: "
-                "leave weights and freeze at none"
-            )
-        if config.features != NONE and config.augment != NONE:
-            raise ConfigError(
-                f"augment is {config.augment} and features is {config.features}; stored features "
-                "are used as they are: leave augment at auto"
-            )
+        for name in ("weights", "freeze", "augment", "damaged") if config.features != NONE else ():
+            if (given := getattr(config, name)) not in (NONE, "stop"):
+                raise ConfigError(
+                    f"{name} is {given} and features is {config.features}; stored features are "
+                    f"used as they are: leave {name} at {parameter_defaults()[name]}"
+                )
         if config.test_interval is not None and config.seeds != NONE:
             raise ConfigError(
                 f"test_every is {config.test_every} and seeds is {config.seeds}; members of an "
@@ -412,11 +407,6 @@ class TrainConfig:
             raise ConfigError(
                 f"warmup_epochs is {config.warmup_epochs} and epochs is {config.epochs}; a warm-up "
                 "ends before training does: pass fewer warmup_epochs"
-            )
-        if config.features != NONE and config.damaged != "stop":
-            raise ConfigError(
-                f"damaged is {config.damaged} and features is {config.features}; a training on "
-                "stored features decodes no image: leave damaged at stop"
             )
         return config
 

@@ -51,14 +51,7 @@ class Photos:
         num_bytes = self.sizes.prod(axis=1) * 3
         first = _starts(num_bytes)
         placed = torch.empty(self.nbytes, dtype=torch.uint8, device=device)
-        # Images that follow one another on both sides are copied at once: mostly whole buckets.
-        follows = np.zeros(len(first), dtype=bool)
-        follows[1:] = (self.part[1:] == self.part[:-1]) & (
-            self.first[1:] == self.first[:-1] + num_bytes[:-1]
-        )
-        begins = np.flatnonzero(~follows)
-        lengths = np.add.reduceat(num_bytes, begins)
-        for n, length in zip(begins.tolist(), lengths.tolist(), strict=True):
+        for n, length in enumerate(num_bytes.tolist()):
             source, there = int(self.first[n]), int(first[n])
             placed[there : there + length] = self.parts[self.part[n]][source : source + length]
         return Photos((placed,), np.zeros_like(self.part), first, self.sizes, self.augmentation)
