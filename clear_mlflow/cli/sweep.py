@@ -23,8 +23,8 @@ from clear_mlflow.cli.output import console, plain_table, print_comparison, prin
 from clear_mlflow.cli.run_options import apply_run_options, run_options
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import one_line
-from clear_mlflow.engines import Engine, LocalEngine
-from clear_mlflow.engines.local import Process, start_program
+from clear_mlflow.engines import Engine
+from clear_mlflow.engines.local import LocalEngine, Process, start_program
 from clear_mlflow.engines.ray_cluster import RayEngine
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import number, whole

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import IO, Protocol
 
 from clear_mlflow.core.distributed import threads_for_each
-from clear_mlflow.engines.engine import Ended, Task
+from clear_mlflow.engines import Ended, Task
 
 _LOOK_SECONDS = 0.05
 # A supervisor gives its training process 10 s, and then scores the rows.

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ConfigError, TrackingError
 from clear_mlflow.core.text import shown
-from clear_mlflow.engines.engine import Ended, Task
+from clear_mlflow.engines import Ended, Task
 
 LOCAL = "local"
 _STOP_SECONDS = 60.0

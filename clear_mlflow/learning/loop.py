@@ -20,8 +20,13 @@ from clear_mlflow.learning.models import build_model, linear_head, logits_in_flo
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import HeldOutImages, Normaliser, batch_bounds
-from clear_mlflow.learning.samples.feature_stream import FeatureStream, TrainingStream
+from clear_mlflow.learning.samples.decoded import (
+    FeatureStream,
+    HeldOutImages,
+    Normaliser,
+    TrainingStream,
+    batch_bounds,
+)
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 # Images in one testing step, if there is room for them. On a CPU the activations of more no longer

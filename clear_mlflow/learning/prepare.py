@@ -16,7 +16,7 @@ from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.augment import augmentation
+from clear_mlflow.learning.samples.photos import augmentation
 from clear_mlflow.learning.session import StreamTraining
 
 

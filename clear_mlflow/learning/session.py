@@ -36,8 +36,7 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import FULL, NONE
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
 from clear_mlflow.learning.registry import strategy_names
-from clear_mlflow.learning.samples.decoded import DecodedStream
-from clear_mlflow.learning.samples.feature_stream import FeatureStream, TrainingStream
+from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream, TrainingStream
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"

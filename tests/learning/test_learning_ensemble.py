@@ -13,8 +13,7 @@ from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.ensembles.members import member_configs, steps_together, train_ensemble
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import DecodedStream
-from clear_mlflow.learning.samples.feature_stream import FeatureStream
+from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream
 from clear_mlflow.learning.session import check
 
 SEEDS = (4, 0, 9)

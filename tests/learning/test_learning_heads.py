@@ -13,7 +13,7 @@ from clear_mlflow.core.errors import DivergedError
 from clear_mlflow.learning.ensembles.members import member_configs, steps_together, train_ensemble
 from clear_mlflow.learning.loop import measure
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.feature_stream import FeatureStream
+from clear_mlflow.learning.samples.decoded import FeatureStream
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import load_strategy
 from clear_mlflow.learning.strategies.replay import Replay

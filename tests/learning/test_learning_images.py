@@ -17,7 +17,6 @@ from clear_mlflow.data.decoding.decode import DecodedImages
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.stream import Bucket
 from clear_mlflow.learning.device import RngPurpose, derive_seed, generator
-from clear_mlflow.learning.samples.augment import augmentation
 from clear_mlflow.learning.samples.decoded import (
     DecodedStream,
     Normaliser,
@@ -26,7 +25,7 @@ from clear_mlflow.learning.samples.decoded import (
     training_batches,
 )
 from clear_mlflow.learning.samples.indices import joined, whole_bucket
-from clear_mlflow.learning.samples.photos import Photos, photos_of
+from clear_mlflow.learning.samples.photos import Photos, augmentation, photos_of
 
 
 def batches(samples, **changes):

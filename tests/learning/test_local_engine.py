@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from clear_mlflow.engines import local
-from clear_mlflow.engines.engine import Task
+from clear_mlflow.engines import Task, local
 from clear_mlflow.engines.local import LocalEngine
 
 TASK = Task(asked={}, run_id="a", experiment_id="b", tracking_uri="c")

@@ -19,8 +19,7 @@ from clear_mlflow.learning.ensembles import members
 from clear_mlflow.learning.ensembles.members import train_ensemble
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.registry import strategy_names
-from clear_mlflow.learning.samples.decoded import DecodedStream
-from clear_mlflow.learning.samples.feature_stream import FeatureStream
+from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream
 from clear_mlflow.learning.session import check
 from clear_mlflow.learning.strategies._base import Strategy
 

@@ -27,8 +27,12 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model, train
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import Batch, DecodedStream, training_batches
-from clear_mlflow.learning.samples.feature_stream import FeatureStream
+from clear_mlflow.learning.samples.decoded import (
+    Batch,
+    DecodedStream,
+    FeatureStream,
+    training_batches,
+)
 from clear_mlflow.learning.strategies._base import check_strategy
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
 from clear_mlflow.learning.strategies.er_ace import classes_of, cross_entropy_of_present

@@ -21,8 +21,7 @@ from learning_streams import random_stream
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.parallel.group import ALONE, process_group
-from clear_mlflow.learning.samples.decoded import DecodedStream
-from clear_mlflow.learning.samples.feature_stream import FeatureStream
+from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream
 from clear_mlflow.learning.session import check
 
 CPU = torch.device("cpu")

@@ -11,8 +11,7 @@ from PIL import Image
 from clear_mlflow.data.decoding.decode import DecodedImages
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
 from clear_mlflow.learning.parameters.config import TrainConfig
-from clear_mlflow.learning.samples.augment import augmentation
-from clear_mlflow.learning.samples.photos import photos_of
+from clear_mlflow.learning.samples.photos import augmentation, photos_of
 
 CPU = torch.device("cpu")
 

@@ -14,8 +14,7 @@ from clear_mlflow.learning.checkpoint import to_bytes
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
-from clear_mlflow.learning.samples.feature_stream import FeatureStream
+from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream, training_batches
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 PREDICTIONS = b"what the model answered"

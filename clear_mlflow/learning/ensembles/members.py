@@ -15,7 +15,7 @@ from clear_mlflow.learning.loop import Trained, fresh_model, measure_row, train
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.progress import MemberProgress, TrainingProgress
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
+from clear_mlflow.learning.samples.decoded import TrainingStream
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 

@@ -22,7 +22,7 @@ class ModelDescription:
     class_names: tuple[str, ...]  # the index is the class
     width: int  # numbers per image, of a model on stored features; 0: it takes images
     image_size: int  # side of the square that is cropped from an image, pixels
-    augment: str  # how test images are scaled; see samples/augment.py
+    augment: str  # how test images are scaled; see samples/photos.py
     precision: str  # what it was tested in, as a training's parameter of that name
     strategy: str  # what trained it
     dataset: str  # what it was trained on

@@ -22,9 +22,8 @@ from clear_mlflow.data.decoding.decode import decode_bytes
 from clear_mlflow.learning.device import autocast, resolve_device, tf32
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.models import build_model, linear_head, logits_in_float32
-from clear_mlflow.learning.samples.augment import augmentation
 from clear_mlflow.learning.samples.decoded import Normaliser
-from clear_mlflow.learning.samples.photos import photos_of
+from clear_mlflow.learning.samples.photos import augmentation, photos_of
 
 # The one column of what is asked, where it is images.
 IMAGE_COLUMN = "image"

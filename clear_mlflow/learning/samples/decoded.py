@@ -19,13 +19,13 @@ from torch import Tensor
 
 from clear_mlflow.data.decoding.decode import DecodedImages, decode
 from clear_mlflow.data.decoding.decoded_cache import DecodedCache
+from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.stream import BucketStream, ImageSet
 from clear_mlflow.learning.device import RngPurpose, generator, storage_device
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.learning.samples.augment import augmentation
 from clear_mlflow.learning.samples.indices import SampleIndices, joined, whole_bucket
-from clear_mlflow.learning.samples.photos import Crops, Photos, photos_at, photos_of
+from clear_mlflow.learning.samples.photos import Crops, Photos, augmentation, photos_at, photos_of
 
 # ImageNet's mean and standard deviation, as is usual in the field. They are constants, not measured
 # on the data: statistics of the whole stream depend on buckets that the model has not yet seen.
@@ -188,6 +188,38 @@ class DecodedStream(TrainingStream):
     def _placed(self, photos: Photos) -> Photos:
         home = storage_device(photos.nbytes, self.device)
         return photos if home.type == "cpu" else photos.to(home)
+
+
+class FeatureStream(TrainingStream):
+    """A stream whose ``images`` are features, (N, width), float32.
+
+    Nothing about them is random: there are no crops, no flips, and no normalisation.
+    """
+
+    def __init__(
+        self, stream: BucketStream, features: StoredFeatures, *, device: torch.device
+    ) -> None:
+        super().__init__(stream, device)
+        self.width = features.width
+        self._features = features
+
+    def _fetch(self, picks: SampleIndices) -> Tensor:
+        room = self._room_for(len(picks))
+        for position in np.unique(picks.bucket):
+            places = np.flatnonzero(picks.bucket == position)
+            rows = torch.from_numpy(self._features.train[position][picks.index[places]])
+            room[torch.from_numpy(places).to(room.device)] = rows.to(room.device)
+        return room
+
+    def _fetch_tests(self, counts: tuple[int, ...]) -> Tensor:
+        room = self._room_for(sum(counts))
+        for part, rows in zip(torch.split(room, list(counts)), self._features.test, strict=True):
+            part.copy_(torch.from_numpy(np.array(rows)))  # a mapped file, which is read-only
+        return room
+
+    def _room_for(self, count: int) -> Tensor:
+        home = storage_device(count * self.width * 4, self.device)
+        return torch.empty(count, self.width, device=home)
 
 
 class Normaliser:

@@ -14,11 +14,39 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clear_mlflow.data.decoding.decode import DecodedImages
-from clear_mlflow.learning.samples.augment import Augmentation
+from clear_mlflow.data.decoding.decode import DecodedImages, Resize
+from clear_mlflow.learning.parameters.recipes import NONE, RANDOM_CROP, RANDOM_CROP_FLIP
 from clear_mlflow.learning.samples.indices import SampleIndices
 
 _MANY = 1 << 62  # so many that a remainder by the number of places favours none
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What is done to an image; a test sees the centre of what a training may see."""
+
+    resize: Resize  # what is decoded and kept of the image
+    size: int  # side of the crops, pixels: of the model's input
+    crop: bool  # training crops lie anywhere, each place as likely as any other; else at the centre
+    flip: bool  # half of the training crops are mirrored, left to right
+
+
+def augmentation(name: str, image_size: int) -> Augmentation:
+    """The augmentation of a name, for a model's input of *image_size* pixels a side.
+
+    ``random_crop`` is torchvision's ``Resize(image_size)`` and ``RandomCrop(image_size)`` to train
+    on, ``Resize(image_size)`` and ``CenterCrop(image_size)`` to test on; ``random_crop_flip`` adds
+    ``RandomHorizontalFlip()``; ``none`` trains on what is tested.
+
+    Source:
+        The CLEAR authors' example in Avalanche (examples/clear.py), the starter kit of their
+        challenge and Renate's CLEAR benchmark agree on ``random_crop``.
+    """
+    if name not in (RANDOM_CROP, RANDOM_CROP_FLIP, NONE):
+        raise ValueError(f"no augmentation is called {name!r}")
+    return Augmentation(
+        Resize(image_size), image_size, crop=name != NONE, flip=name == RANDOM_CROP_FLIP
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,8 +21,7 @@ from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.registry import ENTRY_POINTS, strategy_names
-from clear_mlflow.learning.samples.decoded import Batch, Samples
-from clear_mlflow.learning.samples.feature_stream import TrainingStream
+from clear_mlflow.learning.samples.decoded import Batch, Samples, TrainingStream
 
 # What a strategy is given anew when it is built again.
 _GIVEN = frozenset({"config", "stream", "model", "arguments", "group"})

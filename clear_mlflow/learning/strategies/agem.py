@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.buffers import BufferArguments
 from clear_mlflow.learning.device import autocast
 from clear_mlflow.learning.samples.decoded import Batch
-from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import RehearsalStrategy, rehearsal_batches
 from clear_mlflow.learning.strategies._weights import gradients, trained_weights

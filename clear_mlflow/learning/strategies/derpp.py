@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.samples.decoded import Batch, Samples
-from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import (
     RehearsalStrategy,

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.device import RngPurpose, generator
 from clear_mlflow.learning.samples.decoded import Batch, batch_bounds, batches
-from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (
     copied,

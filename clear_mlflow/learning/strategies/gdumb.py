@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.buffers import BufferArguments
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.samples.decoded import Samples
-from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy, new_buffer
 
 

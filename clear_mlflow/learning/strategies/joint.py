@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.samples.decoded import Samples
 from clear_mlflow.learning.samples.indices import joined, whole_bucket
-from clear_mlflow.learning.strategies._arguments import check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 
 

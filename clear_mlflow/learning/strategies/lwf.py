@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from clear_mlflow.learning.arguments import check_above_zero, check_not_negative
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import autocast
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, batches, looks_alike
-from clear_mlflow.learning.strategies._arguments import check_above_zero, check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 
 _ANSWERED_AT_ONCE = 256

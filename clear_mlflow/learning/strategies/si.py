@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from clear_mlflow.learning.strategies._arguments import check_above_zero, check_not_negative
+from clear_mlflow.learning.arguments import check_above_zero, check_not_negative
 from clear_mlflow.learning.strategies._base import Strategy
 from clear_mlflow.learning.strategies._weights import (
     copied,
