@@ -18,7 +18,7 @@ Written by `python tools/generate.py`; `clear-mlflow COMMAND --help` says the sa
 (`-P group_by=strategy`); `train` is the entry point `main`. `--experiment`, `--run-name` and
 `--tag` of the commands that train are for the terminal: `mlflow run` has its own.
 
-Your shell completes commands, options and values after one of these lines in its start-up file:
+Your shell completes commands and options after one of these lines in its start-up file:
 
 ```sh
 eval "$(_CLEAR_MLFLOW_COMPLETE=bash_source clear-mlflow)"   # ~/.bashrc

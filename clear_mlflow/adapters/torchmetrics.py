@@ -87,33 +87,6 @@ class MatrixMetrics(TorchMetric):
         self.total[row] += torch.bincount(where, minlength=self.num_buckets)
         self.correct[row] += torch.bincount(where[hits], minlength=self.num_buckets)
 
-    def update_row(
-        self, row: int, correct: Sequence[int] | Tensor, num_instances: Sequence[int] | Tensor
-    ) -> None:
-        """Count a whole row that was measured elsewhere.
-
-        Under several processes, in one of them: the states are added up.
-
-        Args:
-            row: buckets trained so far.
-            correct: (T,), test images classified correctly, per bucket.
-            num_instances: (T,), test images per bucket.
-
-        Raises:
-            ConfigError: it is not a row of this stream.
-        """
-        self._check("row", row, self.num_buckets)
-        added = [torch.as_tensor(counts).to(self.total) for counts in (correct, num_instances)]
-        if any(counts.shape != (self.num_buckets,) for counts in added):
-            raise ConfigError(
-                f"a row of {tuple(added[0].shape)} counts of {tuple(added[1].shape)} images "
-                f"arrived; expected {self.num_buckets} each"
-            )
-        self.correct[row] += added[0]
-        self.total[row] += added[1]
-        self._computed = None
-        self._update_count += 1
-
     @property
     def matrix(self) -> AccuracyMatrix:
         """What was counted so far; cells without an image are not measured."""

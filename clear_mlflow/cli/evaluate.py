@@ -158,20 +158,10 @@ def evaluate(
             f"data_root is {data_root}, which is where stored models are tested again; pass "
             "from_models=yes with it, or leave it out"
         )
-    if from_models and (metrics or joint_run):
+    if from_models and (metrics or joint_run or rows or dry_run or engine == "ray"):
         raise ConfigError(
-            f"from_models is yes beside metrics {metrics!r} and joint_run {joint_run!r}; test the "
-            "models first, then add metrics to the runs that this gives"
-        )
-    if from_models and (rows or dry_run):
-        raise ConfigError(
-            "from_models is yes beside rows or a dry run; testing models gives rows of its own, "
-            "and cannot be tried without: leave rows and dry_run out"
-        )
-    if from_models and engine == "ray":
-        raise ConfigError(
-            "from_models is yes beside engine ray; stored models are tested again in one process: "
-            "pass engine=local"
+            "from_models is yes beside metrics, joint_run, rows, dry_run or engine ray; test the "
+            "models first, in one process, then score the runs that this gives"
         )
     check_engine(engine, address)
     score = Score(rows_score, higher_is_better=not rows_lower_is_better)

@@ -23,6 +23,7 @@ from clear_mlflow.core.untrusted import MAX_IMPORTED_FILES
 from clear_mlflow.data.files import is_folder
 from clear_mlflow.importers import FORMATS, Reading, load, passed_over, read_runs, recognise
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
 
 if TYPE_CHECKING:
@@ -36,12 +37,6 @@ _FAILED = "failed"
 _Line: TypeAlias = tuple[str, str, str, str, str]
 # In a folder, a file that ends so is one of results; any other may be anything.
 _ENDINGS = (".csv", ".tsv", ".npy", ".npz", ".json", ".pyd")
-
-
-def _whole_seed(text: str) -> int:
-    if not text.isascii() or not text.removeprefix("-").isdecimal() or len(text) > 19:
-        raise ValueError(f"expected {AUTO}, or a 64-bit integer")
-    return int(text)
 
 
 def _counts(text: str) -> tuple[int, ...]:
@@ -102,7 +97,7 @@ def _counts(text: str) -> tuple[int, ...]:
 )
 @_said_option(
     "--seed",
-    type=Maybe(_whole_seed),
+    type=Maybe(whole(least=-(2**63))),
     default=AUTO,
     metavar="N",
     help="Seed of the runs; auto: as the file has it.",

@@ -17,16 +17,11 @@ import click
 from clear_mlflow.cli.help import Command
 from clear_mlflow.cli.options import Maybe
 from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.learning.parameters.values import whole
 
 _HOST = "127.0.0.1"
 _START_SECONDS = 120.0  # on a machine with much else to do; five otherwise
 _BETWEEN_LOOKS = 0.25
-
-
-def _port(text: str) -> int:
-    if not text.isdecimal() or not 0 < int(text) < 2**16:
-        raise ValueError("expected auto, or a number from 1 to 65535")
-    return int(text)
 
 
 @click.command(
@@ -37,7 +32,7 @@ def _port(text: str) -> int:
 @click.argument("target", required=False, metavar="[RUN|EXPERIMENT|COMPARISON]")
 @click.option(
     "--port",
-    type=Maybe(_port),
+    type=Maybe(whole(least=1)),
     default="auto",
     metavar="PORT",
     help="Port of the server that is started where the store has none; auto: a free port.",

@@ -10,7 +10,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from clear_mlflow.cli.completion import completion
 from clear_mlflow.cli.help import STOPPED, Command, auto_text, option_under
 from clear_mlflow.cli.options import Maybe, yes_or_no_option
 from clear_mlflow.cli.run_options import apply_run_options, run_option, run_options
@@ -50,7 +49,6 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
             default=default,
             metavar=f"[{'|'.join(choices)}]" if choices else "VALUE",
             help=" ".join(filter(None, (parameter_help(name), auto_text(name)))),
-            shell_complete=completion(name),
         )(command)
     return command
 

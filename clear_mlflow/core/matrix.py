@@ -253,13 +253,11 @@ class AccuracyMatrix:
         first = found[min(found)]
         for row in found.values():
             for name in ("buckets", "num_instances", "score"):
-                ours, others = getattr(row, name), getattr(first, name)
-                # Rows of one run mostly share the tuple itself, which comparing would walk through.
-                if ours is not others and ours != others:
+                one, other = getattr(first, name), getattr(row, name)
+                if one != other:
                     raise RecordError(
                         f"rows {first.row} and {row.row} contradict each other: {name} is "
-                        f"{shown(getattr(first, name))} and {shown(getattr(row, name))}; "
-                        "they are not of one run"
+                        f"{shown(one, 200)} and {shown(other, 200)}; they are not of one run"
                     )
         values = np.full((max(found), len(first.buckets)), np.nan)
         for number, row in found.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from functools import cached_property
@@ -20,7 +20,7 @@ import msgspec
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST, AccuracyMatrix, AccuracyRow
-from clear_mlflow.core.score import ACCURACY, Score, StoredScore
+from clear_mlflow.core.score import ACCURACY, StoredScore
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import (
     JSON,
@@ -238,8 +238,8 @@ def assemble(records: Mapping[str, RowRecord]) -> Record:
     ordered = sorted(records.items(), key=lambda item: item[1].row.row)
     first_name, first = ordered[0]
     for name, record in ordered[1:]:
-        for what, one, other in _comparisons(first, record):
-            if one != other:
+        for what, one in _identity(first).items():
+            if (other := _identity(record)[what]) != one:
                 raise RecordError(
                     f"{first_name} and {name} contradict each other: {what} is "
                     f"{shown(one, 200)} and {shown(other, 200)}; they are not of one run, "
@@ -272,27 +272,15 @@ def _times(record: RowRecord) -> tuple[date, ...]:
     return found if all(before < after for before, after in pairwise(found)) else ()
 
 
-def _comparisons(one: RowRecord, other: RowRecord) -> Iterator[tuple[str, object, object]]:
-    """What rows of one run agree on; per bucket, so that a message shows what differs."""
-    yield "dataset name", one.dataset.name, other.dataset.name
-    yield "dataset digest", one.dataset.digest, other.dataset.digest
-    yield "protocol", one.protocol, other.protocol
-    yield "split", one.split, other.split
-    yield "score", _score_text(one.row.score), _score_text(other.row.score)
-    yield "seed", one.seed, other.seed
-    yield "number of buckets", len(one.row.buckets), len(other.row.buckets)
-    for j, (key, there) in enumerate(zip(one.row.buckets, other.row.buckets, strict=True)):
-        yield f"key of bucket {j + 1}", key, there
-    counts, others = one.row.num_instances, other.row.num_instances
-    if counts is None or others is None:
-        yield "num_instances", counts, others
-        return
-    for j, (total, there_too) in enumerate(zip(counts, others, strict=True)):
-        yield f"num_instances of bucket {j + 1}", total, there_too
-
-
-def _score_text(score: Score) -> str:
-    return f"{score.name}, {score.better} is better"
+def _identity(record: RowRecord) -> dict[str, object]:
+    """What rows of one run agree on, beside what their matrix holds."""
+    return {
+        "dataset name": record.dataset.name,
+        "dataset digest": record.dataset.digest,
+        "protocol": record.protocol,
+        "split": record.split,
+        "seed": record.seed,
+    }
 
 
 def check_schema(document: dict[str, Any], name: str) -> None:

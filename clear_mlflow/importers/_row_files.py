@@ -42,8 +42,7 @@ class RowPattern:
 
     ``{row}`` is the number of buckets trained before the test, 0 for the untrained model;
     ``{row0}`` counts them from 0, so that 0 is the test after the first bucket. ``*`` and ``?``
-    match any characters but a slash. Without a number, one matching file is the whole matrix;
-    the only number that differs between several files is ``{row}``.
+    match any characters but a slash. Without a number, one matching file is the whole matrix.
     """
 
     text: str
@@ -77,13 +76,16 @@ class RowPattern:
         """The path of each row; a whole matrix has None for its row."""
         regex = _as_regex(self.text)
         matches = {path: match for path in paths if (match := regex.fullmatch(path))}
-        if "{row" in self.text:
-            first = 1 if "{row0}" in self.text else 0
-            found = [(whole(m["row"], "a row") + first, path) for path, m in matches.items()]
-        elif len(matches) <= 1:
+        if "{row" not in self.text:
+            if len(matches) > 1:
+                raise RecordError(
+                    f"{len(matches)} artifacts match, {shown(min(matches))} and others; write "
+                    "{row} in place of the row's number, or {row0} if 0 is the test after the "
+                    "first bucket"
+                )
             return dict.fromkeys([None], *matches) if matches else {}
-        else:
-            found = _numbered(sorted(matches))
+        first = 1 if "{row0}" in self.text else 0
+        found = [(whole(m["row"], "a row") + first, path) for path, m in matches.items()]
         rows: dict[int | None, str] = {}
         for row, path in sorted(found):
             if row in rows:
@@ -125,31 +127,6 @@ def _cells(source: Source) -> list[float]:
     if not 1 <= len(cells) <= MAX_BUCKETS:
         raise RecordError(f"holds {len(cells)} numbers; expected 1 to {MAX_BUCKETS}")
     return [plain_text.to_cell(cell) for cell in cells]
-
-
-def _numbered(paths: list[str]) -> list[tuple[int, str]]:
-    """Rows by the one number in which paths differ."""
-    pieces = [re.split(r"([0-9]+)", path) for path in paths]
-    differing = {
-        position
-        for piece in pieces
-        for position in range(max(len(piece), len(pieces[0])))
-        if piece[position : position + 1] != pieces[0][position : position + 1]
-    }
-    if len(differing) != 1 or not (position := differing.pop()) % 2:
-        raise RecordError(
-            f"{len(paths)} artifacts match, {shown(paths[0])} and others, which differ in more "
-            "than one number; write {row} in place of the row's number"
-        )
-    found = [
-        (whole(piece[position], "a row"), path) for piece, path in zip(pieces, paths, strict=True)
-    ]
-    if min(found)[0] == 0:
-        raise RecordError(
-            f"{shown(min(found)[1])} counts from 0: write {{row}} if 0 is the untrained model, or "
-            "{row0} if it is the test after the first bucket"
-        )
-    return found
 
 
 def _as_regex(pattern: str) -> re.Pattern[str]:

@@ -20,6 +20,7 @@ from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.untrusted import MAX_ANYTIME_FILES, MAX_ROW_BYTES, read_bytes
 from clear_mlflow.metrics import anytime
+from clear_mlflow.metrics._common import evaluated, over_course
 from clear_mlflow.scoring.computed import AnytimeScores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
@@ -51,10 +52,11 @@ def read_anytime_scores(
     except RecordError as error:
         # The rows are whole without: they are scored, and this is reported beside them.
         return AnytimeScores(problem=str(error))
+    summary, undefined = evaluated(matrix, anytime.METRICS)
     return AnytimeScores(
-        summary=anytime.summarize(matrix),
-        points=anytime.series(matrix),
-        reasons=anytime.explain(matrix),
+        summary=summary,
+        points=over_course(matrix, anytime.METRICS),
+        reasons={name: str(error) for name, error in undefined.items()},
         # Tests that lack may still arrive, as by sync: they are looked for again.
         stamp=stamp if matrix.is_complete else None,
         matrix=matrix,

@@ -13,7 +13,13 @@ from clear_mlflow.core.errors import FailedMetricError
 from clear_mlflow.core.record import Record, RowRecord
 from clear_mlflow.metrics import DEFAULT_FAMILIES, METRICS, Metric, anytime, course, of_score
 from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.metrics.from_predictions import PredictionMetric, Predictions, confusion
+from clear_mlflow.metrics._common import evaluated, over_course
+from clear_mlflow.metrics.from_predictions import (
+    PredictionMetric,
+    Predictions,
+    confusion,
+    macro_accuracy,
+)
 from clear_mlflow.report.exports import matrix_csv
 from clear_mlflow.report.pictures import confusion_png
 from clear_mlflow.report.prediction_tables import calibration_csv, confusion_csv, per_class_csv
@@ -146,10 +152,10 @@ def compute_predictions(
     metrics: Sequence[PredictionMetric] = predicted.METRICS,
 ) -> PredictionScores:
     """Everything that a run's stored predictions define, but for what repeats its rows."""
-    repeated = predicted.repeated(predictions)
-    computed = [metric for metric in metrics if metric.name not in repeated]
-    points = predicted.series(predictions, computed)
-    undefined = predicted.undefined(predictions, computed)
+    left_out = macro_accuracy.METRICS if macro_accuracy.repeats_accuracy(predictions) else ()
+    computed = [metric for metric in metrics if metric not in left_out]
+    points = over_course(predictions, computed)
+    _, undefined = evaluated(predictions, computed)
     failed = _failed(undefined)
     return PredictionScores(
         summary={

@@ -17,6 +17,7 @@ from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.journal.journal import Journal, default_root
 from clear_mlflow.learning.measured import ignore
 from clear_mlflow.metrics import anytime
+from clear_mlflow.metrics._common import over_course
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import take
 from clear_mlflow.runs.resume import ResumePoint
@@ -117,7 +118,7 @@ def test_metrics_are_those_of_the_tests_at_every_step(store, finished):
     """Each a series over the buckets, as of every other family."""
     assert values_of(finished) == pytest.approx(EXPECTED)
     stored = histories(store, finished.info.run_id)
-    for name, steps in anytime.series(MATRIX).items():
+    for name, steps in over_course(MATRIX, anytime.METRICS).items():
         assert {step: value for step, _, value in stored[name]} == pytest.approx(steps)
     assert finished.data.tags[names.ANYTIME_TAG] == "2"
 

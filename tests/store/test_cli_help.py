@@ -73,11 +73,6 @@ def test_examples_are_commands(words, example):
 @pytest.mark.parametrize(
     ("arguments", "typed", "offered"),
     [
-        (["train", "--strategy"], "er", ["er_ace"]),
-        (["train", "--precision"], "", ["auto", "off", "tf32", "bf16"]),
-        (["train", "--model"], "resnet1", ["resnet18", "resnet101", "resnet152"]),
-        (["train", "--metrics"], "clear,g", ["clear,gem"]),
-        (["train", "--lr"], "", ["auto"]),
         (["train"], "--lr-", ["--lr-step", "--lr-gamma"]),
         ([], "tra", ["train", "train-distributed"]),
         (["evaluate", "--only"], "u", ["unscored"]),

@@ -16,6 +16,7 @@ from clear_mlflow.core.predictions import (
 )
 from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.metrics._common import evaluated
 from clear_mlflow.report.pictures import confusion_png
 from clear_mlflow.scoring import prediction_scores as tracked
 from clear_mlflow.statistics import CorrectMatrix
@@ -36,7 +37,7 @@ def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
     found = tracked.read_predictions(store, run, record)
     assert CorrectMatrix.of(found.images, found.answers.values()).matrix().equals(record.matrix)
     values = store.get_run(run.info.run_id).data.metrics
-    for name, value in predicted.summarize(found).items():
+    for name, value in evaluated(found, predicted.METRICS)[0].items():
         assert values[name] == value
     written = {
         path.relative_to(predictions_folder(run)).as_posix()

@@ -18,7 +18,8 @@ from clear_mlflow.learning.anytime.schedule import (
     EvalInterval,
     parse_interval,
 )
-from clear_mlflow.metrics.anytime import METRICS, explain, series, summarize
+from clear_mlflow.metrics._common import evaluated, over_course
+from clear_mlflow.metrics.anytime import METRICS, summarize
 from clear_mlflow.metrics.anytime.continual_evaluation import (
     windowed_forgetting,
     windowed_plasticity,
@@ -33,6 +34,10 @@ COURSE = [
     *[(1, c) for c in ([19, 10, 7], [32, 20, 6], [32, 23, 5], [28, 35, 6])],
     *[(2, c) for c in ([18, 16, 10], [29, 29, 18], [28, 30, 26], [29, 34, 31], [28, 29, 40])],
 ]
+
+
+def explain(matrix):
+    return {name: str(error) for name, error in evaluated(matrix, METRICS)[1].items()}
 
 
 def matrix_of(course, width=3, *, trained=None, protocol="iid"):
@@ -119,7 +124,7 @@ def test_every_metric_is_what_loops_give(drawn):
     """At every step of the run, and with as many tests inside a bucket as it takes."""
     width, trained, course = drawn
     matrix = matrix_of(course, width)
-    steps = series(matrix)
+    steps = over_course(matrix, METRICS)
     for k in range(1, trained + 1):
         expected = by_loops(course, k)
         assert {name: values[k] for name, values in steps.items() if k in values} == pytest.approx(
@@ -147,7 +152,7 @@ def test_a_test_that_is_not_stored_leaves_the_steps_behind_it_undefined():
     matrix = AnytimeMatrix.of_tests(lacking, whole.matrix)
     assert not matrix.is_complete
     assert set(explain(matrix).values()) == {"test 3 of 3 inside bucket '2' is not stored"}
-    steps = series(matrix)["continual_evaluation/worst_case_accuracy"]
+    steps = over_course(matrix, METRICS)["continual_evaluation/worst_case_accuracy"]
     assert steps == {1: summarize(whole.after(1))["continual_evaluation/worst_case_accuracy"]}
 
 
@@ -212,17 +217,12 @@ def test_no_reader_takes_one_kind_of_row_for_the_other():
         ({"test": 0}, "test is 0"),
         ({"test": 4}, "test is 4, of 3"),
         ({"step": 40}, "at the end of a bucket is a row"),
-        ({"step": 1.5}, "step: expected 'int', got 'float'"),
-        ({"correct": [1, 2]}, "correct has 2 entries"),
         (
             {"correct": [1, 2, 10]},
             "correct of bucket '3' is 10; expected 0 to its num_instances, 9",
         ),
-        ({"bucket": 4}, "only 3 buckets"),
-        ({"buckets": "123"}, "buckets: expected 'array'"),
         ({"training_on": "3"}, "training_on is '3'; bucket 2"),
         ({"schema": {"name": "clear_mlflow/anytime_row", "version": "2.0"}}, "upgrade it"),
-        ({"schema": 7}, "schema: expected 'object'"),
     ],
 )
 def test_a_file_that_is_no_test_is_one_line(change, told):
@@ -235,15 +235,11 @@ def test_a_file_that_is_no_test_is_one_line(change, told):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_was_renamed_or_lacks_a_field_is_refused():
+def test_a_file_that_was_renamed_is_refused():
     """Its name says which test it is."""
     (test,) = inside_bucket(2, [[1, 2, 3]], (9, 9, 9))
     with pytest.raises(RecordError, match="renamed or copied"):
         AnytimeRow.from_json(test.to_json(WHEN), source=anytime_file_name(1, 1))
-    content = json.loads(test.to_json(WHEN))
-    del content["num_steps"]
-    with pytest.raises(RecordError, match="lacks the field 'num_steps'"):
-        AnytimeRow.from_json(json.dumps(content), source=anytime_file_name(2, 1))
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "often", "", "steps", "3 steps 4"])

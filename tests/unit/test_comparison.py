@@ -131,14 +131,6 @@ def test_a_run_that_ended_early_is_left_out_of_means():
     assert any("trained on 2 of 4 buckets" in warning for warning in found.warnings)
 
 
-def test_a_cell_is_the_mean_over_the_seeds_that_measured_it():
-    """And NaN, never 0, where none did."""
-    rows = [counts(180, seed)[:3] for seed in range(2)]
-    (group,) = compared([subject("a", r, seed=i) for i, r in enumerate(rows)]).groups
-    assert group.grid[2, 1] == pytest.approx((rows[0][2][1] + rows[1][2][1]) / 2 / NUM_TEST)
-    assert np.isnan(group.grid[3:]).all()
-
-
 def test_streaming_shows_only_its_evidence():
     """Cells that score training images are not measured, in matrices and in metrics."""
     runs = seeds_of("replay", 180, range(2), protocol="streaming")

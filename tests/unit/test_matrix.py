@@ -47,7 +47,6 @@ def test_a_row_may_hold_fractions_in_place_of_counts():
     [
         ((-1, ("a",), (1,), (2,)), "row is -1"),
         ((True, ("a",), (1,), (2,)), "row: expected 'int', got 'bool'"),
-        ((2, ("a",), (1,), (2,)), "only 1 buckets"),
         ((0, (), (), ()), "buckets holds 0 keys"),
         ((0, "ab", (1, 1), (2, 2)), "buckets: expected 'array'"),
         ((0, ("a", "a"), (1, 1), (2, 2)), "is given twice"),
@@ -55,24 +54,17 @@ def test_a_row_may_hold_fractions_in_place_of_counts():
         ((0, ("x" * 101,), (1,), (2,)), "1 to 100"),
         ((0, ("a\x1b[2J",), (1,), (2,)), "printable"),
         ((0, ("\ud800",), (1,), (2,)), "printable"),
-        ((0, (3,), (1,), (2,)), "buckets[0]: expected 'str', got 'int'"),
         ((0, ("a", "b"), (1,), (2, 2)), "correct has 1 entries for 2"),
-        ((0, ("a",), (1,), (2, 2)), "num_instances has 2 entries for 1"),
         ((0, ("a",), (3,), (2,)), "correct of bucket 'a' is 3"),
-        ((0, ("a",), (-1,), (2,)), "correct of bucket 'a' is -1"),
         ((0, ("a",), (0,), (0,)), "num_instances of bucket 'a' is 0"),
         ((0, ("a",), (1,), (2**53 + 1,)), "2**53"),
         ((0, ("a",), (1.0,), (2,)), "correct[0]: expected 'int'"),
-        ((0, ("a",), (False,), (2,)), "correct[0]: expected 'int'"),
         ((0, ("a",), None, (2,)), "correct: expected 'array', got 'null'"),
         ((0, ("a",), (10**5000,), (2,)), "too long to write out"),
-        ((0, ("a",), (1,), None), "num_instances: expected 'array'"),
         ((0, ("a",), (1,), (2,), (0.5,)), "correct and values arrived both"),
         ((0, ("a",), None, None), "num_instances: expected 'array'"),
-        ((0, ("a",), None, None, 0.5), "accuracy is 0.5"),
         ((0, ("a", "b"), None, None, (0.5,)), "each of the 2 buckets"),
         ((0, ("a",), None, None, (50.0,)), "not percent"),
-        ((0, ("a",), None, None, (10**5000,)), "too long to write out"),
         ((0, ("a",), None, None, (NAN,)), "no measured bucket"),
         ((0, ("a",), None, (2, 2), (0.5,)), "num_instances has 2 entries for 1"),
     ],
@@ -110,37 +102,23 @@ def test_arrays_are_copies_and_read_only():
             array[0] = 0
 
 
-def test_an_initial_row_without_a_cell_is_not_measured():
-    """NaN everywhere says the same as no initialisation row."""
-    assert AccuracyMatrix([[0.5]], initial=[NAN]).initial is None
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
         {"values": [[1.1]]},
-        {"values": [[-0.1]]},
         {"values": [[math.inf]]},
-        {"values": [[-math.inf]]},
         {"values": [0.5]},
-        {"values": []},
         {"values": np.empty((0, 0))},
         {"values": [[0.5], [0.5]]},
-        {"values": [[[0.5]]]},
         {"values": [[0.5, 0.5], [0.5]]},
         {"values": [["high"]]},
-        {"values": [[0.5j]]},
         {"values": [[0.5]], "initial": [0.5, 0.5]},
         {"values": [[0.5]], "initial": [math.inf]},
-        {"values": [[0.5]], "initial": 0.5},
         {"values": [[0.5]], "num_instances": [0]},
         {"values": [[0.5]], "num_instances": [1.5]},
-        {"values": [[0.5]], "num_instances": [True]},
         {"values": [[0.5]], "num_instances": [1, 2]},
         {"values": [[0.5]], "num_instances": [2**60]},
-        {"values": [[0.5]], "num_instances": [10**30]},
         {"values": [[0.5]], "buckets": ["a", "b"]},
-        {"values": [[0.5]], "buckets": "a"},
         {"values": [[0.5, 0.5]], "buckets": ["a", "a"]},
         {"values": [[0.5]], "buckets": []},
     ],

@@ -17,6 +17,7 @@ from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.metrics import from_predictions as predicted
+from clear_mlflow.metrics._common import evaluated, over_course
 from clear_mlflow.metrics.from_predictions import (
     Predictions,
     class_accuracies,
@@ -24,6 +25,7 @@ from clear_mlflow.metrics.from_predictions import (
     macro_matrix,
 )
 from clear_mlflow.metrics.from_predictions.calibration import bins
+from clear_mlflow.metrics.from_predictions.macro_accuracy import repeats_accuracy
 from clear_mlflow.report.prediction_tables import calibration_csv, confusion_csv, per_class_csv
 
 CLASSES = 3
@@ -67,6 +69,14 @@ def predictions(
     return Predictions(images, answers, protocol)
 
 
+def summarize(found: Predictions) -> dict[str, float]:
+    return evaluated(found, predicted.METRICS)[0]
+
+
+def explain(found: Predictions) -> dict[str, str]:
+    return {name: str(error) for name, error in evaluated(found, predicted.METRICS)[1].items()}
+
+
 def without(found: Predictions, *rows: int) -> Predictions:
     left = {row: answer for row, answer in found.answers.items() if row not in rows}
     return Predictions(found.images, left, found.protocol, found.k)
@@ -106,7 +116,7 @@ def test_macro_accuracy_is_scikit_learns_macro_recall() -> None:
             cells = matrix.initial if row == 0 else matrix.values[row - 1]
             assert cells is not None
             assert cells[j] == pytest.approx(expected)
-    values = predicted.summarize(found)
+    values = summarize(found)
     assert values.keys() == MACRO
     assert values["macro_accuracy/in_domain"] == metrics.clear.in_domain_accuracy(matrix)
     assert values["macro_accuracy/next_domain"] == metrics.clear.next_domain_accuracy(matrix)
@@ -126,24 +136,14 @@ def test_macro_accuracy_of_balanced_buckets_is_the_accuracy(seed: int, per_class
         row: replace(answer, evaluation_set=images.digest) for row, answer in found.answers.items()
     }
     found = Predictions(images, answers)
-    assert predicted.repeated(found) == MACRO
+    assert repeats_accuracy(found)
     accuracies = [
         [answer.correct(images)[j] / len(labels[j]) for j in range(2)]
         for row, answer in answers.items()
         if row
     ]
     assert np.allclose(macro_matrix(found).values, accuracies, atol=1e-12)
-    assert predicted.repeated(predictions(seed, (CLASSES * 3 + 1,) * 2, rows=2)) == frozenset()
-
-
-def test_macro_accuracy_counts_every_class_alike() -> None:
-    """Nine right images of one class and a wrong one of another: 90 % of images, 50 % macro."""
-    found = predictions(counts=(10,), rows=1)
-    images = replace(found.images, label=np.array([0] * 9 + [1], np.uint16))
-    answer = RowPredictions(row=1, labels=np.zeros(10, np.uint8), evaluation_set=images.digest)
-    values = predicted.summarize(Predictions(images, {1: answer}))
-    assert values["macro_accuracy/average"] == 0.5
-    assert answer.hits(images).mean() == 0.9
+    assert not repeats_accuracy(predictions(seed, (CLASSES * 3 + 1,) * 2, rows=2))
 
 
 def test_confusion_is_scikit_learns() -> None:
@@ -176,7 +176,7 @@ def test_calibration_is_that_of_loops_and_of_scikit_learn() -> None:
     brier = sum(
         sum((soft[m, c] - (labels[m] == c)) ** 2 for c in range(CLASSES)) for m in range(len(said))
     )
-    values = predicted.summarize(found)
+    values = summarize(found)
     assert values["calibration/expected_calibration_error"] == pytest.approx(gaps)
     assert values["calibration/brier_score"] == pytest.approx(brier / len(said))
     exact = soft / soft.sum(axis=1, keepdims=True)
@@ -192,7 +192,7 @@ def test_a_probability_stored_as_zero_is_not_infinitely_wrong() -> None:
     soft = np.zeros((1, CLASSES), np.float16)
     soft[0, (label + 1) % CLASSES] = 1
     answer = replace(found.answers[1], probabilities=soft, labels=soft.argmax(1).astype(np.uint8))
-    values = predicted.summarize(Predictions(found.images, {1: answer}))
+    values = summarize(Predictions(found.images, {1: answer}))
     assert values["calibration/negative_log_likelihood"] == pytest.approx(25 * math.log(2))
     assert values["calibration/brier_score"] == 2
     assert values["calibration/expected_calibration_error"] == 1
@@ -210,34 +210,34 @@ def test_bins_are_closed_above() -> None:
 
 def test_what_is_not_there_is_told() -> None:
     """Labels alone have no calibration; streaming has no learned bucket as evidence."""
-    assert predicted.summarize(predictions()).keys() == MACRO
-    reasons = predicted.explain(predictions())
+    assert summarize(predictions()).keys() == MACRO
+    reasons = explain(predictions())
     assert reasons.keys() == CALIBRATION
     assert set(reasons.values()) == {"needs stored probabilities: predictions=probs"}
     streaming = predictions(probs=True, protocol="streaming")
-    assert predicted.summarize(streaming).keys() == {"macro_accuracy/next_domain"}
-    assert predicted.explain(streaming)["calibration/brier_score"].startswith("under the streaming")
+    assert summarize(streaming).keys() == {"macro_accuracy/next_domain"}
+    assert explain(streaming)["calibration/brier_score"].startswith("under the streaming")
     untrained = predictions(rows=0, probs=True)
-    assert predicted.summarize(untrained) == {}
-    assert predicted.explain(untrained).keys() == MACRO | CALIBRATION
-    assert predicted.summarize(predictions(probs=True)).keys() == MACRO | CALIBRATION
+    assert summarize(untrained) == {}
+    assert explain(untrained).keys() == MACRO | CALIBRATION
+    assert summarize(predictions(probs=True)).keys() == MACRO | CALIBRATION
 
 
 def test_a_series_is_the_run_cut_off() -> None:
     """Its last value is the summary; a row whose predictions are missing leaves a gap."""
     found = predictions(4, probs=True)
-    series = predicted.series(found)
+    series = over_course(found, predicted.METRICS)
     assert series.keys() == MACRO | CALIBRATION
-    assert {name: steps[3] for name, steps in series.items()} == predicted.summarize(found)
+    assert {name: steps[3] for name, steps in series.items()} == summarize(found)
     for name, steps in series.items():
         for k, value in steps.items():
-            assert value == predicted.summarize(found.after(k))[name]
-    gap = predicted.series(without(found, 2))
+            assert value == summarize(found.after(k))[name]
+    gap = over_course(without(found, 2), predicted.METRICS)
     assert gap["calibration/brier_score"].keys() == {1, 3}
     assert gap["macro_accuracy/average"].keys() == {1, 3}
     assert gap["macro_accuracy/in_domain"].keys() == {1}
     assert without(found, 3).k == 3
-    assert predicted.summarize(without(found, 3)) == {}
+    assert summarize(without(found, 3)) == {}
 
 
 def test_predictions_have_to_count_up_to_the_rows() -> None:

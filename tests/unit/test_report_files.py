@@ -127,13 +127,6 @@ def test_description_of_a_partial_run_tells_what_is_missing_and_why():
     assert "nan" not in text
 
 
-def test_description_shows_only_evidence():
-    """Under streaming the cells that score training images are not shown."""
-    record = stored(AccuracyMatrix([[0.9, 0.6], [0.5, 0.8]]), protocol="streaming")
-    assert re.search(r"^after 1 +– +60\.0$", describe(record), re.MULTILINE)
-    assert "90.0" not in describe(record)
-
-
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 70), st.text(max_size=150), st.text(max_size=300))
 def test_description_stays_below_the_limit_and_on_its_lines(width, title, fact):

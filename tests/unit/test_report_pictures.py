@@ -2,7 +2,6 @@
 
 import io
 import itertools
-import re
 import warnings
 
 import matplotlib as mpl
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -59,16 +57,6 @@ def test_unmeasured_cells_are_dashes():
     assert not any("initial" in line for line in lines)
 
 
-def test_the_diagonal_is_bold_on_a_terminal():
-    """The eye finds what was just trained on."""
-    written = io.StringIO()
-    console = Console(width=80, file=written, force_terminal=True, _environ={})
-    console.print(matrix_table(AccuracyMatrix([[0.123, 0.5], [0.6, 0.456]])))
-    header, body = written.getvalue().split("─", 1)
-    assert header.split()[0].startswith("\x1b[1m%")
-    assert re.findall(r"\x1b\[1m *([0-9.]+)", body) == ["12.3", "45.6"]
-
-
 @settings(max_examples=25)
 @given(
     st.lists(
@@ -105,16 +93,6 @@ def test_metrics_stand_with_value_or_reason():
     everything = dict.fromkeys((metric.name for metric in reversed(ALL_METRICS)), 0.5)
     found = [line.split()[0] for line in printed(metrics_table(everything, {}))[2:]]
     assert found == [metric.name for metric in ALL_METRICS]
-
-
-def test_picture_is_the_same_as_png_and_as_pixels():
-    """Both come from one drawing."""
-    png = Image.open(io.BytesIO(heatmap_png(TEN, "run"))).convert("RGB")
-    pixels = heatmap_array(TEN, "run")
-    assert pixels.dtype == np.uint8
-    assert pixels.ndim == 3
-    np.testing.assert_array_equal(np.asarray(png), pixels)
-    np.testing.assert_array_equal(png_array(heatmap_png(TEN, "run")), pixels)
 
 
 @pytest.mark.parametrize(

@@ -257,14 +257,6 @@ def test_of_very_many_buckets_some_are_shown():
     assert "100 rows and columns of 250 buckets" in text
 
 
-def test_streaming_shows_unseen_cells_alone():
-    predictions = answered(3, 4, 5, protocol="streaming")
-    text = run_page(report_of(predictions))
-    cells = data_of(text)["cells"]
-    assert [sum(value is not None for value in row) for row in cells] == [3, 2, 1, 0]
-    assert "Protocol streaming" in text
-
-
 def test_a_run_with_its_first_row_has_a_page():
     """As a run in training: nothing that needs more rows is in the way."""
     for rows in ({0: THREE[0]}, {1: THREE[1]}):

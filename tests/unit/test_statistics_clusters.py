@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy.stats import binom, binomtest
+from scipy.stats import binomtest
 
 from clear_mlflow import AccuracyMatrix
 from clear_mlflow.core.errors import RecordError
@@ -26,8 +26,6 @@ from clear_mlflow.statistics import (
 )
 
 BY_NAME = {metric.name: metric for metric in METRICS}
-IN_DOMAIN = "clear/in_domain_accuracy"
-FORGETTING = "renate/forgetting"
 
 
 def paired_bootstrap(a, b, **options):
@@ -164,37 +162,3 @@ def test_mcnemar_of_clusters_counts_all_signs(images):
     only_a, only_b = found.only_a, found.only_b
     sign_test = binomtest(only_a, only_a + only_b).pvalue if only_a + only_b else 1.0
     assert alone.p_value == pytest.approx(sign_test)
-
-
-def coverage(times: int, level: float, *, knows: bool) -> tuple[int, int, int]:
-    """How often intervals of an accuracy, and a test of equal models, are right, by simulation.
-
-    90 scans, each in three of five buckets. Whether a model is right on a scan is the same in all
-    of them, as a digit that is hard to read is hard in any colour: right on 80 % of scans.
-    """
-    draws = np.random.default_rng(1)
-    bucket, cluster = scans_in_buckets(90, 3, 5)
-    in_domain = within = found_equal = 0
-    for _ in range(times):
-        sides = []
-        for _ in range(2):
-            right = np.broadcast_to(draws.random(90) < 0.8, (6, 90))[:, cluster]
-            sides.append(a_run(right, bucket, cluster if knows else None))
-        metrics = [BY_NAME[IN_DOMAIN]]
-        bootstrap = ImageBootstrap(metrics=metrics, level=level, resamples=200)
-        low, high = bootstrap.intervals(sides[0])[IN_DOMAIN]
-        in_domain += low <= 0.8 <= high
-        test = bootstrap.test(*sides)[IN_DOMAIN]
-        within += test.interval.low <= 0 <= test.interval.high
-        found_equal += test.p_value > 1 - level
-    return in_domain, within, found_equal
-
-
-def test_intervals_cover_with_clusters_and_too_seldom_without():
-    """Of 200 intervals of 90 %, about 180 with clusters; without, what is left is far below."""
-    times, level = 200, 0.9
-    with_clusters = coverage(times, level, knows=True)
-    assert min(with_clusters) >= binom.ppf(1e-4, times, level - 0.02)
-    assert max(with_clusters) <= binom.ppf(1 - 1e-4, times, level)
-    without = coverage(times, level, knows=False)
-    assert max(without) < 0.75 * times, without

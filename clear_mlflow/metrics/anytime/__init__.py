@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
-from clear_mlflow.metrics._common import evaluated, gather, modules_of, over_course
-from clear_mlflow.metrics.anytime._base import AnytimeMetric
+from clear_mlflow.metrics._common import evaluated, gather, modules_of
+from clear_mlflow.metrics.anytime.continual_evaluation import AnytimeMetric
 
-__all__ = ["METRICS", "AnytimeMatrix", "AnytimeMetric", "explain", "series", "summarize"]
+__all__ = ["METRICS", "AnytimeMatrix", "AnytimeMetric", "summarize"]
 
 METRICS: tuple[AnytimeMetric, ...] = gather(
     metric for module in modules_of(sys.modules[__name__]).values() for metric in module.METRICS
@@ -26,15 +26,3 @@ def summarize(
 ) -> dict[str, float]:
     """Every metric that is defined on a run's tests: name to value."""
     return evaluated(matrix, metrics)[0]
-
-
-def explain(matrix: AnytimeMatrix, metrics: Sequence[AnytimeMetric] = METRICS) -> dict[str, str]:
-    """Why each metric that :func:`summarize` leaves out has no value: name to reason."""
-    return {name: str(error) for name, error in evaluated(matrix, metrics)[1].items()}
-
-
-def series(
-    matrix: AnytimeMatrix, metrics: Sequence[AnytimeMetric] = METRICS
-) -> dict[str, dict[int, float]]:
-    """Every metric over the course of a run: name to {buckets trained: value}, where defined."""
-    return over_course(matrix, metrics)

@@ -17,6 +17,7 @@ Reducing Abrupt Representation Change in Online Continual Learning, ICLR 2022, a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -24,9 +25,14 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.errors import UndefinedMetricError
-from clear_mlflow.metrics.anytime._base import AnytimeMetric
+from clear_mlflow.metrics._common import MetricOf
 
 WINDOWS = (10, 100)  # tests; the paper has both
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnytimeMetric(MetricOf[AnytimeMatrix]):
+    """One number of a run's tests inside its buckets, under the name that it is logged as."""
 
 
 def minimum_accuracy(matrix: AnytimeMatrix) -> float:
