@@ -95,7 +95,7 @@ def compare(
     from clear_mlflow.store.names import KIND_COMPARE
     from clear_mlflow.store.search import Selection, mark_run_of_project, select
     from clear_mlflow.store.ui_urls import comparison_links
-    from clear_mlflow.sweep.chosen import next_grids
+    from clear_mlflow.sweep.next_grids import next_grids
 
     set_up_mlflow()
     client = preflight(opens_run=False)

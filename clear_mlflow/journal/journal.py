@@ -192,14 +192,9 @@ def default_root() -> Path:
     return default_cache_dir() / "unsent"
 
 
-def working_root() -> Path:
-    """Where journals are instead: in the working folder."""
-    return Path("unsent_rows").absolute()
-
-
 def journal_places(run_id: str) -> list[Path]:
-    """Folders for a run's journal, the best first."""
-    places = [working_root() / run_id]
+    """Folders for a run's journal, the best first; the last is in the working folder."""
+    places = [Path("unsent_rows", run_id).absolute()]
     with suppress(DataError):  # no cache folder
         places.insert(0, default_root() / run_id)
     return places

@@ -86,10 +86,7 @@ def stored_steps(client: MlflowClient, run: Run) -> StoredSteps:
 
 
 def lacking(points: Iterable[Metric], there: StoredSteps) -> list[Metric]:
-    """Points of a curve at whose steps a run holds none: of a step, the first one stays.
-
-    A bucket that is trained on again, since its process was killed, comes by the same steps again.
-    """
+    """Points of a curve at whose steps a run holds none: of a step, the first one stays."""
     return [point for point in points if point.step not in there.get(point.key, ())]
 
 

@@ -99,11 +99,7 @@ def result_of(
     received: Sequence[int] = (),
     died: Sequence[int] = (),
 ) -> RunResult:
-    """How a training or a loop ended, by what it raised.
-
-    *received* are the signals that came to this process, in their order; *died* are ranks whose
-    processes ended before their training did.
-    """
+    """How a training ended, by what it raised, the signals received, and the ranks that died."""
     if isinstance(error, LostRunError):
         return RunResult(2, "FAILED", run_id, str(error), error)
     if isinstance(error, UnsentError):
@@ -122,8 +118,7 @@ def result_of(
         diverged = error if isinstance(error, DivergedError) else None
         return RunResult(2, "FAILED", run_id, str(error), diverged=diverged)
     if isinstance(error, TrainingDied):
-        was_stopped = -error.returncode in _KILLING
-        if was_stopped:
+        if -error.returncode in _KILLING:
             return RunResult(128 - error.returncode, "KILLED", run_id, str(error))
         return RunResult(1, "FAILED", run_id, str(error))
     status: Status = "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED"
@@ -140,9 +135,7 @@ def open_run(
 ) -> str:
     """Start an MLflow run, or take up the one that the environment names; it is then active.
 
-    A name that a person gave a named run stays, unless *rename*. *check* refuses a named run that
-    this cannot go into. *system_metrics*: whether MLflow watches the machine where the environment
-    does not say.
+    A name that a person gave a named run stays, unless *rename*. *check* refuses a named run.
     """
     named = MLFLOW_RUN_ID.get()
     monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
@@ -214,10 +207,7 @@ def close_abandoned(client: MlflowClient, run: Run) -> None:
 def refuse_second(
     client: MlflowClient, run: Run, advice: str, *, assume_dead: bool = False
 ) -> None:
-    """Raise TrackingError, with the advice, where a process trains into the run.
-
-    *assume_dead*: the user says that it does not; one that is seen to live on this machine does.
-    """
+    """Raise TrackingError, with the advice, where a process trains into the run."""
     if assume_dead and not lives_here(run):
         return
     if trains_now(client, run):
@@ -239,8 +229,7 @@ def end(
 ) -> Run:
     """Say why a run ended, set its status, and remove the tag that names its process.
 
-    Status None: it stays as it is. *check* refuses the run, as it is now, if this process may no
-    longer end it. Gives the run, as it is then.
+    Status None: it stays as it is. *check* refuses a run that this process may no longer end.
     """
     with mlflow_errors(f"close run {run_id}"):
         if check is not None:
@@ -309,8 +298,7 @@ def close(
 def close_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
     """Close the run that ``mlflow run`` opened for what was done in another one, or did not begin.
 
-    A signal to the process group ends MLflow itself, which would have closed it. Without the run's
-    id, it is the one of the environment, and it is closed only after a signal.
+    Without the run's id, it is the one of the environment, and it is closed only after a signal.
     """
     named = run_id or (MLFLOW_RUN_ID.get() if result.status == "KILLED" else None)
     if named:
@@ -424,10 +412,7 @@ def _leave_unsent(
 def _leave_end(
     client: MlflowClient, run_id: str, result: RunResult, ours: bool, folder: Path | None = None
 ) -> str:
-    """Write how a run ended into its journal, for ``sync`` to close it; says what to do about it.
-
-    *folder* is the journal, where something of the run waits in one. Empty: no disk takes it.
-    """
+    """Write how a run ended into its journal; says how to close it ("" if no disk takes it)."""
     ended = End(result.status if ours else None, result.error, result.diverged is not None)
     known = [folder] if folder else left_journals(run_id)
     for where in (*known, *journal_places(run_id)):

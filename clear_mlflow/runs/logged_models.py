@@ -176,10 +176,7 @@ def _grey(side: int) -> bytes:
 
 
 def _accuracies(computed: Computed, row: int, model: LoggedModel) -> list[Metric]:
-    """The run's own points at this row, which MLflow then has of the model, too.
-
-    They are the same entries of the run, which stay what they are.
-    """
+    """The run's own points at this row, which MLflow then has of the model, too."""
     series = {
         name: {row: computed.points[name][row]}
         for name in bucket_metric_names(

@@ -26,10 +26,7 @@ from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.journal import HeldError, Journal, left_journals, read_origin
 from clear_mlflow.journal.resend import list_artifacts, send_waiting
 from clear_mlflow.learning.measured import StreamMetadata
-from clear_mlflow.learning.parameters.config import (
-    TrainConfig,
-    parse_parameter,
-)
+from clear_mlflow.learning.parameters.config import TrainConfig, parse_parameter
 from clear_mlflow.learning.parameters.logged import dataset_runs_code
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.registry import known_strategies
@@ -90,10 +87,7 @@ class ResumePoint:
         return bool(inputs and inputs.dataset_inputs) and wanted <= self.files
 
     def time_of(self, row: AccuracyRow) -> str | None:
-        """When the row that training resumes from was measured; None for any other row.
-
-        It is used for a row of which the state is stored, but not the row itself.
-        """
+        """When the row of the newest whole state was measured; None for any other row."""
         if self.state is None or self.state.manifest.row != row.row:
             return None
         return self.state.manifest.written_at
@@ -124,10 +118,7 @@ class ResumePoint:
 
 
 def holds_rows(client: MlflowClient, run_id: str) -> bool:
-    """Whether a run that is named to be trained into holds rows of an earlier training.
-
-    TrackingError: another process trains into it now.
-    """
+    """Whether a run holds rows of an earlier training; TrackingError: one trains into it now."""
     run = client.get_run(run_id)
     refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
     return bool(left_journals(run_id)) or bool(stored_rows(client, run))
@@ -136,10 +127,9 @@ def holds_rows(client: MlflowClient, run_id: str) -> bool:
 def read_resume_point(
     client: MlflowClient, run_id: str, folder: Path, *, assume_dead: bool = False
 ) -> ResumePoint:
-    """Read what training resumes from; TrackingError: it cannot be resumed. The run stays as it is.
+    """Send what waits here, and read what training resumes from; TrackingError: it cannot be.
 
-    But what an earlier process on this machine could not store is sent first. *folder* takes files
-    that are needed until training resumes. *assume_dead*: the user says that its process is.
+    *folder* takes files that are needed until training resumes.
     """
     run = _run(client, run_id, assume_dead)
     config = _config_of(client, run)
@@ -174,7 +164,11 @@ def read_resume_point(
         )
     if state is not None:
         _check_version(run_id, state.manifest.package_version)
-        _check_torch(state.manifest.torch_version)
+        if (trained_with := state.manifest.torch_version) != (here := version("torch")):
+            warn(
+                f"the run was trained with torch {trained_with} and this is {here}: rows to come "
+                "may differ in their last digits from what they would have been"
+            )
         if differing := _differences(_decisive(state.manifest.config), config.as_text()):
             raise TrackingError(
                 f"run {run_id} cannot be resumed: its training state was taken with other "
@@ -186,10 +180,7 @@ def read_resume_point(
 def _whole_rows(
     client: MlflowClient, run: Run, state: StoredState | None
 ) -> tuple[dict[str, RowRecord], frozenset[int]]:
-    """The whole rows of a run, by file name, and the damaged ones that training writes anew.
-
-    RecordError: a file is damaged of a row before the one that training begins with.
-    """
+    """The whole rows of a run, by file name, and the damaged ones that training writes anew."""
     whole: dict[str, RowRecord] = {}
     damaged = set()
     for name, content in read_row_files(client, run).items():
@@ -207,26 +198,21 @@ def _whole_rows(
 def parameters_to_resume(
     point: ResumePoint, given: Mapping[str, str]
 ) -> tuple[dict[str, str], TrainConfig]:
-    """The parameters that a run is resumed with, as text and resolved.
-
-    ConfigError: one of those that the user names now (as text; ``auto`` counts as not named)
-    differs from the run's.
-    """
+    """The parameters that a run is resumed with, as text and resolved; *given* may not differ."""
     named = {name: text for name, text in given.items() if text != AUTO}
     config, run_id = point.config, point.run.info.run_id
     texts = config.as_text()
-    if config.strategy not in known_strategies() and named.get("strategy") != config.strategy:
-        raise ConfigError(
-            f"run {run_id} was trained by strategy {config.strategy}, a class of "
-            "somebody's own; what a store names is not imported unless you name it, too: pass "
-            f"strategy={config.strategy} if you know it"
-        )
-    if dataset_runs_code(texts) and named.get("dataset") != config.dataset:
-        raise ConfigError(
-            f"run {run_id} was trained on dataset {config.dataset}, a function of "
-            "somebody's own; what a store names is not imported unless you name it, too: pass "
-            f"dataset={config.dataset} if you know it"
-        )
+    for name, runs_code in (
+        ("strategy", config.strategy not in known_strategies()),
+        ("dataset", dataset_runs_code(texts)),
+    ):
+        value = getattr(config, name)
+        if runs_code and named.get(name) != value:
+            raise ConfigError(
+                f"run {run_id} was trained with {name} {value}, code of somebody's own; what a "
+                f"store names is not imported unless you name it, too: pass {name}={value} if you "
+                "know it"
+            )
     differing = {
         name: text
         for name, text in _decisive(named).items()
@@ -314,16 +300,6 @@ def _taken(run_id: str) -> TrackingError:
     return TrackingError(f"another process trains into run {run_id} now; {_WAIT}")
 
 
-def _tell_of_time_ahead(run: Run) -> None:
-    """Say that a heartbeat counts for nothing that would otherwise hold this process up."""
-    if ahead := time_ahead(run):
-        warn(
-            f"run {run.info.run_id} holds a heartbeat from {ahead.total_seconds() / 60:.0f} "
-            "minutes ahead of this machine's clock; it is no sign of life: a clock is wrong, or "
-            "it was made up"
-        )
-
-
 def _resumes(run: Run) -> int:
     """How often the run was resumed, by its own tag; anyone may write tags."""
     told = run.data.tags.get(names.RESUMES_TAG, "0")
@@ -357,19 +333,17 @@ def _run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
         raise TrackingError(f"run {run_id} cannot be resumed: it is deleted; restore it first")
     kind = run.data.tags.get(names.KIND_TAG)
-    if kind == names.KIND_ENSEMBLE:
-        raise TrackingError(
-            f"run {run_id} cannot be resumed: it is the run above an ensemble, whose members train "
-            "together and keep no training state; start a new one"
-        )
     if kind != names.KIND_TRAIN:
         raise TrackingError(
             f"run {run_id} cannot be resumed: it is {kind or 'no run of clear_mlflow'}, not a "
             "training; pass the id of one"
         )
     refuse_second(client, run, _WAIT, assume_dead=assume_dead)
-    if str(run.info.status) == "RUNNING":
-        _tell_of_time_ahead(run)
+    if str(run.info.status) == "RUNNING" and (ahead := time_ahead(run)):
+        warn(
+            f"run {run_id} holds a heartbeat from {ahead.total_seconds() / 60:.0f} minutes ahead "
+            "of this machine's clock; it is no sign of life: a clock is wrong, or it was made up"
+        )
     _check_version(run_id, run.data.tags.get(names.VERSION_TAG, "unknown"))
     check_artifact_root(client.tracking_uri, f"run {run_id}", str(run.info.artifact_uri))
     return run
@@ -381,14 +355,6 @@ def _check_version(run_id: str, trained_with: str) -> None:
             f"run {run_id} cannot be resumed: it was trained with clear_mlflow {trained_with} and "
             f"this is {__version__}, which may compute differently; resume it with that version, "
             "or start a new run"
-        )
-
-
-def _check_torch(trained_with: str) -> None:
-    if trained_with != (here := version("torch")):
-        warn(
-            f"the run was trained with torch {trained_with} and this is {here}: rows to "
-            "come may differ in their last digits from what they would have been"
         )
 
 

@@ -56,10 +56,8 @@ class RunWriter:
     """Writes rows, metrics, curves and files into one run: to local disk first, then to the store.
 
     A row is on local disk before :meth:`write_row` returns, so before the next bucket starts; and
-    in the store, too, unless the store is away. Its metrics go the same way, behind it. With each
-    heartbeat the newest row is drawn, and not at all for a store that is away: earlier rows are in
-    later pictures, and the post-run hook draws all. A writer below another one, of an ensemble's
-    member, shares its sender and its heartbeat, and draws nothing until the end.
+    in the store, too, unless the store is away. With each heartbeat the newest row is drawn. A
+    writer below another one, of an ensemble's member, shares its sender and its heartbeat.
     """
 
     def __init__(

@@ -51,13 +51,9 @@ def train_supervised(
 ) -> RunResult:
     """Have a child process train, and close the record however that ends.
 
-    This is the post-run hook, too: when the child is done, has failed, was stopped by a signal to
-    this process or its group, or was killed, the rows are read back from the artifact store and
-    scored, and the run is given the status that is true. MLflow has no plugin point for that.
-
-    *process* was started with these parameters (*asked*: as text) and is ended here; *signals* are
-    entered already, so that none is missed. Of processes that train together, the first (*place*)
-    keeps the record.
+    This is the post-run hook, too, for which MLflow has no plugin point: the rows are read back and
+    scored, and the run is given the status that is true. *process* is ended here; *signals* are
+    entered already, so that none is missed.
     """
     peers = PeerProcesses(place)
     with process:
@@ -89,8 +85,7 @@ def resume_supervised(
 ) -> RunResult:
     """Resume a run that was interrupted, and close its record as :func:`train_supervised` does.
 
-    What is wrong with the run, the parameters that a user names beside it (*given*) or the dataset
-    is reported before the run is changed. *assume_dead*: the user says that its process is.
+    What is wrong with the run, *given* parameters or the dataset is told before the run is changed.
     """
     try:
         client = preflight(opens_run=False)

@@ -163,10 +163,7 @@ class TrainingRun:
             self.writer.sender.send(lambda: self._remove_states(before=before))
 
     def log_test(self, test: AnytimeRow) -> None:
-        """Store a test inside a bucket; what a resumed run measures again takes its place.
-
-        Except where the bucket's row is stored: what led to that row stays beside it.
-        """
+        """Store a test inside a bucket, unless the bucket's row is stored: what led to it stays."""
         name = f"{ANYTIME_FOLDER}/{anytime_file_name(test.bucket, test.test)}"
         resumed = self._resumed
         if resumed is None or test.bucket not in resumed.records or name not in resumed.files:
@@ -224,11 +221,7 @@ class TrainingRun:
     def _complete_row(
         self, measured: MeasuredRow, stored: AccuracyRow, resumed: ResumePoint
     ) -> None:
-        """A stored row was measured again: it stays; send of it what is lacking.
-
-        Where it came out otherwise, what was counted now belongs to no row of the record: it is
-        kept beside them, and predictions and models, which would contradict the row, are not sent.
-        """
+        """Send what a stored row lacks; it stays, and one that came out otherwise is kept beside."""
         row = measured.row
         again = self.writer.record_of(row, now())
         files = {
@@ -242,10 +235,9 @@ class TrainingRun:
             folder = f"{names.MEASURED_AGAIN_FOLDER}/resume_{resumed.number}"
             beside = f"{folder}/{row_file_name(row.row)}", again.to_json().encode()
             warn(
-                f"row {row.row} of run {self.run_id} was measured again and differs "
-                f"({_difference(stored, row)}): the device does not repeat what it computes to the "
-                f"last digit; the stored row stays, the other is kept in {folder}, and training "
-                "goes on"
+                f"row {row.row} of run {self.run_id} was measured again and differs: the device "
+                "does not repeat what it computes to the last digit; the stored row stays, the "
+                f"other is kept in {folder}, and training goes on"
             )
         self.writer.write_beside_row(
             stored,
@@ -306,10 +298,7 @@ class TrainingRun:
 
 
 def open_training_run(client: MlflowClient, config: TrainConfig, name: str | None = None) -> str:
-    """Start a run for a training, or take up the one that the environment names.
-
-    TrackingError: that one holds rows already, or another process trains into it; it is left as is.
-    """
+    """Start a run for a training, or take up the one that the environment names."""
     check = functools.partial(refuse_foreign_rows, client)
     return open_run(client, name or run_name(config), check, system_metrics=True)
 
@@ -329,13 +318,6 @@ def _files_of(measured: MeasuredRow) -> dict[str, bytes]:
         f"{names.MODELS_FOLDER}/{names.model_file_name(row)}": measured.model,
     }
     return {path: content for path, content in files.items() if content is not None}
-
-
-def _difference(stored: AccuracyRow, again: AccuracyRow) -> str:
-    """``3 of 10 counts, by at most 2 images``; of two rows on the same test images."""
-    counts = list(zip(stored.correct or (), again.correct or (), strict=True))
-    steps = [abs(before - now) for before, now in counts if before != now]
-    return f"{len(steps)} of {len(counts)} counts, by at most {max(steps, default=0)} images"
 
 
 def _extra_of(facts: StreamMetadata) -> dict[str, JSON]:

@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,7 @@ from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_RUNS, decoded, rea
 from clear_mlflow.learning.parameters.config import TrainConfig, parameters_with
 from clear_mlflow.learning.parameters.recipes import NONE
 
-_DEEPEST = 5  # a value, in a list, of a parameter, in an entry, of runs
 _SECTIONS = ("fixed", "grid", "runs")
-# Written out, so that a worker with another working folder finds the same files.
 # Every run's name contains these in any case; it names the others where they vary.
 _NAMED = ("strategy", "dataset", "seed", "seeds")
 _SEEDS = ("seed", "seeds")
@@ -80,10 +78,7 @@ def read_grid(path: Path) -> Grid:
     named = tuple(name for name in varied if name not in _NAMED)
     return Grid(
         text=text,
-        runs=tuple(
-            PlannedRun(run.asked, run.config, _name(run.config, named), run.fingerprint)
-            for run in runs
-        ),
+        runs=tuple(replace(run, name=_name(run.config, named)) for run in runs),
         varied=varied,
     )
 
@@ -104,7 +99,7 @@ def digest_of(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _content(node: Any, seen: set[int], depth: int = 0) -> Any:
+def _content(node: Any, seen: set[int]) -> Any:
     """The content of YAML's nodes: texts, lists and mappings, and nothing else.
 
     An alias is the same node at a second place. A few lines of aliases within aliases
@@ -113,17 +108,15 @@ def _content(node: Any, seen: set[int], depth: int = 0) -> Any:
     where = f"line {node.start_mark.line + 1}"
     if id(node) in seen:
         raise ConfigError(f"{where} is an alias (*); write it out")
-    if depth > _DEEPEST:
-        raise ConfigError(f"{where} is nested too deep; expected sections, parameters and values")
     seen.add(id(node))
     if isinstance(node, yaml.SequenceNode):
-        return [_content(value, seen, depth + 1) for value in node.value]
+        return [_content(value, seen) for value in node.value]
     if isinstance(node, yaml.MappingNode):
         found: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.value in found:
                 raise ConfigError(f"{where} has a name twice, or one that is no text")
-            found[key.value] = _content(value, seen, depth + 1)
+            found[key.value] = _content(value, seen)
         return found
     return str(node.value)
 
@@ -181,7 +174,7 @@ def _lists(entry: Any, where: str) -> dict[str, list[str]]:
 
 
 def _mapping(content: Any, where: str) -> dict[str, Any]:
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+    if not isinstance(content, dict):
         raise ConfigError(f"{where} is {shown(content, 100)}; expected parameters and their values")
     return content
 
@@ -199,6 +192,7 @@ def _planned(asked: dict[str, str], number: int) -> PlannedRun:
         config = TrainConfig.resolve(asked)
     except ConfigError as error:
         raise ConfigError(f"run {number}: {error}") from None
+    # Whole paths, so that a worker with another working folder finds the same files.
     paths = {name: str(getattr(config, name)) for name in parameters_with("path") if name in asked}
     return PlannedRun({**asked, **paths}, config, "", fingerprint(config))
 

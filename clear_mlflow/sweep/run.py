@@ -40,7 +40,7 @@ from clear_mlflow.store.client import absolute_store, log_tags, mlflow_errors
 from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
 from clear_mlflow.store.search import Selection, experiment_for, run_of_project, search, select
 from clear_mlflow.sweep import Grid, PlannedRun, digest_of, fingerprint
-from clear_mlflow.sweep.chosen import next_grids
+from clear_mlflow.sweep.next_grids import next_grids
 
 _HEARTBEAT_SECONDS = 30.0
 _LOOK_SECONDS = 0.5

@@ -30,9 +30,9 @@ from feature_streams import training as features_training
 from forked import Forked, ForkedPython
 from mlflow import MlflowClient
 from ports import free_port
-from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
+from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow import summarize
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import DivergedError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
@@ -45,11 +45,6 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import bound_retries, preflight
 
 ASKED = {"seed": "7", "epochs": "auto"}
-EXPECTED = AccuracyMatrix(
-    [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],
-    initial=[c / NUM_TEST for c in FOUR_BUCKETS[0]],
-    num_instances=[NUM_TEST] * 4,
-)
 LONG = 120  # seconds: a bound against hangs
 
 

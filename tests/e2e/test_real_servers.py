@@ -20,7 +20,7 @@ from forked import Forked
 from mlflow import MlflowClient
 from servers import BUCKET, LONG, ObjectStore, Postgres, object_store, postgres, tracking_server
 from stored_runs import histories, row_texts
-from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
+from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow import AccuracyMatrix, summarize
 from clear_mlflow.cli import main
@@ -39,11 +39,6 @@ STRANGER = ("stranger", "a-password-of-the-stranger")
 QUICK = ("--features", "pixels", "--strategy", "ncm")  # a second on the embedded dataset
 # Some seconds, so that it can be met while it trains.
 SLOW = ("--features", "pixels", "--epochs", "80", "--batch-size", "16")
-EXPECTED = AccuracyMatrix(
-    [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],
-    initial=[c / NUM_TEST for c in FOUR_BUCKETS[0]],
-    num_instances=[NUM_TEST] * 4,
-)
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 from forked import run_python
 from stored_runs import histories
-from trainings import FOUR_BUCKETS, NUM_TEST
+from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST
 
 import clear_mlflow
-from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow import summarize
 from clear_mlflow.adapters._run import AdapterRun
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError, RecordError, TrackingError
@@ -27,11 +27,6 @@ from clear_mlflow.core.predictions import EvaluationSet
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 
-EXPECTED = AccuracyMatrix(
-    [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],
-    initial=[c / NUM_TEST for c in FOUR_BUCKETS[0]],
-    num_instances=[NUM_TEST] * 4,
-)
 LOOP = {"buckets": 4, "num_instances": NUM_TEST}
 
 

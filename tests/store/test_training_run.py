@@ -6,9 +6,9 @@ from pathlib import Path
 import mlflow
 import pytest
 from stored_runs import stored_run
-from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
+from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST, KnownTraining
 
-from clear_mlflow import AccuracyMatrix, summarize
+from clear_mlflow import summarize
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.measured import ignore
@@ -38,13 +38,6 @@ def finished(store, experiment_id):
     """A run of four buckets that went well."""
     train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
     return the_run(store, experiment_id)
-
-
-EXPECTED = AccuracyMatrix(
-    [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],
-    initial=[c / NUM_TEST for c in FOUR_BUCKETS[0]],
-    num_instances=[NUM_TEST] * 4,
-)
 
 
 def test_metrics_are_those_of_the_matrix(finished):

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
-from clear_mlflow.core.matrix import AccuracyRow
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, StreamMetadata, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 
@@ -64,3 +64,8 @@ FOUR_BUCKETS = [
     [80, 88, 94, 83],
     [70, 81, 90, 95],
 ]
+EXPECTED = AccuracyMatrix(
+    [[c / NUM_TEST for c in row] for row in FOUR_BUCKETS[1:]],
+    initial=[c / NUM_TEST for c in FOUR_BUCKETS[0]],
+    num_instances=[NUM_TEST] * 4,
+)

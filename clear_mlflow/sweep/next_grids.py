@@ -1,22 +1,32 @@
-"""The grid of the seeds that a comparison asks for: what is undecided, trained further."""
+"""The grids that continue from a comparison: seeds for what is undecided, and tests of the best."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import yaml
 
 from clear_mlflow.comparison import Comparison, Group
+from clear_mlflow.comparison.arrangement import methods
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.core.matrix import validated_split
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.learning.parameters.logged import is_of_a_training, logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO
+from clear_mlflow.store import names
 
 _SEEDS = ("seed", "seeds")
+_SEEDS_TO_TEST = 5
 
 
-def more_seeds_grid(comparison: Comparison) -> str | None:
+def next_grids(comparison: Comparison) -> dict[str, str]:
+    """The sweeps that continue from a comparison: name of the artifact to its text."""
+    grids = {names.MORE_SEEDS: _more_seeds(comparison), names.CHOSEN: _chosen(comparison)}
+    return {name: text for name, text in grids.items() if text is not None}
+
+
+def _more_seeds(comparison: Comparison) -> str | None:
     """A sweep's file that trains the seeds that undecided verdicts ask for; None: none does.
 
     A group whose parameters are not known (imported runs, a loop of one's own) is not in it.
@@ -32,17 +42,42 @@ def more_seeds_grid(comparison: Comparison) -> str | None:
     first = max((seed for seed in used if seed is not None), default=-1) + 1
     entries = []
     for position, count in sorted(needed.items()):
-        parameters = parameters_of(comparison.groups[position])
+        parameters = _parameters_of(comparison.groups[position])
         if count and parameters is not None:
             seeds = [str(first + i) for i in range(count)]
             entries.append({**parameters, "seed": seeds})
+    head = "# Seeds for what compare could not decide: clear-mlflow sweep --grid more_seeds.yaml\n"
+    return _grid(head, entries)
+
+
+def _chosen(comparison: Comparison) -> str | None:
+    """A sweep's file that trains the best of each method on all training images, and tests it.
+
+    None where not all runs were measured on validation images, or no group's parameters are known.
+    """
+    entries = []
+    for best, *_ in methods(comparison) if comparison.is_validation else ():
+        parameters = _parameters_of(best) if comparison.ranked_by in best.metrics else None
+        if parameters is not None:
+            split = validated_split(parameters.pop("split"))
+            tested = {} if split == AUTO else {"split": split}
+            seeds = [str(seed) for seed in range(_SEEDS_TO_TEST)]
+            entries.append({**parameters, **tested, "seed": seeds})
+    head = (
+        f"# The best of each method by {comparison.ranked_by} on validation images, to be trained "
+        "on all\n# training images and tested: clear-mlflow sweep --grid chosen.yaml\n"
+    )
+    return _grid(head, entries)
+
+
+def _grid(head: str, entries: Sequence[Mapping[str, object]]) -> str | None:
+    """The text of a sweep's file; None where it would have no runs."""
     if not entries:
         return None
-    head = "# Seeds for what compare could not decide: clear-mlflow sweep --grid more_seeds.yaml\n"
     return f"{head}{yaml.safe_dump({'runs': entries}, sort_keys=False, allow_unicode=True)}"
 
 
-def parameters_of(group: Group) -> dict[str, str] | None:
+def _parameters_of(group: Group) -> dict[str, str] | None:
     """What all runs of a group were trained with, but for the seed; defaults are left out.
 
     None where it is not known, or not the same in all.
