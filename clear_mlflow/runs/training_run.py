@@ -221,7 +221,7 @@ class TrainingRun:
     def _complete_row(
         self, measured: MeasuredRow, stored: AccuracyRow, resumed: ResumePoint
     ) -> None:
-        """Send what a stored row lacks; it stays, and one that came out otherwise is kept beside."""
+        """Send what a stored row lacks; it stays, another is kept beside it."""
         row = measured.row
         again = self.writer.record_of(row, now())
         files = {

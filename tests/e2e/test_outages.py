@@ -9,16 +9,12 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import threading
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import mlflow
 import pytest
@@ -27,9 +23,9 @@ from damaged_journals import DAMAGES
 from faulty_proxy import Fault, FaultyProxy, every, wait_until
 from feature_streams import config as features_config
 from feature_streams import training as features_training
-from forked import Forked, ForkedPython
+from forked import Forked
 from mlflow import MlflowClient
-from ports import free_port
+from servers import tracking_server
 from trainings import EXPECTED, FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow import summarize
@@ -42,7 +38,7 @@ from clear_mlflow.metrics import series
 from clear_mlflow.runs.in_process import train_ensemble_in_process, train_in_process
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import names
-from clear_mlflow.store.client import bound_retries, preflight
+from clear_mlflow.store.client import preflight
 
 ASKED = {"seed": "7", "epochs": "auto"}
 LONG = 120  # seconds: a bound against hangs
@@ -54,38 +50,9 @@ def server(tmp_path_factory, empty_store):
     folder = tmp_path_factory.mktemp("server")
     database = folder / "mlflow.db"
     shutil.copy(empty_store, database)
-    port = free_port()
-    command = ["-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
-    stores = ["--backend-store-uri", f"sqlite:///{database}"]
-    stores += ["--artifacts-destination", (folder / "artifacts").as_uri()]
-    with (folder / "log").open("wb") as log:
-        process = ForkedPython(
-            *command,
-            *stores,
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            cwd=folder,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-
-    def answers():
-        assert process.poll() is None, (folder / "log").read_text()
-        with suppress(OSError), urllib.request.urlopen(f"{address}/health", timeout=5):
-            return True
-        return False
-
-    address = f"http://127.0.0.1:{port}"
-    try:
-        try:
-            wait_until(answers, LONG)
-        except TimeoutError:
-            raise AssertionError(f"no answer; it says {(folder / 'log').read_text()}") from None
-        yield address
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(LONG)
+    artifacts = (folder / "artifacts").as_uri()
+    with tracking_server(folder, f"sqlite:///{database}", artifacts=artifacts) as starting:
+        yield starting.wait()
 
 
 @pytest.fixture
@@ -191,12 +158,9 @@ def journals(tmp_path) -> list[Path]:
 
 def requests_of_rows(proxy) -> list[int]:
     """Rows that reached the server, in order."""
-    sent = [re.search(r"row_(\d+)\.json$", path) for method, path in _puts(proxy)]
+    puts = [path for method, path in proxy.tally.requests if method == "PUT"]
+    sent = [re.search(r"row_(\d+)\.json$", path) for path in puts]
     return [int(found[1]) for found in sent if found]
-
-
-def _puts(proxy):
-    return [(method, path) for method, path in proxy.tally.requests if method == "PUT"]
 
 
 def test_a_row_is_stored_before_the_next_bucket(server, proxy, tmp_path):
@@ -287,8 +251,9 @@ def left_behind(proxy, tmp_path, **more) -> Path:
 
 
 def test_sync_sends_what_was_left(server, proxy, tmp_path):
-    """Then the run is as if nothing had been, and the folder is gone."""
+    """Then the run is as if nothing had been, and the folder is gone; a copy doubles nothing."""
     journal = left_behind(proxy, tmp_path)
+    copy = shutil.copytree(journal, tmp_path / "copy")
     direct, (run,) = runs_of(server, tmp_path)
     assert run.info.status == "RUNNING"
     assert sorted(rows_in(direct, run.info.run_id)) == ["row_000.json", "row_001.json"]
@@ -296,6 +261,8 @@ def test_sync_sends_what_was_left(server, proxy, tmp_path):
     result = sync()
     assert result.exit_code == 0, result.output
     assert "scored, FINISHED" in result.output
+    check_whole(direct, run.info.run_id)
+    assert sync(copy).exit_code == 0
     check_whole(direct, run.info.run_id)
     run = direct.get_run(run.info.run_id)
     assert run.info.status == "FINISHED"
@@ -306,18 +273,6 @@ def test_sync_sends_what_was_left(server, proxy, tmp_path):
     assert summary == summarize(EXPECTED)
     assert not journal.exists()
     assert sync().output == "nothing waits for a store\n"
-
-
-def test_sync_twice_doubles_nothing(server, proxy, tmp_path):
-    """A copy of the folder is sent again: every point and row stays one."""
-    journal = left_behind(proxy, tmp_path)
-    copy = shutil.copytree(journal, tmp_path / "copy")
-    proxy.up()
-    assert sync(journal).exit_code == 0
-    assert sync(copy).exit_code == 0
-    direct, (run,) = runs_of(server, tmp_path)
-    check_whole(direct, run.info.run_id)
-    assert run.info.status == "FINISHED"
 
 
 def test_a_sync_that_is_cut_off_is_continued(server, proxy, tmp_path):
@@ -398,15 +353,6 @@ def test_a_server_that_is_silent_holds_training_up_for_seconds(
     assert run.info.status == "FINISHED"
 
 
-def test_a_server_that_is_away_at_the_start_is_refused(proxy, tmp_path):
-    """In one line, before anything is kept."""
-    bound_retries()
-    proxy.down()
-    with pytest.raises(TrackingError, match="cannot read experiments"):
-        preflight()
-    assert journals(tmp_path) == []
-
-
 def test_a_cache_that_cannot_be_written_is_told(server, proxy, tmp_path, monkeypatch, capsys):
     """The journal lies in the working folder instead, where sync finds it, too."""
     (tmp_path / "no folder").write_text("")
@@ -457,44 +403,21 @@ def test_credentials_are_sent_to_no_store_that_a_journal_names(proxy, tmp_path, 
     assert sync(journal).exit_code == 0
 
 
-def test_a_training_into_a_run_with_unsent_rows_is_refused(proxy, tmp_path, monkeypatch):
-    """They would be measured twice; the message says how they are sent first."""
-    journal = left_behind(proxy, tmp_path)
-    proxy.up()
-    monkeypatch.setenv("MLFLOW_RUN_ID", journal.name)
-    with pytest.raises(TrackingError):
-        train_in_process(preflight(), KnownTraining(FOUR_BUCKETS), ASKED)
-    assert len(list(journal.glob("0*"))) > 0
-
-
-@dataclass
-class LosingServer:
-    """A training of an ensemble whose server goes away after the first rows."""
-
-    training: Any
-    proxy: FaultyProxy
-
-    @property
-    def config(self):
-        return self.training.config
-
-    @property
-    def facts(self):
-        return self.training.facts
-
-    def rows(self, on_curve=ignore, on_test=ignore):
-        for measured in self.training.rows(on_curve, on_test):
-            if measured.row.row == 2:
-                self.proxy.down()
-            yield measured
-
-
-def test_an_ensemble_is_sent_later_too(server, proxy, tmp_path):
+def test_an_ensemble_is_sent_later_too(server, proxy, tmp_path, monkeypatch):
     """Each member's rows into its own run; the run above sums them up when all are there."""
     asked = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
     training = features_training(features_config(**asked))
+    rows = training.rows
+
+    def until_lost(on_curve=ignore, on_test=ignore):
+        for measured in rows(on_curve, on_test):
+            if measured.row.row == 2:
+                proxy.down()
+            yield measured
+
+    monkeypatch.setattr(training, "rows", until_lost)
     with pytest.raises(UnsentError, match="clear-mlflow sync") as told:
-        train_ensemble_in_process(preflight(), LosingServer(training, proxy), asked)
+        train_ensemble_in_process(preflight(), training, asked)
     root = tmp_path / "cache" / "unsent"
     assert str(root) in str(told.value)
     assert len(journals(tmp_path)) == 3

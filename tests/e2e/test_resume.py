@@ -8,19 +8,22 @@ import os
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
-import sys
 import time
 import uuid
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from types import SimpleNamespace
 
+import mlflow
 import psutil
 import pytest
 from damaged_journals import DAMAGES
-from forked import Forked, programs
+from forked import Forked, environment, programs
+from mlflow import MlflowClient
 from safetensors.numpy import load_file
+from stored_runs import rows_folder, wait_for_row
 
 from clear_mlflow import AccuracyMatrix, AccuracyRow, summarize
 from clear_mlflow.core.errors import ClearError, ConfigError, DataError, RecordError, TrackingError
@@ -48,11 +51,6 @@ PARAMETERS = ["--strategy", "replay", "--optimizer-state", "keep", "--epochs", "
 PARAMETERS += ["--device", "cpu", "--log-models", "last"]
 
 
-def environment(**more):
-    python = str(Path(sys.executable).parent)
-    return {**os.environ, "PATH": f"{python}{os.pathsep}{os.environ['PATH']}", **more}
-
-
 def start(project, *arguments, **variables):
     return Forked(
         "train",
@@ -75,10 +73,8 @@ def artifacts(run):
 
 def rows_of(run):
     """File name to what was measured: all but the time."""
-    files = (artifacts(run) / "accuracy_matrix" / "rows").iterdir()
-    return {
-        file.name: re.sub(r'"written_at": ".*"', "", file.read_text()) for file in sorted(files)
-    }
+    files = sorted(rows_folder(run).iterdir())
+    return {file.name: re.sub(r'"written_at": ".*"', "", file.read_text()) for file in files}
 
 
 def files_of(run, folder):
@@ -90,18 +86,6 @@ def files_of(run, folder):
         for path in files
         if path.suffix == ".safetensors"
     }
-
-
-def wait_for_row(store, experiment_id, row, process, run_id=None):
-    """Wait until a row is stored; give the newest run."""
-    until = time.monotonic() + LONG
-    while time.monotonic() < until:
-        runs = store.search_runs([experiment_id]) if run_id is None else [store.get_run(run_id)]
-        if runs and (artifacts(runs[0]) / f"accuracy_matrix/rows/row_{row:03}.json").exists():
-            return runs[0]
-        assert process.poll() is None, process.stdout.read()
-        time.sleep(0.02)
-    raise AssertionError(f"row {row} was not stored within {LONG} s")
 
 
 def child_of(process):
@@ -208,9 +192,7 @@ def stopped(tmp_path_factory, project, empty_store):
     folder = tmp_path_factory.mktemp("stopped")
     shutil.copy(empty_store, folder / "mlflow.db")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
-    import mlflow
-
-    client = mlflow.MlflowClient(uri)
+    client = MlflowClient(uri)
     experiment_id = client.create_experiment("test", (folder / "artifacts").as_uri())
     variables = {
         "MLFLOW_TRACKING_URI": uri,
@@ -228,15 +210,11 @@ def stopped(tmp_path_factory, project, empty_store):
 @pytest.fixture
 def interrupted(stopped, tmp_path, monkeypatch):
     """A store of a test's own with that run in it: the client, and the run's id."""
-    import mlflow
-
     folder, run_id = stopped
     shutil.copytree(folder, tmp_path / "copy")
     database = tmp_path / "copy" / "mlflow.db"
     # The artifacts' folder is written into the database, as text. MLflow keeps in memory where a
     # run's artifacts are: each copy is a run of its own.
-    import sqlite3
-
     copy_id = uuid.uuid4().hex
     (tmp_path / "copy" / "artifacts" / run_id).rename(tmp_path / "copy" / "artifacts" / copy_id)
     with sqlite3.connect(database) as tables:
@@ -260,7 +238,7 @@ def interrupted(stopped, tmp_path, monkeypatch):
     monkeypatch.delenv("MLFLOW_RUN_ID", raising=False)
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(uri)
-    yield mlflow.MlflowClient(uri), copy_id
+    yield MlflowClient(uri), copy_id
     while mlflow.active_run():
         mlflow.end_run("KILLED")
     mlflow.set_tracking_uri(before)
@@ -444,9 +422,8 @@ def test_runs_that_cannot_be_resumed_say_why(interrupted, tmp_path):
     refused(RecordError, "config.json of run .* is damaged")
     (artifacts(run) / "config.json").unlink()
     refused(TrackingError, "lacks config.json")
-    for kind, told in (("ensemble", "is the run above an ensemble"), ("compare", "it is compare")):
-        client.set_tag(run_id, names.KIND_TAG, kind)
-        refused(TrackingError, told)
+    client.set_tag(run_id, names.KIND_TAG, names.KIND_ENSEMBLE)
+    refused(TrackingError, "it is ensemble, not a training")
     client.delete_run(run_id)
     refused(TrackingError, "it is deleted")
 

@@ -26,7 +26,6 @@ from clear_mlflow.runs.lifecycle import (
     take,
 )
 from clear_mlflow.runs.sync import sync_each
-from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import LostRunError, heartbeat, holding
 
@@ -310,10 +309,3 @@ def test_what_mlflow_run_opened_for_nothing_is_closed(store, experiment_id, monk
         assert store.get_run(run_id).info.status == "RUNNING"
         close_project_run(RunResult(130, "KILLED", None, error="stopped"))
         assert store.get_run(run_id).info.status == status
-
-
-def test_scoring_twice_writes_once(store, experiment_id):
-    """What closes a run is the same scoring that evaluate does."""
-    run_id = running(store, experiment_id)
-    close(store, run_id, result_of(None, run_id))
-    assert score(store, run_id).plan.is_empty

@@ -1,7 +1,6 @@
 """A training in this process: what stands in MLflow afterwards, read back from the store."""
 
 import json
-from pathlib import Path
 
 import mlflow
 import pytest
@@ -10,8 +9,6 @@ from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow import summarize
 from clear_mlflow.core.errors import TrackingError
-from clear_mlflow.core.record import RowRecord
-from clear_mlflow.learning.measured import ignore
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.run_writer import RunWriter
 from clear_mlflow.scoring.scores import score
@@ -40,16 +37,11 @@ def finished(store, experiment_id):
     return the_run(store, experiment_id)
 
 
-def test_metrics_are_those_of_the_matrix(finished):
-    """The latest value of each summary metric is the whole matrix's, to the last bit."""
+def test_each_metric_is_a_series_over_buckets(store, finished):
+    """Its value at step k is that of the run cut off after k buckets, the last one the run's."""
+    assert finished.info.status == "FINISHED"
     for name, value in summarize(EXPECTED).items():
         assert finished.data.metrics[name] == value
-    assert finished.info.status == "FINISHED"
-
-
-def test_each_metric_is_a_series_over_buckets(store, finished):
-    """Its value at step k is that of the run cut off after k buckets."""
-    for name in summarize(EXPECTED):
         assert history(store, finished.info.run_id, name) == {
             k: summarize(EXPECTED.after(k))[name]
             for k in range(1, 5)
@@ -161,8 +153,9 @@ def test_interrupted_training_is_scored_and_partial(store, experiment_id):
 
 
 def test_active_run_is_joined_and_left_open(store):
-    """Inside a user's own run nothing is opened, renamed or closed."""
-    with mlflow.start_run(run_name="mine", description="my own words") as active:
+    """Nothing of theirs is renamed, replaced or closed; our word of an earlier failure goes."""
+    tags = {"model": "mine", names.ERROR_TAG: "of an earlier try"}
+    with mlflow.start_run(run_name="mine", description="my own words", tags=tags) as active:
         mlflow.log_param("epochs", "12 of mine")
         train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
         assert mlflow.active_run().info.run_id == active.info.run_id
@@ -171,22 +164,17 @@ def test_active_run_is_joined_and_left_open(store):
     assert run.info.run_name == "mine"
     assert run.data.params["epochs"] == "12 of mine"
     assert int(run.data.params["used/epochs"]) >= 1
-    assert run.data.tags["mlflow.note.content"] == "my own words"
+    tags = run.data.tags
+    assert (tags["mlflow.note.content"], tags["model"], tags["strategy"]) == (
+        "my own words",
+        "mine",
+        "naive",
+    )
+    assert not {names.ERROR_TAG, names.PROCESS_TAG} & tags.keys()
     assert (
         run.data.metrics["clear/in_domain_accuracy"]
         == summarize(EXPECTED)["clear/in_domain_accuracy"]
     )
-
-
-def test_own_tags_and_an_earlier_error_are_told_apart(store):
-    """A user's own tags keep their values; our word of an earlier failure goes."""
-    with mlflow.start_run(tags={"model": "mine", names.ERROR_TAG: "of an earlier try"}) as active:
-        train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
-    tags = store.get_run(active.info.run_id).data.tags
-    assert tags["model"] == "mine"
-    assert tags["strategy"] == "naive"
-    assert names.ERROR_TAG not in tags
-    assert names.PROCESS_TAG not in tags
 
 
 def test_training_that_failed_before_its_first_row_says_so(store, experiment_id):
@@ -206,49 +194,3 @@ def test_a_run_that_is_named_and_finished_is_left_as_it_is(store, finished, monk
     after = store.get_run(finished.info.run_id)
     assert after.info.status == "FINISHED"
     assert after.data.tags == finished.data.tags
-
-
-class LosingStore(KnownTraining):
-    """Loses its artifact store once two rows are measured."""
-
-    folder: Path
-
-    def rows(self, on_curve=ignore, on_test=ignore):
-        for row in super().rows(on_curve, on_test):
-            if row.row.row == 2:
-                # In one step: a thread behind the training may be writing there.
-                self.folder.rename(self.folder.with_name("gone"))
-                self.folder.write_text("no folder any more")
-            yield row
-
-
-def test_rows_that_the_store_does_not_take_lie_in_files(
-    store, experiment_id, tmp_path, monkeypatch
-):
-    """Each one from the moment it is measured; the error says where, and how to send them."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("CLEAR_MLFLOW_EXIT_WAIT", "0.5")
-    training = LosingStore(FOUR_BUCKETS)
-    training.folder = tmp_path / "artifacts"
-    with pytest.raises(TrackingError, match="did not take 6 files of rows") as told:
-        train_in_process(store, training, ASKED)
-    run = the_run(store, experiment_id)
-    folder = tmp_path / "cache" / "unsent" / run.info.run_id
-    assert f"clear-mlflow sync {folder}" in str(told.value)
-    files = sorted(folder.glob("*+rows+*"))
-    assert [path.name.rpartition("+")[2] for path in files] == [
-        f"row_00{i}.json" for i in (2, 3, 4)
-    ]
-    text = files[-1].read_text()
-    row = RowRecord.from_json(text, source="row_004.json")
-    assert row.row.correct == tuple(FOUR_BUCKETS[4])
-
-
-def test_second_training_into_the_same_run_is_refused(store):
-    """Its rows would contradict those that are there; they stay as they are."""
-    with mlflow.start_run() as active:
-        train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
-        with pytest.raises(TrackingError, match="already holds 5 rows"):
-            train_in_process(store, KnownTraining(FOUR_BUCKETS[::-1]), ASKED)
-    run = store.get_run(active.info.run_id)
-    assert run.data.metrics["test_accuracy/bucket_04"] == 0.95

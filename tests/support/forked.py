@@ -89,8 +89,8 @@ class ForkedPython(subprocess.Popen):
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_LOADED)
         streams = [Connection(descriptor) for descriptor in theirs]
-        environment = dict(os.environ if env is None else env)
-        asked_for = (words, environment, str(cwd or Path.cwd()), streams, start_new_session)
+        variables = dict(os.environ if env is None else env)
+        asked_for = (words, variables, str(cwd or Path.cwd()), streams, start_new_session)
         self._process = context.Process(target=_run, args=asked_for)
         try:
             self._process.start()
@@ -156,6 +156,11 @@ def run_python(
 def programs() -> str:
     """The folder of ``python``, ``clear-mlflow`` and ``mlflow``, for what starts them by name."""
     return str(Path(sys.executable).parent)
+
+
+def environment(**more: str) -> dict[str, str]:
+    """The environment of a command that finds these programs by their names."""
+    return {**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}", **more}
 
 
 def _run(

@@ -1,6 +1,7 @@
 """Runs that hold row artifacts and nothing else, as another program could have left them."""
 
 import json
+import time
 from pathlib import Path
 
 from trainings import FOUR_BUCKETS, NUM_TEST
@@ -15,6 +16,18 @@ def rows_folder(run):
     """Where a run of a store without a server keeps its rows."""
     root = Path(run.info.artifact_uri.removeprefix("file://"))
     return root / "accuracy_matrix" / "rows"
+
+
+def wait_for_row(client, experiment_id, row, process, run_id=None, seconds=240):
+    """Wait until a row is stored; give its run, the newest where none is named."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        runs = client.search_runs([experiment_id]) if run_id is None else [client.get_run(run_id)]
+        if runs and (rows_folder(runs[0]) / f"row_{row:03}.json").exists():
+            return runs[0]
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.02)
+    raise AssertionError(f"row {row} was not stored within {seconds} s")
 
 
 def row_texts(correct=FOUR_BUCKETS, *, seed=7, digest=DIGEST):
