@@ -26,11 +26,9 @@ from clear_mlflow.store.heartbeat import holding
 class EnsembleRun:
     """Keeps the record of members that train together.
 
-    Each member's run is what it would be alone: its name, its seed, its parameters, tags, rows,
-    predictions and scores; only the pictures while it trains are left out. The parent holds the
-    parameters, the dataset and no row; its metrics are ``mean/NAME`` and ``std/NAME`` over the
-    members, and the curve of members that take each step together, the mean of their losses.
-    Members that take turns have each its own.
+    Each member's run is what it would be alone. The parent holds the parameters, the dataset, means
+    over the members, and the curve of members that take each step together; members that take turns
+    have each its own.
     """
 
     def __init__(

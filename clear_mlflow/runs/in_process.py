@@ -21,8 +21,7 @@ def train_in_process(
 ) -> Scores:
     """Train in this process, into a run that was opened for this, the active one, or a new one.
 
-    An active run is joined and left open; any other is closed, whatever happens. *asked* are the
-    parameters as text, as the user gave them.
+    An active run is joined and left open; any other is closed, whatever happens.
     """
     closed = _train(client, training, asked, run_id)
     if closed.scores is None:
@@ -40,8 +39,7 @@ def train_ensemble_in_process(
 ) -> dict[int, Scores]:
     """Train members together in this process; gives seed to scores.
 
-    Each trains into a run of its own below one of all. An active run is joined as the one above
-    them and left open; the members' runs are closed, whatever happens.
+    An active run is joined as the one above them and left open.
     """
     closed = _train(client, training, asked)
     if closed.error is not None:

@@ -97,13 +97,13 @@ def _log_model(
     file: str,
     known: LoggedModel | None,
 ) -> bool:
-    """Make one model; False where the file is from before files said what they are of."""
+    """Make one model; False where the file is too large for one."""
     run_id = run.info.run_id
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         weights = download(client, run, f"{names.MODELS_FOLDER}/{file}", scratch)
-        about = read_description(weights) if weights.stat().st_size <= MAX_WEIGHTS_BYTES else None
-        if about is None:
+        if weights.stat().st_size > MAX_WEIGHTS_BYTES:
             return False
+        about = read_description(weights)
         with mlflow_errors(f"log {file} of run {run_id} as a model"):
             # A model that a process began and did not finish is completed.
             model = known or client.create_logged_model(

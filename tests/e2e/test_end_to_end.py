@@ -11,14 +11,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 from forked import Forked, environment, programs, run_forked
 from layout_trees import LAYOUTS, Photos
 from short_stream import SLOWLY, options
 from stored_runs import rows_folder, wait_for_row
 
 from clear_mlflow import AccuracyMatrix, summarize
-from clear_mlflow.learning.models import build_model
 from clear_mlflow.store import names
 
 STATUS_OF_MLFLOW = ("KILLED", "FAILED")
@@ -302,16 +300,6 @@ def test_a_training_that_diverges_keeps_its_rows_and_says_so(
     assert run.info.status == "FAILED"
     assert run.data.tags[names.DIVERGED_TAG] == "true"
     assert (rows_folder(run) / "row_000.json").is_file()
-
-
-def test_weights_of_another_class_count_are_refused(project, store, experiment_id, tmp_path):
-    """Eleven classes do not become ten by cutting one off."""
-    model = build_model("small_cnn", num_classes=11, image_size=32)
-    torch.save(model.state_dict(), tmp_path / "eleven.pth")
-    done = clear_mlflow("train", "--weights", str(tmp_path / "eleven.pth"), cwd=project)
-    assert done.returncode == 2
-    assert "are of 11 classes, the dataset has 10" in done.stderr
-    assert only_run(store, experiment_id).info.status == "FAILED"
 
 
 def test_evaluate_says_what_is_wrong_with_which_run(project, store, experiment_id):

@@ -34,17 +34,14 @@ class ModelDescription:
         return {_KEY: json.dumps(asdict(self))}
 
 
-def read_description(path: Path) -> ModelDescription | None:
-    """What a file of weights says that it is of; None where it says nothing."""
+def read_description(path: Path) -> ModelDescription:
+    """What a file of weights says that it is of."""
     # Imported here: a server's owner, whose runs hold no models, need not install it.
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-        if _KEY not in metadata:
-            return None
-        told = json_object(metadata[_KEY], MAX_CONFIG_BYTES)
+            told = json_object((file.metadata() or {})[_KEY], MAX_CONFIG_BYTES)
         lists = {name: tuple(map(str, told[name])) for name in ("class_names", "requirements")}
         return _checked(ModelDescription(**{**told, **lists}))
     except (OSError, SafetensorError, RecordError, LookupError, TypeError, ValueError) as error:

@@ -94,8 +94,6 @@ class ServedModel:
 def load_served_model(path: Path) -> ServedModel:
     """Build the model that a safetensors file of weights says it is of."""
     about = read_description(path)
-    if about is None:
-        raise RecordError(f"{path.name} does not say of which model its weights are")
     model: nn.Module = (
         linear_head(about.width, num_classes=about.num_classes)
         if about.width
