@@ -50,7 +50,7 @@ from clear_mlflow.core.record import RowRecord
 from clear_mlflow.learning.measured import MeasuredRow, StreamMetadata, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.metrics import series
-from clear_mlflow.runs import lifecycle, resume, run_writer
+from clear_mlflow.runs import run_writer
 from clear_mlflow.runs.lifecycle import close, result_of
 from clear_mlflow.runs.resume import ResumePoint, read_resume_point, take_over
 from clear_mlflow.runs.supervised import _close_complete
@@ -71,7 +71,6 @@ LONG = 300.0  # seconds: a bound, not a measurement
 AT_ONCE = 4  # trials: most of each is waiting
 # Starting a process asks after all others, and asked from two threads a process ends with 255.
 PROCESSES = threading.Lock()
-UNFENCED = "FAULTS_UNFENCED"  # in the environment: nobody looks who holds a run
 FIRST = ("suspend", "suspend", "cut_off", "cut_off", "fill")
 # What a machine's folder holds while something is wrong with it.
 CUT_OFF, FULL = "cut off", "disk full"
@@ -161,9 +160,6 @@ def become(machine: Path, uri: str) -> MlflowClient:
     no_space = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(machine))
     written = _while(machine / FULL, no_space, write_durably)
     patch.setattr("clear_mlflow.journal.journal.write_durably", written)
-    if UNFENCED in os.environ:
-        for module in (heartbeat, lifecycle, resume):
-            patch.setattr(module, "refuse_if_lost", lambda run: None)
     os.environ |= {
         "CLEAR_MLFLOW_CACHE": str(machine),
         "MLFLOW_TRACKING_URI": uri,
@@ -443,10 +439,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin none after these")
-    parser.add_argument("--unfenced", action="store_true", help="without the looks: it must fail")
     asked = parser.parse_args()
-    if asked.unfenced:
-        os.environ[UNFENCED] = "yes"
     with tempfile.TemporaryDirectory() as folder:
         database = Path(folder, "empty.db")
         MlflowClient(f"sqlite:///{database}").search_experiments()
