@@ -179,18 +179,3 @@ def test_percent_and_zeros_are_said_here_too(store, foreign):
     )
     assert "clear/forward_transfer" not in metrics
     assert "rows have to be written" in evaluate(*options, "--dry-run").output
-
-
-def test_rows_of_another_score_are_said_to_be(store, foreign):
-    """An error of 3 is no accuracy; scored, its means have its name and direction."""
-    rows = [[3.0, 4.0, 5.0], [2.0, 2.5, 4.0], [1.5, 1.0, 2.0]]
-    run_id = foreign(named(rows, first=1))
-    options = ["--run-id", run_id, "--rows", "results/*"]
-    assert evaluate(*options).exit_code == 2
-    done = evaluate(*options, "--rows-score", "rmse", "--rows-lower-is-better", "yes")
-    assert done.exit_code == 0, done.output
-    metrics = store.get_run(run_id).data.metrics
-    assert metrics["renate/average_rmse"] == pytest.approx(np.mean(rows[2]))
-    # Each error has become smaller since its bucket was new.
-    assert metrics["renate/backward_transfer"] == pytest.approx((1.5 + 1.5) / 2)
-    assert "clear/accuracy" not in metrics

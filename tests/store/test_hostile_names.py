@@ -2,16 +2,13 @@
 
 import csv
 import io
-import os
 import re
 import subprocess
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from comparisons import counts, log_predictions, log_run, seeds_of
-from forked import programs
 from mlflow.projects.utils import load_project
 from rich.console import Console
 from stored_runs import stored_run
@@ -168,15 +165,6 @@ def test_an_error_about_a_hostile_name_is_one_short_line(store, tmp_path, name):
     refusal("data", "check", f"{tmp_path}/{name}")
 
 
-@pytest.mark.parametrize("parameter", ["strategy_args", "model", "weights"])
-def test_a_training_refuses_hostile_names_in_one_line(store, parameter):
-    """Also where the training process is the one to find out."""
-    name = HOSTILE["terminal"] + HOSTILE["script"] + HOSTILE["long"]
-    if parameter == "weights":
-        name = HOSTILE["script"] + HOSTILE["path"]
-    refusal("train", f"--{parameter.replace('_', '-')}", name)
-
-
 def test_class_names_are_cells_and_no_formulas(store, experiment_id, tmp_path):
     """A spreadsheet calculates nothing that stands in a class's name."""
     from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
@@ -231,25 +219,3 @@ def test_no_parameter_of_mlflow_run_is_a_command(project, tmp_path, entry_point)
         assert words[2::2] == [value] * len(point.parameters), value
         assert words[1::2] == [f"--{name.replace('_', '-')}" for name in point.parameters]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_real_mlflow_run_runs_nothing_that_its_parameters_say(project, store, tmp_path):
-    """Once for every kind of quoting, through MLflow, bash and our own command line."""
-    injection = "; ".join(part for part in SHELL if "owned" in part and "\n" not in part)
-    for entry_point, parameter in (("main", "strategy"), ("compare", "experiment")):
-        mlflow = str(Path(programs(), "mlflow"))
-        command = [mlflow, "run", str(project), "--env-manager", "local", "-e", entry_point]
-        done = subprocess.run(
-            [*command, "-P", f"{parameter}={injection}"],
-            env={**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}"},
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode != 0
-        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-        assert len(errors) == 1, done.stderr
-        assert not list(tmp_path.rglob("owned"))
-        assert not (project / "owned").exists()

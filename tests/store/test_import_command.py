@@ -13,7 +13,6 @@ from clear_mlflow.core.record import assemble
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
-from clear_mlflow.store.search import Selection, select
 
 SQUARE = [[0.75, 0.5, 0.25], [0.625, 0.875, 0.375], [0.5, 0.5625, 0.9375]]
 NAN = float("nan")
@@ -68,15 +67,9 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
     assert run.data.metrics["clear/in_domain_accuracy"] == np.mean([0.75, 0.875, 0.9375])
     assert "renate/forward_transfer" not in run.data.metrics
     assert str(matrix_file.parent) not in json.dumps(run.to_dictionary()["data"])
-
-
-def test_an_imported_run_is_evaluated_as_any_other(store, experiment_id, matrix_file):
-    """Nothing is lacking afterwards, and that no untrained model was tested is no damage."""
-    run_import(matrix_file)
-    chosen = select(store, Selection(experiment="test"))
-    (verdict,) = Evaluation(named=False, dry_run=False).over(store, chosen)
-    assert (verdict.action, verdict.is_problem) == ("unchanged", False)
-    assert verdict.detail == "3 of 3 rows"
+    (verdict,) = Evaluation().over(store, [run])
+    assert (verdict.action, verdict.detail) == ("unchanged", "3 of 3 rows")
+    assert not verdict.is_problem
 
 
 def test_the_same_content_is_imported_once(store, experiment_id, matrix_file, tmp_path):
@@ -164,19 +157,6 @@ def test_a_store_that_breaks_leaves_no_run_that_looks_whole(
     assert "1 imported" in run_import(matrix_file).output
 
 
-@pytest.mark.parametrize("odd", ["a b#c?.csv", "ä.csv", "x" * 200 + ".csv", "-\x1b[31m.csv"])
-def test_odd_file_names_do_no_harm(store, experiment_id, tmp_path, odd):
-    """A name is shown and kept as text that steers nothing."""
-    path = tmp_path / odd
-    path.write_text(files.savetxt(SQUARE))
-    done = run_import("--", path)
-    assert done.exit_code == 0, done.output
-    assert "\x1b" not in done.output
-    (run,) = store.search_runs([experiment_id])
-    assert run.info.run_name.isprintable()
-    np.testing.assert_array_equal(record_of(store, run).matrix.values, SQUARE)
-
-
 def test_the_published_matrix_gives_the_published_numbers(store, experiment_id, tmp_path):
     """2nd place of the CLEAR-10 challenge, through the run and not around it."""
     published = tmp_path / "published.csv"
@@ -184,16 +164,6 @@ def test_the_published_matrix_gives_the_published_numbers(store, experiment_id, 
     done = run_import(published, "--dataset", "clear10", "--name", "2nd place")
     assert done.exit_code == 0, done.output
     run = stored(store, experiment_id)["2nd place"]
-    found = {name: f"{value:.7f}" for name, value in run.data.metrics.items()}
-    exact = {
-        "clear/in_domain_accuracy": "0.9228127",
-        "clear/next_domain_accuracy": "0.9168179",
-        "clear/backward_transfer": "0.9387415",
-        "clear/forward_transfer": "0.8865838",
-        "clear/accuracy": "0.9358454",
-        "renate/average_accuracy": "0.9510467",
-    }
-    assert {name: found[name] for name in exact} == exact
     # As the challenge printed them: score / in-domain / next-domain / backward / forward.
     printed = [
         f"{run.data.metrics[f'clear/{name}']:.3f}"

@@ -3,7 +3,6 @@
 import json
 from dataclasses import replace
 
-import pytest
 from mlflow.entities import Metric as StoredMetric
 from stored_runs import histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS, NUM_TEST
@@ -95,15 +94,7 @@ def lowest(matrix):
     return float(matrix.values[:, 0].min())
 
 
-def highest(matrix):
-    """The highest accuracy of the first bucket."""
-    if matrix.num_rows < 1:
-        raise UndefinedMetricError("needs a row")
-    return float(matrix.values[:, 0].max())
-
-
 FIRST = Metric(name="lab/first", function=lowest)
-SECOND = Metric(name="lab/first", function=highest, version=2)
 
 
 def scored(store, run_id, metric):
@@ -111,24 +102,6 @@ def scored(store, run_id, metric):
     scores = read_scores(store, store.get_run(run_id), scoring)
     write_scores(store, scores)
     return scores
-
-
-@pytest.mark.parametrize("is_told", [True, False])
-def test_a_scoring_says_which_values_have_changed(store, experiment_id, is_told):
-    """Of another definition; whether a scoring wrote its version down or a program logged them."""
-    run = stored_run(store, experiment_id)
-    run_id = run.info.run_id
-    first, second = (f(matrix_of(FOUR_BUCKETS)) for f in (lowest, highest))
-    if is_told:
-        scored(store, run_id, FIRST)
-    else:
-        score(store, run_id)
-        store.log_metric(run_id, "lab/first", first, step=4)
-    assert scored(store, run_id, SECOND).plan.changed == {"lab/first": (first, second)}
-    after = store.get_run(run_id)
-    assert after.data.metrics["lab/first"] == second
-    assert json.loads(after.data.tags[names.VERSIONS_TAG])["lab/first"] == 2
-    assert scored(store, run_id, SECOND).plan.is_empty
 
 
 def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
@@ -157,17 +130,6 @@ def test_a_description_is_kept_where_a_person_wrote_it(store, experiment_id):
     add_rows(run, FOUR_BUCKETS)
     score(store, run_id)
     assert store.get_run(run_id).data.tags[names.MLFLOW_NOTE] == "mine"
-
-
-def test_a_run_of_another_program_is_not_touched(store, experiment_id):
-    """It holds no rows, and never said that it would."""
-    run_id = store.create_run(experiment_id).info.run_id
-    before = store.get_run(run_id).data.tags
-    score(store, run_id)
-    assert store.get_run(run_id).data.tags == before
-    store.set_tag(run_id, names.KIND_TAG, names.KIND_TRAIN)
-    score(store, run_id)
-    assert store.get_run(run_id).data.tags[names.ROWS_TAG] == "none"
 
 
 def test_a_step_has_the_time_of_its_row_or_of_the_last_before():

@@ -258,13 +258,6 @@ def test_a_listing_brings_each_run_once_however_many_start_at_once(
         list(select(store, Selection(filter="nonsense")))
 
 
-def test_an_experiment_s_name_goes_before_an_id(store, experiment_id):
-    """One may be called as another's id is."""
-    run = store.create_run(store.create_experiment(experiment_id)).info.run_id
-    store.create_run(experiment_id)
-    assert [r.info.run_id for r in select(store, Selection(experiment=experiment_id))] == [run]
-
-
 def test_who_was_faster_is_asked_again_once():
     """Another program made what is shared: looking again finds it. Other refusals stay refusals."""
     answers = [MlflowException("there", BAD_REQUEST), "made"]

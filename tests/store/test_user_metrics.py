@@ -182,21 +182,15 @@ def test_a_functions_mistakes_are_told_with_its_name() -> None:
         ("lab_module:twice", "two metrics are named 'mylab/worst'"),
         ("lab_module:mixed", "or a sequence of these two"),
         ("lab_module:empty", "is (); expected"),
+        ("lab_module:named,lab_module:rival", "are both named 'mylab/worst'"),
     ],
 )
 def test_what_is_no_metric_is_refused_in_one_line(reference: str, message: str) -> None:
     """Before any run is looked at, with what to do about it."""
     with pytest.raises(ConfigError) as caught:
-        load_own_metrics([reference], installed=False)
+        load_own_metrics(reference.split(","), installed=False)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.usefixtures("lab")
-def test_two_metrics_of_one_name_are_refused() -> None:
-    """One would silently stand for the other."""
-    with pytest.raises(ConfigError, match="are both named 'mylab/worst'"):
-        load_own_metrics(["lab_module:named", "lab_module:rival"], installed=False)
 
 
 @pytest.mark.usefixtures("lab")
