@@ -171,9 +171,8 @@ def evaluate(
 
     from clear_mlflow.cli.output import print_places
     from clear_mlflow.cli.scoring_output import Summary, shown_while
-    from clear_mlflow.evaluation.evaluate_run import log_results, result_entry
     from clear_mlflow.evaluation.foreign_rows import adopt_rows
-    from clear_mlflow.evaluation.rescore import Evaluation, joint_record
+    from clear_mlflow.evaluation.rescore import Evaluation, joint_record, log_results
     from clear_mlflow.store.client import preflight, set_up_mlflow
     from clear_mlflow.store.names import KIND_EVALUATE
     from clear_mlflow.store.search import Selection, mark_run_of_project, select
@@ -224,7 +223,7 @@ def evaluate(
             for result in shown_while(results, summary, len(run_id or ()) or None):
                 summary.add(result)
                 if own_run:
-                    entries.append(result_entry(result))
+                    entries.append(result.entry())
                 if received:
                     break
         except KeyboardInterrupt:

@@ -45,6 +45,7 @@ from clear_mlflow.comparison.leaderboard import (
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.core.errors import ConfigError, FailedMetricError, TrackingError
+from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
@@ -55,9 +56,8 @@ from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
-from clear_mlflow.store.matrices import StoredMatrix
 from clear_mlflow.store.search import MissingRun
-from clear_mlflow.store.ui_urls import comparison_link, run_addresses
+from clear_mlflow.store.ui_urls import artifact_link, run_addresses
 
 # MLflow cuts a tag off at 8,000 characters, silently; an artifact has all ids.
 _LONGEST_TAG = 7_900
@@ -110,17 +110,17 @@ def read_comparison(
     for stored, inside, problem in read(matrices, _there(runs), BATCH):
         if problem is not None:
             refused.append(
-                f"Tests inside buckets of {cut(stored.run_name)} are not used: {problem}."
+                f"Tests inside buckets of {cut(_name(stored.run))} are not used: {problem}."
             )
         if stored.record is None:
-            if not stored.problem and stored.tags.get(names.DIVERGED_TAG) == "true":
-                rowless.append(_rowless(stored))
+            if not stored.problem and _has_diverged(stored.run):
+                rowless.append(_rowless(stored.run))
             elif stored.problem or named:
                 reason = stored.problem or "holds no rows of an accuracy matrix"
-                left_out.append(LeftOut(stored.run_id, stored.run_name, reason))
+                left_out.append(LeftOut(stored.run.info.run_id, _name(stored.run), reason))
             continue
-        experiment_id = experiment_id or stored.experiment_id
-        subjects.append(_subject(stored, inside))
+        experiment_id = experiment_id or stored.run.info.experiment_id
+        subjects.append(_subject(stored.run, stored.record, {**stored.summary, **inside}))
     if not subjects:
         why = f": {left_out[0].run_id} {left_out[0].reason}" if left_out else ""
         raise ConfigError(f"none of the chosen runs holds rows of an accuracy matrix{why}")
@@ -227,10 +227,15 @@ def _there(runs: Iterable[Run | MissingRun]) -> list[Run]:
     return [run for run in listed if isinstance(run, Run)]
 
 
-def _subject(stored: StoredMatrix, inside: Mapping[str, float]) -> Subject:
-    if stored.record is None:
-        raise ValueError("a run without a record is no subject")
-    record = stored.record
+def _name(run: Run) -> str:
+    return str(run.info.run_name or run.info.run_id)
+
+
+def _has_diverged(run: Run) -> bool:
+    return bool(run.data.tags.get(names.DIVERGED_TAG) == "true")
+
+
+def _subject(run: Run, record: Record, summary: Mapping[str, float]) -> Subject:
     tested = {
         "dataset": record.dataset.name,
         "protocol": record.protocol,
@@ -238,45 +243,37 @@ def _subject(stored: StoredMatrix, inside: Mapping[str, float]) -> Subject:
         "seed": "none" if record.seed is None else str(record.seed),
     }
     return Subject(
-        run_id=stored.run_id,
-        name=stored.run_name,
+        run_id=run.info.run_id,
+        name=_name(run),
         record=record,
-        summary={**stored.summary, **inside},
-        labels={**tested, **_labels(stored)},
-        params={name: _unquoted(text) for name, text in stored.params.items()},
-        diverged=stored.tags.get(names.DIVERGED_TAG) == "true",
-        test_every=stored.tags.get(names.ANYTIME_TAG),
+        summary=summary,
+        labels={**tested, **_labels(run)},
+        params={name: _unquoted(text) for name, text in run.data.params.items()},
+        diverged=_has_diverged(run),
+        test_every=run.data.tags.get(names.ANYTIME_TAG),
     )
 
 
-def _rowless(stored: StoredMatrix) -> RowlessRun:
-    labels = _labels(stored)
+def _rowless(run: Run) -> RowlessRun:
+    labels = _labels(run)
     seed = labels.get("seed", "")
     return RowlessRun(
-        run_id=stored.run_id,
-        name=stored.run_name,
+        run_id=run.info.run_id,
+        name=_name(run),
         seed=int(seed) if seed.isascii() and seed.isdecimal() and len(seed) < 20 else None,
         labels=labels,
     )
 
 
-def _labels(stored: StoredMatrix) -> dict[str, str]:
+def _labels(run: Run) -> dict[str, str]:
     """What a run may be grouped by: its parameters and its tags."""
-    labels = {
-        **{name: _unquoted(text) for name, text in stored.params.items()},
-        **{
-            name: text
-            for name, text in stored.tags.items()
-            if not name.startswith(("mlflow.", "clear_mlflow."))
-        },
+    params, tags = run.data.params, run.data.tags
+    return {
+        **{name: _unquoted(text) for name, text in params.items()},
+        **{n: text for n, text in tags.items() if not n.startswith(("mlflow.", "clear_mlflow."))},
+        # What a run really used overrides what was asked for, which may be "auto".
+        **{n.removeprefix("used/"): text for n, text in params.items() if n.startswith("used/")},
     }
-    # What a run really used overrides what was asked for, which may be "auto".
-    labels |= {
-        name.removeprefix("used/"): text
-        for name, text in stored.params.items()
-        if name.startswith("used/")
-    }
-    return labels
 
 
 def _unquoted(text: str) -> str:
@@ -326,7 +323,7 @@ def _store(
     status = "FAILED"
     try:
         run = client.get_run(opened)
-        tags = _tags(comparison, comparison_link(run))
+        tags = _tags(comparison, artifact_link(run, names.COMPARISON_PAGE))
         if run_id is not None and is_generated(run.info.run_name):
             tags[MLFLOW_RUN_NAME] = name
         missing = [Param(key, text) for key, text in params.items() if key not in run.data.params]

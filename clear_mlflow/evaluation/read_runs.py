@@ -34,14 +34,12 @@ def read_with_inside(
     Of a run that was scored, those metrics are taken as they were logged; others' tests are read.
     A run without such tests has no metrics of them, and needs no reason.
     """
-    listed = list(runs)
-    found = read_matrices(client, listed, metrics=metrics, read_files=read_files, jobs=jobs)
-    for run, stored in zip(listed, found, strict=True):
+    for stored in read_matrices(client, runs, metrics=metrics, read_files=read_files, jobs=jobs):
         summary: Mapping[str, float] = {}
         problem = None
         if stored.record is not None:
             try:
-                scores = read_anytime_scores(client, run, stored.record)
+                scores = read_anytime_scores(client, stored.run, stored.record)
                 summary, problem = scores.summary, scores.problem
             except ClearError as error:
                 problem = str(error)

@@ -118,18 +118,16 @@ def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, st
             f"{names.CONFIG_JSON} of run {run.info.run_id} cannot be read ({error}), so nothing "
             "says what its models are"
         ) from error
+    # What a store names would be imported to build the model: code that its writer had chosen.
+    named = None
     if stored.get("strategy", "naive") not in known_strategies():
-        # Its class would be imported to build the model: code that the store's writer had chosen.
+        named = f"by strategy {shown(stored['strategy'])}, a class"
+    elif dataset_runs_code(stored):
+        named = f"on {shown(stored['dataset'])}, a function"
+    if named is not None:
         raise RecordError(
-            f"run {run.info.run_id} was trained by strategy {shown(stored['strategy'])}, a class "
-            "of somebody's own; what a store names is never imported: test its models with the "
-            "program that trained them"
-        )
-    if dataset_runs_code(stored):
-        raise RecordError(
-            f"run {run.info.run_id} was trained on {shown(stored['dataset'])}, a function of "
-            "somebody's own; what a store names is never imported: test its models with the "
-            "program that trained them"
+            f"run {run.info.run_id} was trained {named} of somebody's own; what a store names is "
+            "never imported: test its models with the program that trained them"
         )
     # Where to compute is this machine's to say; the weights are in the stored file.
     known = {name: text for name, text in stored.items() if name in parameter_defaults()}

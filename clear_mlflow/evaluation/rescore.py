@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,6 +12,7 @@ from itertools import chain
 from mlflow import MlflowClient
 from mlflow.entities import LifecycleStage, Run
 from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import Record
@@ -19,11 +22,11 @@ from clear_mlflow.runs.lifecycle import close_abandoned
 from clear_mlflow.runs.logged_models import log_models
 from clear_mlflow.scoring.scores import Scores, Scoring, read_scores, write_scores
 from clear_mlflow.store import names
-from clear_mlflow.store.client import is_server, mlflow_errors
+from clear_mlflow.store.artifacts import is_local
+from clear_mlflow.store.client import is_server, log_tags, mlflow_errors
 from clear_mlflow.store.conflicts import one_writer
 from clear_mlflow.store.heartbeat import is_abandoned, seems_abandoned, trains_now
 from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.rows import are_rows_local
 from clear_mlflow.store.search import MissingRun
 
 # Runs under way at once. A server keeps each request waiting some 50 ms and answers many at a time;
@@ -31,13 +34,7 @@ from clear_mlflow.store.search import MissingRun
 # than threads take turns.
 _JOBS_SERVER, _JOBS_REMOTE, _JOBS_LOCAL = 16, 8, 1
 
-_MOST_TOLD = 5  # metrics whose values have changed
-_BUILT_IN = frozenset(
-    [
-        *(metric.name for metric in predicted.METRICS),
-        *(metric.name for metric in anytime.METRICS),
-    ]
-)
+_BUILT_IN = {m.name for m in predicted.METRICS} | {m.name for m in anytime.METRICS}
 
 
 @dataclass(frozen=True)
@@ -56,6 +53,16 @@ class ScoringResult:
     def without_scores(self) -> ScoringResult:
         """The same in a few hundred bytes, to be kept of many runs."""
         return replace(self, scores=None)
+
+    def entry(self) -> dict[str, object]:
+        """What became of the run, as the run that scored it stores it."""
+        return {
+            "run_id": self.run_id,
+            "run_name": self.run_name,
+            "action": self.action,
+            "detail": self.detail,
+            "metrics": dict(self.scores.summary) if self.scores else {},
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +123,7 @@ class Evaluation:
             if abandoned and not self.dry_run:
                 detail += f"; {_try_to_close(client, run)}"
             # A row that is damaged is a row: it is looked for in no other program's run.
-            matters = self.named or ours or isinstance(error, RecordError)
-            if matters:
+            if self.named or ours or isinstance(error, RecordError):
                 return _failed(run_id, name, detail)
             return ScoringResult(run_id, name, "skipped", detail)
         if scores.record is None and not abandoned:
@@ -130,15 +136,13 @@ class Evaluation:
             closed = "would be closed" if self.dry_run else "run closed"
             notes.append(f"its process is gone: {closed} as KILLED")
         changed = abandoned or not scores.plan.is_empty
-        matters = bool(_gaps(scores) or scores.problem is not None or scores.failed)
-        action = "scored" if changed else "unchanged"
         return ScoringResult(
             run_id,
             name,
-            action,
+            "scored" if changed else "unchanged",
             "; ".join(notes),
             scores,
-            is_problem=matters,
+            is_problem=bool(_gaps(scores) or scores.problem is not None or scores.failed),
             is_partial=scores.rows_state != "complete",
             undefined=tuple(
                 name for name in _own_without_value(scores) if name not in scores.failed
@@ -173,6 +177,19 @@ def joint_record(client: MlflowClient, run_id: str) -> Record:
     return record
 
 
+def log_results(client: MlflowClient, run_id: str, entries: Sequence[dict[str, object]]) -> None:
+    """Store what became of each run in the run that ``mlflow run -e evaluate`` itself opened."""
+    counts = Counter(str(entry["action"]) for entry in entries)
+    summary = ", ".join(f"{count} {action}" for action, count in sorted(counts.items()))
+    note = (
+        f"Re-scored runs from their stored rows: {summary}. Each run and what became of it: "
+        f"`{names.EVALUATED_JSON}`."
+    )
+    with mlflow_errors(f"log the results into run {run_id}"):
+        client.log_text(run_id, json.dumps(entries, indent=2) + "\n", names.EVALUATED_JSON)
+        log_tags(client, run_id, {names.EVALUATED_TAG: str(len(entries)), MLFLOW_RUN_NOTE: note})
+
+
 def _failed(run_id: str, run_name: str, detail: str) -> ScoringResult:
     return ScoringResult(run_id, run_name, "failed", detail, is_problem=True)
 
@@ -180,7 +197,9 @@ def _failed(run_id: str, run_name: str, detail: str) -> ScoringResult:
 def _suitable_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
     if is_server(client.tracking_uri):
         return _JOBS_SERVER
-    return _JOBS_LOCAL if isinstance(first, MissingRun) or are_rows_local(first) else _JOBS_REMOTE
+    if isinstance(first, MissingRun) or is_local(first.info.artifact_uri):
+        return _JOBS_LOCAL
+    return _JOBS_REMOTE
 
 
 def _describe(scores: Scores, dry_run: bool) -> Iterator[str]:
@@ -195,10 +214,6 @@ def _describe(scores: Scores, dry_run: bool) -> Iterator[str]:
         yield f"would write {scores.plan}"
     elif scores.plan.points:
         yield f"{len(scores.plan.points)} metric values logged"
-    if changed := scores.plan.changed:
-        told = [f"{n} {old:.4g} to {new:.4g}" for n, (old, new) in sorted(changed.items())]
-        more = f" and {len(told) - _MOST_TOLD} more" if len(told) > _MOST_TOLD else ""
-        yield f"values changed: {', '.join(told[:_MOST_TOLD])}{more}"
     if scores.problem is not None:
         yield scores.problem
     # A user's own metric was asked for: where it has no value, they want to know why.

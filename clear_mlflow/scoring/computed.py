@@ -14,6 +14,7 @@ from clear_mlflow.core.record import Record, RowRecord
 from clear_mlflow.metrics import DEFAULT_FAMILIES, METRICS, Metric, anytime, course, of_score
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics._common import evaluated, over_course
+from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.metrics.from_predictions import (
     PredictionMetric,
     Predictions,
@@ -25,6 +26,7 @@ from clear_mlflow.report.pictures import confusion_png
 from clear_mlflow.report.prediction_tables import calibration_csv, confusion_csv, per_class_csv
 from clear_mlflow.scoring.series import Series, all_series, milliseconds
 from clear_mlflow.store import names
+from clear_mlflow.store.matrices import StoredRows
 
 # Of more classes, who is taken for whom fills no table that a person reads: a million cells.
 _MOST_CLASSES = 1000
@@ -32,19 +34,25 @@ _TABLES_VERSION = 1  # raised when a table of predictions changes, so that it is
 
 
 @dataclass(frozen=True, eq=False)
-class PredictionScores:
-    """What a run's stored predictions define beyond its rows."""
+class _Beside:
+    """What is stored of a run beside its rows defines; nothing of a run that has none of it."""
 
     summary: Mapping[str, float] = field(default_factory=dict)
     points: Series = field(default_factory=dict)
     reasons: Mapping[str, str] = field(default_factory=dict)  # metric name to why it is undefined
+    stamp: str | None = None  # fingerprint of all this; None: some lacks, or nothing was computed
+    problem: str | None = None  # why nothing was computed, though it is stored
+    is_unread: bool = False  # the run's metrics hold all this already: it was not read
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionScores(_Beside):
+    """What a run's stored predictions define beyond its rows."""
+
     failed: frozenset[str] = frozenset()  # of the reasons, those whose own function is wrong
-    stamp: str | None = None  # fingerprint of all this; None: nothing was computed
     predictions: Predictions | None = None  # those that tables are made of
     # Draws a PNG of the last row's confusion; None: no row has evidence, or of too many classes.
     picture: Callable[[], bytes] | None = None
-    problem: str | None = None  # why nothing was computed, though predictions were kept
-    is_unread: bool = False  # the run holds all this already: its predictions were not read
 
     @property
     def are_kept(self) -> bool:
@@ -53,16 +61,10 @@ class PredictionScores:
 
 
 @dataclass(frozen=True, eq=False)
-class AnytimeScores:
-    """What a run's tests inside its buckets define; nothing of a run that has none."""
+class AnytimeScores(_Beside):
+    """What a run's tests inside its buckets define."""
 
-    summary: Mapping[str, float] = field(default_factory=dict)
-    points: Series = field(default_factory=dict)
-    reasons: Mapping[str, str] = field(default_factory=dict)  # metric name to why it is undefined
-    stamp: str | None = None  # fingerprint of all this; None: tests lack, or nothing was computed
     matrix: AnytimeMatrix | None = None  # what a chart is drawn of
-    problem: str | None = None  # why nothing was computed, though tests were stored
-    is_unread: bool = False  # the run holds all this already: its tests were not read
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,24 +94,20 @@ class Computed:
 
 def compute(
     run_name: str,
-    records: Mapping[str, RowRecord],
+    rows: StoredRows,
     record: Record,
     *,
-    digest: str,
-    matrix_tag: str | None,
     families: tuple[str, ...] = DEFAULT_FAMILIES,
     metrics: Sequence[Metric] = METRICS,
     prediction_metrics: Sequence[PredictionMetric] = predicted.METRICS,
     answers: PredictionScores | None = None,
     tests: AnytimeScores | None = None,
 ) -> Computed:
-    """Everything that a run's stored rows, predictions and tests inside buckets define.
-
-    *records* are rows by file name, of which *record* was assembled, *digest* and *matrix_tag* say
-    what :class:`~clear_mlflow.store.matrices.StoredRows` does.
-    """
+    """What a run's rows, of which *record* was assembled, predictions and tests define."""
     answers, tests = answers or PredictionScores(), tests or AnytimeScores()
     metrics = of_score(metrics, record.matrix.score)
+    asked: tuple[Metric | PredictionMetric | AnytimeMetric, ...]
+    asked = (*metrics, *prediction_metrics, *anytime.METRICS)
     over_steps = course(record.evidence, record.protocol, metrics)
     own = {metric.name for metric in prediction_metrics} - {m.name for m in predicted.METRICS}
     own |= {metric.name for metric in metrics}
@@ -120,26 +118,20 @@ def compute(
     return Computed(
         run_name=run_name,
         record=record,
-        digest=digest,
-        matrix_tag=matrix_tag,
+        digest=rows.digest,
+        matrix_tag=rows.tag,
         families=families,
         points=all_series(
             record.evidence, over_steps.series, names.bucket_series(record.matrix.score.name)
         )
         | dict(answers.points)
         | dict(tests.points),
-        times=_times(records, record.matrix.num_rows),
+        times=_times(rows.records, record.matrix.num_rows),
         summary=over_steps.summary | dict(answers.summary) | dict(tests.summary),
         reasons=reasons,
         failed=_failed(over_steps.undefined) | answers.failed,
-        versions={m.name: m.version for m in metrics}
-        | {m.name: m.version for m in prediction_metrics}
-        | {m.name: m.version for m in anytime.METRICS},
-        lower_is_better=frozenset(
-            [m.name for m in metrics if not m.higher_is_better]
-            + [m.name for m in prediction_metrics if not m.higher_is_better]
-            + [m.name for m in anytime.METRICS if not m.higher_is_better]
-        ),
+        versions={m.name: m.version for m in asked},
+        lower_is_better=frozenset(m.name for m in asked if not m.higher_is_better),
         predicted=answers,
         anytime=tests,
     )

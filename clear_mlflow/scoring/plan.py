@@ -22,11 +22,11 @@ from clear_mlflow.report.markdown import description
 from clear_mlflow.report.page.run_page import RunReport
 from clear_mlflow.scoring.computed import Computed
 from clear_mlflow.scoring.families import families_tag
-from clear_mlflow.scoring.run_report import metadata_of, run_report
+from clear_mlflow.scoring.run_report import run_report
 from clear_mlflow.scoring.series import Point, points_of
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.ui_urls import report_link
+from clear_mlflow.store.ui_urls import artifact_link
 
 _NO_TAG = "none"
 _REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.MATRIX_TABLE, names.HEATMAP_PNG})
@@ -42,8 +42,6 @@ class Plan:
     page: RunReport | None = None
     points: tuple[Point, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
-    # Metric name to the value in force and the one that takes its place.
-    changed: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def is_empty(self) -> bool:
@@ -76,7 +74,7 @@ def plan(client: MlflowClient, run: Run, computed: Computed, *, thorough: bool =
     versions = _read_versions(tags)
     lost = _lost(client, run, computed) if thorough else frozenset()
     points = list(_lacking(client, run, computed, versions if same_rows and not thorough else {}))
-    page = run_report(computed, metadata_of(run), *_shown(run, computed, versions))
+    page = run_report(computed, run, *_shown(run, computed, versions))
     stamps = {names.PREDICTIONS_SCORED_TAG: answers.stamp, names.ANYTIME_SCORED_TAG: tests.stamp}
     new = {tag: stamp for tag, stamp in stamps.items() if stamp and tags.get(tag) != stamp}
     wanted = {
@@ -102,20 +100,7 @@ def plan(client: MlflowClient, run: Run, computed: Computed, *, thorough: bool =
     if not (points or reports or differing) and is_shown:
         return Plan()
     differing |= _note_tags(run, computed) | (_table_tag(tags) if reports else {})
-    # Of a run that was never scored, training logged the values on the way to its last ones.
-    before = run.data.metrics if names.SCORED_TAG in tags else {}
-    return Plan(
-        reports,
-        tables,
-        None if is_shown else page,
-        tuple(points),
-        differing,
-        {
-            name: (before[name], value)
-            for name, value in computed.summary.items()
-            if name in before and before[name] != value
-        },
-    )
+    return Plan(reports, tables, None if is_shown else page, tuple(points), differing)
 
 
 def _lacking(
@@ -202,7 +187,7 @@ def _note_tags(run: Run, computed: Computed) -> dict[str, str]:
         computed.summary,
         computed.reasons,
         facts={name: tags[name] for name in ("strategy", "model") if name in tags},
-        report=report_link(run),
+        report=artifact_link(run, names.REPORT_HTML),
         lower_is_better=computed.lower_is_better,
     )
     if note == current:

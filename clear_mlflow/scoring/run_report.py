@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
@@ -29,54 +28,21 @@ _ENVIRONMENT = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunMetadata:
-    """What a store says of how a run came about; all of it is only shown."""
-
-    run_id: str = ""
-    configuration: Mapping[str, str] = field(default_factory=dict)
-    asked: Mapping[str, str] = field(default_factory=dict)
-    environment: Mapping[str, str] = field(default_factory=dict)
-    profiles: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by dataset
-
-
-def metadata_of(run: Run) -> RunMetadata:
-    """What a listing of runs brings of how a run came about."""
+def run_report(
+    computed: Computed,
+    run: Run,
+    summary: Mapping[str, float],
+    reasons: Mapping[str, str],
+) -> RunReport:
+    """The page of a run; *summary* and *reasons* are by metric, as they are shown."""
+    record, answers = computed.record, computed.predicted
     params, tags = dict(sorted(run.data.params.items())), run.data.tags
     used = {n.removeprefix(_USED): v for n, v in params.items() if n.startswith(_USED)}
     asked = {n.removeprefix(_ASKED): v for n, v in params.items() if n.startswith(_ASKED)}
     plain = {n: v for n, v in params.items() if not n.startswith((_USED, _ASKED))}
     configuration = dict(sorted((plain | used).items()))
     asked = {name: text for name, text in (plain | asked).items() if name in configuration}
-    return RunMetadata(
-        run_id=run.info.run_id,
-        configuration=configuration,
-        asked={name: text for name, text in asked.items() if text != configuration[name]},
-        environment={shown: tags[tag] for tag, shown in _ENVIRONMENT.items() if tag in tags},
-        profiles={
-            entry.dataset.name: _profile(entry.dataset.profile)
-            for entry in (run.inputs.dataset_inputs if run.inputs else ())
-        },
-    )
-
-
-def _profile(text: str | None) -> Mapping[str, Any]:
-    """A dataset's profile, where it is one of ours: other programs write what they like."""
-    try:
-        return json_object(text or "{}", MAX_ROW_BYTES)
-    except RecordError:
-        return {}
-
-
-def run_report(
-    computed: Computed,
-    metadata: RunMetadata,
-    summary: Mapping[str, float],
-    reasons: Mapping[str, str],
-) -> RunReport:
-    """The page of a run; *summary* and *reasons* are by metric, as they are shown."""
-    record, answers = computed.record, computed.predicted
-    profile = metadata.profiles.get(record.dataset.name, {})
+    profile = _profile(run, record.dataset.name)
     without = ""
     if answers.problem is not None:
         without = f"Its predictions were left out: {answers.problem}."
@@ -87,15 +53,15 @@ def run_report(
         notes.append(f"Its tests inside buckets were left out: {computed.anytime.problem}.")
     return RunReport(
         name=computed.run_name,
-        run_id=metadata.run_id,
+        run_id=run.info.run_id,
         record=record,
         summary=summary,
         reasons=reasons,
         predictions=answers.predictions,
         without_predictions=without,
         lower_is_better=computed.lower_is_better,
-        configuration=metadata.configuration,
-        asked=metadata.asked,
+        configuration=configuration,
+        asked={name: text for name, text in asked.items() if text != configuration[name]},
         dataset={
             name: str(profile[key])
             for key, name in (
@@ -107,10 +73,23 @@ def run_report(
         }
         | _features(profile),
         num_train=_counts(profile.get("num_train")),
-        environment={**metadata.environment, **_measured(computed.times)},
+        environment={
+            **{shown: tags[tag] for tag, shown in _ENVIRONMENT.items() if tag in tags},
+            **_measured(computed.times),
+        },
         notes=notes,
         tests=computed.anytime.matrix,
     )
+
+
+def _profile(run: Run, dataset: str) -> Mapping[str, Any]:
+    """A dataset's profile, where it is one of ours: other programs write what they like."""
+    entries = run.inputs.dataset_inputs if run.inputs else ()
+    texts = {entry.dataset.name: entry.dataset.profile for entry in entries}
+    try:
+        return json_object(texts.get(dataset) or "{}", MAX_ROW_BYTES)
+    except RecordError:
+        return {}
 
 
 def _features(profile: Mapping[str, Any]) -> dict[str, str]:

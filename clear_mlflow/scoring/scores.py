@@ -120,10 +120,8 @@ def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) 
     def planned(thorough: bool) -> tuple[Computed, Plan]:
         computed = compute(
             run_name,
-            rows.records,
+            rows,
             record,
-            digest=rows.digest,
-            matrix_tag=rows.tag,
             families=families,
             metrics=metrics,
             prediction_metrics=scoring.prediction_metrics,

@@ -23,7 +23,7 @@ from clear_mlflow.scoring.computed import (
 )
 from clear_mlflow.scoring.families import logged_families, metrics_of
 from clear_mlflow.scoring.prediction_scores import keeps_predictions, read_predictions
-from clear_mlflow.scoring.run_report import metadata_of, run_report
+from clear_mlflow.scoring.run_report import run_report
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.mlflow_hooks import without_addresses
 from clear_mlflow.server.run_state import has_ended, state_of
@@ -76,16 +76,14 @@ def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
     record = assemble(rows.records)
     computed = compute(
         name,
-        rows.records,
+        rows,
         record,
-        digest=rows.digest,
-        matrix_tag=rows.tag,
         families=families,
         metrics=metrics_of(families, ()),
         answers=_answers(store, run, record) if keeps_predictions(run) else None,
         tests=_tests(store, run, record),
     )
-    report = run_report(computed, metadata_of(run), computed.summary, computed.reasons)
+    report = run_report(computed, run, computed.summary, computed.reasons)
     return run_page(report, over=_OVER, place=place)
 
 

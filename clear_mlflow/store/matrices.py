@@ -13,9 +13,10 @@ from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.record import Record, RowRecord, assemble
 from clear_mlflow.metrics import METRICS, Metric, summarize
 from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import is_local
 from clear_mlflow.store.matrix_tag import matrix_tag, read_matrix_tag, rows_digest
 from clear_mlflow.store.pool import mapped
-from clear_mlflow.store.rows import are_rows_local, parse_rows, read_row_files
+from clear_mlflow.store.rows import parse_rows, read_row_files
 
 # Requests under way at once where rows have to be fetched: a server answers no faster to more.
 _JOBS = 8
@@ -35,11 +36,7 @@ class StoredRows:
 class StoredMatrix:
     """What a run holds, as far as it can be read."""
 
-    run_id: str
-    run_name: str
-    experiment_id: str
-    params: Mapping[str, str]
-    tags: Mapping[str, str]
+    run: Run
     record: Record | None  # None: the run holds no row, or there is a problem
     summary: Mapping[str, float]  # every metric asked for that the record defines
     problem: str | None  # one line: why there is no record though there should be
@@ -67,7 +64,7 @@ def stored_rows_of(client: MlflowClient, run: Run, *, read_files: bool | None = 
     """
     run_id = run.info.run_id
     tag = run.data.tags.get(names.MATRIX_TAG)
-    if not (are_rows_local(run) if read_files is None else read_files):
+    if not (is_local(run.info.artifact_uri) if read_files is None else read_files):
         cached = read_matrix_tag(run_id, tag)
         if cached is not None and assemble(cached.records).is_complete:
             return StoredRows(cached.records, cached.digest, tag, True)
@@ -94,14 +91,4 @@ def _read_matrix(
             record = assembled
     except ClearError as error:
         problem = str(error)
-    return StoredMatrix(
-        run_id=run.info.run_id,
-        run_name=run.info.run_name or run.info.run_id,
-        experiment_id=run.info.experiment_id,
-        params=run.data.params,
-        tags=run.data.tags,
-        record=record,
-        summary=summary,
-        problem=problem,
-        from_tag=from_tag,
-    )
+    return StoredMatrix(run, record, summary, problem, from_tag)

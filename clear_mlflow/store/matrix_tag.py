@@ -27,7 +27,6 @@ class CachedRows:
     """Rows as a run's tag has them."""
 
     records: Mapping[str, RowRecord]  # file name to row, in row order
-    sizes: Mapping[str, int]  # file name to bytes
     digest: str  # of the files' names and contents
 
 
@@ -79,7 +78,7 @@ def read_matrix_tag(run_id: str, text: str | None) -> CachedRows | None:
             if name != row_file_name(record.row.row):
                 return None
             records[name] = record
-        return CachedRows(records, body["files"], body["digest"])
+        return CachedRows(records, body["digest"])
     # Anything else in it is no tag of ours, and the artifacts are read.
     except (LookupError, TypeError, AttributeError, RecordError):
         return None

@@ -13,7 +13,7 @@ from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name, row_index
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, read_bytes
-from clear_mlflow.store.artifacts import ArtifactFolder, is_local, log_durably
+from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.matrix_tag import tagged_rows
 from clear_mlflow.store.names import (
@@ -72,11 +72,6 @@ def is_same_row(one: bytes, other: bytes, name: str) -> bool:
     """Whether two row files say the same, whenever they were written."""
     (first,), (second,) = parse_rows({name: one}).values(), parse_rows({name: other}).values()
     return first.row == second.row and first.dataset == second.dataset
-
-
-def are_rows_local(run: Run) -> bool:
-    """Whether the artifacts of a run are files that this machine opens, with nothing between."""
-    return is_local(str(run.info.artifact_uri))
 
 
 def row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:

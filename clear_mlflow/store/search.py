@@ -54,7 +54,9 @@ def select(client: MlflowClient, selection: Selection) -> Iterator[Run | Missing
             yield _get(client, run_id)
         return
     for run in search(client, _experiments(client, selection.experiment), selection.filter or ""):
-        if _is_wanted(run, selection):
+        tags = run.data.tags
+        has_rows = tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS
+        if has_rows and not (selection.unscored_only and names.SCORED_TAG in tags):
             yield run
 
 
@@ -173,9 +175,3 @@ def _experiments(client: MlflowClient, wanted: str | None) -> list[str]:
         f"no experiment has the name or id {wanted!r} in {masked(client.tracking_uri)}; there are "
         f"{known}"
     )
-
-
-def _is_wanted(run: Run, selection: Selection) -> bool:
-    if run.data.tags.get(names.KIND_TAG) in names.WITHOUT_ROWS:
-        return False
-    return not (selection.unscored_only and names.SCORED_TAG in run.data.tags)

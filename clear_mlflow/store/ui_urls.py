@@ -6,8 +6,8 @@ import hashlib
 import json
 import os
 import shlex
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 from urllib.request import url2pathname
@@ -27,7 +27,7 @@ from clear_mlflow.store import names
 from clear_mlflow.store.client import is_server, mlflow_errors
 from clear_mlflow.store.compat import answers
 from clear_mlflow.store.matrices import stored_rows_of
-from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS, REPORT_HTML
+from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS
 
 # MLflow keeps shared views in tags of the experiment, named by a key in the link (mlflow 3.17).
 _VIEW = "clear_mlflow_leaderboard"
@@ -59,15 +59,13 @@ _ANSWER_SECONDS = 2.0  # of a server on this machine
 
 def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
     """Lines that say how to see a run, and all runs of its experiment."""
-    return _links(client, run.info.experiment_id, run.info.run_id)
+    return experiment_links(client, run.info.experiment_id, run.info.run_id)
 
 
-def experiment_links(client: MlflowClient, experiment_id: str) -> Sequence[str]:
-    """Lines that say how to see an experiment."""
-    return _links(client, experiment_id, None)
-
-
-def _links(client: MlflowClient, experiment_id: str, run_id: str | None) -> list[str]:
+def experiment_links(
+    client: MlflowClient, experiment_id: str, run_id: str | None = None
+) -> list[str]:
+    """Lines that say how to see an experiment, and one run of it."""
     uri = client.tracking_uri
     known = server_address(uri) if is_server(uri) else _LOCAL_UI
     experiment = f"{known}/#/experiments/{experiment_id}"
@@ -110,16 +108,6 @@ def link_comparison(client: MlflowClient, experiment_id: str) -> None:
         note = f"[Compare the runs]({compare}): matrices, curves, and which differences are real."
         client.set_experiment_tag(experiment_id, names.NOTE_TAG, "linked")
         client.set_experiment_tag(experiment_id, names.MLFLOW_NOTE, note)
-
-
-def report_link(run: Run) -> str:
-    """A run's page as a link in its description: an address within MLflow's UI."""
-    return artifact_link(run, REPORT_HTML)
-
-
-def comparison_link(run: Run) -> str:
-    """A comparison's page, likewise."""
-    return artifact_link(run, COMPARISON_PAGE)
 
 
 def artifact_link(run: Run, path: str | None) -> str:
@@ -349,16 +337,12 @@ def _digest(state: str) -> str:
 
 
 def _score_of_runs(client: MlflowClient, experiment_id: str) -> Score:
-    """What most of the newest runs were scored by; accuracy, where none has rows yet."""
-    runs = client.search_runs([experiment_id], _WITH_ROWS, max_results=_MOST_READ)
-    found: Counter[Score] = Counter()
-    for run in runs:
-        try:
-            rows = stored_rows_of(client, run, read_files=False).records
-        except ClearError:  # of no score; whoever scores or compares it says why
-            continue
-        found.update(record.row.score for record in list(rows.values())[:1])
-    return max(found, key=lambda score: found[score], default=ACCURACY)
+    """What the newest run whose rows can be read was scored by; accuracy, where none has rows."""
+    for run in client.search_runs([experiment_id], _WITH_ROWS, max_results=_MOST_READ):
+        with suppress(ClearError):  # whoever scores or compares it says why
+            for record in stored_rows_of(client, run, read_files=False).records.values():
+                return record.row.score
+    return ACCURACY
 
 
 def _newest(client: MlflowClient) -> Experiment:

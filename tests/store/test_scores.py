@@ -14,6 +14,7 @@ from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.scoring.computed import compute
 from clear_mlflow.scoring.scores import Scoring, read_scores, score, write_scores
 from clear_mlflow.store import names
+from clear_mlflow.store.matrices import StoredRows
 from clear_mlflow.store.rows import parse_rows
 
 
@@ -142,7 +143,7 @@ def test_a_step_has_the_time_of_its_row_or_of_the_last_before():
     records = parse_rows(
         {n: text.encode() for n, text in texts.items() if n not in ("row_000.json", "row_003.json")}
     )
-    computed = compute("a run", records, assemble(records), digest="d", matrix_tag=None)
+    computed = compute("a run", StoredRows(records, "d", None, False), assemble(records))
     start = 1_769_817_600_123  # 2026-01-31T00:00:00.123 UTC, in milliseconds
     minutes = [1, 1, 2, 2, 4]
     assert computed.times == {k: start + 60_000 * m for k, m in enumerate(minutes)}

@@ -15,8 +15,10 @@ from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.scoring.computed import Computed, PredictionScores, compute
 from clear_mlflow.scoring.plan import Plan, plan, plan_without_rows
 from clear_mlflow.store import names
+from clear_mlflow.store.matrices import StoredRows
 
 NUM_TEST = 50
+TAG_TEXTS = st.sampled_from([None, "rows"])
 
 
 def first(matrix):
@@ -105,10 +107,8 @@ def computed_runs(draw) -> Computed:
     answers = PredictionScores(points={"macro_accuracy/average": steps} if steps else {}, stamp="s")
     return compute(
         "run",
-        records,
+        StoredRows(records, draw(st.sampled_from(["d1", "d2"])), draw(TAG_TEXTS), False),
         assemble(records),
-        digest=draw(st.sampled_from(["d1", "d2"])),
-        matrix_tag=draw(st.sampled_from([None, "rows"])),
         metrics=(*METRICS, OWN),
         answers=draw(st.sampled_from([None, answers])),
     )
