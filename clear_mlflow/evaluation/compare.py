@@ -329,7 +329,11 @@ def _store(
         missing = [Param(key, text) for key, text in params.items() if key not in run.data.params]
         client.log_batch(
             opened,
-            metrics=_leader_metrics(comparison),
+            metrics=[
+                # Under names that no run's own have: a list of runs shows both.
+                MlflowMetric(f"{names.LEADER_METRICS}{name}", value, get_current_time_millis(), 0)
+                for name, value in leader_numbers(comparison).items()
+            ],
             params=missing,
             tags=[RunTag(key, text) for key, text in tags.items()],
         )
@@ -405,15 +409,6 @@ def _tags(comparison: Comparison, page: str) -> dict[str, str]:
         MLFLOW_RUN_NOTE: comparison_note(comparison, page=page),
         MLFLOW_LOGGED_ARTIFACTS: json.dumps([table]),
     }
-
-
-def _leader_metrics(comparison: Comparison) -> list[MlflowMetric]:
-    """The leader's numbers, under names that no run's own have: a list of runs shows both."""
-    time = get_current_time_millis()
-    return [
-        MlflowMetric(f"{names.LEADER_METRICS}{name}", value, time, 0)
-        for name, value in leader_numbers(comparison).items()
-    ]
 
 
 def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:

@@ -1,7 +1,4 @@
-"""Rows that a run holds under other names, written as rows of its own: then it is scored as any.
-
-The artifacts that were there stay as they are.
-"""
+"""Rows that a run holds under other names, written as rows of its own: then it is scored as any."""
 
 from __future__ import annotations
 

@@ -143,10 +143,7 @@ class Importer:
 def foreign_records(
     matrix: AccuracyMatrix, facts: Mapping[str, str], origin: JSON
 ) -> list[RowRecord]:
-    """The rows of a matrix that another program measured; each says by *origin* where it is from.
-
-    *facts* are ``protocol`` and ``split``; ``dataset`` and ``seed``, where they are known.
-    """
+    """The rows of a matrix that another program measured; *origin* says where it is from."""
     written_at = now()
     return [
         RowRecord(

@@ -83,10 +83,7 @@ class Evaluation:
     def over(
         self, client: MlflowClient, runs: Iterable[Run | MissingRun]
     ) -> Iterator[ScoringResult]:
-        """Score each run from its stored rows; a run that cannot be scored does not stop the rest.
-
-        Runs are taken as there is room, and verdicts come in the order of the runs.
-        """
+        """Score each run from its stored rows; one that cannot be scored does not stop the rest."""
         waiting = iter(runs)
         for first in waiting:
             jobs = self.jobs or _suitable_jobs(client, first)

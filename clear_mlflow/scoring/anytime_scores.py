@@ -1,13 +1,7 @@
-"""A run's tests inside its buckets: read them, and compute what they define.
-
-Runs without such tests cost nothing here: a tag of the run says whether there are any, and a
-listing of runs brings it.
-"""
+"""A run's tests inside its buckets: read them, and compute what they define."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +15,7 @@ from clear_mlflow.core.record import Record
 from clear_mlflow.core.untrusted import MAX_ANYTIME_FILES, MAX_ROW_BYTES, read_bytes
 from clear_mlflow.metrics import anytime
 from clear_mlflow.metrics._common import evaluated, over_course
-from clear_mlflow.scoring.computed import AnytimeScores
+from clear_mlflow.scoring.computed import AnytimeScores, stamp_of
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
@@ -41,7 +35,7 @@ def read_anytime_scores(
     """
     if names.ANYTIME_TAG not in run.data.tags:
         return AnytimeScores()
-    stamp = anytime_stamp(record)
+    stamp = stamp_of(record, anytime.METRICS)
     if not thorough and run.data.tags.get(names.ANYTIME_SCORED_TAG) == stamp:
         logged = run.data.metrics
         summary = {m.name: logged[m.name] for m in anytime.METRICS if m.name in logged}
@@ -63,23 +57,8 @@ def read_anytime_scores(
     )
 
 
-def anytime_stamp(record: Record) -> str:
-    """A short text that changes with the rows and with any definition."""
-    matrix = record.matrix
-    content = [
-        record.protocol,
-        list(record.rows),
-        matrix.values.tolist(),
-        sorted((metric.name, metric.version) for metric in anytime.METRICS),
-    ]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:32]
-
-
 def read_tests(client: MlflowClient, run: Run) -> list[AnytimeRow]:
-    """All tests inside buckets that a run holds; a RecordError where one is damaged.
-
-    Files are called what the format calls them, never what a store says.
-    """
+    """All tests inside buckets that a run holds; a RecordError where one is damaged."""
     sizes = sizes_of_tests(client, run)
     if len(sizes) > MAX_ANYTIME_FILES:
         raise RecordError(f"{ANYTIME_FOLDER} holds {len(sizes)} files; no run has so many tests")

@@ -157,13 +157,13 @@ def compute_predictions(
         reasons={name: str(error) for name, error in undefined.items()},
         failed=failed,
         # What failed is not taken for done: it is computed, and reported, again.
-        stamp=prediction_stamp(record, [m for m in metrics if m.name not in failed]),
+        stamp=stamp_of(record, [m for m in metrics if m.name not in failed]),
         predictions=predictions,
         picture=_picture(predictions, run_name),
     )
 
 
-def prediction_stamp(record: Record, metrics: Sequence[PredictionMetric]) -> str:
+def stamp_of(record: Record, metrics: Sequence[PredictionMetric | AnytimeMetric]) -> str:
     """A short text that changes with the rows, with any definition, and with the tables' form."""
     matrix = record.matrix
     content = [

@@ -1,8 +1,4 @@
-"""A run's stored predictions: read them, and compute what they define.
-
-Runs that kept none cost nothing here: a tag of the run says whether there are any, and a listing
-of runs brings it.
-"""
+"""A run's stored predictions: read them, and compute what they define."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.untrusted import MAX_PREDICTIONS_BYTES, size_text
 from clear_mlflow.metrics.from_predictions import METRICS, PredictionMetric, Predictions
-from clear_mlflow.scoring.computed import PredictionScores, compute_predictions, prediction_stamp
+from clear_mlflow.scoring.computed import PredictionScores, compute_predictions, stamp_of
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
@@ -87,7 +83,7 @@ def read_prediction_scores(
     """
     if not keeps_predictions(run):
         return None
-    is_whole = run.data.tags.get(names.PREDICTIONS_SCORED_TAG) == prediction_stamp(record, metrics)
+    is_whole = run.data.tags.get(names.PREDICTIONS_SCORED_TAG) == stamp_of(record, metrics)
     if is_whole and not thorough:
         logged = run.data.metrics
         summary = {m.name: logged[m.name] for m in metrics if m.name in logged}

@@ -23,11 +23,7 @@ from clear_mlflow.store.compat import download_file
 
 
 class ArtifactFolder:
-    """A folder of a run's artifacts: the files in it, by their names alone.
-
-    Files on this machine are opened where they lie. Elsewhere it takes one request for the names,
-    and one for each file: MLflow's own download of a folder, or of a file, asks for more.
-    """
+    """A folder of a run's artifacts: the files in it, by their names alone."""
 
     def __init__(self, client: MlflowClient, run: Run, name: str) -> None:
         root = str(run.info.artifact_uri)

@@ -29,11 +29,7 @@ _ABANDONED_SECONDS = 10.0
 
 
 def retry_on_conflict(make: Callable[[], _Made]) -> _Made:
-    """Look for what runs share and make it where it is not there; again if another was faster.
-
-    Of several programs that start at once into a new experiment one makes it. MLflow refuses the
-    others, which had looked for it before; looking again, they find it.
-    """
+    """Look for what runs share and make it where it is not there; again if another was faster."""
     try:
         return make()
     except MlflowException as error:
@@ -74,10 +70,7 @@ def one_opens_at_a_time(tracking_uri: str) -> Iterator[None]:
 
 @contextmanager
 def one_writer(tracking_uri: str) -> Iterator[None]:
-    """One thread of one process of this user and machine at a time, of an sqlite store alone.
-
-    It lets one writer in at a time, and makes the others wait by trying again.
-    """
+    """One thread of one process of this user and machine at a time, of an sqlite store alone."""
     if not tracking_uri.startswith("sqlite:"):
         yield
         return

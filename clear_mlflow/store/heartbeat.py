@@ -1,13 +1,9 @@
 """Which process trains into a run, whether it still lives, and whether it still holds the run.
 
-A run whose process was killed with SIGKILL, or whose machine went down, stays RUNNING for ever in
-MLflow. The run therefore carries a heartbeat. On the same machine, the process itself is looked
-for. From elsewhere, the heartbeat's age decides, and then whether the heartbeat is seen not to
-change: a clock that is set to another time never makes a living process count as dead.
-
-A process that was only suspended, or cut off from the store, may wake up after another one has
-taken its run over. Each process that takes a run writes its own token into a tag, and looks for it
-before it stores anything: of two processes, the one whose token is there holds the run.
+A run carries a heartbeat. On the same machine the process itself is looked for; from elsewhere the
+heartbeat's age decides, and then whether it is seen not to change: no clock that is set makes a
+living process count as dead. Of two processes, the one whose token is in the run's tag holds it;
+each looks for its own before it stores anything, also when it was only suspended.
 """
 
 from __future__ import annotations

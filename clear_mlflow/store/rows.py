@@ -75,10 +75,7 @@ def is_same_row(one: bytes, other: bytes, name: str) -> bool:
 
 
 def row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
-    """Names of the row files that a run holds, in row order, and their bytes where known.
-
-    A RecordError where one is too large to be one, or where the run says that it holds more rows.
-    """
+    """Names of the row files that a run holds, in row order, and their bytes where known."""
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
         found = _checked(ArtifactFolder(client, run, ROWS_FOLDER).sizes())
     _refuse_lost_rows(run, found)

@@ -45,10 +45,7 @@ class MissingRun:
 
 
 def select(client: MlflowClient, selection: Selection) -> Iterator[Run | MissingRun]:
-    """The selected runs, in the order asked for or newest first; taken as they are needed.
-
-    Runs that are started or deleted meanwhile neither hide others nor bring them twice.
-    """
+    """The selected runs, in the order asked for or newest first; taken as they are needed."""
     if selection.run_ids:
         for run_id in dict.fromkeys(selection.run_ids):
             yield _get(client, run_id)
@@ -63,10 +60,8 @@ def select(client: MlflowClient, selection: Selection) -> Iterator[Run | Missing
 def search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterator[Run]:
     """All active runs of experiments that MLflow's search finds, newest first.
 
-    Pages are asked for by start time, because MLflow's own pages count from the newest run and
-    shift with each change. A page begins at the start time of the last run of the page before.
-    MLflow's own pages are used only where more runs than a page holds were started in one
-    millisecond.
+    Pages are asked for by start time, because MLflow's own count from the newest run and shift with
+    each change; those are used only where one millisecond has more runs than a page.
     """
     since: int | None = None
     token: str | None = None

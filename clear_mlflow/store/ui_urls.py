@@ -89,10 +89,7 @@ def _open_command(uri: str) -> str:
 
 
 def link_comparison(client: MlflowClient, experiment_id: str) -> None:
-    """Link the live comparison from an experiment's description, where its server has these pages.
-
-    Once: a description that a person wrote, changed or removed stays as it is.
-    """
+    """Link the live comparison from an experiment's description, once, where there is one."""
     uri = client.tracking_uri
     if not is_server(uri):
         return
@@ -146,10 +143,7 @@ def server_address(uri: str) -> str:
 
 
 def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
-    """Lines that say how to see a comparison, and where its page is if it is on this machine.
-
-    The commands of the sweeps that follow it are there, too, where it holds their grids.
-    """
+    """Lines that say how to see a comparison, and where its page is if it is on this machine."""
     run_id, lines = run.info.run_id, list(run_links(client, run))
     root = urlsplit(str(run.info.artifact_uri))
     folder = Path(url2pathname(root.path)) if root.scheme in ("", "file") else None
@@ -169,9 +163,8 @@ def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
 def prepared_view(score: Score) -> str:
     """Our runs with rows, six columns, the best first; charts of the same, and the matrices.
 
-    It has the shape that MLflow's page gives a view that a user shares. Charts without sections,
-    or sections that are not said to be in an order, it replaces by its own, by the alphabet.
-    Metrics that have no chart here get theirs from MLflow, behind these.
+    In the shape that MLflow's page gives a view that a user shares. Charts without sections, or
+    sections that are not said to be in an order, it replaces by its own.
     """
     ranked_by, *beside = _columns(score)
     ranked = {"type": "BAR", "metricKey": ranked_by}
@@ -257,8 +250,7 @@ def _chart(number: int, section: str, shown: Mapping[str, object]) -> dict[str, 
 def page_of_target(client: MlflowClient, target: str | None) -> str:
     """The address, below that of the server, of a run or an experiment, by its id or name.
 
-    None: the experiment whose run of ours is the newest. An experiment's leaderboard is kept in a
-    tag of its own, beside views of the user's own.
+    None: the experiment whose run of ours is the newest.
     """
     if target is None:
         return _leaderboard(client, _newest(client))
