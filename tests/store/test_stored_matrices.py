@@ -1,18 +1,14 @@
 """Matrices from tags and from artifacts: when a tag is trusted, and that both say the same."""
 
-import os
 import shutil
-import signal
 import time
-import urllib.request
 from typing import Any
 
 import pytest
-from forked import ForkedPython
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mlflow import MlflowClient
-from ports import free_port
+from servers import tracking_server
 from stored_runs import change, histories, row_texts, rows_folder, stored_run
 from trainings import FOUR_BUCKETS
 
@@ -150,31 +146,9 @@ def server(empty_store, tmp_path_factory):
     """A real tracking server with proxied artifacts: its address, and its artifact folder."""
     folder = tmp_path_factory.mktemp("server")
     shutil.copy(empty_store, folder / "mlflow.db")
-    port = free_port()
-    command = ["-m", "mlflow", "server", "--workers", "1", "--port", str(port)]
-    command += ["--backend-store-uri", f"sqlite:///{folder / 'mlflow.db'}"]
-    command += ["--artifacts-destination", str(folder / "artifacts")]
-    with (folder / "server.log").open("w") as log:
-        process = ForkedPython(
-            *command,
-            env={**os.environ, "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"},
-            stdout=log,
-            stderr=log,
-            cwd=folder,
-            start_new_session=True,
-        )
-    uri = f"http://127.0.0.1:{port}"
-    deadline = time.monotonic() + 120
-    while True:
-        try:
-            urllib.request.urlopen(f"{uri}/health", timeout=5).close()
-            break
-        except OSError:
-            assert time.monotonic() < deadline, (folder / "server.log").read_text()
-            time.sleep(0.1)
-    yield uri, folder / "artifacts"
-    os.killpg(process.pid, signal.SIGKILL)  # with its workers, which take seconds to say goodbye
-    process.wait(30)
+    database, artifacts = f"sqlite:///{folder / 'mlflow.db'}", folder / "artifacts"
+    with tracking_server(folder, database, artifacts=str(artifacts)) as starting:
+        yield starting.wait(), artifacts
 
 
 def test_behind_a_server(store, server, monkeypatch):

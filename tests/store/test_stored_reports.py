@@ -23,7 +23,7 @@ def data_of(run):
 
 
 def forget(store, run):
-    """Make a run one of before: it has all but the page."""
+    """Leave a run all but its page."""
     page_file(run).unlink()
     store.delete_tag(run.info.run_id, names.REPORT_TAG)
 
@@ -46,7 +46,7 @@ def test_a_training_leaves_its_page(store, experiment_id):
     assert page_file(run).stat() == before
 
 
-def test_runs_of_before_get_theirs(store, experiment_id):
+def test_a_run_without_a_page_gets_its_page(store, experiment_id):
     """Also where all else is stored and predictions need not be read; once."""
     run = kept_run(store, experiment_id)
     score(store, run)
@@ -82,11 +82,3 @@ def test_classes_stay_on_the_page_when_predictions_are_removed(store, experiment
         path.unlink()
     assert score(store, run, named=True).action == "unchanged"
     assert page_file(run).read_text() == whole
-
-
-def test_damaged_predictions_are_said_on_the_page(store, experiment_id):
-    run = kept_run(store, experiment_id)
-    (predictions_folder(run) / "row_001.safetensors").write_bytes(b"no tensors")
-    assert score(store, run, named=True).is_problem
-    assert "Its predictions were left out: row_001.safetensors" in page_file(run).read_text()
-    assert data_of(run)["answers"] is None

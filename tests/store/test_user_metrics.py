@@ -121,20 +121,11 @@ def test_the_working_folder_goes_before_installed_packages(tmp_path, monkeypatch
 
 
 @pytest.mark.usefixtures("lab")
-def test_a_metric_object_says_its_own_name_direction_and_version() -> None:
-    """Where a function alone cannot."""
-    own = load_own_metrics(["lab_module:named", "lab_module:of_answers"], installed=False)
-    (metric,) = own.matrix
-    assert (metric.name, metric.higher_is_better, metric.version) == ("mylab/worst", False, 4)
-    assert metric.function(MATRIX) == 0.6
-    assert [m.name for m in own.predictions] == ["mylab/answers"]
-
-
-@pytest.mark.usefixtures("lab")
 def test_a_family_is_named_as_one() -> None:
-    """A module as those of this package, in a place of its own; its metrics pickle, for workers."""
+    """A module as those of this package, with directions and versions; it pickles, for workers."""
     own = load_own_metrics(["lab_module:METRICS"], installed=False)
     assert own.names == ("mylab/worst", "mylab/whole", "mylab/answers")
+    assert (own.matrix[0].higher_is_better, own.matrix[0].version) == (False, 4)
     copied = pickle.loads(pickle.dumps(own))
     assert summarize(MATRIX, metrics=copied.matrix) == {"mylab/worst": 0.6, "mylab/whole": 1.0}
 

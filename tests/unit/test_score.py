@@ -92,51 +92,6 @@ def test_a_row_of_another_score_is_not_of_the_run(other):
         AccuracyMatrix.from_rows(r.row for r in rows)
 
 
-def literal(values, initial):
-    """Errors: what each definition says of them, with the sign that a reader of it expects."""
-    k = len(values)
-    last = k - 1
-    seen = [[values[i][j] for j in range(i + 1)] for i in range(k)]
-    past = [(i, j) for i in range(k) for j in range(i)]
-    return {
-        "clear/in_domain_rmse": np.mean([values[i][i] for i in range(k)]),
-        "clear/next_domain_rmse": np.mean([values[i][i + 1] for i in range(k - 1)]),
-        "clear/backward_rmse": np.mean([values[i][j] for i, j in past]),
-        "clear/forward_rmse": np.mean([values[j][i] for i, j in past]),
-        "clear/rmse": np.mean([cell for row in seen for cell in row]),
-        "renate/average_rmse": np.mean(values[last]),
-        # Forgotten is by how much the error is above the lowest one before.
-        "renate/forgetting": np.mean(
-            [values[last][j] - min(values[i][j] for i in range(last)) for j in range(last)]
-        ),
-        # A positive transfer: the error has become smaller.
-        "renate/backward_transfer": np.mean([values[j][j] - values[last][j] for j in range(last)]),
-        "renate/forward_transfer": np.mean([initial[j] - values[j - 1][j] for j in range(1, k)]),
-        "capymoa/backward_transfer": np.mean([values[j][j] - values[i][j] for i, j in past]),
-        "diaz_rodriguez/positive_backward_transfer": max(
-            0.0, np.mean([values[j][j] - values[i][j] for i, j in past])
-        ),
-        "icarl/average_incremental_rmse": np.mean([np.mean(row) for row in seen]),
-        "tic/backward_rmse": np.mean([values[i][j] for i, j in past]),
-        # The worst bucket is the one of the largest error.
-        "worst_bucket/final_rmse": max(values[last]),
-        "worst_bucket/highest_rmse": max(cell for row in seen for cell in row),
-        "wild_time/fix_ood_worst": max(values[1][2:]),
-    }
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.lists(st.floats(0, 1000), min_size=3, max_size=3), min_size=3, max_size=3),
-    st.lists(st.floats(0, 1000), min_size=3, max_size=3),
-)
-def test_errors_against_loops(values, initial):
-    """Means are those of the errors, transfer above 0 is an improvement, the worst the largest."""
-    found = summarize(AccuracyMatrix(values, initial=initial, score=RMSE))
-    for name, value in literal(values, initial).items():
-        assert found[name] == pytest.approx(value, abs=1e-9), name
-
-
 cells = st.floats(-100, 100, allow_subnormal=False) | st.just(NAN)
 
 
