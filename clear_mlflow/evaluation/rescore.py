@@ -211,6 +211,8 @@ def _describe(scores: Scores, dry_run: bool) -> Iterator[str]:
         yield f"would write {scores.plan}"
     elif scores.plan.points:
         yield f"{len(scores.plan.points)} metric values logged"
+    if scores.plan.changed:
+        yield f"values changed: {', '.join(scores.plan.changed)}"
     if scores.problem is not None:
         yield scores.problem
     # A user's own metric was asked for: where it has no value, they want to know why.

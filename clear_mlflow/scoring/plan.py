@@ -42,6 +42,7 @@ class Plan:
     page: RunReport | None = None
     points: tuple[Point, ...] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
+    changed: tuple[str, ...] = ()  # metrics whose value in force is another one
 
     @property
     def is_empty(self) -> bool:
@@ -100,7 +101,10 @@ def plan(client: MlflowClient, run: Run, computed: Computed, *, thorough: bool =
     if not (points or reports or differing) and is_shown:
         return Plan()
     differing |= _note_tags(run, computed) | (_table_tag(tags) if reports else {})
-    return Plan(reports, tables, None if is_shown else page, tuple(points), differing)
+    # Of a run that was never scored, training logged the values on the way to its last ones.
+    before = run.data.metrics if names.SCORED_TAG in tags else {}
+    changed = tuple(n for n, value in computed.summary.items() if before.get(n, value) != value)
+    return Plan(reports, tables, None if is_shown else page, tuple(points), differing, changed)
 
 
 def _lacking(

@@ -95,6 +95,7 @@ def test_what_was_removed_comes_back(store, trained, tmp_path):
     renate = {name for name in before if name.startswith("renate/")}
     assert {name: after[name] for name in renate} == {name: before[name] for name in renate}
     assert (local(run) / names.MATRIX_JSON).exists()
+    assert "values changed: clear/accuracy" in verdict.detail
     latest = store.get_run(run.info.run_id).data.metrics
     assert latest["clear/accuracy"] == before["clear/accuracy"][-1][2]
     assert [v.action for v in run_evaluate(store, run.info.run_id)] == ["unchanged"]

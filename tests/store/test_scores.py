@@ -116,6 +116,10 @@ def test_a_new_definition_is_stored_at_every_step(store, experiment_id):
     history = store.get_metric_history(run_id, "lab/first")
     shown = {m.step: m.value for m in sorted(history, key=lambda m: m.timestamp)}
     assert shown == {1: 0.5, 2: 0.5, 3: 0.4}
+    highest = replace(FIRST, function=lambda matrix: float(matrix.values[:, 0].max()), version=3)
+    assert scored(store, run_id, highest).plan.changed == ("lab/first",)
+    assert store.get_run(run_id).data.metrics["lab/first"] == 0.6
+    assert scored(store, run_id, highest).plan.is_empty
 
 
 def test_a_description_is_kept_where_a_person_wrote_it(store, experiment_id):
