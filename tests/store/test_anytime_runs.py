@@ -11,7 +11,6 @@ from clear_mlflow.core.anytime.anytime_matrix import AnytimeMatrix
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.core.matrix import AccuracyMatrix
-from clear_mlflow.core.record import RowRecord
 from clear_mlflow.evaluation.compare import read_comparison
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.journal.journal import Journal, default_root
@@ -28,7 +27,7 @@ from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.live_run import live_run
 from clear_mlflow.server.run_state import state_of
 from clear_mlflow.store import names
-from clear_mlflow.store.rows import read_rows
+from clear_mlflow.store.rows import parse_rows, read_row_files, read_rows
 
 INSIDE = {
     1: [[40, 30, 20, 10], [70, 50, 40, 30]],
@@ -71,14 +70,6 @@ def stored_tests(run):
     ]
 
 
-def parsed_rows(run):
-    """The rows that a run holds, as records."""
-    return [
-        RowRecord.from_json(path.read_bytes(), source=path.name)
-        for path in sorted(rows_folder(run).iterdir())
-    ]
-
-
 def values_of(run):
     """The metrics that need tests inside buckets."""
     return {n: v for n, v in run.data.metrics.items() if n.startswith("continual_evaluation/")}
@@ -87,6 +78,17 @@ def values_of(run):
 def rescored(store, run, **options):
     (verdict,) = Evaluation(named=True, **options).over(store, [store.get_run(run.info.run_id)])
     return verdict
+
+
+def plain_run(store, finished, untrained):
+    """A run of the same rows, but for that of the untrained model, without tests inside buckets."""
+    train_in_process(store, KnownTraining([untrained, *FOUR_BUCKETS[1:]]), {})
+    (run,) = (
+        run
+        for run in store.search_runs([finished.info.experiment_id])
+        if run.info.run_id != finished.info.run_id
+    )
+    return run
 
 
 @pytest.fixture
@@ -102,12 +104,7 @@ def test_every_test_is_a_file_beside_the_rows(store, finished):
     assert stored_tests(finished) == [test for tests in TESTS.values() for test in tests]
     assert [list(r.row.correct) for r in read_rows(store, finished).values()] == FOUR_BUCKETS
     assert len(list(rows_folder(finished).iterdir())) == len(FOUR_BUCKETS)
-    train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
-    (plain,) = (
-        run
-        for run in store.search_runs([finished.info.experiment_id])
-        if run.info.run_id != finished.info.run_id
-    )
+    plain = plain_run(store, finished, FOUR_BUCKETS[0])
     assert not folder_of(plain).exists()
     assert values_of(plain) == {}
     both = finished.data.metrics
@@ -240,7 +237,8 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
     (rows_folder(finished) / "row_003.json").unlink()
     (rows_folder(finished) / "row_004.json").unlink()
     training = KnownTraining(FOUR_BUCKETS, tests=TESTS)
-    records = {record.row.row: record for record in parsed_rows(finished)}
+    found = parse_rows(read_row_files(store, finished, waiting=None))
+    records = {record.row.row: record for record in found.values()}
     files = frozenset(f"{ANYTIME_FOLDER}/{path.name}" for path in folder_of(finished).iterdir())
     point = ResumePoint(
         run=finished,
@@ -265,17 +263,6 @@ def test_a_resumed_run_keeps_the_tests_that_led_to_a_stored_row(store, finished)
     assert stored_tests(finished) == expected
 
 
-def plain_run(store, finished):
-    """A run of other rows without tests inside its buckets."""
-    train_in_process(store, KnownTraining([[5] * 4, *FOUR_BUCKETS[1:]]), {})
-    (run,) = (
-        run
-        for run in store.search_runs([finished.info.experiment_id])
-        if run.info.run_id != finished.info.run_id
-    )
-    return run
-
-
 def comparison_of(store, runs):
     comparison, _, _ = read_comparison(store, runs, group_by=(), named=True)
     return comparison
@@ -284,7 +271,7 @@ def comparison_of(store, runs):
 def test_a_comparison_has_their_metrics(store, finished):
     """Of a scored run as they were logged; of another one, computed from its tests."""
     logged = dict.fromkeys(EXPECTED, -1.0)
-    comparison = comparison_of(store, [finished, plain_run(store, finished)])
+    comparison = comparison_of(store, [finished, plain_run(store, finished, [5] * 4)])
     (group,) = (g for g in comparison.groups if g.metrics.keys() >= EXPECTED.keys())
     assert {n: group.metrics[n].mean for n in EXPECTED} == pytest.approx(EXPECTED)
     (line,) = (text for text in comparison.warnings if "test_every" in text)

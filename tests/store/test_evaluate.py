@@ -1,15 +1,14 @@
 """Re-scoring: which runs, what is written, and what is said of those that cannot be scored."""
 
 import json
-import shutil
 from pathlib import Path
 
 import mlflow
 import pytest
-from trainings import FOUR_BUCKETS, KnownTraining
+from stored_runs import histories, rows_folder, stored_run
+from trainings import FOUR_BUCKETS
 
 from clear_mlflow.evaluation.rescore import Evaluation
-from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import heartbeat
 from clear_mlflow.store.search import Selection, select
@@ -20,10 +19,6 @@ def local(run):
     return Path(run.info.artifact_uri.removeprefix("file://"))
 
 
-def rows_of(run):
-    return local(run) / "accuracy_matrix" / "rows"
-
-
 def run_evaluate(store, *run_ids, dry_run=False):
     chosen = select(store, Selection(run_ids=run_ids))
     return list(Evaluation(named=True, dry_run=dry_run).over(store, chosen))
@@ -32,56 +27,30 @@ def run_evaluate(store, *run_ids, dry_run=False):
 def everything(store, run_id):
     """All that a store holds of a run: tags, params, each metric's whole history, artifacts."""
     run = store.get_run(run_id)
-    histories = {
-        name: [(m.step, m.timestamp, m.value) for m in store.get_metric_history(run_id, name)]
-        for name in run.data.metrics
-    }
     files = {
         str(path): (path.stat().st_mtime_ns, path.read_bytes())
         for path in local(run).rglob("*")
         if path.is_file()
     }
-    return run.data.tags, run.data.params, histories, files, run.info.status
+    return run.data.tags, run.data.params, histories(store, run_id), files, run.info.status
 
 
-@pytest.fixture
-def trained(store, experiment_id):
-    """Makes finished runs."""
-
-    def make(correct=FOUR_BUCKETS, **options):
-        train_in_process(store, KnownTraining(correct, **options), {})
-        return store.search_runs([experiment_id], max_results=1)[0]
-
-    return make
-
-
-@pytest.fixture
-def copied(store, experiment_id):
-    """Makes runs that hold nothing but a copy of another run's row artifacts."""
-
-    def make(run):
-        copy = store.create_run(experiment_id)
-        shutil.copytree(rows_of(run), rows_of(copy))
-        return copy
-
-    return make
-
-
-def test_evaluating_twice_changes_nothing(store, trained, copied):
+def test_evaluating_twice_changes_nothing(store, experiment_id):
     """Not a tag, not a point of a series, not a file."""
-    copy = copied(trained())
-    run_evaluate(store, copy.info.run_id)
-    before = everything(store, copy.info.run_id)
-    (verdict,) = run_evaluate(store, copy.info.run_id)
+    run = stored_run(store, experiment_id)
+    run_evaluate(store, run.info.run_id)
+    before = everything(store, run.info.run_id)
+    (verdict,) = run_evaluate(store, run.info.run_id)
     assert verdict.action == "unchanged"
-    assert everything(store, copy.info.run_id) == before
+    assert everything(store, run.info.run_id) == before
 
 
-def test_what_was_removed_comes_back(store, trained, tmp_path):
+def test_what_was_removed_comes_back(store, experiment_id, tmp_path):
     """A series, a changed value, points in the middle of a series, and a report."""
     import sqlite3
 
-    run = trained()
+    run = stored_run(store, experiment_id)
+    run_evaluate(store, run.info.run_id)
     before = everything(store, run.info.run_id)[2]
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         for table in ("metrics", "latest_metrics"):
@@ -101,12 +70,13 @@ def test_what_was_removed_comes_back(store, trained, tmp_path):
     assert [v.action for v in run_evaluate(store, run.info.run_id)] == ["unchanged"]
 
 
-def test_a_store_that_cannot_be_read_stops_only_its_own_runs(store, trained):
+def test_a_store_that_cannot_be_read_stops_only_its_own_runs(store, experiment_id):
     """An artifact root whose plugin is not installed ends in a line, and the rest is scored."""
     store.create_experiment("elsewhere", artifact_location="nowhere://bucket/path")
     elsewhere = store.get_experiment_by_name("elsewhere").experiment_id
     foreign = store.create_run(elsewhere).info.run_id
-    good = trained()
+    good = stored_run(store, experiment_id)
+    run_evaluate(store, good.info.run_id)
     failed, unchanged = run_evaluate(store, foreign, good.info.run_id)
     assert (failed.action, unchanged.action) == ("failed", "unchanged")
     assert "nowhere" in failed.detail
@@ -116,45 +86,42 @@ def test_a_store_that_cannot_be_read_stops_only_its_own_runs(store, trained):
     assert sorted(v.action for v in everywhere) == ["skipped", "unchanged"]
 
 
-def test_dry_run_writes_nothing(store, trained, copied):
+def test_dry_run_writes_nothing(store, experiment_id):
     """It says what it would do."""
-    copy = copied(trained())
-    before = everything(store, copy.info.run_id)
-    (verdict,) = run_evaluate(store, copy.info.run_id, dry_run=True)
+    run = stored_run(store, experiment_id)
+    before = everything(store, run.info.run_id)
+    (verdict,) = run_evaluate(store, run.info.run_id, dry_run=True)
     assert verdict.action == "scored"
     assert "4 of 4 rows; would write" in verdict.detail
     assert "the reports, the page, the tags" in verdict.detail
-    assert everything(store, copy.info.run_id) == before
+    assert everything(store, run.info.run_id) == before
 
 
-def change(path, **changes):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-def test_missing_row_is_named_and_what_is_defined_is_logged(store, trained, copied):
+def test_missing_row_is_named_and_what_is_defined_is_logged(store, experiment_id):
     """Metrics of the last row stand; a mean over cells that include the gap does not."""
-    copy = copied(trained())
-    (rows_of(copy) / "row_002.json").unlink()
-    (verdict,) = run_evaluate(store, copy.info.run_id)
+    run = stored_run(store, experiment_id)
+    (rows_folder(run) / "row_002.json").unlink()
+    (verdict,) = run_evaluate(store, run.info.run_id)
     assert verdict.is_problem
     assert "missing row 2" in verdict.detail
-    metrics = store.get_run(copy.info.run_id).data.metrics
+    metrics = store.get_run(run.info.run_id).data.metrics
     assert metrics["renate/average_accuracy"] == pytest.approx((0.70 + 0.81 + 0.90 + 0.95) / 4)
-    history = store.get_metric_history(copy.info.run_id, "clear/in_domain_accuracy")
+    history = store.get_metric_history(run.info.run_id, "clear/in_domain_accuracy")
     assert [m.step for m in history] == [1]
-    assert store.get_run(copy.info.run_id).data.tags[names.ROWS_TAG] == "partial"
+    assert store.get_run(run.info.run_id).data.tags[names.ROWS_TAG] == "partial"
 
 
 @pytest.mark.parametrize("alive", [True, False])
-def test_only_the_run_of_a_dead_process_is_closed(store, trained, copied, alive):
+def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
     """A run that trains now is left alone; one whose process is gone is scored and closed."""
-    copy = copied(trained(FOUR_BUCKETS[:3]))
+    run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])
+    store.update_run(run.info.run_id, status="RUNNING")
     process = json.loads(heartbeat())
     if not alive:
         process["started"] -= 100  # a process id that was given out again
-    store.set_tag(copy.info.run_id, names.PROCESS_TAG, json.dumps(process))
-    (verdict,) = run_evaluate(store, copy.info.run_id)
-    run = store.get_run(copy.info.run_id)
+    store.set_tag(run.info.run_id, names.PROCESS_TAG, json.dumps(process))
+    (verdict,) = run_evaluate(store, run.info.run_id)
+    run = store.get_run(run.info.run_id)
     if alive:
         assert (verdict.action, run.info.status) == ("skipped", "RUNNING")
         assert not run.data.metrics
@@ -163,9 +130,9 @@ def test_only_the_run_of_a_dead_process_is_closed(store, trained, copied, alive)
         assert run.data.metrics["clear/in_domain_accuracy"] == pytest.approx((0.90 + 0.92) / 2)
 
 
-def test_active_mlflow_run_is_untouched(store, trained):
+def test_active_mlflow_run_is_untouched(store, experiment_id):
     """Evaluating inside a run of the user's own logs nothing into that."""
-    run = trained()
+    run = stored_run(store, experiment_id)
     with mlflow.start_run() as active:
         run_evaluate(store, run.info.run_id)
     mine = store.get_run(active.info.run_id)
