@@ -10,6 +10,7 @@ import pytest
 from html_pages import Page
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from published import SECOND_PLACE
 
 from clear_mlflow import AccuracyMatrix, metrics
 from clear_mlflow.comparison import arrange, compare
@@ -24,7 +25,7 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
 from clear_mlflow.core.score import ACCURACY, Score, significant
 from clear_mlflow.importers import Reading, Source, read_runs
-from clear_mlflow.metrics import ALL_METRICS, ANY, LEVEL, Metric, of_score
+from clear_mlflow.metrics import ALL_METRICS, ANY, CHANGE, LEVEL, Metric, of_score
 from clear_mlflow.report.cell_scale import scale_over
 from clear_mlflow.report.exports import matrix_json
 from clear_mlflow.report.markdown import description
@@ -126,6 +127,19 @@ def test_a_negated_matrix_says_the_same(values, initial, protocol):
             sign = -1 if declared.takes == LEVEL else 1
             assert theirs[other.name] == sign * ours[one.name]
     assert sorted(explain(matrix, protocol).values()) == sorted(explain(flipped, protocol).values())
+
+
+def test_error_rates_of_a_published_matrix():
+    """1 - accuracy: the same transfers and forgetting, and 1 less each mean."""
+    accuracies, error_rate = np.array(SECOND_PLACE), Score("error_rate", False)
+    of_accuracy = summarize(AccuracyMatrix(accuracies))
+    of_error = summarize(AccuracyMatrix(1 - accuracies, score=error_rate))
+    assert of_error["clear/in_domain_error_rate"] == pytest.approx(1 - 0.9228127, abs=1e-6)
+    for metric in ALL_METRICS:
+        if metric.takes in (LEVEL, CHANGE) and metric.name in of_accuracy:
+            value = of_accuracy[metric.name]
+            expected = 1 - value if metric.takes == LEVEL else value
+            assert of_error[metric.of(error_rate).name] == pytest.approx(expected, abs=1e-12)
 
 
 def test_counts_inside_buckets_are_not_mixed_with_another_score():
