@@ -39,11 +39,7 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class PreloadedProgram:
-    """Starts the program as :func:`clear_mlflow.engines.local.start_program` does, but sooner.
-
-    For Linux: other systems' own libraries forbid a fork. What computes in threads reads its
-    settings when it is loaded, which is in the environment of the first call.
-    """
+    """Starts the program as ``start_program`` of engines.local does, but sooner; on Linux."""
 
     def __init__(self) -> None:
         self._is_loading = False

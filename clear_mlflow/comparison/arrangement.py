@@ -123,12 +123,9 @@ def arrange(
 ) -> Arrangement:
     """Group the runs by labels (none: each by itself), rank the groups, choose which are tested.
 
-    *rank_by* is the metric that ranks and that verdicts are on; None: the first usual one that most
-    groups define. *baseline* is a group's name or one of its labels, which all others are tested
-    against; None: the leader, or all pairs of a few. *margin*, in the metric's unit, is the largest
-    difference that does not matter; None: equivalence is not asked for. *level* is of all intervals
-    and findings. ConfigError where something asked for does not exist, or runs are of several
-    scores.
+    *rank_by* is a metric (None: the usual one), *baseline* a group's name or one of its labels
+    (None: the leader, or all pairs of a few), *margin* in the metric's unit (None: equivalence is
+    not asked).
     """
     if margin is not None and not 0 < margin < np.inf:
         raise ConfigError(f"margin is {shown(margin)}; expected a number above 0")

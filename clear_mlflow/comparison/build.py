@@ -45,11 +45,9 @@ class Comparison(Arrangement):
 def compare(
     arrangement: Arrangement, hits: Mapping[str, CorrectMatrix] | None = None
 ) -> Comparison:
-    """Test groups against each other.
+    """Test groups against each other: over seeds, and single runs over their test images.
 
-    Seeds are the unit where both sides have three or more. Two single runs are compared on their
-    test images, where *hits*, run id to what its stored predictions got right, has both, of the
-    same images.
+    *hits* are run id to what its stored predictions got right.
     """
     groups, ranked = arrangement.groups, arrangement.ranked_by
     known = {

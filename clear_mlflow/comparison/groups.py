@@ -33,11 +33,7 @@ class Group:
 
     @cached_property
     def counted(self) -> tuple[Subject, ...]:
-        """The runs whose metrics count: an average after five buckets is none after ten.
-
-        Cells and curves of a run that ended early are comparable, step by step, and stay. One that
-        diverged has no result for a mean.
-        """
+        """The runs whose metrics count: whole ones that did not diverge."""
         return tuple(
             m for m in self.members if m.record.matrix.num_rows == self.length and not m.diverged
         )
@@ -98,11 +94,9 @@ def group_runs(
     level: float,
     rowless: Sequence[RowlessRun] = (),
 ) -> tuple[list[Group], list[Setting], list[str]]:
-    """Put runs together that agree in all labels *by* and in their setting; none: each by itself.
+    """Groups of runs that agree in all labels *by* and in their setting, the settings, and notes.
 
-    The groups in the order of their first run, the settings, and sentences on how it was done. Of
-    two runs with the same id the first counts; a run without rows joins the groups of its labels.
-    ConfigError where no run has one of the labels.
+    A run without rows joins the groups of its labels.
     """
     known = {name for subject in subjects for name in subject.labels}
     for name in by:

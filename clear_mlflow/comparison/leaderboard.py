@@ -42,11 +42,7 @@ def leaderboard_rows(comparison: Comparison) -> Iterator[list[_Cell]]:
 
 
 def leader_numbers(comparison: Comparison) -> dict[str, float]:
-    """The leading group's means of the metrics that are named most often.
-
-    None where runs were tested on several datasets, each of which has a leader of its own, or where
-    no group has a value of the metric that ranks.
-    """
+    """The leader's means of the metrics named most often; none where there are several settings."""
     leader, ranked = comparison.groups[0], comparison.ranked_by
     if len(comparison.settings) > 1 or ranked not in leader.metrics:
         return {}

@@ -36,8 +36,7 @@ def plan_pairs(
 ) -> PairPlan:
     """All pairs of a few groups, every group against the leader of many, or against a baseline.
 
-    Groups come best first; two of different settings are never tested. ConfigError where no group,
-    or several of one setting, have the baseline as their name or one of their labels.
+    Groups come best first; two of different settings are never tested.
     """
     by_setting: dict[int, list[int]] = defaultdict(list)
     for position, group in enumerate(groups):

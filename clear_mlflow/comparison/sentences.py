@@ -41,11 +41,9 @@ class Sentences:
         equivalence: Equivalence | None = None,
         of_models: bool = False,
     ) -> tuple[str, str]:
-        """The outcome, and the sentence, from the side of the better one.
+        """The outcome, and the sentence, from the side of the better one; *difference* is A - B.
 
-        *difference* is A - B; it, its interval and p are adjusted. *evidence* is the test and what
-        was counted. *of_models*: each side is one trained model and the test is over test images,
-        so the sentence is about these two models, and not about what they were trained by.
+        *of_models*: each side is one trained model, and the sentence is about these two.
         """
         if of_models:
             a, b = f"the model of {a}", f"the model of {b}"

@@ -88,12 +88,9 @@ def judge_pairs(
     margin: float | None,
     in_percent: bool = True,
 ) -> tuple[list[Verdict], list[PairTest]]:
-    """Verdicts on the first metric, and tests of all the others.
+    """Verdicts on the first metric, and tests of all the others; each family adjusted by Holm.
 
-    Holm's adjustment is over all pairs of the verdicts, and over all pairs and metrics of the
-    others: each of the two contains a false finding in at most ``1 - level`` of all comparisons.
-    *bootstraps* are of each setting, *correct* is what stored predictions of pairs of single runs
-    got right; without a *margin* equivalence is not asked for.
+    *bootstraps* are of each setting, *correct* is what pairs of single runs got right.
     """
     first, *others = (metric.name for metric in metrics)
     tested: dict[str, dict[Pair, _Evidence]] = {metric.name: {} for metric in metrics}
@@ -204,10 +201,9 @@ def _seed(run: Subject | RowlessRun) -> int | None:
 def _over_images(
     a: CorrectMatrix, b: CorrectMatrix, bootstrap: ImageBootstrap
 ) -> dict[str, _Evidence]:
-    """The bootstrap's standard error, with the normal distribution: of thousands of images.
+    """The bootstrap's standard error, with the normal distribution.
 
-    The counted p-values of 2,000 resamples end at 0.001, which an adjustment for many pairs takes
-    above 0.05 whatever was found.
+    Counted p-values of 2,000 resamples end at 0.001: too large to be adjusted for many pairs.
     """
     found = {}
     for name, test in bootstrap.test(a, b).items() if a.num_rows == b.num_rows else ():

@@ -15,11 +15,7 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)
 
 
 def write_durably(file: Path, content: bytes) -> None:
-    """Write a file, in the place of one that is there; folders above it are made.
-
-    Whatever moment the power goes at, the file is there as a whole, as it was before, or not at
-    all; once this returns, it is there.
-    """
+    """Write a file, in the place of one that is there: as a whole or not at all; makes folders."""
     with _draft(file, content) as draft:
         draft.replace(file)
     flush_folder(file.parent)

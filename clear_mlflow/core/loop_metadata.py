@@ -133,11 +133,7 @@ def evaluation_set_of(
     ids: Sequence[Sequence[object]] | None = None,
     class_names: Sequence[str] | None = None,
 ) -> EvaluationSet:
-    """The test images of all buckets, known by their names instead of their files.
-
-    Two runs with the same keys, names, labels and classes were tested on the same images, as far
-    as the package can see: ``ids`` are the data's own names, and positions where there are none.
-    """
+    """The test images of all buckets, known by the data's own names, else by positions."""
     if len(labels) != len(buckets):
         raise ConfigError(
             f"test_labels has {len(labels)} entries for {len(buckets)} buckets; expected the true "
@@ -190,10 +186,8 @@ def measured_row(
 ) -> tuple[AccuracyRow, RowPredictions | None]:
     """A row as it arrived from a loop, checked against what is known of that loop.
 
-    ``correct`` are counts and ``accuracy`` fractions per bucket, as a list or by bucket key; of
-    ``accuracy`` and of ``values``, another score, NaN, None or no key = not measured. ``labels``
-    (N,) and ``probabilities`` (N, classes), softmaxed, are of the evaluation set's images, in its
-    order, as one array or one for each bucket.
+    ``labels`` (N,) and ``probabilities`` (N, classes), softmaxed, are in the evaluation set's
+    order, as one array or one for each bucket; NaN, None or no key = not measured.
     """
     row, score, buckets = _whole("row", row), facts.score, facts.buckets
     given = {"correct": correct, "accuracy": accuracy, "labels": labels}

@@ -85,20 +85,16 @@ class Parsed:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """A kind of file that results are read from.
-
-    ``scale`` is ``fraction`` or ``percent`` where the format itself says so; ``is_general`` one
-    that many programs write, which is tried after those of one program. ``passes_over`` says why
-    a file in a folder is no matrix, by its name and those of all files beside it; None = it is one.
-    """
+    """A kind of file that results are read from."""
 
     name: str  # as the command line takes it
     title: str  # for people
     recognises: Callable[[Source], bool]  # by the file's name and its first bytes
     parse: Callable[[Source], Iterable[Parsed]]
-    scale: str | None = None
+    scale: str | None = None  # fraction or percent, where the format itself says so
     has_initial: bool = False  # the format itself marks the untrained model's row
-    is_general: bool = False
+    is_general: bool = False  # many programs write it: tried after those of one program
+    # Why a file is no matrix, by its name and those of all files beside it; None = it is one.
     passes_over: Callable[[str, Sequence[str]], str | None] = lambda _name, _siblings: None
 
 

@@ -73,11 +73,7 @@ def _is_row(line: str) -> bool:
 
 
 def _parse(source: Source) -> list[Parsed]:
-    """Rows of numbers; a first line and a first column of other texts are names.
-
-    An empty cell, ``nan``, ``none`` and a dash are not measured. Lines that begin with ``#`` are
-    remarks, as numpy.savetxt writes its header.
-    """
+    """Rows of numbers; a first line and a first column of other texts are names."""
     source.bounded(MAX_RESULTS_BYTES)
     table = table_of(source)
     if not table:

@@ -12,11 +12,7 @@ from clear_mlflow.core.score import ACCURACY, Score
 
 @dataclass(frozen=True)
 class CellScale:
-    """From the darkest colour to the brightest, which is always the better end.
-
-    Accuracies have one scale everywhere, from 0 to 100 %; another score has that of the matrices
-    that are drawn together.
-    """
+    """From the darkest colour to the brightest, which is always the better end."""
 
     score: Score = ACCURACY
     worst: float = 0.0
@@ -47,11 +43,7 @@ class CellScale:
 
 
 def scale_over(score: Score, grids: list[NDArray[np.float64]]) -> CellScale:
-    """The scale of (T + 1, T) matrices of a score that are drawn together.
-
-    Row 0, the initialisation, may lie far from all others: it counts only where nothing else was
-    measured.
-    """
+    """The scale of (T + 1, T) matrices that are drawn together; row 0 counts where it is alone."""
     if score.is_accuracy:
         return CellScale()
     trained = np.concatenate([grid[1:].ravel() for grid in grids] or [np.empty(0)])

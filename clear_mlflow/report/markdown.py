@@ -38,9 +38,8 @@ def description(
 ) -> str:
     """Matrix and metrics of a run as Markdown, always below MLflow's limit of 8,000 characters.
 
-    Where the matrix is too large for that, it is left to its files; the metrics stay. *facts* are
-    more of what a reader wants to know first; *report* is the address of the run's page, as
-    MLflow's UI takes it.
+    *facts* are more of what a reader wants to know first; *report* is the address of the run's
+    page.
     """
     matrix = record.evidence
     state = f"{record.rows[-1]} of {matrix.num_buckets}"
@@ -118,11 +117,7 @@ def _metrics(lines: Iterable[ScoreLine]) -> list[str]:
 
 
 def escaped(text: str, limit: int) -> str:
-    """A text from outside as nothing but text.
-
-    All punctuation becomes character references: unlike backslashes, these mean the same to every
-    renderer, in tables too, and no link, tag or emphasis can come of them.
-    """
+    """A text from outside as nothing but text: punctuation as character references."""
     plain = shortened(text, limit)
     return re.sub(r"[!-,./:-@\[-`{-~]", lambda match: f"&#{ord(match[0])};", plain)
 

@@ -49,9 +49,7 @@ _ROOT_TICKS = {0.0: "0", 0.1: "1", 0.2: "4", 0.5: "25", math.sqrt(0.5): "50", 1.
 def heatmap_figure(matrix: AccuracyMatrix, title: str, scale: CellScale | None = None) -> Figure:
     """The matrix: trained through from top to bottom, tested on from left to right.
 
-    The initialisation row is drawn apart on top, the diagonal is outlined, and cells that were not
-    measured, those of rows to come among them, are hatched. One line of the title is shown; the
-    scale of the colours is the matrix's own when not given.
+    Cells that were not measured are hatched; the scale is the matrix's own when not given.
     """
     scale = scale or scale_over(matrix.score, [whole_grid(matrix)])
     grid, size = whole_grid(matrix), matrix.num_buckets
@@ -106,9 +104,7 @@ def heatmap_array(matrix: AccuracyMatrix, title: str) -> NDArray[np.uint8]:
 def confusion_figure(counts: NDArray[np.int64], class_names: Sequence[str], title: str) -> Figure:
     """How often each true class, from top to bottom, got each predicted class.
 
-    Cells are shares of a true class's test images: a line adds up to 100 %; a class without any is
-    hatched. Colours run from 0 to 100 % by the square root, so that a class that is taken for
-    another now and then is seen, too. *counts* are (classes, classes), true by predicted.
+    *counts* are (classes, classes); colours go by the square root, so that rare mistakes are seen.
     """
     size = len(class_names)
     widest = max(7.5, min(_LEAST_CELL * size, _WIDEST_CONFUSION))
@@ -206,8 +202,7 @@ def _draw_grid(
 ) -> None:
     """A coloured cell for each value, with its text where there is room, white lines between.
 
-    *shades* are (rows, columns), from 0 to 1; NaN: none, hatched. *corner* is the top left one,
-    *cell* width and height of one.
+    *shades* are (rows, columns), from 0 to 1; NaN: none, hatched.
     """
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Rectangle

@@ -16,8 +16,7 @@ _LONGEST_NAME = 200
 def per_class_csv(predictions: Predictions) -> str:
     """Accuracy per class, a line for each cell of the accuracy matrix, a column for each class.
 
-    Fractions in full precision; empty where the bucket has no test image of the class. Cells whose
-    predictions were not stored, or that are no evidence under the protocol, have no line.
+    Empty where the bucket has no test image of the class; cells without evidence have no line.
     """
     images = predictions.images
     cells = class_accuracies(predictions)
@@ -32,11 +31,7 @@ def per_class_csv(predictions: Predictions) -> str:
 
 
 def confusion_csv(predictions: Predictions, row: int) -> str:
-    """How many test images of each true class, a line each, got each predicted class.
-
-    Images of all buckets count, those whose answers are evidence under the protocol.
-    UndefinedMetricError where the row's predictions were not stored.
-    """
+    """How many test images of each true class, a line each, got each predicted class."""
     names = [_class_label(name) for name in predictions.images.class_names]
     counts = confusion(predictions, row).tolist()
     lines = [[name, *map(str, line)] for name, line in zip(names, counts, strict=True)]
@@ -44,11 +39,7 @@ def confusion_csv(predictions: Predictions, row: int) -> str:
 
 
 def calibration_csv(predictions: Predictions) -> str | None:
-    """What a reliability diagram shows after each row: confidence and accuracy, bin by bin.
-
-    Over the test images of the buckets trained on by then; None where no row kept probabilities, or
-    none of them is evidence.
-    """
+    """What a reliability diagram shows after each row, bin by bin; None without probabilities."""
     lines: list[list[str]] = []
     for row in predictions.answers:
         try:

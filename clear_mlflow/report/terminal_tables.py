@@ -20,11 +20,7 @@ _CELL = 5  # columns of "100.0"
 
 
 def matrix_table(matrix: AccuracyMatrix) -> Table:
-    """The matrix, accuracies in %: a row per bucket trained through, a column per bucket tested on.
-
-    It fits into 80 columns: of more than eleven buckets the middle columns are left out, behind an
-    ellipsis. The diagonal is bold; a cell that was not measured is a dash.
-    """
+    """The matrix, accuracies in %, in 80 columns: middle ones are left out behind an ellipsis."""
     score = matrix.score
     widest = max((len(score.cell(v)) for _, _, row in named_rows(matrix) for v in row), default=0)
     cell_width = max(_CELL, widest)

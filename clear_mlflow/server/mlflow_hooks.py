@@ -132,8 +132,7 @@ def without_addresses(text: str) -> str:
 def allow_signed_in(addresses: list[str]) -> None:
     """Have MLflow's accounts let everybody who is signed in ask for these addresses.
 
-    A server that denies what it has no rule for (``MLFLOW_BASIC_AUTH_FAIL_CLOSED``) would deny
-    them. What a person may see is asked of MLflow for each request: see :mod:`.permission`.
+    What a person may see is asked of MLflow for each request: see :mod:`.permission`.
     """
     from mlflow.server.auth import BEFORE_REQUEST_VALIDATORS
 

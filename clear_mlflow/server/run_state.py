@@ -19,9 +19,7 @@ _SIGNS_OF_LIFE = frozenset({names.PROCESS_TAG, names.HOLDER_TAG})
 def state_of(store: MlflowClient, run: Run) -> list[object]:
     """What changes with anything that a page shows of a run; of values that JSON takes.
 
-    Metrics are not in it: what is shown follows from rows. Of a run whose rows are not all in its
-    tag, the names and sizes of the row files are asked for, and of one in training those of its
-    tests inside buckets.
+    Metrics are not in it: what is shown follows from rows.
     """
     info, tags = run.info, run.data.tags
     state: list[object] = [

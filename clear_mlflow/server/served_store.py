@@ -12,11 +12,7 @@ from clear_mlflow.server.mlflow_hooks import artifacts_address
 
 
 class ServedStore(MlflowClient):
-    """MLflow's client on the store behind the server; runs say where their artifacts really lie.
-
-    To others the server hands artifacts on under addresses of its own. This process is the server:
-    it opens the disk or the object store behind it.
-    """
+    """MLflow's client on the store behind the server; runs say where their artifacts really lie."""
 
     def get_run(self, run_id: str) -> Run:
         """A run, by its id."""

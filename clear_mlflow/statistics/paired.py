@@ -302,11 +302,9 @@ def _with_cells(cells: NDArray[np.float64], like: AccuracyMatrix) -> AccuracyMat
 def _resampled_cells(
     run: CorrectMatrix, cluster: NDArray[np.int64], resamples: int, seed: int
 ) -> NDArray[np.float64]:
-    """(resamples, k + 1, T): the cells of a run on draws of clusters of images.
+    """(resamples, k + 1, T): the cells of a run on draws of clusters of images; NaN without images.
 
-    How often a cluster was drawn is a weight; a bucket's cells on all draws are then one product of
-    two matrices, (draws, clusters) by (clusters, rows), over the images drawn, in blocks of bounded
-    size. A bucket of which a draw holds no image is NaN there.
+    How often a cluster was drawn is a weight: a bucket's cells on all draws are a matrix product.
     """
     draws = np.random.default_rng(seed)
     bucket = run.bucket
@@ -358,11 +356,7 @@ def _percentiles(drawn: NDArray[np.float64], level: float) -> Interval:
 
 
 def _sign_flip_test(differences: NDArray[np.int64]) -> float:
-    """Two-sided: how often signs drawn anew give a sum as far from 0, by the sum's distribution.
-
-    Differences of one size v, m of them, add v (2 K - m) with K binomial; the sizes' distributions
-    are convolved.
-    """
+    """Two-sided p: differences of one size v, m of them, add v (2 K - m) with K binomial."""
     sizes, counts = np.unique(np.abs(differences[differences != 0]), return_counts=True)
     chances = np.ones(1)  # of the sum of what was counted positive: (reached sum + all) / 2
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):

@@ -168,7 +168,7 @@ def test_percent_and_zeros_are_said_here_too(store, foreign):
     """What a script meant is not guessed; a dry run cannot write rows."""
     rows = [[75, 0, 0], [62.5, 87.5, 0], [50, 56.25, 93.75]]
     run_id = foreign(named(rows, first=1))
-    options = ["--run-id", run_id, "--rows", "results/*"]
+    options = ["--run-id", run_id, "--rows", "results/acc_after_{row}.json"]
     assert "say scale=percent" in evaluate(*options).output
     assert "say future=not-tested" in evaluate(*options, "--rows-scale", "percent").output
     done = evaluate(*options, "--rows-scale", "percent", "--rows-future", "not-tested")

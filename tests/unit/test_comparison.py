@@ -18,7 +18,7 @@ from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_tab
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.statistics import CorrectMatrix
+from clear_mlflow.statistics import CorrectMatrix, holm
 
 BY = ("strategy", "dataset")
 SCORE = "clear/challenge_score"
@@ -43,16 +43,6 @@ def hits_of(correct, *, offset=0, digest="one"):
         rows=tuple(range(len(correct))),
         right=right.reshape(len(correct), -1),
     )
-
-
-def holm_by_hand(plain):
-    """Holm's adjustment, read off its definition."""
-    order = sorted(range(len(plain)), key=plain.__getitem__)
-    adjusted, largest = [0.0] * len(plain), 0.0
-    for rank, position in enumerate(order):
-        largest = max(largest, min(1.0, (len(plain) - rank) * plain[position]))
-        adjusted[position] = largest
-    return adjusted
 
 
 def test_the_better_group_leads():
@@ -155,7 +145,7 @@ def test_predictions_of_single_runs_are_paired():
     # Right images of one are right images of the other, too: all that differ speak for one side.
     apart = np.abs(np.subtract(cells["a"], cells["b"])).ravel()
     plain = [stats.binomtest(0, int(n)).pvalue if n else 1.0 for n in apart]
-    adjusted = np.array(holm_by_hand(plain)).reshape(5, 4)
+    adjusted = np.array(holm(plain)).reshape(5, 4)
     assert found.cells[0, 1] == pytest.approx(adjusted)
     assert (found.cells[0, 1][1:] < 0.05).all()
 

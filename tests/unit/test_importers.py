@@ -6,8 +6,6 @@ import math
 import numpy as np
 import pytest
 import result_files as files
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
 from clear_mlflow.core.matrix import AccuracyMatrix
@@ -275,30 +273,3 @@ def test_sizes_are_bounded_before_memory_is_taken(tmp_path):
 def test_files_that_lie_beside_a_matrix_are_passed_over(names, passed):
     """A folder of Renate's or Avalanche's holds other files, and earlier states of one run."""
     assert [bool(passed_over(name, names)) for name in names] == passed
-
-
-fraction_rows = st.integers(1, 12).flatmap(
-    lambda width: st.lists(
-        st.lists(st.integers(1, 10_000).map(lambda n: n / 10_000), min_size=width, max_size=width),
-        min_size=1,
-        max_size=width,
-    )
-)
-
-
-@settings(max_examples=30, deadline=None)
-@given(fraction_rows)
-def test_any_matrix_survives_every_writer(rows):
-    """What a program writes of a matrix is read back to the digit that it wrote."""
-    for name, content in [
-        ("a.csv", files.savetxt(rows, delimiter=",")),
-        ("a.npy", files.npy(np.array(rows))),
-        ("a.json", json.dumps({"values": rows})),
-        ("eval_results.csv", files.avalanche_csv(rows)),
-        ("e.json", files.avalanche_results(rows)),
-        (RENATE, files.renate_csv(rows)),
-        ("r.json", files.renate_results(rows, rows[0])),
-    ]:
-        np.testing.assert_array_equal(read(name, content).values, rows)
-    percent = read("logs.pyd", files.mammoth_line(rows)).values
-    np.testing.assert_allclose(percent[:, : len(rows[0])], rows, rtol=1e-15)

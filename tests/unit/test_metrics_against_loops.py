@@ -14,7 +14,6 @@ from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.metrics import (
     ALL_METRICS,
     FAMILIES,
-    METRICS,
     chaudhry,
     wild_time,
 )
@@ -394,10 +393,3 @@ def test_a_missing_row_leaves_gaps_in_the_series():
     found = series(MISSING_ROW)
     assert found["renate/average_accuracy"] == {1: 0.8, 3: pytest.approx(0.8)}
     assert found["clear/in_domain_accuracy"] == {1: 0.8}
-
-
-def test_streaming_reason_gives_way_to_one_that_measuring_cannot_mend():
-    """With one bucket trained there is no past, whatever the protocol."""
-    reasons = metrics.explain(AccuracyMatrix([[0.5, 0.5]]), "streaming", METRICS)
-    assert reasons["clear/backward_transfer"].startswith("needs a past bucket")
-    assert reasons["clear/in_domain_accuracy"].startswith("under the streaming protocol")

@@ -35,9 +35,8 @@ def comparison_page(
 ) -> str:
     """The whole page.
 
-    *footer* names the program that made it, and when; *more_seeds* and *chosen* are names of
-    artifacts that train the seeds needed, and what leads each method; *run_address* gives where a
-    run is seen; *over* is a template that extends the page's, *more* what that one names.
+    *more_seeds* and *chosen* are names of artifacts; *run_address* gives where a run is seen;
+    *over* is a template that extends the page's, *more* what that one names.
     """
     return rendered(
         "clear_mlflow.comparison.page/page",

@@ -24,10 +24,8 @@ _HERE = "clear_mlflow.report.page"
 def rendered(page: str, *, over: str | None = None, colours: str = "", **content: object) -> str:
     """A page: its template in the frame that all pages share, with its style and its script.
 
-    *page* is package and name of its files, as ``clear_mlflow.report.page/run`` of ``run.html``,
-    and of ``run.css`` and ``run.js`` where they exist; *over* the same of a template that extends
-    it, as ``below`` or by its name, and adds style and script; *colours* are more classes for the
-    style, *content* what the templates name: any texts, which they escape.
+    *page* is package and name of its files; *over* the same of a template that extends it;
+    *colours* are more classes for the style, *content* what the templates name and escape.
     """
     # Group colours first, for the style sheet has others for dark ground.
     of_groups = "".join(f"--g{i}:{colour};" for i, colour in enumerate(GROUPS))

@@ -28,9 +28,8 @@ _LONGEST_NAME = 60
 def packed_answers(predictions: Predictions) -> dict[str, Any]:
     """What the page's script reads: classes, totals, and the answers of as many rows as fit.
 
-    ``wide``: whether a class takes two bytes; ``totals``, (T, classes) test images as uint32;
-    ``rows``, row to its sorted predicted classes, uint8 or uint16, from the last row down until
-    they fill :data:`MOST_BYTES`. Arrays are little-endian, deflated, in base64.
+    ``totals`` are (T, classes) uint32, ``rows`` uint8 or uint16, little-endian, deflated, in
+    base64.
     """
     images = predictions.images
     classes = len(images.class_names)

@@ -63,9 +63,8 @@ def inside_charts(tests: AnytimeMatrix) -> dict[str, Any] | None:
 class _Course:
     """The tests of a run, rows included, along an axis of optimiser steps.
 
-    ``moments`` are when each was made: the position of the bucket in training, and the share of its
-    steps that had been taken, above 0 and, at its row, 1; before training (-1, 1). ``cells`` are
-    (N, T) accuracies at N moments; NaN = not measured.
+    ``moments``: the bucket's position and the share of its steps (1: its row; before training (-1,
+    1)); ``cells``: (N, T) accuracies at N moments; NaN = not measured.
     """
 
     def __init__(self, tests: AnytimeMatrix) -> None:

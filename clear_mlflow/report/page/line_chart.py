@@ -123,10 +123,8 @@ def line_chart(
 ) -> dict[str, Any]:
     """What the macro ``chart`` draws; the axis across runs from 0 to *last* buckets of the stream.
 
-    Without *dots*, only a point or a line of one that has a dot shows it. With *times* of the
-    buckets the axis across is of time, true to scale, and what was measured before training is
-    drawn before the first, at their mean distance. *places* are where 0 to *last* lie, from 0 to 1,
-    where not evenly; *marks* those of them with a line from top to bottom and a name.
+    With *times* of the buckets it is true to scale; *places* are where 0 to *last* lie, from 0 to
+    1; *marks* those of them with a line from top to bottom and a name.
     """
     width, height = size
     dates = _dates(times)

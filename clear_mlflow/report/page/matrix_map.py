@@ -42,8 +42,8 @@ def matrix_map(
 ) -> dict[str, Any]:
     """Columns and rows of a (T + 1, T) grid, row 0 the initialisation, as the macro ``heat`` draws.
 
-    *seeds*, (T + 1, T), are the runs that measured each cell, of so many *members*; None: all.
-    *in_cells* puts the colours into the cells, for a page that has no style sheet of ours.
+    *seeds*, (T + 1, T), are the runs that measured each cell; *in_cells* puts the colours into
+    cells.
     """
     columns = spread_positions(len(buckets))
     rows = [

@@ -71,11 +71,7 @@ class RunReport:
     tests: AnytimeMatrix | None = None  # inside its buckets; None: none, or not read
 
     def stamp(self, rows: str) -> str:
-        """A short text that changes with the page, but for predictions and tests inside buckets.
-
-        It is known without reading any: they are stored once, beside their rows, of which *rows* is
-        a digest.
-        """
+        """A short text that changes with the page; *rows* is a digest of the stored rows."""
         built_in = {m.name for m in of_score(ALL_METRICS, self.record.matrix.score)}
         facts = (self.configuration, self.asked, self.dataset, self.num_train, self.environment)
         content = [
@@ -92,11 +88,7 @@ def load_run_page() -> None:
 
 
 def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
-    """The whole page; the same report gives the same text.
-
-    *over* is a template that extends the page's, *more* what that one names: see
-    :func:`~clear_mlflow.report.page.rendered`.
-    """
+    """The whole page; *over* is a template that extends it, *more* what that one names."""
     record, score = report.record, report.record.matrix.score
     keys, counts = record.matrix.buckets, record.matrix.num_instances
     grid = whole_grid(record.evidence)
