@@ -1,7 +1,4 @@
-"""A tracking server that goes away, stutters or lies, behind a proxy: what stands in MLflow after.
-
-Every test reads back from the server itself, past the proxy.
-"""
+"""A tracking server that goes away, stutters or lies, behind a proxy: what the server has after."""
 
 from __future__ import annotations
 

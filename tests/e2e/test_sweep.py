@@ -10,8 +10,8 @@ import tempfile
 import time
 from collections import Counter
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -65,13 +65,7 @@ def again(grid, *arguments):
     """The same command, to its end: its exit code, and what it said."""
     process = started(grid, *arguments)
     output = output_of(process)
-    return Ended(process.returncode, output)
-
-
-@dataclass(frozen=True)
-class Ended:
-    exit_code: int
-    output: str
+    return SimpleNamespace(exit_code=process.returncode, output=output)
 
 
 @pytest.fixture
@@ -399,13 +393,6 @@ def ray_head(*options):
         assert process.poll() is None, "the cluster was ended"
 
 
-@pytest.fixture
-def cluster():
-    """The address of a Ray cluster that somebody else started, as they would."""
-    with ray_head(f"--num-cpus={CORES}") as address:
-        yield address
-
-
 def answers(address, machines=1):
     """Whether a cluster is there, with so many machines that are up."""
     with suppress(ConfigError), RayCluster(address) as cluster:
@@ -437,16 +424,6 @@ def test_a_machine_of_the_cluster_goes_away(store, experiment_id, grid):
     assert sweep.returncode == 0, output
     assert "started again, try 2 (resumed after row" in output
     assert_every_run_is_there_once(store, experiment_id, path)
-
-
-def test_on_a_cluster_that_is_there(store, experiment_id, grid, cluster):
-    """By its address; every run is there once, and the cluster stays for others."""
-    path = grid({"fixed": QUICK, "grid": {"strategy": ["ncm", "slda"]}})
-    # A run that no Ray which is started on this machine would have room for.
-    result = again(path, "--engine", "ray", "--address", cluster, "--cpus", str(CORES))
-    assert result.exit_code == 0, result.output
-    assert_every_run_is_there_once(store, experiment_id, path)
-    assert answers(cluster)
 
 
 @pytest.mark.parametrize(

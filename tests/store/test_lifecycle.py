@@ -30,13 +30,6 @@ from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import LostRunError, heartbeat, holding
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """Journals lie in a folder of the test's own."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-
-
 def running(store, experiment_id, correct=((1, 1), (6, 3), (4, 7))):
     """A run that holds rows, and that this process trains into."""
     run_id = stored_run(store, experiment_id, correct).info.run_id

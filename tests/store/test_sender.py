@@ -72,12 +72,6 @@ def hurried(monkeypatch):
     monkeypatch.setattr(sending, "_LAST_PAUSE_SECONDS", 0.01)
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path, monkeypatch):
-    """Journals lie in a folder of the test's own."""
-    monkeypatch.setenv("CLEAR_MLFLOW_CACHE", str(tmp_path / "cache"))
-
-
 def opened(client, run_id):
     """A sender that keeps a run's journal, and sends."""
     sender = Sender(client)

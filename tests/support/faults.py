@@ -1,11 +1,7 @@
 """Kill, suspend and cut off trainings and fill their disks at random moments, on several machines.
 
-``python tests/support/faults.py --times 100`` does it a hundred times, each with a run of its own
-in a real store, and checks what the store holds then: every row that was measured is there once and
-stays, every point of every metric is there once. The trainings give rows that are known; what they
-write, send, take over, close and sync is the program's. Pictures are left out. A machine is a name
-of a host, a cache folder and a clock, which somebody sets by 5 s or an hour while it trains. The
-moments are drawn from a seed. All spans of time are hundredths of the program's own.
+A machine is a name of a host, a cache folder and a clock, which somebody sets by 5 s or an hour
+while it trains. All spans of time are hundredths of the program's own.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """``python WORDS`` and ``clear-mlflow ARGUMENTS``, forked from a process with everything imported.
 
-Importing MLflow and torch takes most of the time of a command that a test starts. Here
-:mod:`multiprocessing`'s fork server of each pytest worker imports them once, and forks for every
-command: with the command's own environment, folder, streams, session, signals and exit code. What a
-test sees is a :class:`subprocess.Popen`; tests of the start itself use that one.
+Importing MLflow and torch takes most of the time of a command. Here a fork server of each pytest
+worker imports them once. What a test sees is a :class:`subprocess.Popen`.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """What a disk may hold after a power cut, at every moment of what a program does.
 
-In the manner of SQLite's crash tests: while a block runs, its flushes, renames and removals are
-noted, and before each of them two disks are kept that a cut at that moment may leave:
-
-- one that has nothing that was not flushed: neither contents nor names;
-- one on which all names arrived, and no content that was not flushed: such files are empty.
-
-A flushed file has its name on the disk, too, with the folders above it, as on Linux's file systems.
-SQLite flushes what it commits: a database is taken as it is at that moment.
+Before each flush, rename and removal two disks are kept that a cut may leave: one without anything
+that was not flushed, and one on which all names arrived, but no such content. A flushed file has
+its name on the disk, too, and a database is taken as it is: SQLite flushes what it commits.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""Real servers for tests: PostgreSQL, an S3-compatible store, MLflow's own; none is mocked.
-
-Each listens on this machine alone, keeps what it has under a temporary folder, and is gone when its
-block is left.
-"""
+"""Real servers for tests, until a block is left: PostgreSQL, an S3-compatible store, MLflow's."""
 
 from __future__ import annotations
 
