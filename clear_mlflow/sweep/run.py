@@ -424,25 +424,20 @@ def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None
             order_by=["attributes.start_time ASC"],
             max_results=1,
         )
-        if before:
-            above = before[0]
-            if trains_now(client, above):
-                raise TrackingError(
-                    f"another process works on this sweep now (run {above.info.run_id}); wait for "
-                    "its end, or stop it"
-                )
-            if own is not None:
-                tags = {
-                    names.KIND_TAG: names.KIND_SWEEP,
-                    names.SWEEP_GOES_ON_TAG: above.info.run_id,
-                    MLFLOW_RUN_NOTE: f"Went on with the sweep of run {above.info.run_id}.",
-                }
-                log_tags(client, own.info.run_id, tags)
-        elif own is not None:
-            above = own
-        else:
-            above = None
+        above = before[0] if before else own
         run_id = str(above.info.run_id) if above else create_run(client, experiment_id, None, {})
+        if before and trains_now(client, before[0]):
+            raise TrackingError(
+                f"another process works on this sweep now (run {run_id}); wait for its end, or "
+                "stop it"
+            )
+        if before and own is not None:
+            tags = {
+                names.KIND_TAG: names.KIND_SWEEP,
+                names.SWEEP_GOES_ON_TAG: run_id,
+                MLFLOW_RUN_NOTE: f"Went on with the sweep of run {run_id}.",
+            }
+            log_tags(client, own.info.run_id, tags)
         tags = {
             names.KIND_TAG: names.KIND_SWEEP,
             names.SWEEP_TAG: grid.digest,
