@@ -404,15 +404,15 @@ def test_an_ensemble_is_sent_later_too(server, proxy, tmp_path, monkeypatch):
     """Each member's rows into its own run; the run above sums them up when all are there."""
     asked = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
     training = features_training(features_config(**asked))
-    rows = training.rows
+    rows = type(training).rows
 
-    def until_lost(on_curve=ignore, on_test=ignore):
-        for measured in rows(on_curve, on_test):
+    def until_lost(self, on_curve=ignore, on_test=ignore):
+        for measured in rows(self, on_curve, on_test):
             if measured.row.row == 2:
                 proxy.down()
             yield measured
 
-    monkeypatch.setattr(training, "rows", until_lost)
+    monkeypatch.setattr(type(training), "rows", until_lost)
     with pytest.raises(UnsentError, match="clear-mlflow sync") as told:
         train_ensemble_in_process(preflight(), training, asked)
     root = tmp_path / "cache" / "unsent"
