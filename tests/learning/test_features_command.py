@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -45,23 +43,6 @@ def test_a_tree_without_its_test_set_has_features_under_other_protocols(tmp_path
     chosen = {options[0].removeprefix("--"): options[1]}
     stream = load_stream("clear10", str(root), cache_dir=cache, **chosen)
     assert load_features(stream, "mine", cache_dir=cache).width == 512
-
-
-@pytest.mark.parametrize("options", [("--split", "x"), ("--split", "1", "--protocol", "streaming")])
-def test_splits_that_make_no_sense_are_bad_input(tmp_path, cache, options):
-    """In one line, before the backbone is loaded."""
-    result = run(write_released(tmp_path / "data"), *options)
-    assert result.exit_code == 2
-    assert "split is" in result.output
-    assert len(result.output.splitlines()) == 1
-
-
-def test_the_embedded_dataset_is_not_looked_for_in_a_users_folder(tmp_path, cache):
-    """Nor is anybody told to delete it."""
-    result = run(write_released(tmp_path / "data"), "--dataset", "digits")
-    assert result.exit_code == 2
-    assert "reads no folder" in result.output
-    assert "delete" not in result.output
 
 
 def test_a_damaged_image_is_told_in_words_that_fit(tmp_path, cache):
@@ -115,17 +96,3 @@ def test_a_name_stands_for_one_arithmetic(tmp_path):
     assert read_json(folder / "000.json")["arithmetic"] == "tf32"
     with pytest.raises(ConfigError, match="arithmetic 'tf32', not 'float32'; pass another --name"):
         refuse_taken_name(stream, extraction, cache_dir=tmp_path)
-
-
-def test_a_program_that_has_loaded_torchvision_ends_without_complaints(tmp_path):
-    """One line on standard error; what torch brings along would tell of what is still there."""
-    command = ["data", "features", str(tmp_path / "no"), "--backbone", "resnet18"]
-    told = subprocess.run(
-        [sys.executable, "-m", "clear_mlflow", *command, "--weights", "none"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert told.returncode == 2
-    (line,) = told.stderr.splitlines()
-    assert line.startswith("error: data root ")

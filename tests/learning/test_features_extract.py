@@ -202,18 +202,6 @@ def test_a_backbone_gone_wrong_is_told(root, tmp_path, backbone):
     assert "not finite" in one_line(extracted, root, tmp_path, bad, name="bad")
 
 
-def test_a_backbone_too_large_for_the_device_is_told(root, tmp_path):
-    """In one line, which says what to pass."""
-
-    class Greedy(torch.nn.Module):
-        def forward(self, images):
-            return torch.empty(2**50)
-
-    greedy = Backbone(Greedy(), "resnet18", "sha256:4", TINY)
-    told = one_line(extracted, root, tmp_path, greedy, name="greedy")
-    assert told.startswith("the device has no room for this; pass a smaller backbone")
-
-
 @pytest.mark.parametrize("num_classes", [1000, 7])
 def test_weights_come_from_a_file(tmp_path, num_classes):
     """All weights but the head's are those of the file, whatever the head."""
@@ -259,12 +247,6 @@ def test_foreign_weights_are_told(tmp_path, content, told):
     line = one_line(load_backbone, "resnet18", str(path))
     assert told in line
     assert str(path) in line
-
-
-def test_missing_weights_and_backbones_are_told(tmp_path):
-    """A file that is not there, a name that torchvision does not have, a network without head."""
-    assert "cannot be read" in one_line(load_backbone, "resnet18", str(tmp_path / "no"))
-    assert "unknown backbone 'resnet19'" in one_line(load_backbone, "resnet19", "none")
 
 
 def test_no_network_names_the_file_to_fetch(tmp_path, monkeypatch):

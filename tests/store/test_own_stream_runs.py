@@ -15,9 +15,7 @@ from clear_mlflow.core.record import RowRecord, assemble, row_file_name
 from clear_mlflow.evaluation.reevaluate_models import reevaluate
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.runs.resume import ResumePoint, parameters_to_resume
-from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
-from clear_mlflow.sweep import read_grid
 
 MODULE = """
 from clear_mlflow.data import Entry, listing_of
@@ -158,26 +156,3 @@ def test_embedded_datasets_say_their_licence(store, experiment_id, tmp_path, mon
     (entry,) = the_run(store, experiment_id).inputs.dataset_inputs
     assert json.loads(entry.dataset.profile)["licence"] == "CC BY 4.0"
     assert json.loads(entry.dataset.source) == {"uri": "embedded"}
-
-
-def test_features_are_of_any_stream(store, experiment_id, root):
-    """The built-in pixels; validation images of its training images."""
-    clear_mlflow.train(
-        dataset="folder", data_root=root, features="pixels", split="validation", epochs=2
-    )
-    scores = read_scores(store, the_run(store, experiment_id))
-    assert scores.record is not None
-    assert scores.record.split == "validation"
-    assert scores.record.matrix.num_instances.tolist() == [2, 2, 2]
-
-
-def test_a_sweep_of_a_stream_names_its_runs_after_it(tmp_path):
-    """And tells two ways to read it apart."""
-    file = tmp_path / "grid.yaml"
-    file.write_text(
-        "fixed: {dataset: folder, data_root: /data/yearbook}\n"
-        "grid: {dataset_args: [none, 'order=a:b']}\n"
-    )
-    grid = read_grid(file)
-    assert [run.name.split()[1] for run in grid.runs] == ["yearbook", "yearbook"]
-    assert len({run.fingerprint for run in grid.runs}) == 2

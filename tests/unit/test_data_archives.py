@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import DataError
-from clear_mlflow.data.fetching.archives import Bounds, unpack
+from clear_mlflow.data.fetching.archives import unpack
 
 
 def write_zip(path: Path, entries: list[tuple[str, bytes]], *, packed: bool = False) -> Path:
@@ -88,20 +89,21 @@ def test_links_and_devices_are_refused(tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    ("bounds", "message"),
+    ("bound", "value", "message"),
     [
-        (Bounds(max_files=2), "holds 3 entries; expected 2 at most"),
-        (Bounds(max_bytes=5_999_999), "unpacks to 6000000 bytes"),
+        ("MAX_UNPACKED_FILES", 2, "holds 3 entries; expected 2 at most"),
+        ("MAX_UNPACKED_BYTES", 5_999, "unpacks to 6000 bytes"),
     ],
 )
-def test_bounds_are_kept(tmp_path, bounds, message):
+def test_bounds_are_kept(tmp_path, monkeypatch, bound, value, message):
     """Too many files, too many bytes."""
-    entries = [(name, bytes(2_000_000)) for name in "abc"]
-    archive = write_zip(tmp_path / "x.zip", entries, packed=True)
+    archive = write_zip(tmp_path / "x.zip", [(name, bytes(2000)) for name in "abc"], packed=True)
+    monkeypatch.setattr(untrusted, bound, value)
     with pytest.raises(DataError, match=message):
-        unpack(archive, tmp_path / "out", bounds=bounds)
+        unpack(archive, tmp_path / "out")
     assert not (tmp_path / "out").exists()
-    unpack(archive, tmp_path / "out", bounds=Bounds(3, 6_000_000))
+    monkeypatch.setattr(untrusted, bound, value + 1)
+    unpack(archive, tmp_path / "out")
 
 
 def test_a_file_is_no_folder_too(tmp_path):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from layout_trees import (
     LAYOUTS,
@@ -22,9 +20,7 @@ from layout_trees import (
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
-from clear_mlflow.data.checking.content import stream_of
 from clear_mlflow.data.checking.findings import check
-from clear_mlflow.data.layouts import find_listing
 from clear_mlflow.data.stream import BucketStream
 
 PHOTOS = Photos()
@@ -268,29 +264,6 @@ def test_two_layouts_in_one_folder_are_told(tmp_path, below, first, second):
     with pytest.raises(DataError) as caught:
         check(tmp_path)
     assert str(caught.value) == told
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("protocol", ["iid", "streaming"])
-def test_a_loader_that_gives_every_bucket_all_images_is_refused(trees, layout, protocol):
-    """Avalanche's mistake, made on purpose: one list of samples for all buckets."""
-    listing = find_listing(trees[layout], name="clear10")
-    stream_of(listing, name="clear10", protocol=protocol)
-    everything = next(iter(listing.images.values()))
-    for images in list(listing.images.values())[1:]:
-        everything = dataclasses.replace(
-            everything,
-            paths=everything.paths + images.paths,
-            labels=np.concatenate([everything.labels, images.labels]),
-        )
-    wrong = dataclasses.replace(
-        listing,
-        images=dict.fromkeys(listing.images, everything),
-        released_test=None,
-        stored_split=None,
-    )
-    with pytest.raises(DataError, match="buckets and splits must be disjoint"):
-        stream_of(wrong, name="clear10", protocol=protocol)
 
 
 def test_challenge_folders_that_are_not_as_expected_are_told(tmp_path):

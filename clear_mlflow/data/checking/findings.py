@@ -104,10 +104,6 @@ def _spread(values: tuple[int, float, int] | None) -> dict[str, float] | None:
     return None if values is None else dict(zip(("min", "median", "max"), values, strict=True))
 
 
-def _tell_nobody(what: str, done: int, total: int | None) -> None:
-    return None
-
-
 class _Survey:
     """What is found of a dataset: its images, and every problem once."""
 
@@ -193,7 +189,7 @@ def _least_median_greatest(values: list[int]) -> tuple[int, float, int] | None:
     return (min(values), statistics.median(values), max(values)) if values else None
 
 
-def check(root: Path, *, on_progress: OnImages = _tell_nobody) -> Findings:
+def check(root: Path, *, on_progress: OnImages = lambda what, done, total: None) -> Findings:
     """Look over the dataset of CLEAR at *root*; every problem is in the findings, once."""
     layout, folder = find_layout(root, names=_NAMES)
     survey = _Survey(folder.resolve(), layout)

@@ -35,7 +35,7 @@ def embedded_root(dataset: str, cache_dir: Path) -> Path:
     once, and one that dies leaves nothing that is read later.
     """
     module = _module(dataset)
-    root = cache_dir / embedded_folder(dataset)
+    root = cache_dir / str(module.FOLDER)
     try:
         if root.is_dir():
             return root
@@ -57,11 +57,6 @@ def embedded_root(dataset: str, cache_dir: Path) -> Path:
             "CLEAR_MLFLOW_CACHE to a folder that can be written"
         ) from error
     return root
-
-
-def embedded_folder(dataset: str) -> str:
-    """The name of an embedded dataset's folder in the cache's."""
-    return str(_module(dataset).FOLDER)
 
 
 def embedded_digest(dataset: str) -> str:

@@ -1,20 +1,9 @@
 """The embedded dataset: handwritten digits whose look drifts from bucket to bucket.
 
-The images are the 1,797 scans that scikit-learn ships, 8 x 8 pixels of 17 grey levels. Of each
-class, three scans in ten are for testing, in every bucket; no scan is ever in a training set and
-in a test set. Each bucket takes a part of either and shows it at 32 x 32 pixels. Along the stream,
-
-* the digits turn, from 30 degrees to the left to 30 degrees to the right;
-* strokes grow bolder;
-* the contrast falls: the ink goes from white over yellow and orange to dark red, while the
-  background goes from black over blue and turquoise to sand;
-* a shade across the background grows stronger.
-
-A bucket's images lie up to one and a quarter buckets before and behind its own place on that way,
-so that neighbours overlap, as years do; and each is turned, moved and scaled a little by itself.
-
-All arithmetic on pixels is on integers and the files are BMP, whose bytes are the pixels' own: the
-digest is the same on every machine and under every version of zlib, libjpeg and numpy.
+Of each class of scikit-learn's 1,797 scans, three in ten are for testing, in every bucket. A bucket
+shows a part of either at 32 x 32 pixels: along the stream the digits turn, strokes grow bolder, the
+contrast falls, and a shade grows; neighbours overlap. All arithmetic on pixels is on integers and
+the files are BMP: the digest is the same on every machine.
 
 Source:
     E. Alpaydin and C. Kaynak, Optical Recognition of Handwritten Digits, UCI Machine Learning

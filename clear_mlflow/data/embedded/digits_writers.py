@@ -1,14 +1,8 @@
 """The embedded dataset without made drift: handwritten digits, a bucket for every two sheets.
 
-The 1,797 scans of scikit-learn, 8 x 8 pixels of 17 grey levels, as they are and in the order in
-which they are stored. Their labels say how they were collected: one sequence of 130 digits is
-repeated fourteen times, with a few digits missing and one another. So there are fourteen sheets,
-each from one hand; UCI's page counts 13 people. Two sheets in a row are a bucket, seven buckets in
-all. What changes from bucket to bucket is who wrote, and nothing else: it is writer shift, not
-years.
-
-Of each class of a bucket, three scans in ten are for testing, along both sheets. Every scan is in
-one bucket, and there in its training or in its test set.
+The scans of :mod:`clear_mlflow.data.embedded.digits`, 8 x 8 pixels, in the order in which they are
+stored: fourteen sheets of one hand each, so that from bucket to bucket the writer changes and
+nothing else. Three scans in ten of each class are for testing; every scan is in one bucket.
 
 Source:
     As of :mod:`clear_mlflow.data.embedded.digits`.

@@ -7,7 +7,6 @@ import stat
 import zipfile
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from clear_mlflow.core import untrusted
@@ -19,19 +18,10 @@ _BLOCK_BYTES = 2**20
 _MAX_NAME_BYTES = 255  # what common file systems allow for one part of a path
 
 
-@dataclass(frozen=True)
-class Bounds:
-    """What an archive may unpack to."""
-
-    max_files: int = untrusted.MAX_UNPACKED_FILES
-    max_bytes: int = untrusted.MAX_UNPACKED_BYTES
-
-
 def unpack(
     archive: Path,
     folder: Path,
     *,
-    bounds: Bounds = Bounds(),
     on_bytes: Callable[[int, int], None] | None = None,
 ) -> None:
     """Unpack a zip archive into a new folder; every entry is checked before the first is written.
@@ -42,7 +32,7 @@ def unpack(
     try:
         with zipfile.ZipFile(archive) as opened:
             entries = opened.infolist()
-            if wrong := _wrong(entries, bounds):
+            if wrong := _wrong(entries):
                 raise DataError(
                     f"{path_text(archive)} {wrong}; nothing was unpacked: fetch the archive again "
                     "from where its authors published it"
@@ -76,15 +66,15 @@ def unpack(
         ) from None
 
 
-def _wrong(entries: list[zipfile.ZipInfo], bounds: Bounds) -> str:
+def _wrong(entries: list[zipfile.ZipInfo]) -> str:
     """Why an archive is not unpacked; empty where it is."""
     if all(entry.is_dir() for entry in entries):
         return "holds no files"
-    if len(entries) > bounds.max_files:
-        return f"holds {len(entries)} entries; expected {bounds.max_files} at most"
+    if len(entries) > untrusted.MAX_UNPACKED_FILES:
+        return f"holds {len(entries)} entries; expected {untrusted.MAX_UNPACKED_FILES} at most"
     total = sum(entry.file_size for entry in entries)
-    if total > bounds.max_bytes:
-        return f"unpacks to {total} bytes; expected {bounds.max_bytes} at most"
+    if total > untrusted.MAX_UNPACKED_BYTES:
+        return f"unpacks to {total} bytes; expected {untrusted.MAX_UNPACKED_BYTES} at most"
     for entry in entries:
         if not _is_plain_path(entry):
             return (

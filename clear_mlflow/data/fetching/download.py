@@ -65,12 +65,13 @@ class Release:
 class Patience:
     """How long a download that does not move is waited for; all in seconds.
 
-    An attempt ends where nothing arrives for ``stall``, and has failed where it brought fewer than
-    ``min_bytes``; after ``attempts`` failed ones in a row the download is given up. Between them
-    the wait doubles from ``wait`` to ``max_wait``.
+    An attempt ends where nothing arrives for ``stall``, or fewer than ``min_bytes`` within
+    ``window``, and has failed where it brought fewer than that; after ``attempts`` failed ones in a
+    row the download is given up. Between them the wait doubles from ``wait`` to ``max_wait``.
     """
 
     stall: float = 20.0
+    window: float = 60.0
     min_bytes: int = 2**20
     attempts: int = 5
     wait: float = 1.0
@@ -140,7 +141,9 @@ def download(
             # What was fetched here is of no more use, even where an archive came by hand since.
             for suffix in ("", ".part"):
                 (work / f"{archive.file}{suffix}").unlink(missing_ok=True)
-    _remove_work_folder(work)
+    (work / "lock").unlink(missing_ok=True)
+    with suppress(OSError):  # parts of another release's archives stay
+        work.rmdir()
     return tuple(archive.folder for archive in missing)
 
 
@@ -218,12 +221,6 @@ def _locked(root: Path, on_progress: OnProgress) -> Iterator[Path]:
         yield work
 
 
-def _remove_work_folder(work: Path) -> None:
-    (work / "lock").unlink(missing_ok=True)
-    with suppress(OSError):  # parts of another release's archives stay
-        work.rmdir()
-
-
 @dataclass(frozen=True)
 class _Hub:
     """Where archives are fetched from, and how; what is unfinished lies in *work*."""
@@ -288,7 +285,7 @@ class _Hub:
         patience, failed = self.patience, 0
         while True:
             start = _size(part)
-            asked_to_wait = 0.0
+            asked_to_wait = 0
             try:
                 self._receive(url, headers, archive, part)
                 return
@@ -298,7 +295,7 @@ class _Hub:
                     part.unlink(missing_ok=True)
                 elif status not in _TRANSIENT:
                     raise _Unreachable(self._refused(status, archive)) from None
-                asked_to_wait = _retry_after(error.response.headers)
+                asked_to_wait = _number(error.response, "Retry-After") or 0
                 why = f"the server answers {status}"
             except OfflineModeIsEnabled:
                 raise _Unreachable(
@@ -329,8 +326,10 @@ class _Hub:
                 hf_raise_for_status(response)
                 if start and not _continues(response, start):
                     file.truncate(start := 0)
-                total = _total_bytes(response, start)
+                length = _number(response, "Content-Length")
+                total = None if length is None else start + length
                 done, what = start, f"downloading {archive.file}"
+                window_start, window_done = time.monotonic(), start
                 self.on_progress(what, done, total)
                 for block in response.iter_raw():
                     file.write(block)
@@ -338,6 +337,11 @@ class _Hub:
                     if done > MAX_ARCHIVE_BYTES or (total is not None and done > total):
                         break  # the checksum will show that it is wrong
                     self.on_progress(what, done, total)
+                    now = time.monotonic()
+                    if now - window_start > self.patience.window:
+                        if done - window_done < self.patience.min_bytes:
+                            raise TimeoutError(f"{done - window_done} bytes arrived in a minute")
+                        window_start, window_done = now, done
                 if total is not None and done < total:
                     raise ConnectionError(f"the connection ended after {done} of {total} bytes")
 
@@ -414,14 +418,9 @@ def _continues(response: Any, start: int) -> bool:
     return response.status_code == 206 and found is not None and int(found[1]) == start
 
 
-def _total_bytes(response: Any, start: int) -> int | None:
-    length = response.headers.get("Content-Length", "")
-    return start + int(length) if re.fullmatch("[0-9]{1,15}", length) else None
-
-
-def _retry_after(headers: Any) -> float:
-    text = headers.get("Retry-After", "")
-    return float(text) if re.fullmatch("[0-9]{1,9}", text) else 0.0
+def _number(response: Any, header: str) -> int | None:
+    text = response.headers.get(header, "")
+    return int(text) if re.fullmatch("[0-9]{1,15}", text) else None
 
 
 def _md5(path: Path, archive: Archive, on_progress: OnProgress) -> str:
