@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from clear_mlflow.learning.parameters.config import (
+    PARAMETERS,
     auto_values,
-    parameter_choices,
     parameter_defaults,
-    parameter_groups,
-    parameter_help,
 )
 from clear_mlflow.learning.parameters.recipes import RECIPES
 
@@ -70,14 +68,13 @@ def _recipes() -> Iterator[str]:
 
 
 def _all() -> Iterator[str]:
-    groups = parameter_groups()
-    for group in dict.fromkeys(groups.values()):
+    for group in dict.fromkeys(about["group"] for about in PARAMETERS.values()):
         yield f"### {group}\n"
         yield "| parameter | default | values | what it is |"
         yield "|---|---|---|---|"
-        for name, default in parameter_defaults().items():
-            if groups[name] == group:
-                choices = ", ".join(f"`{choice}`" for choice in parameter_choices(name))
-                text = parameter_help(name).replace("|", "\\|").replace("<", "&lt;")
-                yield f"| `{name}` | `{default}` | {choices} | {text} |"
+        for name, about in PARAMETERS.items():
+            if about["group"] == group:
+                choices = ", ".join(f"`{choice}`" for choice in about["choices"])
+                text = about["help"].replace("|", "\\|").replace("<", "&lt;")
+                yield f"| `{name}` | `{about['default']}` | {choices} | {text} |"
         yield ""

@@ -16,11 +16,9 @@ from clear_mlflow.cli.run_options import apply_run_options, run_option, run_opti
 from clear_mlflow.core.distributed import DistributedEnv, place_of_environment
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
+    PARAMETERS,
     TrainConfig,
-    parameter_choices,
     parameter_defaults,
-    parameter_groups,
-    parameter_help,
 )
 from clear_mlflow.learning.parameters.logged import read_config_file
 from clear_mlflow.learning.parameters.recipes import NONE
@@ -31,7 +29,6 @@ from clear_mlflow.process.signals import StoppingSignals
 
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """One option for each field of TrainConfig, all texts, as MLflow gives them; and a file."""
-    groups = parameter_groups()
     command = run_option(
         "--config",
         "config_file",
@@ -41,14 +38,14 @@ def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="config.json of an earlier run, to repeat it. Options on the command line override "
         "the file; under mlflow run, only those that differ from their defaults do.",
     )(command)
-    for name, default in reversed(parameter_defaults().items()):
-        choices = parameter_choices(name)
-        command = option_under(groups[name])(
+    for name, about in reversed(PARAMETERS.items()):
+        choices = about["choices"]
+        command = option_under(about["group"])(
             f"--{name.replace('_', '-')}",
             name,
-            default=default,
+            default=about["default"],
             metavar=f"[{'|'.join(choices)}]" if choices else "VALUE",
-            help=" ".join(filter(None, (parameter_help(name), auto_text(name)))),
+            help=" ".join(filter(None, (about["help"], auto_text(name)))),
         )(command)
     return command
 

@@ -109,17 +109,13 @@ def nccl(monkeypatch, rendezvous):
 
 
 @pytest.mark.parametrize(("place", "bound"), [(SECOND, "lo"), (SECOND_MACHINE, None)])
-def test_processes_of_one_machine_are_heard_by_no_other(nccl, place, bound):
+def test_processes_of_one_machine_are_heard_by_no_other(nccl, monkeypatch, place, bound):
     """Neither gloo nor NCCL, which has a variable of its own, listens beyond the machine."""
     with process_group(place, "cuda"):
         assert os.environ.get("GLOO_SOCKET_IFNAME") == bound
         assert os.environ.get("NCCL_SOCKET_IFNAME") == bound
-
-
-def test_an_interface_that_a_user_names_is_the_one(nccl, monkeypatch):
-    """As where two machines talk over one that is not the default."""
-    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
-    with process_group(SECOND, "cuda"):
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")  # as a user names it
+    with process_group(place, "cuda"):
         assert os.environ["NCCL_SOCKET_IFNAME"] == "ib0"
 
 
@@ -147,7 +143,11 @@ def test_a_group_of_gpus_that_was_not_met_is_not_aborted(nccl, monkeypatch):
 
 
 def test_each_process_may_see_one_gpu_alone(nccl, rendezvous, monkeypatch):
-    """As Slurm gives them out: number 0 of each, and not the same one."""
+    """As Slurm gives them out: number 0 of each, and not the same one. Else its own of all."""
+    with process_group(SECOND, "cuda"):
+        pass
+    assert nccl[0] == ("set_device", torch.device("cuda", 1))
+    nccl.clear()
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     check_devices(SECOND, "cuda", one_each=True)
     rendezvous.set("gpu/0", "uuid of another")
@@ -155,13 +155,6 @@ def test_each_process_may_see_one_gpu_alone(nccl, rendezvous, monkeypatch):
         pass
     (_, selected), (_, options), _ = nccl
     assert selected == options["device_id"] == torch.device("cuda", 0)
-
-
-def test_processes_that_see_all_gpus_take_one_each(nccl):
-    """By their numbers on the machine."""
-    with process_group(SECOND, "cuda"):
-        pass
-    assert nccl[0] == ("set_device", torch.device("cuda", 1))
 
 
 def test_processes_that_see_the_same_gpu_are_refused(nccl, rendezvous, monkeypatch):

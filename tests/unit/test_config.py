@@ -12,9 +12,9 @@ from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.sources import DATASETS
 from clear_mlflow.learning.parameters.config import (
     OPTIMISATION,
+    PARAMETERS,
     TrainConfig,
     parameter_defaults,
-    parameter_groups,
 )
 from clear_mlflow.learning.parameters.logged import (
     is_of_a_training,
@@ -175,5 +175,5 @@ def test_images_are_cropped_as_the_clear_authors_do_and_digits_not_at_all():
 
 def test_what_a_search_chooses_is_known_to_comparisons():
     """All that shapes the optimisation, and the two that say how: none is a method of its own."""
-    of_optimisation = {name for name, group in parameter_groups().items() if group == OPTIMISATION}
+    of_optimisation = {n for n, about in PARAMETERS.items() if about["group"] == OPTIMISATION}
     assert set(TUNED) == of_optimisation | {"strategy_args", "augment"}

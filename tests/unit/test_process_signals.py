@@ -17,15 +17,10 @@ def test_first_signal_is_handed_on_and_repeats_are_ignored():
         os.kill(os.getpid(), signal.SIGINT)
     assert stopped == [1]
     assert signals.received == [signal.SIGTERM, signal.SIGINT]
-
-
-def test_signal_before_there_is_anything_to_stop_is_kept():
-    """It is handed on as soon as there is."""
-    stopped = []
-    with StoppingSignals() as signals:
+    with StoppingSignals() as signals:  # before there is anything to stop
         os.kill(os.getpid(), signal.SIGTERM)
-        signals.hand_to(lambda: stopped.append(1))
-    assert stopped == [1]
+        signals.hand_to(lambda: stopped.append(2))
+    assert stopped == [1, 2]
 
 
 def test_ignored_signal_stays_ignored():

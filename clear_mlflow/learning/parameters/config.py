@@ -439,39 +439,30 @@ class TrainConfig:
 
         Nothing is known of what a strategy of your own uses, so none is named because of it.
         """
-        return frozenset(n for n, f in _FIELDS.items() if f.metadata["unused"](self))
+        return frozenset(n for n, about in PARAMETERS.items() if about["unused"](self))
 
     def to_json(self) -> str:
         """The configuration as ``config.json``, which ``--config`` reads back."""
         return json.dumps(self.as_text(), indent=2) + "\n"
 
 
-_FIELDS = {f.name: f for f in fields(TrainConfig)}
+# Of each parameter, by its name, what _parameter was told.
+PARAMETERS: dict[str, Mapping[str, Any]] = {f.name: f.metadata for f in fields(TrainConfig)}
 
 
 def parameter_defaults() -> dict[str, str]:
     """Every parameter's name and the text it has when a user says nothing."""
-    return {name: f.metadata["default"] for name, f in _FIELDS.items()}
+    return {name: about["default"] for name, about in PARAMETERS.items()}
 
 
 def parameters_with(trait: Literal["of_machine", "may_move", "path"]) -> dict[str, Any]:
     """What these parameters say of a trait of theirs, by name; see ``TrainConfig``'s fields."""
-    return {name: f.metadata[trait] for name, f in _FIELDS.items() if f.metadata[trait]}
+    return {name: about[trait] for name, about in PARAMETERS.items() if about[trait]}
 
 
 def switches() -> frozenset[str]:
     """Names of the parameters that are on or off."""
-    return frozenset(n for n, f in _FIELDS.items() if set(f.metadata["choices"]) == {"on", "off"})
-
-
-def parameter_groups() -> dict[str, str]:
-    """Every parameter's name and the heading that it is listed under."""
-    return {name: f.metadata["group"] for name, f in _FIELDS.items()}
-
-
-def parameter_choices(name: str) -> tuple[str, ...]:
-    """The values that a parameter may have, where they are a few words."""
-    return tuple(_FIELDS[name].metadata["choices"])
+    return frozenset(n for n, about in PARAMETERS.items() if set(about["choices"]) == {"on", "off"})
 
 
 def auto_values(name: str) -> dict[str, str]:
@@ -488,11 +479,6 @@ def auto_values(name: str) -> dict[str, str]:
     return {where: text for where, text in found.items() if text != AUTO}
 
 
-def parameter_help(name: str) -> str:
-    """One line that says what a parameter is."""
-    return str(_FIELDS[name].metadata["help"])
-
-
 def _as_text(value: Any) -> str:
     if isinstance(value, Mapping):
         return ",".join(f"{name}={argument_text(v)}" for name, v in value.items()) or NONE
@@ -502,6 +488,6 @@ def _as_text(value: Any) -> str:
 def parse_parameter(name: str, text: str) -> Any:
     """The value that a parameter's text is, or ConfigError; ``auto`` is resolved elsewhere."""
     try:
-        return _FIELDS[name].metadata["parse"](text)
+        return PARAMETERS[name]["parse"](text)
     except ValueError as error:
         raise ConfigError(f"{name} is {shown(text, 200)}; {error}") from None
