@@ -20,7 +20,6 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, StreamMetadata
 
 NEXT = b"next\n"
-_OF_ROW = ("row", "buckets", "correct", "num_instances")
 _ATTACHED_TO_ROW = ("predictions", "model", "state")
 
 
@@ -66,7 +65,7 @@ def row(measured: MeasuredRow) -> dict[str, Any]:
     return {
         **curve(measured.curve),
         "kind": "row",
-        "row": {name: getattr(measured.row, name) for name in _OF_ROW},
+        "row": asdict(measured.row),
         "seed": measured.seed,
         "no_state": measured.no_state,
         "attached": {name: getattr(measured, name) for name in _ATTACHED_TO_ROW},
@@ -94,9 +93,7 @@ def encode(message: Mapping[str, Any]) -> list[bytes]:
 
 def decode(line: bytes, read: Callable[[int], bytes]) -> dict[str, Any] | None:
     """A line as its message; ``read(n)`` gives n bytes that follow. None where they are cut off."""
-    message = json.loads(line)
-    if not isinstance(message, dict):
-        raise RuntimeError(f"the training process said {line!r}, which is no message")
+    message: dict[str, Any] = json.loads(line)
     attached = {}
     for name, length in message.get("attached", {}).items():
         attached[name] = read(length)

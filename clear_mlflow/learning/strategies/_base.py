@@ -59,10 +59,8 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
     # batch's images (and of what depends on weights alone), or share_of_loss is overridden, and
     # what the other hooks make of batches is put together by self.group.
     several_processes: ClassVar[bool] = False
-    # Whether every bucket is learned in steps of the descent, between which test_every can test;
-    # and whether there are steps at all, so that epochs and the optimiser mean something.
+    # Whether every bucket is learned in steps of the descent, between which test_every can test.
     descends_in_every_bucket: ClassVar[bool] = True
-    takes_steps: ClassVar[bool] = True
     # It chooses what is trained on and no more, so linear heads of several seeds can take each step
     # together. True is of the very class that says it, since a subclass may change the steps.
     plain_steps: ClassVar[bool] = False

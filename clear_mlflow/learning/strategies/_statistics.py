@@ -51,7 +51,6 @@ class ClosedFormStrategy(Strategy):
     needs_features = True
     several_processes = True
     descends_in_every_bucket = False
-    takes_steps = False
     keeps: ClassVar[tuple[str, ...]] = ("_of_classes",)
     scratch = ("_head",)
 
