@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from learning_streams import CPU
 from PIL import Image
 from scipy.stats import chisquare
-from torchvision.transforms import CenterCrop, Resize, ToTensor
+from torchvision.transforms import CenterCrop, Resize
 
 from clear_mlflow.data.stream import Bucket, BucketStream, ImageSet
-from clear_mlflow.learning.samples.decoded import DecodedStream, training_batches
+from clear_mlflow.learning.samples.decoded import DecodedStream
 from clear_mlflow.learning.samples.photos import Photos
 
 
@@ -157,19 +157,3 @@ def test_training_crops_lie_anywhere_and_are_never_mirrored(tmp_path, width, hei
     assert 0.45 < upright.mean() < 0.55
     centre = crops_of(path, "none", size, epochs=1)
     assert {crop.tobytes() for crop in centre} == {torchvisions(path, size).tobytes()}
-
-
-def test_an_epoch_is_made_of_such_crops(tmp_path):
-    """What a step trains on is torchvision's ToTensor and Normalize of one of them."""
-    path = tmp_path / "photo.jpg"
-    photo(90, 60).save(path)
-    stream = DecodedStream(stream_of(*[path] * 6), image_size=32, augment="random_crop", device=CPU)
-    image = Resize(32)(torchvision.datasets.folder.pil_loader(str(path)))
-    normalise = torchvision.transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-    literal = torch.stack(
-        [normalise(ToTensor()(image.crop((n, 0, n + 32, 32)))) for n in range(17)]
-    )
-    options = {"image_size": 32, "batch_size": 4, "device": CPU, "seed": 0, "position": 0}
-    for batch in training_batches(stream.train(0), **options, epoch=0):
-        for crop in batch.inputs:
-            assert (literal - crop).abs().amax(dim=(1, 2, 3)).min() < 1e-5
