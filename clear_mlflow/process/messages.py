@@ -20,6 +20,7 @@ from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.learning.measured import CurvePoint, MeasuredRow, StreamMetadata
 
 NEXT = b"next\n"
+_OF_ROW = ("row", "buckets", "correct", "num_instances")
 _ATTACHED_TO_ROW = ("predictions", "model", "state")
 
 
@@ -65,7 +66,7 @@ def row(measured: MeasuredRow) -> dict[str, Any]:
     return {
         **curve(measured.curve),
         "kind": "row",
-        "row": asdict(measured.row),
+        "row": {name: getattr(measured.row, name) for name in _OF_ROW},
         "seed": measured.seed,
         "no_state": measured.no_state,
         "attached": {name: getattr(measured, name) for name in _ATTACHED_TO_ROW},
