@@ -160,8 +160,8 @@ def evaluate(
         )
     if from_models and (metrics or joint_run or rows or dry_run or engine == "ray"):
         raise ConfigError(
-            "from_models is yes beside metrics, joint_run, rows, dry_run or engine ray; test the "
-            "models first, in one process, then score the runs that this gives"
+            "from_models is yes beside metrics, joint_run, rows, dry_run or engine ray; leave "
+            "those out and pass engine=local, then score the runs that this gives"
         )
     check_engine(engine, address)
     score = Score(rows_score, higher_is_better=not rows_lower_is_better)
