@@ -44,24 +44,30 @@ from clear_mlflow.comparison.leaderboard import (
 )
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
-from clear_mlflow.core.errors import ConfigError, FailedMetricError, TrackingError
+from clear_mlflow.core.errors import ClearError, ConfigError, FailedMetricError, TrackingError
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.evaluation.cluster import BATCH, over_on_ray
-from clear_mlflow.evaluation.read_runs import read_correctness, read_with_inside
 from clear_mlflow.metrics import METRICS, Metric, undefined
 from clear_mlflow.runs.lifecycle import create_run, end
+from clear_mlflow.scoring.anytime_scores import read_anytime_scores
+from clear_mlflow.scoring.prediction_scores import read_predictions
+from clear_mlflow.statistics import CorrectMatrix
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
+from clear_mlflow.store.matrices import StoredMatrix, read_matrices
+from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.search import MissingRun
 from clear_mlflow.store.ui_urls import artifact_link, run_addresses
 
 # MLflow cuts a tag off at 8,000 characters, silently; an artifact has all ids.
 _LONGEST_TAG = 7_900
 _LONGEST_NAME = 120
+# Requests under way at once.
+_JOBS = 8
 # Runs of one piece of a cluster's work: predictions are megabytes.
 _BATCH_OF_PREDICTIONS = 4
 
@@ -106,7 +112,7 @@ def read_comparison(
     experiment_id = ""
     read = partial(_read, client, cluster, jobs)
     refused: list[str] = []
-    matrices = partial(read_with_inside, metrics=metrics, read_files=read_files)
+    matrices = partial(_read_matrices, metrics=metrics, read_files=read_files)
     for stored, inside, problem in read(matrices, _there(runs), BATCH):
         if problem is not None:
             refused.append(
@@ -145,7 +151,7 @@ def read_comparison(
     )
     hits = {}
     tested = arrangement.wants_predictions() if over_images else []
-    for subject, found, problem in read(read_correctness, tested, _BATCH_OF_PREDICTIONS):
+    for subject, found, problem in read(_read_correctness, tested, _BATCH_OF_PREDICTIONS):
         if found is not None:
             hits[subject.run_id] = found
         elif problem is not None:
@@ -217,6 +223,52 @@ def _read(
         return read(client, asked, jobs=jobs)
     work = partial(read, jobs=1)  # within a worker: there are as many as there is room for
     return over_on_ray(cluster, client, work, asked, jobs=jobs, batch=batch)
+
+
+def _read_matrices(
+    client: MlflowClient,
+    runs: Iterable[Run],
+    *,
+    metrics: Sequence[Metric],
+    read_files: bool | None,
+    jobs: int | None = None,
+) -> Iterator[tuple[StoredMatrix, Mapping[str, float], str | None]]:
+    """The matrix of each run, the metrics of its tests inside buckets, and why there are none.
+
+    Of a run that was scored, those metrics are taken as they were logged; others' tests are read.
+    A run without such tests has no metrics of them, and needs no reason.
+    """
+    for stored in read_matrices(client, runs, metrics=metrics, read_files=read_files, jobs=jobs):
+        summary: Mapping[str, float] = {}
+        problem = None
+        if stored.record is not None:
+            try:
+                scores = read_anytime_scores(client, stored.run, stored.record)
+                summary, problem = scores.summary, scores.problem
+            except ClearError as error:
+                problem = str(error)
+        yield stored, summary, problem
+
+
+def _read_correctness(
+    client: MlflowClient, subjects: Iterable[Subject], *, jobs: int | None = None
+) -> Iterator[tuple[Subject, CorrectMatrix | None, str | None]]:
+    """For each run its hits, None where it stored no predictions, and why they cannot be used."""
+    yield from mapped(partial(_correctness, client), subjects, jobs or _JOBS)
+
+
+def _correctness(
+    client: MlflowClient, subject: Subject
+) -> tuple[Subject, CorrectMatrix | None, str | None]:
+    try:
+        with mlflow_errors(f"read run {subject.run_id}"):
+            run = client.get_run(subject.run_id)
+        found = read_predictions(client, run, subject.record)
+        if found is None:
+            return subject, None, None
+        return subject, CorrectMatrix.of(found.images, found.answers.values()), None
+    except ClearError as error:
+        return subject, None, str(error)
 
 
 def _there(runs: Iterable[Run | MissingRun]) -> list[Run]:

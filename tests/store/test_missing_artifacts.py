@@ -16,7 +16,6 @@ from clear_mlflow.runs.lifecycle import take
 from clear_mlflow.runs.resume import holds_rows, read_resume_point
 from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.store import names
-from clear_mlflow.store.matrices import read_matrices
 from clear_mlflow.store.rows import stored_rows
 from clear_mlflow.store.search import Selection, select
 
@@ -67,14 +66,15 @@ def test_evaluate_refuses_and_leaves_the_run_as_it_is(store, trained, unmount, t
     assert not files_below(tmp_path / "artifacts")
 
 
-def test_the_command_says_so_in_one_line(store, trained, unmount):
-    """Exit code 2; mounted again, the same command finds nothing to do."""
+def test_commands_say_so_in_one_line(store, trained, unmount):
+    """Exit code 2: a run that lacks its rows is none without rows."""
     unmount()
-    done = CliRunner().invoke(main, ["evaluate", "--run-id", trained.info.run_id])
-    assert done.exit_code == 2
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
-    assert LOST in line
-    assert "is a disk not mounted" in line
+    for command in (["evaluate", "--run-id"], ["compare"]):
+        done = CliRunner().invoke(main, [*command, trained.info.run_id])
+        assert done.exit_code == 2
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+        assert LOST in line
+        assert "is a disk not mounted" in line
 
 
 def test_a_run_that_was_cut_off_is_refused_too(store, trained, unmount):
@@ -116,13 +116,6 @@ def test_no_training_goes_into_it(store, trained, unmount, tmp_path):
         train_in_process(store, KnownTraining(FOUR_BUCKETS), {})
     assert histories(store, run_id) == points
     assert store.get_run(run_id).data.tags[names.ROWS_TAG] == "complete"
-
-
-def test_a_comparison_names_it(store, trained, unmount):
-    """It is no run without rows."""
-    unmount()
-    (matrix,) = read_matrices(store, [store.get_run(trained.info.run_id)])
-    assert LOST in matrix.problem
 
 
 def test_a_row_that_is_gone_is_named(store, trained):

@@ -186,9 +186,12 @@ def test_validation_runs_are_never_set_beside_test_runs(store, experiment_id):
     assert not (folder / names.CHOSEN).exists()
 
 
-def test_a_grid_on_validation_names_the_command_that_tests_its_winners(store, experiment_id):
-    """The best of each strategy, on all training images, with five seeds; the page says it, too."""
-    log_grid(store, experiment_id, "validation", "sha256:00")
+@pytest.mark.parametrize(("split", "tested"), [("validation", "auto"), ("validation:3", "3")])
+def test_a_grid_on_validation_names_the_command_that_tests_its_winners(
+    store, experiment_id, split, tested
+):
+    """The best of each strategy, with five seeds, not on images that were chosen with."""
+    log_grid(store, experiment_id, split, "sha256:00")
     result = invoke("compare", "--experiment", "test", "--group-by", "strategy,lr")
     assert result.exit_code == 0, result.output
     run, folder = compared(store, experiment_id)
@@ -206,16 +209,8 @@ def test_a_grid_on_validation_names_the_command_that_tests_its_winners(store, ex
         for strategy, lr in (("naive", 0.1), ("replay", 0.01))
         for seed in range(5)
     }
-    assert {r.config.split for r in planned} == {"auto"}
+    assert {r.config.split for r in planned} == {tested}
     assert names.CHOSEN in (folder / names.COMPARISON_PAGE).read_text()
-
-
-def test_the_validation_of_a_numbered_split_is_tested_on_that_split(store, experiment_id):
-    """Not on images that were chosen with."""
-    log_grid(store, experiment_id, "validation:3", "sha256:00")
-    assert invoke("compare", "--experiment", "test", "--group-by", "strategy,lr").exit_code == 0
-    _, folder = compared(store, experiment_id)
-    assert {r.config.split for r in read_grid(folder / names.CHOSEN).runs} == {"3"}
 
 
 @pytest.mark.parametrize("by", ["strategy,lr", "strategy"])
