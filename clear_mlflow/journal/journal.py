@@ -18,6 +18,7 @@ import fcntl
 import json
 import os
 import re
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -243,6 +244,8 @@ def _locked(folder: Path) -> int:
 
 def _read(file: Path, form: Any) -> Any:
     try:
+        if not stat.S_ISREG(file.lstat().st_mode):  # a pipe would be waited for, for ever
+            raise RecordError("it is no plain file")
         return converted(json_value(read_bytes(file, _MOST_BYTES), _MOST_BYTES, nan=True), form)
     except (OSError, RecordError) as error:
         raise TrackingError(f"{file} is damaged: {error}") from error
