@@ -7,6 +7,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
@@ -295,6 +296,8 @@ class RunWriter:
             load_run_page()
             for module in self._modules:
                 importlib.import_module(module)
+            with suppress(ImportError):  # what MLflow loads when it lists artifacts
+                importlib.import_module("mlflow.utils.search_logged_model_utils")
         except Exception as error:
             warn(f"pictures may be left out: {error}")
         finally:

@@ -89,7 +89,7 @@ def mcnemar_exact(
         McNemar 1947, in its exact form: the sign test, ``scipy.stats.binomtest`` with p = 1/2; of
         clusters, Fisher's sign-flip test of their differences (1935, section 21), all 2^C signs.
 
-    >>> mcnemar_exact([True] * 9 + [False], [True] * 3 + [False] * 7).p_value
+    >>> round(mcnemar_exact([True] * 9 + [False], [True] * 3 + [False] * 7).p_value, 6)
     0.03125
     """
     a, b = np.asarray(hits_a), np.asarray(hits_b)
