@@ -69,7 +69,7 @@ def test_a_row_of_very_many_buckets_is_refused(store, experiment_id):
         RowRecord.from_json(json.dumps({**text, "row": 1}), source="row_001.json")
     run = stored_run(store, experiment_id)
     change(rows_folder(run) / "row_002.json", buckets=keys)
-    assert "expected at most 1000" in evaluate(run)
+    assert "expected 1 to 1000" in evaluate(run)
 
 
 def images_of(classes: int) -> EvaluationSet:
