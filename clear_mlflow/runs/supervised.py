@@ -85,7 +85,7 @@ def resume_supervised(
 ) -> RunResult:
     """Resume a run that was interrupted, and close its record as :func:`train_supervised` does.
 
-    What is wrong with the run, *given* parameters or the dataset is reported before the run is changed.
+    What is wrong with the run, *given* or the dataset is reported before the run is changed.
     """
     try:
         client = preflight(opens_run=False)
