@@ -70,11 +70,10 @@ def _recipes() -> Iterator[str]:
 def _all() -> Iterator[str]:
     for group in dict.fromkeys(about["group"] for about in PARAMETERS.values()):
         yield f"### {group}\n"
-        yield "| parameter | default | values | what it is |"
-        yield "|---|---|---|---|"
         for name, about in PARAMETERS.items():
             if about["group"] == group:
-                choices = ", ".join(f"`{choice}`" for choice in about["choices"])
-                text = about["help"].replace("|", "\\|").replace("<", "&lt;")
-                yield f"| `{name}` | `{about['default']}` | {choices} | {text} |"
+                choices = "".join(f"|{choice}" for choice in about["choices"])[1:]
+                values = f"={choices}" if choices else ""
+                text = about["help"].replace("<", "&lt;")
+                yield f"- `{name}{values}` (`{about['default']}`): {text}"
         yield ""
