@@ -30,7 +30,7 @@ def main() -> None:
     for stored in read_matrices(client, runs):
         if stored.record is not None:
             value = worst_learned(stored.record.matrix)
-            print(f"{stored.run_name:40} worst learned bucket {value:.3f}")
+            print(f"{stored.run.info.run_name:40} worst learned bucket {value:.3f}")
 
 
 if __name__ == "__main__":
