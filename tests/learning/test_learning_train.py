@@ -101,7 +101,9 @@ def test_counts_equal_testing_image_by_image():
     tested = measure(model, held_out, device=CPU, probabilities=True)
     assert tested.correct == tuple(expected)
     assert tested.labels.tolist() == answers
-    assert tested.probabilities.argmax(axis=1).tolist() == answers
+    # Two that nearly agree may be one number in half precision.
+    of_answers = tested.probabilities[np.arange(total), answers]
+    np.testing.assert_array_equal(of_answers, tested.probabilities.max(axis=1))
     np.testing.assert_allclose(tested.probabilities.sum(axis=1), 1, atol=2e-3)
     assert 0 < sum(expected) < total
 
