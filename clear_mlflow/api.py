@@ -15,7 +15,6 @@ from clear_mlflow.learning.parameters.recipes import NONE
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from clear_mlflow.core.predictions import EvaluationSet
     from clear_mlflow.learning.parameters.options import TrainOptions
     from clear_mlflow.learning.session import StreamTraining
     from clear_mlflow.notebook.trained import TrainedRun
@@ -116,7 +115,6 @@ def track(
     class_names: Sequence[str] | None = None,
     test_labels: Sequence[Any] | None = None,
     test_ids: Sequence[Sequence[object]] | None = None,
-    evaluation_set: EvaluationSet | None = None,
     score: str = "accuracy",
     lower_is_better: bool = False,
     run_name: str | None = None,
@@ -150,7 +148,6 @@ def track(
         test_labels: for each bucket, the true class of each test image: predictions can then be
             given per row, and ``num_instances`` follows.
         test_ids: for each bucket, the name of each test image.
-        evaluation_set: in place of both, a :class:`~clear_mlflow.core.predictions.EvaluationSet`.
         score: what the rows are of, where that is no accuracy, as "rmse" or "perplexity": rows are
             then given as ``run.log_row(i, values=[...])``, of any finite numbers.
         lower_is_better: whether less of this score is better.

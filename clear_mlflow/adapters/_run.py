@@ -72,14 +72,13 @@ class AdapterRun:
             self._run = track(buckets=tuple(buckets), num_instances=num_instances, **self._options)
             self._run.__enter__()
             self._is_open = True
-            self._has_counts = num_instances is not None
+            of_accuracy = self._options.get("score", ACCURACY.name) == ACCURACY.name
+            self._has_counts = of_accuracy and num_instances is not None
             self.expect()
-        if self._options.get("score", ACCURACY.name) != ACCURACY.name:
-            self._run.log_row(row, values=cells)
-        elif self._has_counts and num_instances and (c := whole_counts(cells, num_instances)):
+        if self._has_counts and num_instances and (c := whole_counts(cells, num_instances)):
             self._run.log_row(row, c)
         else:
-            self._run.log_row(row, accuracy=cells)
+            self._run.log_row(row, values=cells)
         self._rows[row] = cells
         if set(range(1, len(buckets) + 1)) <= self._rows.keys():
             self.close()

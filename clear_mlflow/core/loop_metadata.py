@@ -60,7 +60,6 @@ def describe_loop(
     class_names: Sequence[str] | None = None,
     test_labels: Sequence[Any] | None = None,
     test_ids: Sequence[Sequence[object]] | None = None,
-    evaluation_set: EvaluationSet | None = None,
     score: str = ACCURACY.name,
     lower_is_better: bool = False,
 ) -> LoopMetadata:
@@ -69,7 +68,7 @@ def describe_loop(
     if not isinstance(lower_is_better, bool):
         raise ConfigError(f"lower_is_better is {shown(lower_is_better)}; expected True or False")
     measured = Score(score, higher_is_better=not lower_is_better)
-    if not measured.is_accuracy and (test_labels is not None or evaluation_set is not None):
+    if not measured.is_accuracy and test_labels is not None:
         raise ConfigError(
             f"score is {score!r}, and test labels arrived, of which accuracies are counted; leave "
             "them out, or leave score out"
@@ -80,24 +79,15 @@ def describe_loop(
     seed = None if seed is None else _whole("seed", seed)
     if test_ids is not None and test_labels is None:
         raise ConfigError("test_ids arrived without test_labels; pass the true labels, too")
-    if test_labels is not None:
-        if evaluation_set is not None:
-            raise ConfigError("test_labels and evaluation_set arrived both; pass one of them")
-        evaluation_set = evaluation_set_of(keys, test_labels, test_ids, class_names)
-    names = tuple(class_names or ())
+    images, names = None, tuple(class_names or ())
     counts = None if num_instances is None else _counts(keys, num_instances)
-    if evaluation_set is not None:
-        images = evaluation_set
-        for what, ours, theirs in (
-            ("buckets", keys, images.buckets),
-            ("num_instances", counts or images.num_instances, images.num_instances),
-            ("class_names", names or images.class_names, images.class_names),
-        ):
-            if ours != theirs:
-                raise ConfigError(
-                    f"{what} is {shown(ours)}, but the evaluation set's are {shown(theirs)}; "
-                    f"{'give the same' if what == 'buckets' else f'leave {what} out'}"
-                )
+    if test_labels is not None:
+        images = evaluation_set_of(keys, test_labels, test_ids, names)
+        if counts not in (None, images.num_instances):
+            raise ConfigError(
+                f"num_instances is {shown(counts)}, but test_labels has "
+                f"{shown(images.num_instances)} images; leave num_instances out"
+            )
         counts, names = images.num_instances, images.class_names
     # A row as any of this loop would be: what cannot be stored is refused before any training.
     AccuracyRow.from_values(0, keys, (0.0,) * len(keys), counts, measured)
@@ -110,7 +100,7 @@ def describe_loop(
         "seed": seed,
         "score": None if measured.is_accuracy else measured.name,
     }
-    digest = dataset_digest or (evaluation_set.digest if evaluation_set else UNKNOWN)
+    digest = dataset_digest or (images.digest if images else UNKNOWN)
     return LoopMetadata(
         buckets=keys,
         num_instances=counts,
@@ -122,7 +112,7 @@ def describe_loop(
         params=_texts("params", params),
         tags=_texts("tags", tags),
         class_names=names,
-        evaluation_set=evaluation_set,
+        evaluation_set=images,
         score=measured,
     )
 
@@ -179,10 +169,9 @@ def measured_row(
     facts: LoopMetadata,
     row: int,
     correct: object = None,
-    accuracy: object = None,
+    values: object = None,
     labels: object = None,
     probabilities: object = None,
-    values: object = None,
 ) -> tuple[AccuracyRow, RowPredictions | None]:
     """A row as it arrived from a loop, checked against what is known of that loop.
 
@@ -190,54 +179,36 @@ def measured_row(
     order, as one array or one for each bucket; NaN, None or no key = not measured.
     """
     row, score, buckets = _whole("row", row), facts.score, facts.buckets
-    given = {"correct": correct, "accuracy": accuracy, "labels": labels}
-    given |= {"probabilities": probabilities, "values": values}
-    given = {name: value for name, value in given.items() if value is not None}
-    if not score.is_accuracy:
-        if list(given) != ["values"]:
-            raise ConfigError(
-                f"row {row} arrived with {next(iter(given), 'no numbers')}, but the score is "
-                f"{score.name}; pass values=[...], the {score.name} on each bucket"
-            )
+    named = {"correct": correct, "values": values}
+    named |= {"labels": labels, "probabilities": probabilities}
+    given = [name for name, value in named.items() if value is not None]
+    if len(given) != 1:
+        raise ConfigError(
+            f"row {row} arrived with {' and '.join(given) or 'no numbers'}; pass one of the images "
+            "classified correctly in each bucket, values=[...], labels=[...] or probabilities=[...]"
+        )
+    if values is not None:
         cells = _values(buckets, values, score.name)
         return AccuracyRow.from_values(row, buckets, cells, facts.num_instances, score), None
-    if values is not None:
+    if not score.is_accuracy:
         raise ConfigError(
-            f"row {row} arrived with values, but the score is accuracy; pass accuracy=[...], or "
-            "score=... to track"
+            f"row {row} arrived with {given[0]}, but the score is {score.name}; pass values=[...], "
+            f"the {score.name} on each bucket"
         )
-    if correct is not None and accuracy is not None:
-        raise ConfigError(f"row {row} has correct and accuracy; pass one of them")
-    images, answers = facts.evaluation_set, None
-    if labels is not None or probabilities is not None:
-        if images is None:
-            raise ConfigError(
-                f"row {row} has predictions, but the images are not known; pass test_labels, or an "
-                "evaluation_set, to track"
-            )
-        answers = _answers(images, row, labels, probabilities)
-    if accuracy is not None:
-        cells = _values(buckets, accuracy, "accuracy")
-        found = AccuracyRow.from_values(row, buckets, cells, facts.num_instances)
-    else:
-        if correct is not None:
-            counts = _counts(buckets, correct, "correct")
-        elif answers is not None and images is not None:
-            counts = answers.correct(images)
-        else:
-            raise ConfigError(
-                f"row {row} arrived without numbers; pass the images classified correctly in each "
-                "bucket, or accuracy=[...] as fractions"
-            )
+    if correct is not None:
         if facts.num_instances is None:
             raise ConfigError(
                 f"row {row} has counts, but num_instances is not known; pass it to track, or "
-                "accuracy=[...] here"
+                "values=[...] here, as fractions"
             )
-        found = AccuracyRow(row, buckets, counts, facts.num_instances)
-    if answers is not None and images is not None:
-        answers.check(images, found)
-    return found, answers
+        counts = _counts(buckets, correct, "correct")
+        return AccuracyRow(row, buckets, counts, facts.num_instances), None
+    if (images := facts.evaluation_set) is None:
+        raise ConfigError(
+            f"row {row} has predictions, but the images are not known; pass test_labels to track"
+        )
+    found = _predictions(images, row, labels, probabilities)
+    return AccuracyRow(row, buckets, found.correct(images), facts.num_instances), found
 
 
 def measured_test(
@@ -268,16 +239,17 @@ def measured_test(
     )
 
 
-def _answers(
+def _predictions(
     images: EvaluationSet, row: int, labels: object, probabilities: object
 ) -> RowPredictions:
     found: NDArray[Any] | None = None
+    classes = len(images.class_names)
     if probabilities is not None:
         found = _joined("probabilities", probabilities, images).astype(np.float64)
-        if found.ndim != 2 or found.shape[1] != len(images.class_names):
+        if found.ndim != 2 or found.shape[1] != classes:
             raise ConfigError(
                 f"probabilities of row {row} have shape {found.shape}; expected "
-                f"({len(images)}, {len(images.class_names)}): images, classes"
+                f"({len(images)}, {classes}): images, classes"
             )
         # NaN fails the comparison.
         if not bool((np.abs(found.sum(axis=1) - 1) < 1e-2).all()) or bool((found < 0).any()):
@@ -285,13 +257,17 @@ def _answers(
                 f"probabilities of row {row} do not add up to 1 for each image; pass them after "
                 "the softmax"
             )
-    if labels is None and found is not None:
-        answered = found.argmax(axis=1).astype(np.uint16)
+        answered = found.argmax(axis=1)
     else:
         answered = _labels(f"labels of row {row}", _joined("labels", labels, images))
+        if (largest := int(answered.max())) >= classes:
+            raise ConfigError(
+                f"labels of row {row} hold class {largest}; expected 0 to {classes - 1}: pass all "
+                "class_names to track if there are more"
+            )
     return RowPredictions(
         row=row,
-        labels=answered.astype(np.uint8 if len(images.class_names) <= 256 else np.uint16),
+        labels=answered.astype(np.uint8 if classes <= 256 else np.uint16),
         evaluation_set=images.digest,
         probabilities=None if found is None else np.clip(found, 0, 1).astype(np.float16),
     )
@@ -401,7 +377,7 @@ def _whole(name: str, value: object) -> int:
     try:
         return operator.index(value)  # type: ignore[arg-type]  # anything but an integer is refused here
     except TypeError as error:
-        hint = " (fractions go into accuracy=[...])" if name == "correct" else ""
+        hint = " (fractions go into values=[...])" if name == "correct" else ""
         raise ConfigError(f"{name} is {shown(value)}; expected integers{hint}") from error
 
 

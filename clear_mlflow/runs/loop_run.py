@@ -152,7 +152,6 @@ class LoopRun:
         row: int,
         correct: object = None,
         *,
-        accuracy: object = None,
         values: object = None,
         labels: object = None,
         probabilities: object = None,
@@ -164,13 +163,12 @@ class LoopRun:
         Args:
             row: buckets trained so far; 0 is the model before any training.
             correct: test images classified correctly, per bucket: integers, or bucket key to
-                integer. Not needed where predictions are given.
-            accuracy: in place of *correct*, fractions from 0 to 1; NaN, None or an absent key =
-                not measured.
-            values: in a loop of another score (``track(score="rmse", ...)``), that score on each
-                bucket, likewise: any finite numbers.
-            labels: predicted class of each test image, in the order of the evaluation set: one
-                array, or one for each bucket.
+                integer.
+            values: in place of *correct*, the score on each bucket: accuracies as fractions from 0
+                to 1, another score (``track(score="rmse", ...)``) in any finite numbers; NaN, None
+                or an absent key = not measured.
+            labels: in place of both, the predicted class of each test image, in the order of the
+                evaluation set: one array, or one for each bucket.
             probabilities: (images, classes), after the softmax, likewise.
 
         Raises:
@@ -179,9 +177,7 @@ class LoopRun:
             TrackingError: the block has ended.
         """
         writer = self._writing(f"row {shown(row)}", "rows")
-        found, predictions = measured_row(
-            self._facts, row, correct, accuracy, labels, probabilities, values
-        )
+        found, predictions = measured_row(self._facts, row, correct, values, labels, probabilities)
         there = self._rows.get(found.row)
         if there is not None:
             if there != found:

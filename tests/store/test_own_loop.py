@@ -193,13 +193,13 @@ def test_a_run_is_continued_by_the_same_loop_alone(store, monkeypatch):
 def test_accuracies_instead_of_counts(store):
     """What was not tested is not 0, and what needs counts says so."""
     with clear_mlflow.track(buckets=["x", "y"]) as run:
-        run.log_row(1, accuracy={"x": 0.5})
-        run.log_row(2, accuracy=np.array([0.25, 0.75], dtype=np.float32))
+        run.log_row(1, values={"x": 0.5})
+        run.log_row(2, values=np.array([0.25, 0.75], dtype=np.float32))
     np.testing.assert_equal(run.matrix.values, [[0.5, np.nan], [0.25, 0.75]])
     assert run.scores["renate/backward_transfer"] == -0.25
     assert "renate/micro_average_accuracy" in run.reasons
     with clear_mlflow.track(buckets=2, num_instances=[3, 4]) as both:
-        both.log_row(1, accuracy=[0.5, None])
+        both.log_row(1, values=[0.5, None])
         both.log_row(2, [1, 2])
     assert both.scores["renate/micro_average_accuracy"] == 3 / 7
 
@@ -222,7 +222,7 @@ def test_predictions_are_counted_kept_and_scored(store, per_bucket):
         class_names=["cat", "dog", "eel"],
     ) as run:
         run.log_row(1, labels=answers if per_bucket else joined)
-        run.log_row(2, [2, 1, 3], probabilities=probabilities)
+        run.log_row(2, probabilities=probabilities)
     found = store.get_run(run.run_id)
     assert run.matrix.values.tolist() == [[2 / 3, 1 / 2, 3 / 4]] * 2
     assert found.data.tags[names.PREDICTIONS_TAG] == "probs"
@@ -269,9 +269,9 @@ def test_two_runs_on_the_same_named_images_have_the_same_evaluation_set():
         (((1, {"1": 1}), {}), "lacks bucket '2'"),
         (((5, [1, 2, 3, 4]), {}), "there are only 4 buckets"),
         (((1.0, [1, 2, 3, 4]), {}), "row is 1.0"),
-        (((1,), {}), "arrived without numbers"),
-        (((1,), {"accuracy": [55, 60, 70, 80]}), "not percent"),
-        (((1, [1, 2, 3, 4]), {"accuracy": [1, 1, 1, 1]}), "correct and accuracy"),
+        (((1,), {}), "arrived with no numbers"),
+        (((1,), {"values": [55, 60, 70, 80]}), "not percent"),
+        (((1, [1, 2, 3, 4]), {"values": [1, 1, 1, 1]}), "with correct and values; pass one"),
         (((1,), {"labels": [1, 2]}), "the images are not known"),
     ],
 )
@@ -283,14 +283,12 @@ def test_what_is_no_row_is_refused_in_one_line(row, message):
     assert "\n" not in str(told.value)
 
 
-def test_answers_have_to_give_the_accuracies_that_arrive_beside_them():
-    """As closely as an image counts; a bucket that the accuracies leave out may have any."""
-    facts = describe_loop(buckets=3, test_labels=LABELS)
-    answers = [[0, 1, 1], [2, 2], [0, 0, 1, 1]]
-    row, _ = measured_row(facts, 1, accuracy=[0.67, None, 0.75], labels=answers)
-    assert row.cells[0] == 0.67
-    with pytest.raises(RecordError, match=r"give an accuracy of 0.5000, but the row says 0.9"):
-        measured_row(facts, 1, accuracy=[0.67, 0.9, 0.75], labels=answers)
+@pytest.mark.parametrize("labels", [[[256, 257, 258], [2, 1], [0] * 4], [3] * 9])
+def test_a_class_that_there_is_not_is_refused(labels):
+    """Before it is kept in eight bits, where 256 would be class 0."""
+    loop = describe_loop(buckets=3, test_labels=LABELS)
+    with pytest.raises(ConfigError, match=r"labels of row 1 hold class \d+; expected 0 to 2: pass"):
+        measured_row(loop, 1, labels=labels)
 
 
 def test_a_loop_goes_on_after_a_row_was_refused(store):

@@ -72,7 +72,7 @@ def test_predictions_are_stored_and_count_what_the_rows_say(store, experiment_id
     assert names.PREDICTIONS_SCORED_TAG in run.data.tags
     for record in rows:
         answers = RowPredictions.load(folder / predictions_file_name(record.row.row))
-        answers.check(images, record.row)
+        answers.check(images, record.row.cells)
         assert (answers.probabilities is not None) == (kept == "probs")
     assert images.num_instances == rows[0].row.num_instances
     assert images.buckets == rows[0].row.buckets

@@ -256,9 +256,12 @@ def test_predictions_have_to_count_up_to_the_rows() -> None:
     for wrong, message in [
         (AccuracyMatrix(cells[1:], cells[0], counts, ("x", "y", "z")), "are of buckets"),
         (AccuracyMatrix(cells[1:], cells[0], (9, 8, 8)), "images per bucket, but the rows say"),
-        (AccuracyMatrix(other, cells[0], counts), "row 2 count .* the stored row says otherwise"),
-        (AccuracyMatrix(cells[1:3], cells[0], counts), "row 3 count"),
-        (AccuracyMatrix(cells[1:], None, counts), "row 0 count"),
+        (
+            AccuracyMatrix(other, cells[0], counts),
+            "row 2 give an accuracy of .*, but the stored row says",
+        ),
+        (AccuracyMatrix(cells[1:3], cells[0], counts), "row 3 are stored, and the row is not"),
+        (AccuracyMatrix(cells[1:], None, counts), "row 0 are stored"),
     ]:
         with pytest.raises(RecordError, match=message):
             found.check(wrong)

@@ -206,12 +206,11 @@ def test_a_loops_rows_hold_its_score():
 @pytest.mark.parametrize(
     ("changes", "given", "part"),
     [
-        ({}, {}, "no numbers, but the score is rmse; pass values"),
-        ({}, {"accuracy": [0.1, 0.2, 0.3]}, "with accuracy, but the score is rmse"),
-        ({}, {"values": [1, 2, 3], "labels": [1]}, "with labels, but the score is rmse"),
+        ({}, {}, "row 1 arrived with no numbers; pass one of"),
+        ({}, {"correct": [1, 2, 3]}, "with correct, but the score is rmse"),
+        ({}, {"values": [1, 2, 3], "labels": [1]}, "with values and labels; pass one"),
         ({}, {"values": [1, 2]}, "rmse has 2 entries for 3 buckets"),
         ({}, {"values": [1, 2, math.inf]}, "rmse of bucket '3' is inf"),
-        ({"score": "accuracy", "lower_is_better": False}, {"values": [0, 0, 1]}, "pass accuracy="),
         ({"test_labels": [[0], [0], [0]]}, {}, "test labels arrived"),
         ({"lower_is_better": "yes"}, {}, "lower_is_better is 'yes'; expected True or False"),
         ({"score": "accuracy"}, {}, "accuracy', lower is better"),

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 
 from clear_mlflow.core import untrusted
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions.tensor_file import read_tensors, tensors_to_bytes
 from clear_mlflow.core.text import shown
 
@@ -185,8 +184,8 @@ class RowPredictions:
             )
         probabilities.setflags(write=False)
 
-    def check(self, images: EvaluationSet, row: AccuracyRow | None = None) -> None:
-        """Make sure that these are answers to those images and agree with the stored row."""
+    def check(self, images: EvaluationSet, cells: Sequence[float] | None = None) -> None:
+        """Make sure that these are answers to those images and give the stored row's accuracies."""
         if self.evaluation_set != images.digest or len(self.labels) != len(images):
             raise RecordError(
                 f"predictions of row {self.row} answer another evaluation set than the one stored "
@@ -198,20 +197,12 @@ class RowPredictions:
             raise RecordError(
                 f"predictions of row {self.row} hold a class that is not one of the {classes}"
             )
-        if row is None:
-            return
-        counted = self.correct(images)
-        if row.correct is not None and counted != row.correct:
-            raise RecordError(
-                f"predictions of row {self.row} count {shown(counted)} right images per bucket, "
-                f"but the row says {shown(row.correct)}"
-            )
-        for right, count, said in zip(counted, images.num_instances, row.cells, strict=True):
+        for right, count, said in zip(self.correct(images), images.num_instances, cells or ()):
             # Other programs keep a few digits; an image more or less is beyond them.
             if not math.isnan(said) and abs(right / count - said) > 0.5 / count:
                 raise RecordError(
                     f"predictions of row {self.row} give an accuracy of {right / count:.4f}, "
-                    f"but the row says {said:.4f}"
+                    f"but the stored row says {said:.4f}"
                 )
 
     def hits(self, images: EvaluationSet) -> NDArray[np.bool_]:
