@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import load
 
 from clear_mlflow.core.errors import RecordError
-from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
     EvaluationSet,

@@ -197,7 +197,10 @@ class RowPredictions:
             raise RecordError(
                 f"predictions of row {self.row} hold a class that is not one of the {classes}"
             )
-        for right, count, said in zip(self.correct(images), images.num_instances, cells or ()):
+        if cells is None:
+            return
+        counted = zip(self.correct(images), images.num_instances, cells, strict=True)
+        for right, count, said in counted:
             # Other programs keep a few digits; an image more or less is beyond them.
             if not math.isnan(said) and abs(right / count - said) > 0.5 / count:
                 raise RecordError(
