@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-
 import click
 
 from clear_mlflow.cli.help import Command
 from clear_mlflow.cli.options import (
-    Maybe,
-    check_engine,
-    comparison_option,
+    COMPARISON,
     comparison_options,
-    engine_options,
     families_option,
     metric_option,
     names,
+    option,
     run_selection_options,
 )
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import number
 from clear_mlflow.metrics import DEFAULT_FAMILIES, Metric, of_families
@@ -37,41 +32,35 @@ from clear_mlflow.metrics._user import load_own_metrics
 )
 @click.argument("runs", nargs=-1, metavar="[RUN]...")
 @run_selection_options
-@comparison_options(group_by="strategy,dataset")
+@comparison_options
 @families_option
 @metric_option
-@comparison_option(
+@option(
     "--baseline",
-    type=Maybe(),
-    default=NONE,
-    metavar="GROUP",
-    help="The group that all others are tested against, by its name or one of its labels, for "
-    "example naive. Choose it before you see results: then fewer comparisons are adjusted for.",
+    "GROUP",
+    "The group that all others are tested against, by its name or a label, for example naive. "
+    "Choose it before you see results: then fewer comparisons are adjusted for.",
+    under=COMPARISON,
 )
-@comparison_option(
+@option(
     "--margin",
-    type=Maybe(number(above=0)),
-    default=NONE,
-    metavar="POINTS",
-    help="The largest difference that does not matter to you, in percentage points, or in the "
-    "unit of a score that is no accuracy. Verdicts then also say whether methods are "
-    "equivalent within it.",
+    "POINTS",
+    "The largest difference that does not matter to you, in percentage points, or in the score's "
+    "own unit. Verdicts then also say whether methods are equivalent within it.",
+    under=COMPARISON,
+    parse=number(above=0),
 )
-@engine_options
 def compare(
     runs: tuple[str, ...],
     run_id: tuple[str, ...] | None,
     experiment: str | None,
     filter_string: str | None,
-    group_by: tuple[str, ...],
+    group_by: tuple[str, ...] | None,
     rank_by: str | None,
     metrics: tuple[str, ...] | None,
     metric: tuple[str, ...] | None,
     baseline: str | None,
     margin: float | None,
-    engine: str,
-    jobs: int | None,
-    address: str,
 ) -> None:
     """Set runs side by side: a leaderboard, matrices, curves, and which differences are real.
 
@@ -85,7 +74,7 @@ def compare(
             f"{len(run_ids)} runs are named beside experiment {experiment!r} and filter "
             f"{filter_string!r}; name runs, or choose by experiment and filter"
         )
-    check_engine(engine, address)
+    group_by = ("strategy", "dataset") if group_by is None else group_by
     families = of_families(dict.fromkeys((*DEFAULT_FAMILIES, *(metrics or ()))))
     own = _own_metrics(metric or ())
 
@@ -101,20 +90,16 @@ def compare(
     client = preflight(opens_run=False)
     own_run = mark_run_of_project(client, KIND_COMPARE)
     selection = Selection(run_ids=run_ids, experiment=experiment, filter=filter_string)
-    cluster = RayCluster(address) if engine == "ray" else None
-    with cluster or nullcontext():
-        comparison, left_out, experiment_id = read_comparison(
-            client,
-            select(client, selection),
-            group_by=group_by,
-            rank_by=rank_by,
-            metrics=(*families, *own),
-            baseline=baseline,
-            margin=margin,
-            named=bool(run_ids),
-            cluster=cluster,
-            jobs=jobs,
-        )
+    comparison, left_out, experiment_id = read_comparison(
+        client,
+        select(client, selection),
+        group_by=group_by,
+        rank_by=rank_by,
+        metrics=(*families, *own),
+        baseline=baseline,
+        margin=margin,
+        named=bool(run_ids),
+    )
     given = {
         "experiment": experiment,
         "filter": filter_string,

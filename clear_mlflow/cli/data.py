@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from clear_mlflow.data.checking.findings import Findings
 
 from clear_mlflow.cli.help import Command
-from clear_mlflow.cli.options import dataset_args_option
+from clear_mlflow.cli.options import dataset_args_option, option
 from clear_mlflow.core.cache_dir import default_cache_dir, default_data_dir
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.recipes import AUTO
@@ -36,12 +36,7 @@ def data() -> None:
 )
 @click.argument("dataset", type=click.Choice(["clear10", "clear100"]))
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
-@click.option(
-    "--revision",
-    default="main",
-    metavar="TEXT",
-    help="Branch, tag or commit of the dataset's repository on the Hugging Face hub.",
-)
+@option("--revision", "TEXT", "Branch, tag or commit of the hub's repository.", default="main")
 def download(dataset: str, folder: Path | None, revision: str) -> None:
     """Fetch CLEAR-10 or CLEAR-100 to DIR; then train with data_root=DIR.
 
@@ -76,12 +71,12 @@ def download(dataset: str, folder: Path | None, revision: str) -> None:
 )
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Write the findings as JSON, for programs.")
-@click.option(
+@option(
     "--dataset",
+    "NAME",
+    "As for train, where DIR is a stream of your own; auto: CLEAR.",
     default=AUTO,
-    metavar="NAME",
-    help="The kind of the dataset in DIR, as for train, where it is a stream of your own; auto: "
-    "CLEAR.",
+    type=str,
 )
 @dataset_args_option
 def check(folder: Path | None, as_json: bool, dataset: str, dataset_args: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from clear_mlflow.cli.help import Command
-from clear_mlflow.cli.options import Maybe, dataset_args_option
+from clear_mlflow.cli.options import dataset_args_option, option
 from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import feature_name
@@ -25,53 +25,39 @@ def _name(text: str) -> str:
     ),
 )
 @click.argument("folder", metavar="[DIR]", default=AUTO)
-@click.option(
+@option(
     "--backbone",
+    "NAME",
+    "A torchvision classification model, or timm: and one of timm's; its head is left out.",
     required=True,
-    metavar="NAME",
-    help="A torchvision classification model, for example resnet50, or timm: and the name of a "
-    "model of timm's; its head is left out.",
 )
-@click.option(
+@option(
     "--weights",
+    "PATH|DEFAULT|none",
+    "A state dict; DEFAULT: the library's own, downloaded; none: random ones, to try things out.",
     default="DEFAULT",
-    metavar="PATH|DEFAULT|none",
-    help="A state dict; DEFAULT: the library's own, downloaded; none: random ones, to try things "
-    "out.",
 )
-@click.option(
-    "--dataset",
-    default="clear10",
-    metavar="NAME",
-    help="The dataset in DIR, as for train; digits and digits-writers are embedded and need no "
-    "DIR.",
-)
+@option("--dataset", "NAME", "The dataset in DIR, as for train.", default="clear10")
 @dataset_args_option
-@click.option(
-    "--device",
-    type=click.Choice([AUTO, "cpu", "cuda"]),
-    default=AUTO,
-    help="Where the backbone runs; auto: cuda where there is one.",
-)
-@click.option(
+@option("--device", [AUTO, "cpu", "cuda"], "auto: cuda where there is one.")
+@option(
     "--name",
-    type=Maybe(_name),
+    "NAME",
+    "What train's --features calls them; auto: the backbone's name, timm-NAME of timm's.",
     default=AUTO,
-    metavar="NAME",
-    help="What train's --features calls them; auto: the backbone's name, timm- before those of "
-    "timm's.",
+    parse=_name,
 )
-@click.option(
+@option(
     "--protocol",
-    type=click.Choice(list(PROTOCOLS)),
-    default="iid",
-    help="As for train; streaming: the features of all training images, and of no others.",
+    PROTOCOLS,
+    "As for train; streaming: the features of all training images, and of no others.",
 )
-@click.option(
+@option(
     "--split",
+    "N",
+    "As for train; under iid, a number leaves a released test set alone.",
     default=AUTO,
-    metavar="N",
-    help="As for train; under iid, a number leaves a released test set alone.",
+    type=str,
 )
 def features(
     folder: str,

@@ -9,31 +9,30 @@ from functools import partial
 
 import click
 
-from clear_mlflow.cli.help import STOPPED, Command, option_under
+from clear_mlflow.cli.help import STOPPED, Command
 from clear_mlflow.cli.interrupt import scratch_folder, stoppable
 from clear_mlflow.cli.options import (
-    Maybe,
+    METRICS,
+    SELECTION,
     check_engine,
     dry_run_option,
     engine_options,
     families_option,
     metric_option,
-    metrics_option,
+    option,
     run_selection_options,
-    selection_option,
-    yes_or_no_option,
+    yes_or_no,
 )
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.score import ACCURACY, Score
 from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.importers import Reading, RowPattern
-from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics import of_families
 from clear_mlflow.metrics._user import load_own_metrics
 
-_foreign_option = option_under("Rows under names of their own")
-_models_option = option_under("Models tested again")
+_FOREIGN, _MODELS = "Rows under names of their own", "Models tested again"
 
 
 @click.command(
@@ -51,66 +50,63 @@ _models_option = option_under("Models tested again")
     },
 )
 @run_selection_options
-@selection_option(
+@option(
     "--only",
-    type=click.Choice(["all", "unscored"]),
-    default="all",
-    help="unscored: leave out runs that have scores; without another choice of runs, it searches "
-    "all experiments.",
+    ["all", "unscored"],
+    "unscored: leave out runs that have scores; without another choice of runs, of all "
+    "experiments.",
+    under=SELECTION,
 )
 @families_option
-@metrics_option(
+@option(
     "--joint-run",
-    type=Maybe(),
-    default=NONE,
-    metavar="RUN",
-    help="Id of a run that was trained on all buckets so far at once (cumulative). Adds the family "
-    "chaudhry, whose intransigence is measured against that run.",
+    "RUN",
+    "Id of a run trained on all buckets so far at once (cumulative), for chaudhry/intransigence.",
+    under=METRICS,
 )
 @metric_option
-@_foreign_option(
+@option(
     "--rows",
-    type=Maybe(RowPattern),
-    default=NONE,
-    metavar="PATTERN",
-    help="Where runs of another program hold their rows, for example "
-    "'results/acc_after_{row}.json': these are first written as rows; see docs/import.md.",
+    "PATTERN",
+    "Where runs of another program hold their rows, for example 'results/acc_after_{row}.json': "
+    "these are first written as rows; see docs/import.md.",
+    under=_FOREIGN,
+    parse=RowPattern,
 )
-@_foreign_option(
+@option(
     "--rows-scale",
-    type=click.Choice([AUTO, "fraction", "percent"]),
-    default=AUTO,
-    help="Unit of the accuracies in --rows files. auto: fractions; a value above 1 is refused.",
+    [AUTO, "fraction", "percent"],
+    "Unit of their accuracies. auto: fractions; a value above 1 is refused.",
+    under=_FOREIGN,
 )
-@_foreign_option(
+@option(
     "--rows-future",
-    type=click.Choice([AUTO, "tested", "not-tested"]),
-    default=AUTO,
-    help="What zeros above the diagonal mean in --rows files: tested with accuracy 0, or not "
-    "tested. auto: zeros everywhere above the diagonal are refused.",
+    [AUTO, "tested", "not-tested"],
+    "What zeros above the diagonal mean: tested with accuracy 0, or not tested. auto: zeros "
+    "everywhere above it are refused.",
+    under=_FOREIGN,
 )
-@_foreign_option(
+@option(
     "--rows-score",
+    "NAME",
+    "What their numbers are, where that is no accuracy, for example rmse.",
     default=ACCURACY.name,
-    metavar="NAME",
-    help="What the numbers in --rows files are, where that is no accuracy, for example rmse.",
+    under=_FOREIGN,
 )
-@yes_or_no_option(
-    _foreign_option,
-    "--rows-lower-is-better",
-    "Whether less of the score of --rows is better.",
-)
-@yes_or_no_option(
-    _models_option,
+@yes_or_no("--rows-lower-is-better", "Whether less of that score is better.", under=_FOREIGN)
+@yes_or_no(
     "--from-models",
-    "Test the models that the runs stored (log_models) again, on --data-root: each run gets "
-    "a child run with the rows that this gives.",
+    "Test the stored models (log_models) again, on --data-root: each run gets a child run with "
+    "the rows that this gives.",
+    under=_MODELS,
 )
-@_models_option(
+@option(
     "--data-root",
+    "DIR",
+    "Under --from-models, the dataset to test on; auto for an embedded one.",
     default=AUTO,
-    metavar="DIR",
-    help="Under --from-models, the dataset to test on; auto for an embedded one.",
+    under=_MODELS,
+    type=str,
 )
 @engine_options
 @dry_run_option

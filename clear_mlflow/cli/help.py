@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from clear_mlflow.learning.parameters.config import auto_values
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-_OTHER = "Other options"
+OTHER = "Other options"
 
 # Of every command. A command adds its own, or says what one of these means for it.
 EXIT_CODES: Mapping[int | str, str] = {
@@ -32,16 +29,11 @@ STOPPED: Mapping[int | str, str] = {
 class Option(click.Option):
     """An option that is listed under a heading."""
 
-    def __init__(self, *args: Any, group: str = _OTHER, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, group: str = OTHER, **kwargs: Any) -> None:
         if kwargs.get("default") == NONE:
             kwargs.setdefault("show_default", False)
         super().__init__(*args, **kwargs)
         self.group = group
-
-
-def option_under(heading: str) -> Callable[..., Callable[[_Command], _Command]]:
-    """What declares options as ``click.option`` does, for the help to list under a heading."""
-    return partial(click.option, cls=Option, group=heading)
 
 
 class Command(click.Command):
@@ -62,7 +54,7 @@ class Command(click.Command):
         """The options, heading by heading, in the order in which each heading comes first."""
         options = [part for part in self.get_params(ctx) if isinstance(part, click.Option)]
         groups = list(dict.fromkeys(map(_group_of, options)))
-        options.sort(key=lambda o: (_group_of(o) == _OTHER, groups.index(_group_of(o))))
+        options.sort(key=lambda o: (_group_of(o) == OTHER, groups.index(_group_of(o))))
         for group, members in groupby(options, _group_of):
             with formatter.section(group):
                 records = [option.get_help_record(ctx) for option in members]
@@ -97,7 +89,7 @@ class HeadedGroup(click.Group):
 
 
 def _group_of(option: click.Parameter) -> str:
-    return getattr(option, "group", _OTHER)
+    return getattr(option, "group", OTHER)
 
 
 def auto_text(name: str) -> str:

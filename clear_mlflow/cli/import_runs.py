@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from clear_mlflow.cli.help import STOPPED, Command, option_under
+from clear_mlflow.cli.help import STOPPED, Command, Option
 from clear_mlflow.cli.interrupt import stoppable
-from clear_mlflow.cli.options import Maybe, metrics_option
+from clear_mlflow.cli.options import METRICS, option
 from clear_mlflow.cli.output import console, plain_table, print_places
 from clear_mlflow.core.errors import ClearError, DataError
 from clear_mlflow.core.matrix import PROTOCOLS, SPLITS, TEST
@@ -22,16 +22,15 @@ from clear_mlflow.core.text import one_line, shown
 from clear_mlflow.core.untrusted import MAX_IMPORTED_FILES
 from clear_mlflow.data.files import is_folder
 from clear_mlflow.importers import FORMATS, Reading, load, passed_over, read_runs, recognise
-from clear_mlflow.learning.parameters.recipes import AUTO, NONE
+from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.metrics import DEFAULT_FAMILIES, family_names
 
 if TYPE_CHECKING:
     from clear_mlflow.evaluation.import_run import Importer
 
-_where_option = option_under("Where the runs go")
-_read_option = option_under("How the file is read")
-_said_option = option_under("What the file may not say of its runs")
+_WHERE, _READ = "Where the runs go", "How the file is read"
+_SAID = "What the file may not say of its runs"
 _FAILED = "failed"
 # File, run id, run name, what became of it, and a detail.
 _Line: TypeAlias = tuple[str, str, str, str, str]
@@ -59,115 +58,101 @@ def _counts(text: str) -> tuple[int, ...]:
     },
 )
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...")
-@_where_option(
+@option(
     "--experiment",
-    type=Maybe(),
-    default=NONE,
-    metavar="NAME",
-    help="The experiment that gets the runs; it is created where it does not exist. none: the "
-    "environment's (MLFLOW_EXPERIMENT_NAME), else Default.",
+    "NAME",
+    "The experiment that gets the runs; created where there is none. none: that of "
+    "MLFLOW_EXPERIMENT_NAME, else Default.",
+    under=_WHERE,
 )
-@_where_option(
-    "--name",
-    type=Maybe(),
-    default=AUTO,
-    metavar="TEXT",
-    help="Name of the runs; auto: the file's name.",
-)
-@_read_option(
+@option("--name", "TEXT", "Name of the runs; auto: the file's.", default=AUTO, under=_WHERE)
+@option(
     "--format",
-    "kind",
-    type=click.Choice([AUTO, *FORMATS]),
-    default=AUTO,
-    help="Format of the files; auto: found by looking at each file.",
+    [AUTO, *FORMATS],
+    "Format of the files; auto: found by looking at each.",
+    under=_READ,
+    to="kind",
 )
-@_said_option(
-    "--dataset",
-    type=Maybe(),
-    default=AUTO,
-    metavar="NAME",
-    help="Name of the dataset that the models were tested on; auto: as the file has it.",
-)
-@_said_option(
-    "--strategy",
-    type=Maybe(),
-    default=AUTO,
-    metavar="NAME",
-    help="Name of the strategy, to group runs by; auto: as the file has it.",
-)
-@_said_option(
+@option("--dataset", "NAME", "What was tested on; auto: as in the file.", default=AUTO, under=_SAID)
+@option("--strategy", "NAME", "To group runs by; auto: as in the file.", default=AUTO, under=_SAID)
+@option(
     "--seed",
-    type=Maybe(whole(least=-(2**63))),
+    "N",
+    "Of the runs; auto: as in the file.",
     default=AUTO,
-    metavar="N",
-    help="Seed of the runs; auto: as the file has it.",
+    under=_SAID,
+    parse=whole(least=-(2**63)),
 )
-@_said_option(
+@option(
     "--protocol",
-    type=click.Choice(PROTOCOLS),
-    default="iid",
-    help="streaming: buckets were tested on their own training data.",
+    PROTOCOLS,
+    "streaming: buckets were tested on their own training data.",
+    under=_SAID,
 )
-@_said_option(
+@option(
     "--split",
-    type=click.Choice(SPLITS),
+    SPLITS,
+    "What was measured on; numbers on validation images are compared apart.",
     default=TEST,
-    help="What the numbers were measured on; those on validation images are compared apart.",
+    under=_SAID,
 )
-@_read_option(
+@option(
     "--scale",
-    type=click.Choice([AUTO, "fraction", "percent"]),
-    default=AUTO,
-    help="Unit of the accuracies. auto: the format's, else fractions, where a value above 1 is "
-    "refused.",
+    [AUTO, "fraction", "percent"],
+    "Unit of the accuracies. auto: the format's, else fractions; a value above 1 is refused.",
+    under=_READ,
 )
-@_read_option(
+@option(
     "--score",
+    "NAME",
+    "What the numbers are, where that is no accuracy, for example rmse.",
     default=ACCURACY.name,
-    metavar="NAME",
-    help="What the numbers are, where that is no accuracy: rmse, for example, or macro_f1.",
+    under=_READ,
 )
-@_read_option("--lower-is-better", is_flag=True, help="Less of the score is better.")
-@_read_option(
+@click.option("--lower-is-better", cls=Option, group=_READ, is_flag=True, help="Less is better.")
+@option(
     "--initial",
-    type=click.Choice([AUTO, "first-row"]),
-    default=AUTO,
-    help="Which row is the initialisation row, of the untrained model. first-row: the file's first "
-    "row. auto: the one that the format marks, else none.",
+    [AUTO, "first-row"],
+    "Which row is of the untrained model: the first; auto: the one that the format marks.",
+    under=_READ,
 )
-@_read_option(
+@option(
     "--future",
-    type=click.Choice([AUTO, "tested", "not-tested"]),
-    default=AUTO,
-    help="What zeros above the diagonal mean: tested with accuracy 0, or not tested. auto: what "
-    "the format defines; without such a definition they are refused.",
+    [AUTO, "tested", "not-tested"],
+    "What zeros above the diagonal mean: tested with accuracy 0, or not tested. auto: what the "
+    "format defines; else they are refused.",
+    under=_READ,
 )
-@_read_option(
+@option(
     "--num-instances",
-    type=Maybe(_counts),
-    default=NONE,
-    metavar="N[,N...]",
-    help="Test images of each bucket; one number is for all buckets.",
+    "N[,N...]",
+    "Test images of each bucket; one number is for all.",
+    under=_READ,
+    parse=_counts,
 )
-@_read_option(
+@option(
     "--buckets",
-    type=Maybe(lambda text: tuple(key.strip() for key in text.split(","))),
+    "KEY[,KEY...]",
+    "Keys of the buckets; auto: as in the file, else 1 to T.",
     default=AUTO,
-    metavar="KEY[,KEY...]",
-    help="Keys of the buckets; auto: as the file has them, else 1 to T.",
+    under=_READ,
+    parse=lambda text: tuple(key.strip() for key in text.split(",")),
 )
-@metrics_option(
+@option(
     "--metrics",
-    "families",
-    type=Maybe(family_names),
+    "FAMILY[,FAMILY...]",
+    "Families of metrics to log; see docs/metrics.md.",
     default=",".join(DEFAULT_FAMILIES),
-    metavar="FAMILY[,FAMILY...]",
-    help="Families of metrics to log; docs/metrics.md lists them.",
+    under=METRICS,
+    parse=family_names,
+    to="families",
 )
-@_where_option(
+@click.option(
     "--again",
+    cls=Option,
+    group=_WHERE,
     is_flag=True,
-    help="Import a file once more whose content the experiment holds already.",
+    help="Import once more what the experiment holds already.",
 )
 def import_runs(
     paths: tuple[str, ...],

@@ -15,8 +15,9 @@ from contextlib import contextmanager
 import click
 
 from clear_mlflow.cli.help import Command
-from clear_mlflow.cli.options import Maybe
+from clear_mlflow.cli.options import option
 from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import whole
 
 _HOST = "127.0.0.1"
@@ -30,19 +31,14 @@ _BETWEEN_LOOKS = 0.25
     examples=("clear-mlflow open", "clear-mlflow open RUN_ID", "clear-mlflow open first"),
 )
 @click.argument("target", required=False, metavar="[RUN|EXPERIMENT|COMPARISON]")
-@click.option(
+@option(
     "--port",
-    type=Maybe(whole(least=1)),
-    default="auto",
-    metavar="PORT",
-    help="Port of the server that is started where the store has none; auto: a free port.",
+    "PORT",
+    "Port of the server that is started where the store has none; auto: a free port.",
+    default=AUTO,
+    parse=whole(least=1),
 )
-@click.option(
-    "--browser",
-    type=click.Choice(["yes", "no"]),
-    default="yes",
-    help="Open the page in a browser; its address is printed in any case.",
-)
+@option("--browser", ["yes", "no"], "Open a browser; the address is printed in any case.")
 def open_ui(target: str | None, port: int | None, browser: str) -> None:
     """Open a run's report, an experiment's leaderboard or a comparison's page in MLflow.
 

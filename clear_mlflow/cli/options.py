@@ -1,13 +1,13 @@
-"""Options that several commands take, and what turns their texts into values."""
+"""How options are declared, how their texts become values, and those that several commands take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import click
 
-from clear_mlflow.cli.help import option_under
+from clear_mlflow.cli.help import OTHER, Option
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import shown
 from clear_mlflow.engines.ray_cluster import LOCAL
@@ -15,13 +15,7 @@ from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import whole
 from clear_mlflow.metrics import family_names
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-# Declare an option under one of the headings that several commands have.
-selection_option = option_under("Which runs")
-work_option = option_under("How the work is done")
-comparison_option = option_under("Comparison")
-metrics_option = option_under("Metrics")
+_Decorator: TypeAlias = Callable[[Any], Any]
 
 
 class Maybe(click.ParamType[Any]):
@@ -45,6 +39,37 @@ class Maybe(click.ParamType[Any]):
             raise ConfigError(f"{param.name} is {shown(value)}; {error}") from None
 
 
+def option(
+    name: str,
+    values: str | Sequence[str],
+    text: str,
+    *,
+    default: str | None = None,
+    under: str = OTHER,
+    parse: Callable[[str], Any] = str,
+    to: str | None = None,
+    **more: Any,
+) -> _Decorator:
+    """An option: its name, what its value is called or may be, and its line under a heading.
+
+    Of choices the first one is the default, else ``none``; *to* is the parameter, where it has
+    another name.
+    """
+    if isinstance(values, str):
+        more = {"type": Maybe(parse), "default": default or NONE, "metavar": values, **more}
+    else:
+        more = {"type": click.Choice(values), "default": default or values[0], **more}
+    return click.option(name, *([to] if to else []), cls=Option, group=under, help=text, **more)
+
+
+def yes_or_no(name: str, text: str, *, under: str) -> _Decorator:
+    """An option that is no unless given: ``mlflow run`` hands yes on, a user the bare name."""
+    more: dict[str, Any] = {"is_flag": False, "flag_value": "yes"}
+    return option(
+        name, ["no", "yes"], text, under=under, callback=lambda _, __, v: v == "yes", **more
+    )
+
+
 def names(text: str) -> tuple[str, ...]:
     """The names in a text with commas between, each once.
 
@@ -57,135 +82,97 @@ def names(text: str) -> tuple[str, ...]:
     return found
 
 
-def together(*options: Callable[[_Command], _Command]) -> Callable[[_Command], _Command]:
+def together(*options: _Decorator) -> _Decorator:
     """Several options as one decorator; the command's help lists them in this order."""
 
-    def decorate(command: _Command) -> _Command:
-        for option in reversed(options):
-            command = option(command)
+    def decorate(command: Any) -> Any:
+        for declared in reversed(options):
+            command = declared(command)
         return command
 
     return decorate
 
 
-def yes_or_no_option(
-    declare: Callable[..., Callable[[_Command], _Command]], name: str, text: str
-) -> Callable[[_Command], _Command]:
-    """An option that is no unless given: ``mlflow run`` hands yes on, a user the bare name."""
-    return declare(
-        name,
-        type=click.Choice(["yes", "no"]),
-        is_flag=False,
-        flag_value="yes",
-        default="no",
-        help=text,
-        callback=lambda _, __, value: value == "yes",
-    )
-
+# Headings of several commands.
+SELECTION, WORK, COMPARISON, METRICS = "Which runs", "How the work is done", "Comparison", "Metrics"
 
 # As run_id, experiment and filter_string, each of them None where it is not given.
 run_selection_options = together(
-    selection_option(
-        "--run-id",
-        type=Maybe(names),
-        default=NONE,
-        metavar="ID[,ID...]",
-        help="The runs, by their ids.",
-    ),
-    selection_option(
-        "--experiment",
-        type=Maybe(),
-        default=NONE,
-        metavar="NAME",
-        help="All runs of an experiment, by its name or id.",
-    ),
-    selection_option(
+    option("--run-id", "ID[,ID...]", "The runs, by their ids.", under=SELECTION, parse=names),
+    option("--experiment", "NAME", "All runs of an experiment, by name or id.", under=SELECTION),
+    option(
         "--filter",
-        "filter_string",
-        type=Maybe(),
-        default=NONE,
-        metavar="TEXT",
-        help="Runs that MLflow's search finds, for example \"params.strategy = 'replay'\".",
+        "TEXT",
+        "Runs that MLflow's search finds: \"params.strategy = 'replay'\".",
+        under=SELECTION,
+        to="filter_string",
     ),
 )
 
 # As engine, jobs (None: auto) and address; check_engine refuses the third without Ray.
 engine_options = together(
-    work_option(
-        "--engine",
-        type=click.Choice(["local", "ray"]),
-        default="local",
-        help="Where the work is done: on this machine, or by Ray.",
-    ),
-    work_option(
+    option("--engine", ["local", "ray"], "On this machine, or on a Ray cluster.", under=WORK),
+    option(
         "--jobs",
-        type=Maybe(whole(least=1)),
+        "N",
+        "Runs at a time (on Ray: batches). auto: one training; of stored runs, as suits the store.",
         default=AUTO,
-        metavar="N",
-        help="Runs that are worked on at the same time (on Ray: batches of runs). auto: one "
-        "training; for stored runs, as many as suit the store; on Ray, as many as there is room "
-        "for.",
+        under=WORK,
+        parse=whole(least=1),
     ),
-    work_option(
+    option(
         "--address",
+        "ADDRESS",
+        "Of a running Ray cluster, HOST:6379 or auto; local starts Ray on this machine.",
         default=LOCAL,
-        metavar="ADDRESS",
-        help="Address of a running Ray cluster, for example HOST:6379, or auto; local starts Ray "
-        "on this machine.",
+        under=WORK,
     ),
 )
 
 # As metric, for load_own_metrics.
-metric_option = metrics_option(
+metric_option = option(
     "--metric",
-    type=Maybe(names),
-    default=NONE,
-    metavar="NAME[,NAME...]",
-    help="Your own metrics: package.module:function; see docs/metrics.md.",
+    "NAME[,NAME...]",
+    "Your own metrics: package.module:function; see docs/metrics.md.",
+    under=METRICS,
+    parse=names,
 )
 
 # As metrics: names of families.
-families_option = metrics_option(
+families_option = option(
     "--metrics",
-    type=Maybe(family_names),
-    default=NONE,
-    metavar="FAMILY[,FAMILY...]",
-    help="Further families of metrics, for example gem,wild_time, beside those that the runs log; "
-    "see docs/metrics.md.",
+    "FAMILY[,FAMILY...]",
+    "Further families of metrics, for example gem,wild_time; see docs/metrics.md.",
+    under=METRICS,
+    parse=family_names,
 )
 
-dataset_args_option = click.option(
-    "--dataset-args",
-    default=NONE,
-    metavar="TEXT",
-    help="As for train: how your own stream is read, name=value,name=value.",
+dataset_args_option = option(
+    "--dataset-args", "TEXT", "How your own stream is read, name=value,name=value.", type=str
 )
 
-dry_run_option = yes_or_no_option(
-    work_option, "--dry-run", "Say what would be done, and write nothing."
+dry_run_option = yes_or_no("--dry-run", "Say what would be done, and write nothing.", under=WORK)
+
+
+# As group_by, a tuple of names or None for auto, and rank_by.
+comparison_options = together(
+    option(
+        "--group-by",
+        "NAME[,NAME...]",
+        "Parameters or tags that the seeds of one method share. none: each run for itself. auto: "
+        "strategy and dataset; of a sweep, all that varies but seeds, too.",
+        default=AUTO,
+        under=COMPARISON,
+        parse=lambda text: () if text == NONE else names(text),
+    ),
+    option(
+        "--rank-by",
+        "METRIC",
+        "The metric of ranking and verdicts. auto: clear/challenge_score where it is defined.",
+        default=AUTO,
+        under=COMPARISON,
+    ),
 )
-
-
-def comparison_options(*, group_by: str) -> Callable[[_Command], _Command]:
-    """``--group-by``, with its default, a tuple of names or None for auto, and ``--rank-by``."""
-    return together(
-        comparison_option(
-            "--group-by",
-            type=Maybe(lambda text: () if text == NONE else names(text)),
-            default=group_by,
-            metavar="NAME[,NAME...]",
-            help="Parameters or tags that the seeds of one method share. none: each run is a group "
-            "of its own. auto (of a sweep): strategy, dataset and all that varies but seeds.",
-        ),
-        comparison_option(
-            "--rank-by",
-            type=Maybe(),
-            default=AUTO,
-            metavar="METRIC",
-            help="The metric of the ranking and of the verdicts; all others are exploratory. "
-            "auto: clear/challenge_score where it is defined.",
-        ),
-    )
 
 
 def check_engine(engine: str, address: str, **of_ray: object) -> None:

@@ -10,35 +10,30 @@ import json
 import os
 from collections.abc import Sequence
 
-from clear_mlflow.cli.help import option_under
-from clear_mlflow.cli.options import Maybe, together
+import click
+
+from clear_mlflow.cli.help import Option
+from clear_mlflow.cli.options import option, together
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.recipes import NONE
 
 RUN = "Run"
-run_option = option_under(RUN)
 # Options of the terminal alone, by the names of their parameters.
 NAMES = ("experiment", "run_name", "tag")
 
 # As experiment, run_name and tag.
 run_options = together(
-    run_option(
+    option(
         "--experiment",
-        type=Maybe(),
-        default=NONE,
-        metavar="NAME",
-        help="MLflow experiment of the run; it is created where it does not exist. none: that of "
-        "MLFLOW_EXPERIMENT_NAME, else Default.",
+        "NAME",
+        "MLflow experiment; created where there is none. none: that of MLFLOW_EXPERIMENT_NAME, "
+        "else Default.",
+        under=RUN,
     ),
-    run_option(
-        "--run-name",
-        type=Maybe(),
-        default=NONE,
-        metavar="NAME",
-        help="Name of the run; none: made of what it trains.",
-    ),
-    run_option(
+    option("--run-name", "NAME", "Name of the run; none: made of what it trains.", under=RUN),
+    click.option(
         "--tag",
+        cls=Option,
+        group=RUN,
         multiple=True,
         metavar="KEY=TEXT",
         help="A tag of each run that is opened; may be given several times.",

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clear_mlflow.cli.help import STOPPED, Command, option_under
+from clear_mlflow.cli.help import STOPPED, Command
 from clear_mlflow.cli.options import (
-    Maybe,
+    WORK,
     check_engine,
     comparison_options,
     dry_run_option,
     engine_options,
-    work_option,
+    option,
 )
 from clear_mlflow.cli.output import console, plain_table, print_comparison, print_links
 from clear_mlflow.cli.run_options import apply_run_options, run_options
@@ -26,7 +26,6 @@ from clear_mlflow.core.text import one_line
 from clear_mlflow.engines import Engine
 from clear_mlflow.engines.local import LocalEngine, Process, start_program
 from clear_mlflow.engines.ray_cluster import RayEngine
-from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.learning.parameters.values import number, whole
 from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.sweep import read_grid
@@ -62,32 +61,32 @@ def _amount(text: str) -> float:
         **STOPPED,
     },
 )
-@option_under("What to train")(
+@option(
     "--grid",
-    type=Maybe(Path),
-    default=NONE,
-    metavar="FILE",
-    help="YAML file of strategies, seeds and parameters; docs/sweeps.md describes it.",
+    "FILE",
+    "YAML file of strategies, seeds and parameters; see docs/sweeps.md.",
+    under="What to train",
+    parse=Path,
 )
 @engine_options
-@work_option(
-    "--cpus", type=Maybe(_amount), default="1", metavar="N", help="Cores of each run, on Ray."
-)
-@work_option(
+@option("--cpus", "N", "Cores of each run, on Ray.", default="1", under=WORK, parse=_amount)
+@option(
     "--gpus",
-    type=Maybe(_amount),
+    "N",
+    "GPUs of each run, on Ray; 0.5: two runs share one.",
     default="0",
-    metavar="N",
-    help="GPUs of each run, on Ray; 0.5: two runs share one.",
+    under=WORK,
+    parse=_amount,
 )
-@work_option(
+@option(
     "--retries",
-    type=Maybe(whole(least=0)),
+    "N",
+    "How often a run is resumed that was killed or whose machine went down.",
     default="2",
-    metavar="N",
-    help="How often a run is resumed whose process was killed or whose machine went down.",
+    under=WORK,
+    parse=whole(least=0),
 )
-@comparison_options(group_by=AUTO)
+@comparison_options
 @run_options
 @dry_run_option
 def sweep(

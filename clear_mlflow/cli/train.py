@@ -10,9 +10,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from clear_mlflow.cli.help import STOPPED, Command, auto_text, option_under
-from clear_mlflow.cli.options import Maybe, yes_or_no_option
-from clear_mlflow.cli.run_options import apply_run_options, run_option, run_options
+from clear_mlflow.cli.help import STOPPED, Command, auto_text
+from clear_mlflow.cli.options import option, yes_or_no
+from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
 from clear_mlflow.core.distributed import DistributedEnv, place_of_environment
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.parameters.config import (
@@ -21,7 +21,6 @@ from clear_mlflow.learning.parameters.config import (
     parameter_defaults,
 )
 from clear_mlflow.learning.parameters.logged import read_config_file
-from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.process.rank_worker import run_rank
 from clear_mlflow.process.signals import StoppingSignals
@@ -29,23 +28,23 @@ from clear_mlflow.process.signals import StoppingSignals
 
 def train_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """One option for each field of TrainConfig, all texts, as MLflow gives them; and a file."""
-    command = run_option(
+    command = option(
         "--config",
-        "config_file",
-        type=Maybe(),
-        default=NONE,
-        metavar="FILE",
-        help="config.json of an earlier run, to repeat it. Options on the command line override "
-        "the file; under mlflow run, only those that differ from their defaults do.",
+        "FILE",
+        "config.json of an earlier run, to repeat it. Options on the command line override the "
+        "file; under mlflow run, those that differ from their defaults.",
+        under=RUN,
+        to="config_file",
     )(command)
     for name, about in reversed(PARAMETERS.items()):
         choices = about["choices"]
-        command = option_under(about["group"])(
+        command = option(
             f"--{name.replace('_', '-')}",
-            name,
+            f"[{'|'.join(choices)}]" if choices else "VALUE",
+            " ".join(filter(None, (about["help"], auto_text(name)))),
             default=about["default"],
-            metavar=f"[{'|'.join(choices)}]" if choices else "VALUE",
-            help=" ".join(filter(None, (about["help"], auto_text(name)))),
+            under=about["group"],
+            type=str,
         )(command)
     return command
 
@@ -79,18 +78,12 @@ def asked_parameters(
     },
 )
 @train_options
-@run_option(
-    "--resume",
-    type=Maybe(),
-    default=NONE,
-    metavar="RUN_ID",
-    help="Id of an interrupted run: resume it, with the parameters that it has.",
-)
-@yes_or_no_option(
-    run_option,
+@option("--resume", "RUN_ID", "An interrupted run: resume it, with its parameters.", under=RUN)
+@yes_or_no(
     "--assume-dead",
     "With --resume: do not wait for the heartbeat of the process that trained the run; you know "
     "that it is dead. If it lives after all, it loses the run.",
+    under=RUN,
 )
 @run_options
 @click.pass_context

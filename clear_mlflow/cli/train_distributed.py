@@ -8,8 +8,8 @@ import click
 from click.core import ParameterSource
 
 from clear_mlflow.cli.help import STOPPED, Command
-from clear_mlflow.cli.options import Maybe
-from clear_mlflow.cli.run_options import apply_run_options, run_option, run_options
+from clear_mlflow.cli.options import option
+from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
 from clear_mlflow.cli.train import asked_parameters, train_options
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.parameters.values import whole
@@ -25,13 +25,13 @@ from clear_mlflow.learning.parameters.values import whole
     exit_codes=STOPPED,
 )
 @train_options
-@run_option(
+@option(
     "--processes",
-    type=Maybe(whole(least=1)),
+    "N",
+    "Processes on this machine, which share every batch. auto: one per GPU, or 2 on CPUs.",
     default=AUTO,
-    metavar="VALUE",
-    help="Processes on this machine, which share every batch: a number, or auto: one per GPU, or "
-    "2 where they train on CPUs.",
+    under=RUN,
+    parse=whole(least=1),
 )
 @run_options
 @click.pass_context

@@ -13,7 +13,6 @@ from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeVar
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric as MlflowMetric
@@ -48,8 +47,6 @@ from clear_mlflow.core.errors import ClearError, ConfigError, FailedMetricError,
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
-from clear_mlflow.engines.ray_cluster import RayCluster
-from clear_mlflow.evaluation.cluster import BATCH, over_on_ray
 from clear_mlflow.metrics import METRICS, Metric, undefined
 from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.scoring.anytime_scores import read_anytime_scores
@@ -68,10 +65,6 @@ _LONGEST_TAG = 7_900
 _LONGEST_NAME = 120
 # Requests under way at once.
 _JOBS = 8
-# Runs of one piece of a cluster's work: predictions are megabytes.
-_BATCH_OF_PREDICTIONS = 4
-
-_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -93,27 +86,24 @@ def read_comparison(
     margin: float | None = None,
     metrics: Sequence[Metric] = METRICS,
     named: bool,
-    cluster: RayCluster | None = None,
-    jobs: int | None = None,
     read_files: bool | None = None,
     over_images: bool = True,
 ) -> tuple[Comparison, list[LeftOut], str]:
     """Read the runs and compare them; nothing is written.
 
     *margin* is in percentage points of accuracies, else in the score's own unit; *named* runs were
-    asked for one by one, so one without rows is named; a *cluster* is entered already; *read_files*
-    as :func:`~clear_mlflow.store.matrices.stored_rows_of` has it. *over_images* tests single runs
-    over their test images, which reads megabytes of predictions a run. The runs that are left out,
-    and the experiment of the first that is not, come with it.
+    asked for one by one, so one without rows is named; *read_files* as
+    :func:`~clear_mlflow.store.matrices.stored_rows_of` has it. *over_images* tests single runs over
+    their test images, which reads megabytes of predictions a run. The runs that are left out, and
+    the experiment of the first that is not, come with it.
     """
     left_out: list[LeftOut] = []
     subjects: list[Subject] = []
     rowless: list[RowlessRun] = []
     experiment_id = ""
-    read = partial(_read, client, cluster, jobs)
     refused: list[str] = []
-    matrices = partial(_read_matrices, metrics=metrics, read_files=read_files)
-    for stored, inside, problem in read(matrices, _there(runs), BATCH):
+    matrices = _read_matrices(client, _there(runs), metrics=metrics, read_files=read_files)
+    for stored, inside, problem in matrices:
         if problem is not None:
             refused.append(
                 f"Tests inside buckets of {cut(_name(stored.run))} are not used: {problem}."
@@ -151,7 +141,7 @@ def read_comparison(
     )
     hits = {}
     tested = arrangement.wants_predictions() if over_images else []
-    for subject, found, problem in read(_read_correctness, tested, _BATCH_OF_PREDICTIONS):
+    for subject, found, problem in mapped(partial(_correctness, client), tested, _JOBS):
         if found is not None:
             hits[subject.run_id] = found
         elif problem is not None:
@@ -210,35 +200,19 @@ def _failures(subjects: Sequence[Subject], metrics: Sequence[Metric]) -> Iterato
         yield f"{name} is left out of {runs[name]} of {len(subjects)} runs: {reason}."
 
 
-def _read(
-    client: MlflowClient,
-    cluster: RayCluster | None,
-    jobs: int | None,
-    read: Callable[..., Iterator[_Result]],
-    asked: Iterable[object],
-    batch: int,
-) -> Iterator[_Result]:
-    """What *read* gives for all that is asked, in order, here or by a cluster's workers."""
-    if cluster is None:
-        return read(client, asked, jobs=jobs)
-    work = partial(read, jobs=1)  # within a worker: there are as many as there is room for
-    return over_on_ray(cluster, client, work, asked, jobs=jobs, batch=batch)
-
-
 def _read_matrices(
     client: MlflowClient,
     runs: Iterable[Run],
     *,
     metrics: Sequence[Metric],
     read_files: bool | None,
-    jobs: int | None = None,
 ) -> Iterator[tuple[StoredMatrix, Mapping[str, float], str | None]]:
     """The matrix of each run, the metrics of its tests inside buckets, and why there are none.
 
     Of a run that was scored, those metrics are taken as they were logged; others' tests are read.
     A run without such tests has no metrics of them, and needs no reason.
     """
-    for stored in read_matrices(client, runs, metrics=metrics, read_files=read_files, jobs=jobs):
+    for stored in read_matrices(client, runs, metrics=metrics, read_files=read_files):
         summary: Mapping[str, float] = {}
         problem = None
         if stored.record is not None:
@@ -250,16 +224,10 @@ def _read_matrices(
         yield stored, summary, problem
 
 
-def _read_correctness(
-    client: MlflowClient, subjects: Iterable[Subject], *, jobs: int | None = None
-) -> Iterator[tuple[Subject, CorrectMatrix | None, str | None]]:
-    """For each run its hits, None where it stored no predictions, and why they cannot be used."""
-    yield from mapped(partial(_correctness, client), subjects, jobs or _JOBS)
-
-
 def _correctness(
     client: MlflowClient, subject: Subject
 ) -> tuple[Subject, CorrectMatrix | None, str | None]:
+    """A run's hits, None where it stored no predictions, and why they cannot be used."""
     try:
         with mlflow_errors(f"read run {subject.run_id}"):
             run = client.get_run(subject.run_id)

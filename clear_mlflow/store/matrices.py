@@ -49,10 +49,9 @@ def read_matrices(
     *,
     metrics: Sequence[Metric] = METRICS,
     read_files: bool | None = None,
-    jobs: int | None = None,
 ) -> Iterator[StoredMatrix]:
     """Read the matrix of each run, in the order of the runs; one that cannot be read says why."""
-    yield from mapped(partial(_read_matrix, client, read_files, metrics), runs, jobs or _JOBS)
+    yield from mapped(partial(_read_matrix, client, read_files, metrics), runs, _JOBS)
 
 
 def stored_rows_of(client: MlflowClient, run: Run, *, read_files: bool | None = None) -> StoredRows:

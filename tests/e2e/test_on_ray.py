@@ -1,10 +1,7 @@
-"""Runs scored and compared by Ray's workers, against the same done in this process."""
-
-from pathlib import Path
+"""Runs scored by Ray's workers, against the same done in this process."""
 
 import pytest
 from click.testing import CliRunner
-from comparisons import counts, log_predictions, log_run
 from stored_runs import histories, rows_folder, stored_run
 
 from clear_mlflow.cli import main
@@ -57,47 +54,16 @@ def test_workers_write_what_this_process_writes(store, twins):
     assert f"1 failed, {RUNS - 1} unchanged" in second.output
 
 
-def test_workers_read_for_a_comparison_what_this_process_reads(store, experiment_id, tmp_path):
-    """Groups, tests, warnings and what is left out: rows, predictions, and a damaged run."""
-    for seed in range(RUNS - 5):
-        run = log_run(store, experiment_id, "n", counts(120, seed), strategy="naive", seed=seed)
-    (rows_folder(run) / "row_001.json").write_text("{")
-    for i in range(5):  # more than a batch of predictions; the last contradict their rows
-        correct = counts(100 + 15 * i, i)
-        run = log_run(store, experiment_id, f"s{i}", correct, strategy=f"s{i}", seed=i)
-        answered = correct if i < 4 else counts(160, 99)
-        log_predictions(store, run, answered, tmp_path)
-    told = {}
-    for engine in ("local", "ray"):
-        arguments = ["--experiment", "test", "--engine", engine, "--jobs", "2"]
-        result = CliRunner().invoke(main, ["compare", *arguments])
-        assert result.exit_code == 0, result.output
-        (compared,) = store.search_runs([experiment_id], "tags.`clear_mlflow.kind` = 'compare'")
-        folder = Path(compared.info.artifact_uri.removeprefix("file://"))
-        files = [(folder / name).read_text() for name in (names.COMPARED_JSON, "leaderboard.csv")]
-        note = compared.data.tags["mlflow.note.content"].replace(compared.info.run_id, "RUN")
-        told[engine] = (files, note)
-        store.delete_run(compared.info.run_id)
-        assert "Predictions of s4 are not used" in result.output
-        assert "row_001" in result.output
-        assert "test images" in files[0]
-    assert told["ray"] == told["local"]
-
-
 @pytest.mark.parametrize(
-    ("command", "arguments", "told"),
+    ("arguments", "told"),
     [
-        ("evaluate", ["--engine", "ray", "--from-models"], "pass engine=local"),
-        ("evaluate", ["--address", "auto"], "pass engine=ray with it"),
-        ("evaluate", ["--engine", "ray", "--address", "127.0.0.1:1"], "cannot reach a Ray cluster"),
-        ("compare", ["--address", "auto"], "pass engine=ray with it"),
-        ("compare", ["--jobs", "0"], "jobs is '0'"),
-        ("compare", ["--engine", "ray", "--address", "127.0.0.1:1"], "cannot reach a Ray cluster"),
+        (["--engine", "ray", "--from-models"], "pass engine=local"),
+        (["--address", "auto"], "pass engine=ray with it"),
+        (["--engine", "ray", "--address", "127.0.0.1:1"], "cannot reach a Ray cluster"),
     ],
 )
-def test_what_does_not_go_together_is_told_in_one_line(store, command, arguments, told):
+def test_what_does_not_go_together_is_told_in_one_line(store, arguments, told):
     """Exit code 2."""
-    chosen = {"evaluate": ["--only", "unscored"], "compare": ["--experiment", "test"]}[command]
-    result = CliRunner().invoke(main, [command, *chosen, *arguments])
+    result = CliRunner().invoke(main, ["evaluate", "--only", "unscored", *arguments])
     assert result.exit_code == 2
     assert told in result.output
