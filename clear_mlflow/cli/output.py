@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from clear_mlflow.comparison import Comparison
     from clear_mlflow.runs.lifecycle import RunResult
-    from clear_mlflow.scoring.scores import Scores
+    from clear_mlflow.scoring.computed import Scores
     from clear_mlflow.store.client import MlflowClient
 
 

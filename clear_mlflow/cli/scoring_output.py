@@ -17,7 +17,7 @@ from clear_mlflow.evaluation.rescore import ScoringResult
 from clear_mlflow.learning.progress import can_show_bars
 
 if TYPE_CHECKING:
-    from clear_mlflow.scoring.scores import Scores
+    from clear_mlflow.scoring.computed import Scores
     from clear_mlflow.store.client import MlflowClient
 
 # Runs that have a line each; of more, only those with problems and those that lack rows have one.

@@ -49,8 +49,7 @@ from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import METRICS, Metric, undefined
 from clear_mlflow.runs.lifecycle import create_run, end
-from clear_mlflow.scoring.anytime_scores import read_anytime_scores
-from clear_mlflow.scoring.prediction_scores import read_predictions
+from clear_mlflow.scoring.beside import read_anytime_scores, read_predictions
 from clear_mlflow.statistics import CorrectMatrix
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors

@@ -21,7 +21,8 @@ from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import create_run
 from clear_mlflow.runs.logged_models import stored_models, weights_folder
-from clear_mlflow.scoring.scores import Scores, read_scores
+from clear_mlflow.scoring.computed import Scores
+from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import download, download_from
 from clear_mlflow.store.client import mlflow_errors

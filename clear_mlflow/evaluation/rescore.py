@@ -20,7 +20,9 @@ from clear_mlflow.metrics import ALL_METRICS, Metric, anytime, of_score
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.runs.lifecycle import close_abandoned
 from clear_mlflow.runs.logged_models import log_models
-from clear_mlflow.scoring.scores import Scores, Scoring, read_scores, write_scores
+from clear_mlflow.scoring.computed import Scores, Scoring
+from clear_mlflow.scoring.plan import write_scores
+from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import is_local
 from clear_mlflow.store.client import is_server, log_tags, mlflow_errors
@@ -200,10 +202,10 @@ def _suitable_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
 
 
 def _describe(scores: Scores, dry_run: bool) -> Iterator[str]:
-    if scores.computed is None:
+    if scores.record is None:
         yield "no rows"
         return
-    matrix = scores.computed.record.matrix
+    matrix = scores.record.matrix
     yield f"{matrix.num_rows} of {matrix.num_buckets} rows"
     if gaps := _gaps(scores):
         yield f"missing {', '.join(f'row {row}' for row in gaps)}"
@@ -221,10 +223,10 @@ def _describe(scores: Scores, dry_run: bool) -> Iterator[str]:
 
 
 def _own_without_value(scores: Scores) -> list[str]:
-    if scores.computed is None:
+    if scores.record is None:
         return []
-    built_in = {m.name for m in of_score(ALL_METRICS, scores.computed.record.matrix.score)}
-    own = scores.computed.versions.keys() - built_in - _BUILT_IN
+    built_in = {m.name for m in of_score(ALL_METRICS, scores.record.matrix.score)}
+    own = scores.versions.keys() - built_in - _BUILT_IN
     return [name for name in scores.reasons if name in own]
 
 

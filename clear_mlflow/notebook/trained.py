@@ -20,7 +20,7 @@ from clear_mlflow.evaluation.compare import read_comparison
 from clear_mlflow.report.page.fragment import run_html
 from clear_mlflow.report.pictures import heatmap_figure, png
 from clear_mlflow.report.terminal_tables import matrix_table, metrics_table
-from clear_mlflow.scoring.scores import Scores
+from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.store.client import MlflowClient, mlflow_errors
 from clear_mlflow.store.search import Selection, select
 from clear_mlflow.store.ui_urls import run_links

@@ -13,7 +13,7 @@ from clear_mlflow.learning.measured import Training
 from clear_mlflow.runs.ensemble_run import run_of
 from clear_mlflow.runs.lifecycle import RunResult, close, join, result_of
 from clear_mlflow.runs.training_run import open_training_run
-from clear_mlflow.scoring.scores import Scores
+from clear_mlflow.scoring.computed import Scores
 
 
 def train_in_process(

@@ -45,7 +45,8 @@ from clear_mlflow.journal.journal import (
 from clear_mlflow.journal.sender import UnsentError, is_final
 from clear_mlflow.process.parent import TrainingDied
 from clear_mlflow.runs.logged_models import log_models
-from clear_mlflow.scoring.scores import Scores, score
+from clear_mlflow.scoring.computed import Scores
+from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.compat import forget_active_run, forget_system_metrics, is_generated

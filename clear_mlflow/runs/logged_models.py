@@ -23,12 +23,12 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types import ColSpec, DataType, Schema, TensorSpec
 from PIL import Image
 
+from clear_mlflow.core.record import Record
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
 from clear_mlflow.learning.parameters.recipes import NONE
-from clear_mlflow.scoring.computed import Computed
-from clear_mlflow.scoring.scores import Scores
-from clear_mlflow.scoring.series import bucket_metric_names, points_of
+from clear_mlflow.scoring.computed import Scores
+from clear_mlflow.scoring.series import bucket_metric_names
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import download
 from clear_mlflow.store.client import mlflow_errors
@@ -45,7 +45,7 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     """
     asked = run.data.params.get("log_models", NONE)
     # A configuration file may have another value than the one that "mlflow run" logged.
-    if run.data.params.get("used/log_models", asked) == NONE or scores.computed is None:
+    if run.data.params.get("used/log_models", asked) == NONE or scores.record is None:
         return 0
     run_id = run.info.run_id
     with mlflow_errors(f"list the models of run {run_id}"):
@@ -55,7 +55,7 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     for row, file in sorted(_rows_of(files)):
         known = there.get(str(row))
         if known is None or str(known.status) != _READY:
-            made += _log_model(client, run, scores.computed, row, file, known)
+            made += _log_model(client, run, scores, scores.record, row, file, known)
     return made
 
 
@@ -92,7 +92,8 @@ def _rows_of(files: list[str]) -> Iterator[tuple[int, str]]:
 def _log_model(
     client: MlflowClient,
     run: Run,
-    computed: Computed,
+    scores: Scores,
+    record: Record,
     row: int,
     file: str,
     known: LoggedModel | None,
@@ -127,7 +128,7 @@ def _log_model(
             linked = [output.model_id for output in outputs.model_outputs] if outputs else []
             if model.model_id not in linked:
                 client.log_outputs(run_id, [LoggedModelOutput(model.model_id, step=row)])
-            client.log_batch(run_id, metrics=_accuracies(computed, row, model))
+            client.log_batch(run_id, metrics=_accuracies(scores, record, row, model))
             client.finalize_logged_model(model.model_id, _READY)
     return True
 
@@ -175,23 +176,19 @@ def _grey(side: int) -> bytes:
     return content.getvalue()
 
 
-def _accuracies(computed: Computed, row: int, model: LoggedModel) -> list[Metric]:
+def _accuracies(scores: Scores, record: Record, row: int, model: LoggedModel) -> list[Metric]:
     """The run's own points at this row, which MLflow then has of the model, too."""
-    series = {
-        name: {row: computed.points[name][row]}
-        for name in bucket_metric_names(
-            computed.record.evidence.buckets,
-            names.bucket_series(computed.record.matrix.score.name),
-        )
-        if row in computed.points.get(name, {})
-    }
-    dataset = computed.record.dataset
+    series = names.bucket_series(record.matrix.score.name)
     return [
         Metric(
-            *point,
+            name,
+            scores.points[name][row],
+            scores.times[row],
+            row,
             model_id=model.model_id,
-            dataset_name=dataset.name,
-            dataset_digest=names.dataset_digest(dataset.digest),
+            dataset_name=record.dataset.name,
+            dataset_digest=names.dataset_digest(record.dataset.digest),
         )
-        for point in points_of(series, computed.times)
+        for name in bucket_metric_names(record.evidence.buckets, series)
+        if row in scores.points.get(name, {})
     ]

@@ -37,9 +37,9 @@ from clear_mlflow.metrics import (
 )
 from clear_mlflow.runs.lifecycle import close, end, join, open_run, result_of
 from clear_mlflow.runs.run_writer import RunMetadata, RunWriter, now
-from clear_mlflow.scoring.anytime_scores import read_tests
+from clear_mlflow.scoring.beside import read_tests
+from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.families import families_tag
-from clear_mlflow.scoring.scores import Scores
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import bound_retries, mlflow_errors, preflight

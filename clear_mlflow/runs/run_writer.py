@@ -28,7 +28,7 @@ from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import of_families
 from clear_mlflow.report.page.run_page import load_run_page
 from clear_mlflow.report.pictures import heatmap_array, load_drawing
-from clear_mlflow.scoring.apply import to_metrics
+from clear_mlflow.scoring.plan import to_metrics
 from clear_mlflow.scoring.series import Point, milliseconds, values_at
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors

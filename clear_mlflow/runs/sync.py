@@ -26,7 +26,8 @@ from clear_mlflow.journal.journal import (
 )
 from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.runs import lifecycle
-from clear_mlflow.scoring.scores import Scores, read_scores, write_scores
+from clear_mlflow.scoring.computed import Scores
+from clear_mlflow.scoring.scores import read_scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.conflicts import sqlite_file
@@ -122,7 +123,7 @@ def _close(client: MlflowClient, run: Run, end: End | None) -> str:
         if names.MEMBERS_TAG not in run.data.tags:
             lifecycle.summarize_members(client, run_id, members)
     else:
-        write_scores(client, read_scores(client, run))
+        score(client, run_id)
     status = str(run.info.status)
     if end is None or end.status is None:
         return f"scored; its status stays {status}"

@@ -1,4 +1,4 @@
-"""What a store lacks of a run's scores: nothing, where it was scored from what it holds now.
+"""What a store lacks of a run's scores, and writing it: nothing, where it holds all of it already.
 
 Tags of the run say what it was scored from: digests of its rows, predictions and tests inside
 buckets, and the version of each metric's definition. Where one of them differs, what follows from
@@ -9,56 +9,41 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Metric, Run
+from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.matrix import named_rows
 from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
+from clear_mlflow.core.record import Record
+from clear_mlflow.core.score import Score
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object, json_value
+from clear_mlflow.metrics.from_predictions import Predictions, confusion, macro_matrix
+from clear_mlflow.report.exports import matrix_csv, matrix_json
 from clear_mlflow.report.markdown import description
-from clear_mlflow.report.page.run_page import RunReport
-from clear_mlflow.scoring.computed import Computed
+from clear_mlflow.report.page.run_page import run_page
+from clear_mlflow.report.pictures import confusion_png, heatmap_png, png_array
+from clear_mlflow.report.prediction_tables import calibration_csv, confusion_csv, per_class_csv
+from clear_mlflow.scoring.computed import Plan, Scores
 from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.run_report import run_report
 from clear_mlflow.scoring.series import Point, points_of
 from clear_mlflow.store import names
-from clear_mlflow.store.client import mlflow_errors
+from clear_mlflow.store.artifacts import log_bytes
+from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.ui_urls import artifact_link
 
 _NO_TAG = "none"
 _REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.MATRIX_TABLE, names.HEATMAP_PNG})
 _TABLES = frozenset({names.PER_CLASS_CSV, names.CONFUSION_FOLDER, names.CONFUSION_PNG})
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is to be written into a run, in this order; tags last."""
-
-    reports: bool = False  # the matrix as JSON, CSV, table and heat map
-    tables: bool = False  # of predictions, and their picture
-    page: RunReport | None = None
-    points: tuple[Point, ...] = ()
-    tags: Mapping[str, str] = field(default_factory=dict)
-    changed: tuple[str, ...] = ()  # metrics whose value in force is another one
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the store holds all of it already."""
-        return not (self.reports or self.tables or self.page or self.points or self.tags)
-
-    def __str__(self) -> str:
-        """What would be written, in one line."""
-        parts = [
-            f"{len(self.points)} metric values" if self.points else "",
-            "the reports" if self.reports else "",
-            "the tables of predictions" if self.tables else "",
-            "the page" if self.page is not None else "",
-            f"the tags {', '.join(sorted(self.tags))}" if self.tags else "",
-        ]
-        return ", ".join(filter(None, parts)) or "nothing"
+_BATCH = 900  # MLflow takes 1,000 entries in one call
+# Of more classes, who is taken for whom fills no table that a person reads: a million cells.
+_MOST_CLASSES = 1000
 
 
 def plan_without_rows(run: Run) -> Plan:
@@ -68,29 +53,39 @@ def plan_without_rows(run: Run) -> Plan:
     return Plan(tags=_differing(tags, {names.ROWS_TAG: "none"} if is_ours else {}))
 
 
-def plan(client: MlflowClient, run: Run, computed: Computed, *, thorough: bool = False) -> Plan:
+def plan(client: MlflowClient, run: Run, scores: Scores, *, thorough: bool = False) -> Plan:
     """What a store lacks of a run's scores; *thorough*: also points and files that are gone."""
-    tags, answers, tests = run.data.tags, computed.predicted, computed.anytime
-    same_rows = tags.get(names.SCORED_TAG) == computed.digest
+    record, tags = scores.record, run.data.tags
+    if record is None:
+        return plan_without_rows(run)
+    same_rows = tags.get(names.SCORED_TAG) == scores.digest
     versions = _read_versions(tags)
-    lost = _lost(client, run, computed) if thorough else frozenset()
-    points = list(_lacking(client, run, computed, versions if same_rows and not thorough else {}))
-    page = run_report(computed, run, *_shown(run, computed, versions))
-    stamps = {names.PREDICTIONS_SCORED_TAG: answers.stamp, names.ANYTIME_SCORED_TAG: tests.stamp}
+    lost = _lost(client, run, scores) if thorough else frozenset()
+    points = tuple(_lacking(client, run, scores, versions if same_rows and not thorough else {}))
+    # The page shows values, too, that this scoring has not computed and an earlier one has logged:
+    # a user's own metrics, and those of predictions that were removed.
+    logged = run.data.metrics
+    known = scores.summary.keys() | scores.reasons.keys() | scores.points.keys()
+    earlier = {name: logged[name] for name in versions.keys() & logged.keys() - known}
+    page = run_report(record, scores, run, {**earlier, **scores.summary})
+    stamps = {
+        names.PREDICTIONS_SCORED_TAG: scores.predicted.stamp,
+        names.ANYTIME_SCORED_TAG: scores.anytime.stamp,
+    }
     new = {tag: stamp for tag, stamp in stamps.items() if stamp and tags.get(tag) != stamp}
     wanted = {
-        names.ROWS_TAG: computed.rows_state,
-        names.SCORED_TAG: computed.digest,
-        names.REPORT_TAG: page.stamp(computed.digest),
+        names.ROWS_TAG: scores.rows_state,
+        names.SCORED_TAG: scores.digest,
+        names.REPORT_TAG: page.stamp(scores.digest),
         names.VERSIONS_TAG: _compact(
-            versions | {n: v for n, v in computed.versions.items() if n in computed.points}
+            versions | {n: v for n, v in scores.versions.items() if n in scores.points}
         ),
-        **families_tag(computed.families, tags),
+        **families_tag(scores.families, tags),
         **new,
     }
-    if computed.matrix_tag is not None or names.MATRIX_TAG in tags:
-        wanted[names.MATRIX_TAG] = computed.matrix_tag or _NO_TAG
-    tables = answers.stamp is not None and (
+    if scores.matrix_tag is not None or names.MATRIX_TAG in tags:
+        wanted[names.MATRIX_TAG] = scores.matrix_tag or _NO_TAG
+    tables = scores.predicted.stamp is not None and (
         names.PREDICTIONS_SCORED_TAG in new or bool(lost & _TABLES)
     )
     # Predictions that a person removed stay on the page that was made of them.
@@ -100,25 +95,97 @@ def plan(client: MlflowClient, run: Run, computed: Computed, *, thorough: bool =
     differing = _differing(tags, wanted)
     if not (points or reports or differing) and is_shown:
         return Plan()
-    differing |= _note_tags(run, computed) | (_table_tag(tags) if reports else {})
+    differing |= _note_tags(run, record, scores) | (_table_tag(tags) if reports else {})
     # Of a run that was never scored, training logged the values on the way to its last ones.
-    before = run.data.metrics if names.SCORED_TAG in tags else {}
-    changed = tuple(n for n, value in computed.summary.items() if before.get(n, value) != value)
-    return Plan(reports, tables, None if is_shown else page, tuple(points), differing, changed)
+    before = logged if names.SCORED_TAG in tags else {}
+    changed = tuple(n for n, value in scores.summary.items() if before.get(n, value) != value)
+    return Plan(reports, tables, None if is_shown else page, points, differing, changed)
+
+
+def write_scores(client: MlflowClient, scores: Scores) -> None:
+    """Write what :func:`plan` found lacking: reports, tables, page, metrics, and the tags.
+
+    The tags come last, in a call of their own: a run is called scored only when all the rest is
+    stored.
+    """
+    plan, run_id = scores.plan, scores.run_id
+    with mlflow_errors(f"log the scores of run {run_id}"):
+        if plan.reports and scores.record is not None:
+            _log_reports(client, scores, scores.record)
+        if plan.tables and scores.predicted.predictions is not None:
+            _log_tables(client, scores, scores.predicted.predictions)
+        if plan.page is not None:
+            client.log_text(run_id, run_page(plan.page), names.REPORT_HTML)
+        for start in range(0, len(plan.points), _BATCH):
+            client.log_batch(run_id, metrics=to_metrics(plan.points[start : start + _BATCH]))
+        if plan.tags:
+            log_tags(client, run_id, plan.tags)
+
+
+def to_metrics(points: Iterable[Point]) -> list[Metric]:
+    """Points as MLflow takes them."""
+    return [Metric(*point) for point in points]
+
+
+def prediction_tables(predictions: Predictions) -> dict[str, str]:
+    """Artifact path to text of every table that is made of a run's predictions."""
+    found = {names.PER_CLASS_CSV: per_class_csv(predictions)}
+    if predictions.k in predictions.answers or predictions.k == 0:
+        found[names.MACRO_CSV] = matrix_csv(macro_matrix(predictions))
+    classes = len(predictions.images.class_names)
+    for row in predictions.answers if classes <= _MOST_CLASSES else ():
+        found[f"{names.CONFUSION_FOLDER}/row_{row:03d}.csv"] = confusion_csv(predictions, row)
+    if table := calibration_csv(predictions):
+        found[names.CALIBRATION_CSV] = table
+    return found
+
+
+def _log_reports(client: MlflowClient, scores: Scores, record: Record) -> None:
+    run_id, matrix = scores.run_id, record.evidence
+    client.log_text(run_id, matrix_json(matrix), names.MATRIX_JSON)
+    client.log_text(run_id, matrix_csv(matrix), names.MATRIX_CSV)
+    # Written as a file, not with log_table: that appends to the table of an earlier scoring.
+    client.log_text(run_id, _table(record), names.MATRIX_TABLE)
+    content = heatmap_png(matrix, scores.run_name)
+    log_bytes(client, run_id, content, names.HEATMAP_PNG)
+    # MLflow's chart view sets images of one key side by side, runs beside runs; it starts at the
+    # first step, so the final matrix has a key of its own with one step.
+    client.log_image(run_id, png_array(content), key=names.IMAGE_FINAL, step=0)
+
+
+def _log_tables(client: MlflowClient, scores: Scores, predictions: Predictions) -> None:
+    for path, text in prediction_tables(predictions).items():
+        client.log_text(scores.run_id, text, path)
+    if (last := _last_confusion(predictions)) is not None:
+        row, counts = last
+        images = predictions.images
+        after = "initial" if row == 0 else f"after {images.buckets[row - 1]}"
+        content = confusion_png(counts, images.class_names, f"{scores.run_name}, {after}")
+        log_bytes(client, scores.run_id, content, names.CONFUSION_PNG)
+
+
+def _last_confusion(predictions: Predictions) -> tuple[int, NDArray[np.int64]] | None:
+    """Of the last row that holds any evidence: under streaming, that is not the last of all."""
+    if len(predictions.images.class_names) > _MOST_CLASSES:
+        return None
+    for row in sorted(predictions.answers, reverse=True):
+        if (counts := confusion(predictions, row)).any():
+            return row, counts
+    return None
 
 
 def _lacking(
-    client: MlflowClient, run: Run, computed: Computed, versions: Mapping[str, int]
+    client: MlflowClient, run: Run, scores: Scores, versions: Mapping[str, int]
 ) -> Iterator[Point]:
     """Points that the store has not, or whose value in force is another.
 
     A series whose last value is in force, by the same definition and from the same rows, is whole:
     *versions* is empty where that is not known. Any other that the run holds is looked up.
     """
-    for name, steps in computed.points.items():
+    for name, steps in scores.points.items():
         in_force: dict[int, Point] = {}
         if name in run.data.metrics:
-            same = versions.get(name) == computed.versions.get(name)
+            same = versions.get(name) == scores.versions.get(name)
             was_scored = name in versions or (names.is_of_bucket(name) and bool(versions))
             if same and was_scored and run.data.metrics[name] == steps[max(steps)]:
                 continue
@@ -126,7 +193,7 @@ def _lacking(
                 history = client.get_metric_history(run.info.run_id, name)
             for held in sorted(history, key=lambda metric: metric.timestamp):
                 in_force[held.step] = Point(name, held.value, held.timestamp, held.step)
-        for point in points_of({name: steps}, computed.times):
+        for point in points_of({name: steps}, scores.times):
             if point.step not in in_force:
                 yield point
             elif (other := in_force[point.step]).value != point.value:
@@ -134,29 +201,43 @@ def _lacking(
                 yield point._replace(time=max(other.time + 1, point.time))
 
 
-def _lost(client: MlflowClient, run: Run, computed: Computed) -> frozenset[str]:
+def _lost(client: MlflowClient, run: Run, scores: Scores) -> frozenset[str]:
     """Paths of reports, tables and page that a scored run's artifacts lack."""
-    answers, found = computed.predicted, set()
+    found, predictions = set(), scores.predicted.predictions
     wanted = _REPORTS | {names.REPORT_HTML}
-    if answers.predictions is not None:
-        wanted |= _TABLES if answers.picture else _TABLES - {names.CONFUSION_PNG}
+    if predictions is not None:
+        wanted |= _TABLES if _last_confusion(predictions) else _TABLES - {names.CONFUSION_PNG}
     for folder in ("", names.MATRIX_FOLDER, PREDICTIONS_FOLDER):
         with mlflow_errors(f"list {folder or 'the artifacts'} of run {run.info.run_id}"):
             found |= {file.path for file in client.list_artifacts(run.info.run_id, folder)}
     return wanted - found
 
 
-def _shown(
-    run: Run, computed: Computed, versions: Mapping[str, int]
-) -> tuple[dict[str, float], dict[str, str]]:
-    """What the page shows: also values that an earlier scoring has logged and this one has not.
+def _table(record: Record) -> str:
+    """The matrix as a table that MLflow's evaluation view compares across runs.
 
-    A user's own metrics are not computed by every scoring, and predictions may have been removed.
+    That view groups by the first column and sets the second one of all runs side by side: so these
+    are what was trained through, and its row in one text. The cells follow, accuracies in %, a
+    column a bucket.
     """
-    logged = run.data.metrics
-    known = computed.summary.keys() | computed.reasons.keys() | computed.points.keys()
-    earlier = {name: logged[name] for name in versions.keys() & logged.keys() - known}
-    return {**earlier, **computed.summary}, dict(computed.reasons)
+    score = record.matrix.score
+    rows = [
+        [
+            "initial" if i < 0 else f"after {i + 1:02d}",
+            "  ".join(score.cell(value) for value in values),
+            *(_shown(value, score) for value in values),
+        ]
+        for i, _, values in named_rows(record.evidence)
+    ]
+    cells = (f"on {key}" for key in record.evidence.buckets)
+    return json.dumps({"columns": ["trained", score.label, *cells], "data": rows})
+
+
+def _shown(value: float, score: Score) -> float | None:
+    """A cell with few digits: MLflow's page shows as many as there are, and cuts them off."""
+    if math.isnan(value):
+        return None
+    return round(100 * float(value), 1) if score.is_accuracy else float(score.cell(value))
 
 
 def _read_versions(tags: Mapping[str, str]) -> dict[str, int]:
@@ -180,19 +261,19 @@ def _table_tag(tags: Mapping[str, str]) -> dict[str, str]:
     return {names.MLFLOW_TABLES: json.dumps([*tables, this_table])}
 
 
-def _note_tags(run: Run, computed: Computed) -> dict[str, str]:
+def _note_tags(run: Run, record: Record, scores: Scores) -> dict[str, str]:
     """The run's description, unless a person has written another one."""
     tags = run.data.tags
     current = tags.get(names.MLFLOW_NOTE)
     if current and _short_hash(current) != tags.get(names.NOTE_TAG):
         return {}
     note = description(
-        computed.record,
-        computed.summary,
-        computed.reasons,
+        record,
+        scores.summary,
+        scores.reasons,
         facts={name: tags[name] for name in ("strategy", "model") if name in tags},
         report=artifact_link(run, names.REPORT_HTML),
-        lower_is_better=computed.lower_is_better,
+        lower_is_better=scores.lower_is_better,
     )
     if note == current:
         return {}

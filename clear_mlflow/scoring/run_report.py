@@ -10,9 +10,10 @@ from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_USER
 
 from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.record import Record
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, json_object
 from clear_mlflow.report.page.run_page import RunReport
-from clear_mlflow.scoring.computed import Computed
+from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.store import names
 
 _USED, _ASKED = "used/", "asked/"
@@ -28,14 +29,9 @@ _ENVIRONMENT = {
 }
 
 
-def run_report(
-    computed: Computed,
-    run: Run,
-    summary: Mapping[str, float],
-    reasons: Mapping[str, str],
-) -> RunReport:
-    """The page of a run; *summary* and *reasons* are by metric, as they are shown."""
-    record, answers = computed.record, computed.predicted
+def run_report(record: Record, scores: Scores, run: Run, summary: Mapping[str, float]) -> RunReport:
+    """The page of a run; *summary* is by metric, as it is shown."""
+    answers = scores.predicted
     params, tags = dict(sorted(run.data.params.items())), run.data.tags
     used = {n.removeprefix(_USED): v for n, v in params.items() if n.startswith(_USED)}
     asked = {n.removeprefix(_ASKED): v for n, v in params.items() if n.startswith(_ASKED)}
@@ -46,20 +42,20 @@ def run_report(
     without = ""
     if answers.problem is not None:
         without = f"Its predictions were left out: {answers.problem}."
-    elif not answers.are_kept and record.matrix.score.is_accuracy:
+    elif not (answers.is_unread or answers.predictions) and record.matrix.score.is_accuracy:
         without = "Accuracy per class needs the predictions, and the run kept none."
     notes = [str(text) for text in _listed(profile.get("warnings"))]
-    if computed.anytime.problem is not None:
-        notes.append(f"Its tests inside buckets were left out: {computed.anytime.problem}.")
+    if scores.anytime.problem is not None:
+        notes.append(f"Its tests inside buckets were left out: {scores.anytime.problem}.")
     return RunReport(
-        name=computed.run_name,
+        name=scores.run_name,
         run_id=run.info.run_id,
         record=record,
         summary=summary,
-        reasons=reasons,
+        reasons=scores.reasons,
         predictions=answers.predictions,
         without_predictions=without,
-        lower_is_better=computed.lower_is_better,
+        lower_is_better=scores.lower_is_better,
         configuration=configuration,
         asked={name: text for name, text in asked.items() if text != configuration[name]},
         dataset={
@@ -75,10 +71,10 @@ def run_report(
         num_train=_counts(profile.get("num_train")),
         environment={
             **{shown: tags[tag] for tag, shown in _ENVIRONMENT.items() if tag in tags},
-            **_measured(computed.times),
+            **_measured(scores.times),
         },
         notes=notes,
-        tests=computed.anytime.matrix,
+        tests=scores.anytime.tests,
     )
 
 

@@ -14,19 +14,18 @@ from clear_mlflow.core.record import Record, assemble
 from clear_mlflow.metrics.from_predictions import METRICS as PREDICTION_METRICS
 from clear_mlflow.report.page import rendered
 from clear_mlflow.report.page.run_page import run_page
-from clear_mlflow.scoring.anytime_scores import read_anytime_scores
-from clear_mlflow.scoring.computed import (
-    AnytimeScores,
-    PredictionScores,
-    compute,
-    compute_predictions,
+from clear_mlflow.scoring.beside import (
+    Beside,
+    read_anytime_scores,
+    read_predictions,
+    score_predictions,
 )
-from clear_mlflow.scoring.families import logged_families, metrics_of
-from clear_mlflow.scoring.prediction_scores import keeps_predictions, read_predictions
+from clear_mlflow.scoring.computed import compute
 from clear_mlflow.scoring.run_report import run_report
 from clear_mlflow.server.kept_pages import KeptPages
 from clear_mlflow.server.mlflow_hooks import without_addresses
 from clear_mlflow.server.run_state import has_ended, state_of
+from clear_mlflow.store import names
 from clear_mlflow.store.matrices import stored_rows_of
 
 # Of the predictions of all rows. Labels of CLEAR-100's 55,000 test images take half a megabyte in
@@ -72,38 +71,29 @@ def _drawn(store: MlflowClient, run: Run, workspace: str, state: str) -> str:
             data=None,
             place=place,
         )
-    families = logged_families(run.data.tags)
     record = assemble(rows.records)
-    computed = compute(
-        name,
-        rows,
-        record,
-        families=families,
-        metrics=metrics_of(families, ()),
-        answers=_answers(store, run, record) if keeps_predictions(run) else None,
-        tests=_tests(store, run, record),
-    )
-    report = run_report(computed, run, computed.summary, computed.reasons)
+    answers = _answers(store, run, record) if names.PREDICTIONS_TAG in run.data.tags else None
+    scores = compute(run, rows, record, answers=answers, tests=_tests(store, run, record))
+    report = run_report(record, scores, run, scores.summary)
     return run_page(report, over=_OVER, place=place)
 
 
-def _tests(store: MlflowClient, run: Run, record: Record) -> AnytimeScores:
+def _tests(store: MlflowClient, run: Run, record: Record) -> Beside:
     """What its tests inside buckets say."""
     try:
         return read_anytime_scores(store, run, record, thorough=True)
     except ClearError as error:
-        return AnytimeScores(problem=without_addresses(str(error)))
+        return Beside(problem=without_addresses(str(error)))
 
 
-def _answers(store: MlflowClient, run: Run, record: Record) -> PredictionScores | None:
+def _answers(store: MlflowClient, run: Run, record: Record) -> Beside | None:
     """What its predictions say; where they cannot be read, what a scoring logged of them."""
     try:
         found = read_predictions(store, run, record, largest=_MOST_BYTES)
     except ClearError as error:
         metrics = run.data.metrics
         logged = {m.name: metrics[m.name] for m in PREDICTION_METRICS if m.name in metrics}
-        return PredictionScores(logged, problem=without_addresses(str(error)))
+        return Beside(logged, problem=without_addresses(str(error)))
     if found is None:
         return None  # removed since
-    name = run.info.run_name or run.info.run_id
-    return compute_predictions(found, record, name)
+    return score_predictions(found, record)

@@ -8,7 +8,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run, RunStatus
 
 from clear_mlflow.core.errors import ClearError
-from clear_mlflow.scoring.anytime_scores import sizes_of_tests
+from clear_mlflow.scoring.beside import sizes_of_tests
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import row_sizes
 

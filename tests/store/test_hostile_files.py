@@ -21,7 +21,7 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import read_config_file
 from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.runs.resume import ResumePoint, parameters_to_resume
-from clear_mlflow.scoring.computed import prediction_tables
+from clear_mlflow.scoring.plan import prediction_tables
 from clear_mlflow.store.rows import _content
 
 

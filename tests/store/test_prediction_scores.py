@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -13,12 +14,13 @@ from stored_runs import histories
 from clear_mlflow.cli import main
 from clear_mlflow.core.predictions import (
     EVALUATION_SET_FILE,
+    RowPredictions,
 )
 from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics._common import evaluated
 from clear_mlflow.report.pictures import confusion_png
-from clear_mlflow.scoring import prediction_scores as tracked
+from clear_mlflow.scoring import beside as tracked
 from clear_mlflow.statistics import CorrectMatrix
 from clear_mlflow.store import names
 from clear_mlflow.store.rows import read_rows
@@ -117,8 +119,8 @@ def test_damaged_predictions_do_not_stop_the_rows(store, experiment_id):
         assert score(store, run).is_problem
 
 
-def test_predictions_that_were_removed_are_no_problem(store, experiment_id):
-    """A person made room; and a row whose predictions alone are gone leaves a gap."""
+def test_predictions_that_were_removed_are_reported(store, experiment_id):
+    """What was computed of them stays; a row whose predictions alone are gone leaves a gap."""
     run = kept_run(store, experiment_id)
     (predictions_folder(run) / "row_001.safetensors").unlink()
     assert not score(store, run, named=True).is_problem
@@ -127,7 +129,22 @@ def test_predictions_that_were_removed_are_no_problem(store, experiment_id):
     for path in predictions_folder(run).rglob("*.safetensors"):
         path.unlink()
     verdict = score(store, run, named=True)
-    assert (verdict.action, verdict.is_problem) == ("unchanged", False)
+    assert (verdict.action, verdict.is_problem) == ("unchanged", True)
+    assert "its predictions were left out: they were there when it was scored" in verdict.detail
+    assert histories(store, run.info.run_id) == logged
+
+
+def test_predictions_that_changed_are_scored_again(store, experiment_id):
+    """As many answers of each bucket are right as before, and they are others."""
+    run = kept_run(store, experiment_id, kept="probs", probs=True)
+    score(store, run)
+    file = predictions_folder(run) / "row_002.safetensors"
+    found = RowPredictions.load(file)
+    changed = found.probabilities[:, ::-1].copy()
+    assert (changed != found.probabilities).any()
+    file.write_bytes(replace(found, probabilities=changed).to_bytes())
+    assert score(store, run, named=True).action == "scored"
+    assert score(store, run, named=True).action == "unchanged"
 
 
 def test_a_large_file_is_not_fetched(store, experiment_id, monkeypatch):

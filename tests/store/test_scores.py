@@ -11,8 +11,9 @@ from clear_mlflow import AccuracyMatrix, series
 from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.scoring.computed import compute
-from clear_mlflow.scoring.scores import Scoring, read_scores, score, write_scores
+from clear_mlflow.scoring.computed import Scoring, compute
+from clear_mlflow.scoring.plan import write_scores
+from clear_mlflow.scoring.scores import read_scores, score
 from clear_mlflow.store import names
 from clear_mlflow.store.matrices import StoredRows
 from clear_mlflow.store.rows import parse_rows
@@ -137,7 +138,7 @@ def test_a_description_is_kept_where_a_person_wrote_it(store, experiment_id):
     assert store.get_run(run_id).data.tags[names.MLFLOW_NOTE] == "mine"
 
 
-def test_a_step_has_the_time_of_its_row_or_of_the_last_before():
+def test_a_step_has_the_time_of_its_row_or_of_the_last_before(store, experiment_id):
     """Rows were written a second apart; two of them were lost."""
     texts = row_texts()
     first, last = (
@@ -147,7 +148,9 @@ def test_a_step_has_the_time_of_its_row_or_of_the_last_before():
     records = parse_rows(
         {n: text.encode() for n, text in texts.items() if n not in ("row_000.json", "row_003.json")}
     )
-    computed = compute("a run", StoredRows(records, "d", None, False), assemble(records))
+    computed = compute(
+        store.create_run(experiment_id), StoredRows(records, "d", None, False), assemble(records)
+    )
     start = 1_769_817_600_123  # 2026-01-31T00:00:00.123 UTC, in milliseconds
     minutes = [1, 1, 2, 2, 4]
     assert computed.times == {k: start + 60_000 * m for k, m in enumerate(minutes)}

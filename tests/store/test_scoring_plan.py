@@ -12,8 +12,9 @@ from clear_mlflow.core.errors import UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_file_name
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.scoring.computed import Computed, PredictionScores, compute
-from clear_mlflow.scoring.plan import Plan, plan, plan_without_rows
+from clear_mlflow.scoring.beside import Beside
+from clear_mlflow.scoring.computed import Plan, Scores, Scoring, compute
+from clear_mlflow.scoring.plan import plan, plan_without_rows
 from clear_mlflow.store import names
 from clear_mlflow.store.matrices import StoredRows
 
@@ -63,7 +64,7 @@ class ModelStore:
         shown = {name: self.history(name) for name in {p.name for p in self.points}}
         metrics = {name: steps[max(steps)].value for name, steps in shown.items()}
         data = SimpleNamespace(metrics=metrics, tags=dict(self.tags), params={})
-        info = SimpleNamespace(run_id="run", experiment_id="1")
+        info = SimpleNamespace(run_id="run", run_name="run", experiment_id="1")
         return SimpleNamespace(info=info, data=data, inputs=None)
 
     def lacks(self, computed, thorough=False):
@@ -84,7 +85,7 @@ class ModelStore:
 
 
 @st.composite
-def computed_runs(draw) -> Computed:
+def computed_runs(draw) -> Scores:
     """What some rows of a run define, with gaps, under either protocol, with and without more."""
     num_buckets = draw(st.integers(1, 4))
     count = st.integers(0, NUM_TEST)
@@ -104,12 +105,12 @@ def computed_runs(draw) -> Computed:
         for row in sorted(kept)
     }
     steps = {step: draw(st.floats(0, 1)) for step in kept - {0}}
-    answers = PredictionScores(points={"macro_accuracy/average": steps} if steps else {}, stamp="s")
+    answers = Beside(points={"macro_accuracy/average": steps} if steps else {}, stamp="s")
     return compute(
-        "run",
+        ModelStore().run,
         StoredRows(records, draw(st.sampled_from(["d1", "d2"])), draw(TAG_TEXTS), False),
         assemble(records),
-        metrics=(*METRICS, OWN),
+        Scoring(metrics=(*METRICS, OWN)),
         answers=draw(st.sampled_from([None, answers])),
     )
 
@@ -132,7 +133,7 @@ TAGS = st.sampled_from(
 
 
 @st.composite
-def stores(draw, computed: Computed) -> ModelStore:
+def stores(draw, computed: Scores) -> ModelStore:
     """What other scorings, other programs and accidents left behind."""
     store = ModelStore(draw(TAGS))
     chance = random.Random(draw(st.integers(0, 2**32)))

@@ -52,7 +52,7 @@ from clear_mlflow.runs.resume import ResumePoint, read_resume_point, take_over
 from clear_mlflow.runs.supervised import _close_complete
 from clear_mlflow.runs.sync import find_journals, sync_each
 from clear_mlflow.runs.training_run import TrainingRun, open_training_run
-from clear_mlflow.scoring import apply
+from clear_mlflow.scoring import plan
 from clear_mlflow.scoring.series import all_series
 from clear_mlflow.store import heartbeat
 from clear_mlflow.store.client import mlflow_errors
@@ -148,7 +148,7 @@ def become(machine: Path, uri: str) -> MlflowClient:
     patch.setattr(heartbeat, "_LOOK_SECONDS", 0.3)
     patch.setattr(run_writer, "_HEARTBEAT_SECONDS", 0.4)
     patch.setattr(MlflowClient, "log_image", lambda *arguments, **options: None)
-    patch.setattr(apply, "heatmap_png", lambda matrix, title: PICTURE)
+    patch.setattr(plan, "heatmap_png", lambda matrix, title: PICTURE)
     no_route = MlflowException("no route to host", TEMPORARILY_UNAVAILABLE)
     for name in ("get_run", "log_batch", "set_tag", "log_param", "delete_tag", "update_run_info"):
         call = getattr(SqlAlchemyStore, name)
