@@ -1,7 +1,8 @@
 """``python WORDS`` and ``clear-mlflow ARGUMENTS``, forked from a process with everything imported.
 
 Importing MLflow and torch takes most of the time of a command. Here a fork server of each pytest
-worker imports them once. What a test sees is a :class:`subprocess.Popen`.
+worker imports them once, and forks what such a command starts of the package, too. What a test sees
+is a :class:`subprocess.Popen`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,21 @@ import io
 import multiprocessing
 import os
 import runpy
+import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
+from setproctitle import setproctitle
+
 PROGRAM = "clear_mlflow"
+_Popen = subprocess.Popen
 _LOADED = [
     "alembic.command",
     "git",
@@ -39,10 +46,11 @@ _LOADED = [
 ]
 
 
-class ForkedPython(subprocess.Popen):
+class ForkedPython(_Popen):
     """``python WORDS`` (``-m MODULE``, ``-c CODE`` or a file, and arguments), forked.
 
-    It takes the options of its base that tests use; streams are of texts.
+    It takes the options of its base that are used here; streams are of texts. The number of a
+    descriptor that is passed on is the last of the words.
     """
 
     def __init__(
@@ -54,6 +62,7 @@ class ForkedPython(subprocess.Popen):
         stdout: IO[bytes] | int | None = None,
         stderr: IO[bytes] | int | None = None,
         start_new_session: bool = False,
+        pass_fds: Iterable[int] = (),
         text: bool = True,
     ) -> None:
         assert text
@@ -84,6 +93,7 @@ class ForkedPython(subprocess.Popen):
                 theirs.append(os.dup(number))
             else:
                 theirs.append(os.dup(asked if isinstance(asked, int) else asked.fileno()))
+        theirs += map(os.dup, pass_fds)
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_LOADED)
         streams = [Connection(descriptor) for descriptor in theirs]
@@ -110,6 +120,37 @@ class ForkedPython(subprocess.Popen):
         if self.poll() is None:
             raise subprocess.TimeoutExpired(self.args, timeout)
         return self.returncode
+
+
+class _ForkedToo(_Popen):
+    """What starts a process in one that was forked."""
+
+    def __new__(cls, args: Any, **options: Any) -> Any:
+        words = [] if isinstance(args, str) else [word for word in args if word != "-u"]
+        if words[:2] == [sys.executable, "-m"] and words[2].startswith(PROGRAM):
+            return ForkedPython(*words[1:], **options)
+        return super().__new__(cls)
+
+
+def _fork_what_it_starts() -> None:
+    """Begin a fork server below this process; multiprocessing's own would load everything anew."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind("")  # Linux chooses a name
+    listener.listen()
+    alive, held = os.pipe()
+    if not (pid := os.fork()):
+        os.close(held)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a group's; it ends when this process does
+        try:
+            forkserver.main(listener.fileno(), alive, preload=[])
+        finally:
+            os._exit(0)
+    os.close(alive)
+    server: Any = vars(forkserver)["_forkserver"]
+    server._forkserver_address, server._forkserver_alive_fd = listener.getsockname(), held
+    server._forkserver_pid = pid
+    listener.close()
+    subprocess.Popen = _ForkedToo
 
 
 class Forked(ForkedPython):
@@ -171,9 +212,15 @@ def _run(
     """Be what a new interpreter would be, to its end."""
     if new_session:
         os.setsid()
-    for number, stream in enumerate(streams):
+    for number, stream in enumerate(streams[:3]):
         os.dup2(stream.fileno(), number)
         stream.close()
+    if passed := streams[3:]:
+        words = [*words[:-1], str(os.dup(passed[0].fileno()))]
+        passed[0].close()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    setproctitle(" ".join([sys.executable, *words]))
+    _fork_what_it_starts()
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace")  # noqa: SIM115
