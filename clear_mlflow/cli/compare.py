@@ -127,11 +127,11 @@ def compare(
 
 
 def _own_metrics(named: tuple[str, ...]) -> tuple[Metric, ...]:
-    """Those that the user named and that installed packages offer, of the matrix."""
-    of_predictions = load_own_metrics(named, installed=False).predictions
-    if of_predictions:
+    """Those that the user named, of the matrix."""
+    own = load_own_metrics(named)
+    if own.predictions:
         raise ConfigError(
-            f"metric {of_predictions[0].name} is computed from predictions, and runs are compared "
+            f"metric {own.predictions[0].name} is computed from predictions, and runs are compared "
             "by metrics of the matrix; leave it out"
         )
-    return load_own_metrics(named).matrix
+    return own.matrix

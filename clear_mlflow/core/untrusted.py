@@ -63,7 +63,6 @@ MAX_BUCKETS: Final = 1000
 MAX_KEY_CHARACTERS: Final = 100
 MAX_CLASSES: Final = 2**16
 MAX_CELLS_PER_CLASS: Final = 50_000_000  # rows by buckets by classes
-MAX_CELLS: Final = 8_000_000  # in all runs of one file
 MAX_COUNT: Final = 2**53  # the largest integer that every JSON reader keeps, also those of doubles
 MAX_TEXT_CHARACTERS: Final = 150  # of a dataset's name, for example
 MAX_LINES: Final = 2_000_000  # of a log

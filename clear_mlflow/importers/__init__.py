@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_CELLS, MAX_LOG_BYTES, read_bytes
+from clear_mlflow.core.untrusted import MAX_LOG_BYTES, read_bytes
 from clear_mlflow.importers._base import Format, Imported, Reading, Source, as_rows, finish
 from clear_mlflow.importers._row_files import RowPattern, matrix_of_rows
 
@@ -77,24 +78,16 @@ def read_runs(
             "docs/import.md"
         )
     try:
-        return tuple(_runs(source, found, reading or Reading()))
+        said = reading or Reading()
+        source = replace(source, buckets=said.buckets or ())
+        runs = tuple(finish(source, found, parsed, said) for parsed in found.parse(source))
+        if not runs:
+            raise RecordError("holds no run")
+        return runs
     except RecordError as error:
         raise RecordError(f"{name} (read as {found.name}): {error}") from error
     except ConfigError as error:
         raise ConfigError(f"{name}: {error}") from error
-
-
-def _runs(source: Source, kind: Format, reading: Reading) -> Iterator[Imported]:
-    """One run after the other, up to the limit of cells in one file."""
-    cells = 0
-    for parsed in kind.parse(source):
-        run = finish(source, kind, parsed, reading)
-        cells += run.matrix.num_buckets**2
-        if cells > MAX_CELLS:
-            raise RecordError(f"holds matrices of more than {MAX_CELLS} cells in all")
-        yield run
-    if cells == 0:
-        raise RecordError("holds no run")
 
 
 def passed_over(name: str, siblings: Sequence[str]) -> str | None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from clear_mlflow.core.untrusted import MAX_BUCKETS
 
 NAN: Final = math.nan
 _HEAD = 4096  # bytes that are looked at to recognise the format
+_Cells: TypeAlias = "NDArray[np.float64]"
 _Numbers = Annotated[list[float | None], msgspec.Meta(max_length=MAX_BUCKETS)]
 
 
@@ -35,6 +36,7 @@ class Source:
 
     name: str
     content: bytes  # at most untrusted.MAX_LOG_BYTES
+    buckets: tuple[str, ...] = ()  # names that a person stated
 
     @cached_property
     def head(self) -> str:
@@ -130,11 +132,11 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
                 "untrained model's; leave initial out"
             )
         initial, rows = (rows[0], rows[1:]) if rows else (None, rows)
-    cells = _rectangle([*([] if initial is None else [initial]), *rows])
+    cells = _rectangle(initial, rows)
     score = _score(kind, parsed, reading)
     if score.is_accuracy:
         cells = _fractions(cells, kind, reading)
-    values, first = (cells, None) if initial is None else (cells[1:], cells[0])
+    values, first = cells[1:], cells[0]
     if values.shape[0] > values.shape[1]:
         raise RecordError(
             f"has {values.shape[0]} rows for {values.shape[1]} buckets; expected a row per bucket "
@@ -149,6 +151,8 @@ def finish(source: Source, kind: Format, parsed: Parsed, reading: Reading) -> Im
     )
     if matrix.num_rows == 0 and matrix.initial is None:
         raise RecordError(f"holds no {score.name} that was measured")
+    if matrix.num_instances is not None and score.is_accuracy:
+        _check_counts(cells, matrix.num_instances)
     part = source.content if parsed.part is None else parsed.part
     digest = f"sha256:{hashlib.sha256(part).hexdigest()}"
     return Imported(matrix, dict(parsed.facts), parsed.label, digest)
@@ -195,27 +199,45 @@ def grid(cells: Mapping[tuple[int, int], float], width: int = 0) -> list[list[fl
     return rows
 
 
-def whole(text: str, what: str) -> int:
+def whole(text: str, what: str, most: int = MAX_BUCKETS) -> int:
     """The digits of a text, zeros before them too, as an integer that may number a bucket."""
     digits = text.lstrip("0") or "0"
-    if len(digits) > 6 or int(digits) > MAX_BUCKETS:
+    if len(digits) > 6 or int(digits) > most:
         raise RecordError(f"{what} is {shown(text)}; at most {MAX_BUCKETS} buckets are read")
     return int(digits)
 
 
-def _rectangle(rows: Sequence[Sequence[float]]) -> NDArray[np.float64]:
-    """Rows as an array; shorter ones end in NaN: the future."""
-    if not rows:
-        raise RecordError("holds no row of accuracies")
-    width = max(map(len, rows))
-    if not 1 <= width <= MAX_BUCKETS or len(rows) > MAX_BUCKETS + 1:
+def _rectangle(initial: Sequence[float] | None, rows: Sequence[Sequence[float]]) -> _Cells:
+    """Rows as an array; of a triangle, whose row i has i cells, the rest is NaN: the future."""
+    lengths = [len(row) for row in rows]
+    width = max(lengths, default=0) if initial is None else len(initial)
+    if not 1 <= max(width, *lengths, 0) <= MAX_BUCKETS or len(rows) > MAX_BUCKETS:
         raise RecordError(
             f"holds {len(rows)} rows of up to {width} numbers; expected 1 to {MAX_BUCKETS}"
         )
-    cells = np.full((len(rows), width), NAN)
-    for i, row in enumerate(rows):
+    if set(lengths) - {width} and lengths != [*range(1, len(rows) + 1)]:
+        raise RecordError(
+            f"holds rows of {shown(lengths)} numbers; expected a number for each of {width} "
+            "buckets in every row, or one more in each row than in the row before"
+        )
+    cells = np.full((len(rows) + 1, width), NAN)
+    for i, row in enumerate([initial or [], *rows]):
         cells[i, : len(row)] = row
     return cells
+
+
+def _check_counts(cells: _Cells, num_instances: NDArray[np.int64]) -> None:
+    """Refuse an accuracy that, to its last digit, no number of right images gives."""
+    off = np.abs(np.round(cells * num_instances) / num_instances - cells)
+    whole = np.isnan(cells) | (off <= 1e-6)
+    for digits in range(1, 6):
+        whole |= (np.abs(np.round(cells, digits) - cells) < 1e-12) & (off <= 0.5 * 10**-digits)
+    if not whole.all():
+        row, column = np.argwhere(~whole)[0]
+        raise RecordError(
+            f"holds {cells[row, column]:g}, which no number of {num_instances[column]} test images "
+            "gives; leave num_instances out, for means over runs too"
+        )
 
 
 def _score(kind: Format, parsed: Parsed, reading: Reading) -> Score:
@@ -236,7 +258,7 @@ def _score(kind: Format, parsed: Parsed, reading: Reading) -> Score:
     return found
 
 
-def _fractions(cells: NDArray[np.float64], kind: Format, reading: Reading) -> NDArray[np.float64]:
+def _fractions(cells: _Cells, kind: Format, reading: Reading) -> _Cells:
     scale = kind.scale or reading.scale
     if reading.scale not in ("auto", scale):
         raise ConfigError(
@@ -259,7 +281,7 @@ def _fractions(cells: NDArray[np.float64], kind: Format, reading: Reading) -> ND
     return cells
 
 
-def _future(values: NDArray[np.float64], kind: Format, reading: Reading) -> NDArray[np.float64]:
+def _future(values: _Cells, kind: Format, reading: Reading) -> _Cells:
     """The matrix, NaN where zeros above the diagonal mean "not tested"."""
     future = ~np.tri(*values.shape, dtype=np.bool_)
     cells = values[future]
@@ -275,7 +297,7 @@ def _future(values: NDArray[np.float64], kind: Format, reading: Reading) -> NDAr
         raise RecordError(
             "holds accuracies above the diagonal other than 0; future=not-tested cannot be true"
         )
-    found: NDArray[np.float64] = np.where(future, NAN, values)
+    found: _Cells = np.where(future, NAN, values)
     # Who begins with a matrix of zeros has rows of zeros at the end of a run that stopped.
     trained = np.flatnonzero(np.nan_to_num(found).any(axis=1))
     return found[: trained[-1] + 1 if trained.size else 0]

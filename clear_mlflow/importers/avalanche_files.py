@@ -19,8 +19,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINES, MAX_RESULTS_BYTES
@@ -73,9 +71,8 @@ def _parse_csv(source: Source) -> list[Parsed]:
     rows = grid(found)
     # Row 0, before any training, is no bucket: the grid may have one column too many.
     width = max(len(rows) - 1, 1 + max(j for _, j in found))
-    rows = [row[:width] for row in rows]
-    tested = not np.isnan(rows[0]).all()
-    return [Parsed(rows=rows[1:] or [[NAN] * width], initial=rows[0] if tested else None)]
+    initial, *rows = (row[:width] for row in rows)
+    return [Parsed(rows=rows, initial=initial)]
 
 
 def _experience(text: str) -> int:

@@ -1,8 +1,10 @@
 """Mammoth's logs.pyd: a line per run, each the text of a Python dictionary.
 
-Source: utils/loggers.py, ``Logger.write``. ``accuracy_<j>_task<i>`` is the accuracy in percent on
-task j after task i; future tasks are there only where they were tested (``--eval_future``). The
-lines are taken apart here and never executed or evaluated: a run's arguments may be anything.
+Source: utils/loggers.py, ``Logger.write``, and utils/training.py of aimagelab/mammoth, e75a491.
+``accuracy_<j>_task<i>`` is the accuracy in percent on task j at test i, that of the tasks so far
+after task i. With ``--eval_future`` a test of the tasks to come follows each, numbered on: its
+accuracies are those from the next task on. The lines are taken apart here and never executed or
+evaluated: a run's arguments may be anything.
 """
 
 from __future__ import annotations
@@ -12,8 +14,8 @@ from collections.abc import Iterator
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_LINE_CHARACTERS, MAX_RUNS
-from clear_mlflow.importers._base import NAN, Format, Parsed, Source, grid, whole
+from clear_mlflow.core.untrusted import MAX_BUCKETS, MAX_LINE_CHARACTERS, MAX_RUNS
+from clear_mlflow.importers._base import NAN, Format, Parsed, Source, whole
 
 _PART = re.compile(
     r"""\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|(?P<open>[\[({])|(?P<close>[\])}])"""
@@ -46,24 +48,43 @@ def _parse(source: Source) -> Iterator[Parsed]:
 
 def _run(line: str) -> tuple[list[list[float]], dict[str, str]]:
     entries = _entries(line)
-    cells: dict[tuple[int, int], float] = {}
+    tests: dict[int, dict[int, float]] = {}
     for key, value in entries.items():
         if match := _CELL.fullmatch(key):
-            column, row = (whole(digits, "a task") for digits in match.groups())
-            if column == 0 or row == 0:
-                raise RecordError(f"holds {shown(key)}; tasks are counted from 1")
-            cells[row - 1, column - 1] = _accuracy(key, value)
-    if not cells:
+            column, test = (whole(digits, "a task", 2 * MAX_BUCKETS) for digits in match.groups())
+            tests.setdefault(test, {})[column] = _accuracy(key, value)
+    if not tests:
         raise RecordError(
             "holds no accuracy_<j>_task<i>: mammoth keeps accuracies per task for class-il and "
             "task-il alone, and means otherwise"
         )
+    rows = []
+    for test in range(1, max(tests) + 1):
+        cells = tests.get(test, {})
+        if set(cells) != set(range(1, len(cells) + 1)):
+            raise RecordError(
+                f"holds tasks {shown(sorted(cells))} at test {test}; expected 1, 2, ..."
+            )
+        rows.append([cells[column] for column in range(1, len(cells) + 1)])
+    ahead: list[list[float]] = []
+    if entries.get("eval_future") in (["True"], ["1"]):
+        rows, ahead = rows[0::2], rows[1::2]
+    width = len(rows) + (len(ahead[-1]) if len(ahead) == len(rows) else 0)
+    for i, row in enumerate(rows):
+        future = ahead[i] if i < len(ahead) else []
+        if len(row) != i + 1 or len(row) + len(future) != (width if ahead else i + 1):
+            raise RecordError(
+                f"holds {len(row)} accuracies of past and {len(future)} of future tasks after task "
+                f"{i + 1}; expected {i + 1}, and with eval_future all others: --validation, "
+                "--eval_epochs and --start_from log further tests, which are not told apart"
+            )
+        row += future
     facts = {
         ours: fact
         for theirs, ours in _FACTS.items()
         if theirs in entries and (fact := _fact(entries[theirs]))
     }
-    return grid(cells), facts
+    return rows, facts
 
 
 def _entries(line: str) -> dict[str, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Sequence
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import shown
@@ -12,6 +13,9 @@ from clear_mlflow.importers._base import NAN, Format, Parsed, Source
 
 _NUMBER = re.compile(r"[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]{1,5})?")
 _MOST_CELLS = 4 * MAX_BUCKETS + 1  # in a line: some programs set several metrics side by side
+_INITIAL = ("initial", "init")  # labels of the untrained model's row
+# What stands above a column of labels; any other text there is a bucket's name.
+_CORNERS = ("", "trained_through", "trained", "task", "bucket")
 _NOT_MEASURED = frozenset(["", "nan", "na", "n/a", "none", "null", "-", "–"])
 
 
@@ -78,35 +82,48 @@ def _parse(source: Source) -> list[Parsed]:
     table = table_of(source)
     if not table:
         raise RecordError("holds no row of numbers")
-    names: list[str] | None = None
-    if not all(map(is_cell, table[0])) or _is_header(table):
-        names, table = table[0], table[1:]
+    names = table.pop(0) if _is_header(table, source.buckets) else None
+    column = [row[0] for row in table if row]
     labels: list[str] = []
-    # A column of names has a name of its own in the header; without one its texts show it.
-    named = names is not None and names[0].lower() in ("trained_through", "trained", "task", "")
-    if named or any(row and not is_cell(row[0]) for row in table):
-        labels = [row[0] for row in table]
-        table = [row[1:] for row in table]
-        names = names[1:] if names is not None and table and len(names) > len(table[0]) else names
+    if (
+        not any(map(is_cell, column))
+        or column[0].lower() in _INITIAL
+        or (names and (names[0].lower() in _CORNERS or column == names[1 : len(column) + 1]))
+    ):
+        labels, table = column, [row[1:] for row in table]
+        names = names[1:] if names and table and len(names) > len(table[0]) else names
     rows = [[to_cell(cell) for cell in row] for row in table]
-    width = max((len(row) for row in rows), default=0)
+    width = max(map(len, rows), default=0)
     if names is not None and len(names) != width:
         raise RecordError(f"names {len(names)} buckets in its first line, but has {width} columns")
     buckets = None if names is None else tuple(name.removeprefix("'") for name in names)
-    if labels and labels[0].lower() in ("initial", "init"):
+    if labels and labels[0].lower() in _INITIAL:
         return [Parsed(rows=rows[1:], initial=rows[0], buckets=buckets)]
     return [Parsed(rows=rows, buckets=buckets)]
 
 
-def _is_header(table: list[list[str]]) -> bool:
-    """Whether a first line of numbers counts the buckets: 0, 1, 2 or 1, 2, 3 above a square."""
-    first = table[0]
-    width = len(first)
-    return (
-        len(table) == width + 1
-        and width >= 2
-        and first in ([str(j) for j in range(width)], [str(j + 1) for j in range(width)])
-    )
+def _is_header(table: Sequence[Sequence[str]], stated: Sequence[str]) -> bool:
+    """Whether the first line names the buckets; one of names and numbers is refused."""
+    first, *rest = table[0]
+    if stated and list(stated) in ([first, *rest], rest):
+        return True
+    texts = [not is_cell(cell) for cell in rest] or [not is_cell(first)]
+    if all(texts):
+        return not _NUMBER.fullmatch(first)
+    if any(texts):
+        raise RecordError(
+            f"begins with {shown(','.join(table[0]))}, which is no line of numbers, and none of "
+            "names: expected one or the other"
+        )
+    if first.lower() in _CORNERS:
+        return _counts(rest)
+    # 0, 1, 2 or 1, 2, 3 above a square.
+    return len(rest) >= 1 and len(table) == len(rest) + 2 and _counts([first, *rest])
+
+
+def _counts(cells: Sequence[str]) -> bool:
+    """Whether cells are 0, 1, 2 ... or 1, 2, 3 ..."""
+    return list(cells) in ([str(start + j) for j in range(len(cells))] for start in (0, 1))
 
 
 FORMATS = [

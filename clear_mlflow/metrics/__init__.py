@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from types import MappingProxyType
 
 import numpy as np
@@ -19,7 +19,7 @@ from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics._base import ACCURACY_ALONE, ANY, CHANGE, LEVEL, Metric
-from clear_mlflow.metrics._common import evaluated, gather, modules_of
+from clear_mlflow.metrics._common import Course, evaluated, gather, modules_of, over_course
 
 __all__ = [
     "ACCURACY_ALONE",
@@ -149,16 +149,7 @@ def explain(
 
     Cells are named as in the formulas: R[i, j] is bucket j after bucket i, counted from 0.
 
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-        protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
-        metrics: to compute; those of CLEAR and Renate when not given.
-
-    Returns:
-        Metric name to reason.
-
-    Raises:
-        ConfigError: the protocol is unknown.
+    Arguments as of :func:`summarize`; metric name to reason.
 
     >>> explain(AccuracyMatrix([[0.9, 0.6]]))["clear/backward_transfer"]
     'needs a past bucket: k >= 2 (trained on 1)'
@@ -179,45 +170,20 @@ def series(
 ) -> dict[str, dict[int, float]]:
     """Every metric over the course of a run.
 
-    Args:
-        matrix: (k, T); row = trained through, column = tested on.
-        protocol: ``iid``, or ``streaming``, whose cells with j <= i are no evidence.
-        metrics: to compute; those of CLEAR and Renate when not given.
-
-    Returns:
-        Metric name to {buckets trained: value of the run cut off there}, only where defined. The
-        value at the last step is that of :func:`summarize`.
-
-    Raises:
-        ConfigError: the protocol is unknown.
+    Arguments as of :func:`summarize`; metric name to {buckets trained: value of the run cut off
+    there}, only where defined. The value at the last step is that of :func:`summarize`.
     """
     return course(matrix.masked(protocol), protocol, metrics).series
 
 
-@dataclass(frozen=True, eq=False)
-class Course:
-    """What a matrix defines at every step of a run."""
-
-    series: dict[str, dict[int, float]]  # metric name to {buckets trained: value}, where defined
-    summary: dict[str, float]  # metric name to its value at the last step, where defined
-    undefined: dict[str, UndefinedMetricError]  # metric name to why it has none there
-
-
 def course(evidence: AccuracyMatrix, protocol: str, metrics: Sequence[Metric] = METRICS) -> Course:
-    """:func:`series`, :func:`summarize` and :func:`undefined` at once, each value computed once.
+    """:func:`series`, :func:`summarize` and :func:`undefined` at once.
 
     ``evidence``: (k, T), a matrix as ``masked`` gives it under the protocol.
     """
     metrics = of_score(metrics, evidence.score)
-    found: dict[str, dict[int, float]] = {}
-    for k in range(1, evidence.num_rows):
-        for name, value in evaluated(evidence.after(k), metrics)[0].items():
-            found.setdefault(name, {})[k] = value
-    summary, errors = evaluated(evidence, metrics)
-    if evidence.num_rows:
-        for name, value in summary.items():
-            found.setdefault(name, {})[evidence.num_rows] = value
-    return Course(found, summary, _by_protocol(errors, evidence, protocol, metrics))
+    found = over_course(evidence, evidence.num_rows, metrics)
+    return replace(found, undefined=_by_protocol(found.undefined, evidence, protocol, metrics))
 
 
 def _by_protocol(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from clear_mlflow.core.errors import UndefinedMetricError
 
@@ -72,20 +72,22 @@ def evaluated(
     return values, errors
 
 
-class _Course(Protocol):
-    @property
-    def k(self) -> int: ...
+@dataclass(frozen=True, eq=False)
+class Course:
+    """What a run defines at every step."""
 
-    def after(self: Cut, k: int) -> Cut: ...
+    series: dict[str, dict[int, float]]  # metric name to {buckets trained: value}, where defined
+    summary: dict[str, float]  # metric name to its value at the last step, where defined
+    undefined: dict[str, UndefinedMetricError]  # metric name to why it has none there
 
 
-Cut = TypeVar("Cut", bound=_Course)
-
-
-def over_course(measured: Cut, metrics: Sequence[MetricOf[Cut]]) -> dict[str, dict[int, float]]:
-    """Every metric over the course of a run: name to {buckets trained: value}, where defined."""
+def over_course(measured: Any, k: int, metrics: Sequence[MetricOf[Any]]) -> Course:
+    """Every metric of what k buckets gave, and of ``measured.after(step)`` for each step before."""
     found: dict[str, dict[int, float]] = {}
-    for k in range(1, measured.k + 1):
-        for name, value in evaluated(measured.after(k), metrics)[0].items():
-            found.setdefault(name, {})[k] = value
-    return found
+    for step in range(1, k):
+        for name, value in evaluated(measured.after(step), metrics)[0].items():
+            found.setdefault(name, {})[step] = value
+    summary, errors = evaluated(measured, metrics)
+    for name, value in summary.items() if k else ():
+        found.setdefault(name, {})[k] = value
+    return Course(found, summary, errors)

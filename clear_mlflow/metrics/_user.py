@@ -1,7 +1,7 @@
 """A user's own metrics: a function of the matrix or of the predictions, named on the command line.
 
-``--metric mypkg.module:function``, or an entry point of the group ``clear_mlflow.metrics``. An
-error of such a function is reported with its name, and the other metrics are still computed.
+``--metric mypkg.module:function``. An error of such a function is reported with its name, and the
+other metrics are still computed.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ import math
 import numbers
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import ALL_METRICS, Metric, anytime, gather
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics.from_predictions import PredictionMetric
-
-ENTRY_POINT_GROUP = "clear_mlflow.metrics"
 
 # Families that other programs or later versions of this one write.
 _RESERVED = ("accuracy", "test_accuracy", "train", "predictions", "system")
@@ -52,22 +49,18 @@ class UserMetrics:
         return (*(m.name for m in self.matrix), *(m.name for m in self.predictions))
 
 
-def load_own_metrics(references: Sequence[str] = (), *, installed: bool = True) -> UserMetrics:
-    """The metrics that a user named, and, if ``installed``, those that installed packages offer.
+def load_own_metrics(references: Sequence[str]) -> UserMetrics:
+    """The metrics that a user named.
 
     A reference is ``package.module:function``; the working folder is looked in first. The function
     takes one argument, called ``matrix`` (an AccuracyMatrix) or ``predictions`` (a Predictions),
-    and returns a number. It is logged as ``package/function``, or as the name of its entry point
-    where that has a family, as ``mylab/worst_bucket``. In place of a function there may be a
-    ``Metric`` or a ``PredictionMetric``, which says its own name, direction and version, or a
+    and returns a number. It is logged as ``package/function``. In place of a function there may be
+    a ``Metric`` or a ``PredictionMetric``, which says its own name, direction and version, or a
     sequence of them: the ``METRICS`` of a family.
     """
     found: dict[str, tuple[str, Metric | PredictionMetric]] = {}
-    offers: list[tuple[str, str, str | None]] = [(name, name, None) for name in references]
-    if installed:
-        offers += [_offer(point) for point in entry_points(group=ENTRY_POINT_GROUP)]
-    for source, reference, given in offers:
-        for metric in _as_metrics(source, reference, given):
+    for reference in references:
+        for metric in _as_metrics(reference):
             if metric.name in found and found[metric.name][0] != reference:
                 raise ConfigError(
                     f"metrics {found[metric.name][0]} and {reference} are both named "
@@ -81,42 +74,33 @@ def load_own_metrics(references: Sequence[str] = (), *, installed: bool = True) 
     )
 
 
-def _offer(point: EntryPoint) -> tuple[str, str, str | None]:
-    package = f" of {point.dist.name}" if point.dist else ""
-    source = f"entry point {point.name!r}{package} ({point.value})"
-    return source, point.value, point.name if "/" in point.name else None
-
-
-def _as_metrics(
-    source: str, reference: str, name: str | None
-) -> tuple[Metric | PredictionMetric, ...]:
-    thing = _imported(source, reference)
+def _as_metrics(reference: str) -> tuple[Metric | PredictionMetric, ...]:
+    thing = _imported(reference)
     listed: list[Any] = [*thing] if isinstance(thing, (tuple, list)) else [thing]
     if not listed or not all(isinstance(x, (Metric, PredictionMetric)) for x in listed):
         package, _, function = reference.replace(":", ".").partition(".")
-        name = name or f"{package}/{function.rpartition('.')[2]}"
-        listed = [_kind(source, thing)(name=name, function=thing)]
+        name = f"{package}/{function.rpartition('.')[2]}"
+        listed = [_kind(reference, thing)(name=name, function=thing)]
     for metric in listed:
-        _check_family(source, metric.name)
+        _check_family(reference, metric.name)
     try:
-        return gather(replace(m, function=_Guarded(source, m.function)) for m in listed)
+        return gather(replace(m, function=_Guarded(reference, m.function)) for m in listed)
     except ValueError as error:
-        raise ConfigError(f"metric {source}: {error}") from error
+        raise ConfigError(f"metric {reference}: {error}") from error
 
 
-def _imported(source: str, reference: str) -> Any:
+def _imported(reference: str) -> Any:
     module, _, attribute = reference.partition(":")
     parts = [*module.split("."), *attribute.split(".")]
     if not attribute or not all(part.isidentifier() for part in parts):
         raise ConfigError(f"metric {shown(reference)} is none; expected package.module:function")
     try:
-        # An installed package's metric is not looked for in the working folder first.
-        with _working_folder_first() if source == reference else nullcontext():
+        with _working_folder_first():
             return attrgetter(attribute)(import_module(module))
     # Importing runs a user's code: any error of it becomes one line.
     except (Exception, SystemExit) as error:
         raise ConfigError(
-            f"metric {source} cannot be loaded: {_first_line(error)}; expected "
+            f"metric {reference} cannot be loaded: {_first_line(error)}; expected "
             "package.module:function, importable from here"
         ) from error
 

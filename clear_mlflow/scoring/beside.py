@@ -32,7 +32,7 @@ from clear_mlflow.core.untrusted import (
 )
 from clear_mlflow.metrics import anytime
 from clear_mlflow.metrics import from_predictions as predicted
-from clear_mlflow.metrics._common import evaluated, over_course
+from clear_mlflow.metrics._common import over_course
 from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.metrics.from_predictions import PredictionMetric, Predictions, macro_accuracy
 from clear_mlflow.scoring.series import Series
@@ -91,11 +91,11 @@ def read_anytime_scores(
     def read() -> Beside:
         tests = read_tests(client, run)
         matrix = AnytimeMatrix.of_tests(tests, record.matrix, record.protocol)
-        summary, undefined = evaluated(matrix, anytime.METRICS)
+        found = over_course(matrix, matrix.k, anytime.METRICS)
         return Beside(
-            summary=summary,
-            points=over_course(matrix, anytime.METRICS),
-            reasons={name: str(error) for name, error in undefined.items()},
+            summary=found.summary,
+            points=found.series,
+            reasons={name: str(error) for name, error in found.undefined.items()},
             # Tests that lack may still arrive, as by sync: they are looked for again.
             stamp=_stamp_of(record, anytime.METRICS) if matrix.is_complete else None,
             tests=matrix,
@@ -178,17 +178,14 @@ def score_predictions(
     """Everything that a run's stored predictions define, but for what repeats its rows."""
     left_out = macro_accuracy.METRICS if macro_accuracy.repeats_accuracy(predictions) else ()
     computed = [metric for metric in metrics if metric not in left_out]
-    points = over_course(predictions, computed)
-    _, undefined = evaluated(predictions, computed)
-    failed = failed_of(undefined)
+    found = over_course(predictions, predictions.k, computed)
+    failed = failed_of(found.undefined)
     # What failed is not taken for done: it is computed, and reported, again.
     stamp = _stamp_of(record, [m for m in metrics if m.name not in failed])
     return Beside(
-        summary={
-            name: steps[predictions.k] for name, steps in points.items() if predictions.k in steps
-        },
-        points=points,
-        reasons={name: str(error) for name, error in undefined.items()},
+        summary=found.summary,
+        points=found.series,
+        reasons={name: str(error) for name, error in found.undefined.items()},
         failed=failed,
         stamp=f"{stamp}-{_content_digest(predictions)}",
         predictions=predictions,

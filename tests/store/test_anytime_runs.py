@@ -115,7 +115,7 @@ def test_metrics_are_those_of_the_tests_at_every_step(store, finished):
     """Each a series over the buckets, as of every other family."""
     assert values_of(finished) == pytest.approx(EXPECTED)
     stored = histories(store, finished.info.run_id)
-    for name, steps in over_course(MATRIX, anytime.METRICS).items():
+    for name, steps in over_course(MATRIX, MATRIX.k, anytime.METRICS).series.items():
         assert {step: value for step, _, value in stored[name]} == pytest.approx(steps)
     assert finished.data.tags[names.ANYTIME_TAG] == "2"
 

@@ -44,7 +44,7 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
     """Rows are the artifacts, the metrics come from them, and the run can be grouped."""
     done = run_import(
         matrix_file, "--dataset", "clear10", "--strategy", "replay", "--seed", 3,
-        "--num-instances", "550,545,540", "--buckets", "2004,2005,2006",
+        "--num-instances", "560,544,528", "--buckets", "2004,2005,2006",
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "3 of 3 rows, 10 metrics" in done.output
@@ -52,7 +52,7 @@ def test_a_file_becomes_a_run_with_rows_and_scores(store, experiment_id, matrix_
     assert run.info.status == "FINISHED"
     record = record_of(store, run)
     np.testing.assert_array_equal(record.matrix.values, SQUARE)
-    assert record.matrix.num_instances.tolist() == [550, 545, 540]
+    assert record.matrix.num_instances.tolist() == [560, 544, 528]
     assert record.matrix.buckets == ("2004", "2005", "2006")
     assert (record.dataset.name, record.seed, record.protocol) == ("clear10", 3, "iid")
     facts = {"dataset": "clear10", "strategy": "replay", "seed": "3", "protocol": "iid"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import sys
 import textwrap
-from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from clear_mlflow import AccuracyMatrix, explain, summarize
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.metrics import METRICS
-from clear_mlflow.metrics import _user as own_metrics
 from clear_mlflow.metrics._user import load_own_metrics
 
 MATRIX = AccuracyMatrix([[0.8, 0.6], [0.7, 0.9]])
@@ -88,8 +86,7 @@ def lab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_functions_are_named_by_package_and_function() -> None:
     """What it takes says over what it is; an attribute of an attribute is found, too."""
     own = load_own_metrics(
-        [f"lab_module:{name}" for name in ("worst", "answers", "whole", "Group.inside", "worst")],
-        installed=False,
+        [f"lab_module:{name}" for name in ("worst", "answers", "whole", "Group.inside", "worst")]
     )
     assert [m.name for m in own.matrix] == [
         "lab_module/worst",
@@ -115,7 +112,7 @@ def test_the_working_folder_goes_before_installed_packages(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path / "installed")
     monkeypatch.chdir(tmp_path / "here")
     before = list(sys.path)
-    (metric,) = load_own_metrics(["lab_examples.own:value"], installed=False).matrix
+    (metric,) = load_own_metrics(["lab_examples.own:value"]).matrix
     assert metric.function(MATRIX) == 0.2
     assert sys.path == before
 
@@ -123,7 +120,7 @@ def test_the_working_folder_goes_before_installed_packages(tmp_path, monkeypatch
 @pytest.mark.usefixtures("lab")
 def test_a_family_is_named_as_one() -> None:
     """A module as those of this package, with directions and versions; it pickles, for workers."""
-    own = load_own_metrics(["lab_module:METRICS"], installed=False)
+    own = load_own_metrics(["lab_module:METRICS"])
     assert own.names == ("mylab/worst", "mylab/whole", "mylab/answers")
     assert (own.matrix[0].higher_is_better, own.matrix[0].version) == (False, 4)
     copied = pickle.loads(pickle.dumps(own))
@@ -134,7 +131,7 @@ def test_a_family_is_named_as_one() -> None:
 def test_a_functions_mistakes_are_told_with_its_name() -> None:
     """And stop no other metric; a reason that it gives itself is told as it is."""
     wrong = ("undefined", "failing", "gives_none", "gives_nan", "gives_text", "gives_array")
-    own = load_own_metrics([f"lab_module:{name}" for name in (*wrong, "worst")], installed=False)
+    own = load_own_metrics([f"lab_module:{name}" for name in (*wrong, "worst")])
     assert summarize(MATRIX, "iid", (*METRICS, *own.matrix)).keys() > {"lab_module/worst"}
     told = explain(MATRIX, "iid", own.matrix)
     assert told == {
@@ -179,24 +176,6 @@ def test_a_functions_mistakes_are_told_with_its_name() -> None:
 def test_what_is_no_metric_is_refused_in_one_line(reference: str, message: str) -> None:
     """Before any run is looked at, with what to do about it."""
     with pytest.raises(ConfigError) as caught:
-        load_own_metrics(reference.split(","), installed=False)
+        load_own_metrics(reference.split(","))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.usefixtures("lab")
-def test_installed_packages_offer_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By an entry point, under its name where that has a family; a broken one is named."""
-
-    def installed(*points: tuple[str, str]) -> None:
-        group = own_metrics.ENTRY_POINT_GROUP
-        found = EntryPoints(EntryPoint(name, value, group) for name, value in points)
-        monkeypatch.setattr(own_metrics, "entry_points", lambda group: found.select(group=group))
-
-    installed(("theirs/lowest", "lab_module:worst"), ("whole", "lab_module:whole"))
-    assert load_own_metrics().names == ("theirs/lowest", "lab_module/whole")
-    assert load_own_metrics(["lab_module:whole"]).names == ("lab_module/whole", "theirs/lowest")
-    assert load_own_metrics(installed=False).names == ()
-    installed(("theirs/gone", "lab_module:gone"))
-    with pytest.raises(ConfigError, match=r"metric entry point 'theirs/gone' \(lab_module:gone\)"):
-        load_own_metrics()

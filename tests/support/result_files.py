@@ -60,16 +60,22 @@ def renate_results(rows, initial) -> str:
 
 
 def mammoth_line(rows, *, numpy_2=False, **arguments) -> str:
-    """utils/loggers.py: the text of the arguments, with the accuracies in percent put in."""
+    """utils/loggers.py: the text of the arguments, with the accuracies in percent put in.
+
+    With eval_future, utils/training.py logs each row twice: what was trained on, then the rest.
+    """
     entries = {"dataset": "seq-cifar10", "model": "derpp", "seed": 3, "lr": 0.03, **arguments}
     entries["conf_jobnum"] = 'it\'s {a: 1}, "and" [more'
     entries["nested"] = {"accuracy_1_task1": 5, "x": [(1, 2), None]}
     number = np.float64 if numpy_2 else float
-    for i, row in enumerate(rows):
+    tests = [row[: i + 1] for i, row in enumerate(rows)]
+    if arguments.get("eval_future"):
+        halves = [(row[: i + 1], row[i + 1 :]) for i, row in enumerate(rows)]
+        tests = [half for both in halves for half in both if half]
+    for i, test in enumerate(tests):
         entries[f"accmean_task{i + 1}"] = number(50)
-        for j, cell in enumerate(row):
-            if not math.isnan(cell):
-                entries[f"accuracy_{j + 1}_task{i + 1}"] = number(100 * cell)
+        for j, cell in enumerate(test):
+            entries[f"accuracy_{j + 1}_task{i + 1}"] = number(100 * cell)
     entries["forward_transfer"] = None
     return str(entries) + "\n"
 

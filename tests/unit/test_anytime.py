@@ -124,7 +124,7 @@ def test_every_metric_is_what_loops_give(drawn):
     """At every step of the run, and with as many tests inside a bucket as it takes."""
     width, trained, course = drawn
     matrix = matrix_of(course, width)
-    steps = over_course(matrix, METRICS)
+    steps = over_course(matrix, matrix.k, METRICS).series
     for k in range(1, trained + 1):
         expected = by_loops(course, k)
         assert {name: values[k] for name, values in steps.items() if k in values} == pytest.approx(
@@ -152,7 +152,9 @@ def test_a_test_that_is_not_stored_leaves_the_steps_behind_it_undefined():
     matrix = AnytimeMatrix.of_tests(lacking, whole.matrix)
     assert not matrix.is_complete
     assert set(explain(matrix).values()) == {"test 3 of 3 inside bucket '2' is not stored"}
-    steps = over_course(matrix, METRICS)["continual_evaluation/worst_case_accuracy"]
+    steps = over_course(matrix, matrix.k, METRICS).series[
+        "continual_evaluation/worst_case_accuracy"
+    ]
     assert steps == {1: summarize(whole.after(1))["continual_evaluation/worst_case_accuracy"]}
 
 

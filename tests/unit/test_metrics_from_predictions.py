@@ -226,13 +226,13 @@ def test_what_is_not_there_is_told() -> None:
 def test_a_series_is_the_run_cut_off() -> None:
     """Its last value is the summary; a row whose predictions are missing leaves a gap."""
     found = predictions(4, probs=True)
-    series = over_course(found, predicted.METRICS)
+    series = over_course(found, found.k, predicted.METRICS).series
     assert series.keys() == MACRO | CALIBRATION
     assert {name: steps[3] for name, steps in series.items()} == summarize(found)
     for name, steps in series.items():
         for k, value in steps.items():
             assert value == summarize(found.after(k))[name]
-    gap = over_course(without(found, 2), predicted.METRICS)
+    gap = over_course(without(found, 2), 3, predicted.METRICS).series
     assert gap["calibration/brier_score"].keys() == {1, 3}
     assert gap["macro_accuracy/average"].keys() == {1, 3}
     assert gap["macro_accuracy/in_domain"].keys() == {1}
