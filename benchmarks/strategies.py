@@ -42,7 +42,7 @@ VARIANTS: dict[str, list[dict[str, str]]] = {
     ],
     "ewc": [{}, {"strategy_args": "strength=10,online=yes"}],
     # It learns but once: the recipe's few epochs leave it half trained.
-    "joint": [{}, {"strategy_args": "epochs=18"}],
+    "joint": [{}, {"strategy_args": "epochs=72"}],
     "linear": [{"features": "pixels"}],
     "ncm": [{"features": "pixels"}],
     # The second is what the part of benchmarks/strategies.yaml that is of slda chose.

@@ -209,10 +209,8 @@ def _over_images(
     for name, test in bootstrap.test(a, b).items() if a.num_rows == b.num_rows else ():
         if test.error > 0:
             t = TTest(test.difference, test.error, math.inf, test.n, test.n, paired=True)
-            of = "" if test.clusters == test.n else f" in {test.clusters:,} clusters,"
             counts = (
-                f"{test.n:,} test images{of} of one training each, which says nothing about other "
-                "seeds"
+                f"{test.n:,} test images of one training each, which says nothing about other seeds"
             )
             found[name] = _Evidence(_BOOTSTRAP, counts, test.difference, t, None)
     return found

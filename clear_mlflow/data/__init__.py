@@ -82,8 +82,7 @@ def _embedded(
         # It is what it should be; its training images, hashed already, are divided another way.
         hashed = replace(listing, images={bucket.key: bucket.train for bucket in stream.buckets})
         stream = stream_of(hashed, name=dataset, protocol=protocol, split=split)
-    # A name is the number of a scan.
-    return replace(stream, names_are_clusters=True, source="embedded", licence=LICENCE)
+    return replace(stream, source="embedded", licence=LICENCE)
 
 
 def own_listing(

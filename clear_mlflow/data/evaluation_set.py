@@ -9,15 +9,8 @@ from clear_mlflow.data.stream import BucketStream
 
 
 def evaluation_set(stream: BucketStream) -> EvaluationSet:
-    """The test images of all buckets; their contents are those that the stream's digest is of.
-
-    Images that show the same thing are of one cluster, where the stream says which do and any does.
-    """
+    """The test images of all buckets; their contents are those that the stream's digest is of."""
     tested = [bucket.test for bucket in stream.buckets]
-    names = tuple(path.stem for images in tested for path in images.paths)
-    cluster = None
-    if stream.names_are_clusters and len(set(names)) < len(names):
-        cluster = np.unique(names, return_inverse=True)[1].astype(np.uint32)
     contents = b"".join(bytes.fromhex(c)[:16] for images in tested for c in images.contents)
     return EvaluationSet(
         buckets=tuple(bucket.key for bucket in stream.buckets),
@@ -25,6 +18,5 @@ def evaluation_set(stream: BucketStream) -> EvaluationSet:
         bucket=np.repeat(np.arange(len(tested)), [len(i) for i in tested]).astype(np.uint16),
         label=np.concatenate([images.labels for images in tested]).astype(np.uint16),
         content=np.frombuffer(contents, dtype=np.uint8).reshape(-1, 16).copy(),
-        names=names,
-        cluster=cluster,
+        names=tuple(path.stem for images in tested for path in images.paths),
     )

@@ -153,52 +153,36 @@ def seeded_split(num_images: int, seed: int) -> Split:
     return np.array(sorted(train), dtype=np.int64), np.array(sorted(test), dtype=np.int64)
 
 
-def validation_split(images: Mapping[str, ImageSet]) -> dict[str, Split]:
-    """Hold out a tenth of each class of each bucket: to choose by, where tests are for reports.
+def validation_split(images: ImageSet) -> Split:
+    """Hold out a tenth of each class of a bucket: to choose by, where tests are for reports.
 
     Which images these are follows from their labels and ids (a file's name is its image's id), and
-    not from a run's seed: all seeds of all methods are measured on the same images. An image that
-    several buckets show, as a scan of the embedded digits, is held out in all of them or in none.
-    Of n > 1 images of a class that are in no other bucket, n / 10 are held out, rounded, and at
-    least one; of a single one, none. Indices that are trained on come first; each ascending.
+    not from a run's seed: all seeds of all methods are measured on the same images. Of n > 1 images
+    of a class n / 10 are held out, rounded, and at least one; of a single one, none. Indices that
+    are trained on come first; each ascending.
     """
-    of_classes = [
-        (key, label, np.flatnonzero(of_bucket.labels == label).tolist())
-        for key, of_bucket in images.items()
-        for label in np.unique(of_bucket.labels).tolist()
-    ]
-    held_out: set[tuple[int, str]] = set()
-    trained: set[tuple[int, str]] = set()
-    # The smallest first: what they share with others leaves them the least to choose from.
-    for key, label, indices in sorted(of_classes, key=lambda of_class: len(of_class[2])):
-        own = {(label, images[key].paths[i].stem) for i in indices}
-        wanted = max(1, (len(own) + 5) // 10) if len(own) > 1 else 0
-        free = sorted(own - held_out - trained, key=_draw)
-        held_out.update(free[: max(0, wanted - len(own & held_out))])
-        trained |= own - held_out
-    found = {}
-    for key, of_bucket in images.items():
-        labels_and_paths = zip(of_bucket.labels.tolist(), of_bucket.paths, strict=True)
-        out = np.array([(label, path.stem) in held_out for label, path in labels_and_paths], bool)
-        found[key] = np.flatnonzero(~out), np.flatnonzero(out)
-    return found
+    out = np.zeros(len(images), dtype=np.bool_)
+    for label in np.unique(images.labels).tolist():
+        own = np.flatnonzero(images.labels == label).tolist()
+        drawn = sorted(own, key=lambda i: _draw(label, images.paths[i].stem))
+        out[drawn[: max(1, (len(own) + 5) // 10) if len(own) > 1 else 0]] = True
+    return np.flatnonzero(~out), np.flatnonzero(out)
 
 
-def _draw(image: tuple[int, str]) -> bytes:
+def _draw(label: int, image_id: str) -> bytes:
     """A number that an image is drawn by: of itself alone, so that others may come and go."""
-    label, image_id = image
     return hashlib.sha256(f"{VALIDATION}\0{label}\0{image_id}".encode()).digest()
 
 
 def _validated(images: Mapping[str, ImageSet], root: Path) -> tuple[Bucket, ...]:
     buckets = []
-    for key, (train, held_out) in validation_split(images).items():
+    for key, own in images.items():
+        train, held_out = validation_split(own)
         if not len(train) or not len(held_out):
             raise DataError(
-                f"bucket {key} of {path_text(root)} has {len(images[key])} images, of which "
+                f"bucket {key} of {path_text(root)} has {len(own)} images, of which "
                 f"{len(held_out)} would be held out to validate on; expected some to train on and "
                 "some to hold out: pass split=auto, or a dataset with more images"
             )
-        own = images[key]
         buckets.append(Bucket(key=key, train=own.take(train), test=own.take(held_out)))
     return tuple(buckets)

@@ -118,9 +118,6 @@ class BucketStream:
     layout: str = ""  # how the files lie, for people
     protocol: str = "iid"  # or "streaming": each bucket's test set is its training set
     split: str = "released"  # see splits.Chosen
-    # Whether images of one name show one thing, in whatever buckets: intervals over test images
-    # then take it as one. Otherwise each image is of its own.
-    names_are_clusters: bool = False
     source: str = ""  # where it was read from, for people; never opened again
     times: tuple[str, ...] = ()  # a date for each bucket, as 2004-05-17; empty where not known
     licence: str = ""  # of the images, as whoever published them says; empty where not known

@@ -24,8 +24,6 @@ class CorrectMatrix:
         bucket: (N,), position of each image's bucket.
         rows: which rows are there, ascending; 0 is the initialisation.
         right: (rows, N), whether the image was classified correctly.
-        cluster: (N,), equal numbers for images that show the same thing, in whatever buckets;
-            None: each image is of its own.
     """
 
     evaluation_set: str
@@ -33,18 +31,12 @@ class CorrectMatrix:
     bucket: NDArray[np.uint16]
     rows: tuple[int, ...]
     right: NDArray[np.bool_]
-    cluster: NDArray[np.integer] | None = None
 
     def __post_init__(self) -> None:
         if self.right.dtype != np.bool_ or self.right.shape != (len(self.rows), len(self.bucket)):
             raise RecordError(
                 f"hits are {self.right.dtype} of shape {self.right.shape}; expected a truth value "
                 f"for each of {len(self.rows)} rows and {len(self.bucket)} images"
-            )
-        if self.cluster is not None and self.cluster.shape != self.bucket.shape:
-            raise RecordError(
-                f"clusters of shape {self.cluster.shape} arrived; expected one number for each of "
-                f"{len(self.bucket)} images"
             )
         if not self.rows or list(self.rows) != sorted(set(self.rows)):
             raise RecordError(f"hits of rows {shown(self.rows)} arrived; expected rows, ascending")
@@ -66,7 +58,7 @@ class CorrectMatrix:
             raise RecordError("no predictions arrived; expected those of a row at least")
         rows = tuple(sorted(found))
         right = np.stack([found[row].hits(images) for row in rows])
-        return cls(images.digest, images.buckets, images.bucket, rows, right, images.cluster)
+        return cls(images.digest, images.buckets, images.bucket, rows, right)
 
     @property
     def num_rows(self) -> int:
@@ -100,17 +92,3 @@ def check_same_images(a: CorrectMatrix, b: CorrectMatrix) -> None:
             f"the runs were tested on different images ({shown(a.evaluation_set, 24)} and "
             f"{shown(b.evaluation_set, 24)}) and cannot be paired; re-test one of them"
         )
-
-
-def image_clusters(*runs: CorrectMatrix) -> NDArray[np.int64]:
-    """(N,): which images show the same thing, numbered from 0 in the order of first images.
-
-    The runs were tested on the same images; the first that knows clusters counts.
-    """
-    known = [run.cluster for run in runs if run.cluster is not None]
-    if not known:
-        return np.arange(len(runs[0].bucket))
-    _, first, numbers = np.unique(known[0], return_index=True, return_inverse=True)
-    order = np.empty(len(first), dtype=np.int64)
-    order[np.argsort(first)] = np.arange(len(first))
-    return order[numbers]

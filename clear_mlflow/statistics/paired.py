@@ -1,33 +1,23 @@
 """Tests over test images, where two runs answered the same ones: exact McNemar, and bootstrap.
 
-Images that show the same thing, as one scan in several buckets, are one piece of evidence: a
-cluster. Clusters are what is drawn again, and what agrees or disagrees. An image that is of no
-cluster is one by itself.
-
 They answer whether *these two trained models* differ on images of this kind. Whether the methods
 behind them do takes several seeds: :mod:`clear_mlflow.statistics.seeds`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 from scipy.stats import binom
 
 from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix, whole_grid
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import METRICS, Metric
-from clear_mlflow.statistics.correctness import (
-    CorrectMatrix,
-    check_same_images,
-    image_clusters,
-)
+from clear_mlflow.statistics.correctness import CorrectMatrix, check_same_images
 from clear_mlflow.statistics.intervals import Interval, check_level
 
 # Image draws held at a time, 8 bytes each, whatever the number of images and resamples: they stay
@@ -64,30 +54,21 @@ class BootstrapTest:
     interval: Interval  # of the difference, from percentiles
     p_value: float  # two-sided; at least 2 / (resamples + 1)
     n: int  # test images, of all buckets
-    clusters: int  # of these images; n where each is of its own
     resamples: int  # those on which the metric is defined for both
 
 
-def mcnemar_exact(
-    hits_a: ArrayLike, hits_b: ArrayLike, cluster: ArrayLike | None = None
-) -> PairedTest:
+def mcnemar_exact(hits_a: ArrayLike, hits_b: ArrayLike) -> PairedTest:
     """Do two models differ on the same images? Only images that exactly one got right matter.
-
-    The two models' hits on a cluster's images are exchanged together: under the null the cluster's
-    difference could as well have the other sign. With one image per cluster, this is McNemar's
-    test.
 
     Args:
         hits_a: (n,), whether model A got each image right.
         hits_b: (n,), of model B, the same images in the same order.
-        cluster: (n,), equal for images that show the same thing; None: each is of its own.
 
     Raises:
         RecordError: the two are not of the same images, or there is none.
 
     Source:
-        McNemar 1947, in its exact form: the sign test, ``scipy.stats.binomtest`` with p = 1/2; of
-        clusters, Fisher's sign-flip test of their differences (1935, section 21), all 2^C signs.
+        McNemar 1947, in its exact form: the sign test, ``scipy.stats.binomtest`` with p = 1/2.
 
     >>> round(mcnemar_exact([True] * 9 + [False], [True] * 3 + [False] * 7).p_value, 6)
     0.03125
@@ -99,13 +80,12 @@ def mcnemar_exact(
             "truth value of each for every image, at least one"
         )
     only_a, only_b = int((a & ~b).sum()), int((b & ~a).sum())
-    numbers = np.arange(len(a)) if cluster is None else np.unique(cluster, return_inverse=True)[1]
-    p_value = _sign_flip_test(np.bincount(numbers, a.astype(float) - b).astype(np.int64))
+    p_value = float(_sign_test(np.array(only_a), np.array(only_b)))
     return PairedTest(p_value=p_value, only_a=only_a, only_b=only_b, n=len(a))
 
 
 def mcnemar_cells(a: CorrectMatrix, b: CorrectMatrix) -> NDArray[np.float64]:
-    """Exact McNemar in every cell that both runs measured; of clusters, where images form any.
+    """Exact McNemar in every cell that both runs measured.
 
     Returns:
         (k + 1, T), two-sided p-values, not adjusted (see :func:`holm`); row 0 is the
@@ -115,13 +95,16 @@ def mcnemar_cells(a: CorrectMatrix, b: CorrectMatrix) -> NDArray[np.float64]:
         RecordError: the runs were tested on different images.
     """
     check_same_images(a, b)
-    cluster = image_clusters(a, b)
-    found = np.full((min(a.num_rows, b.num_rows) + 1, len(a.buckets)), np.nan)
+    width = len(a.buckets)
+    found = np.full((min(a.num_rows, b.num_rows) + 1, width), np.nan)
+    here = np.unique(a.bucket)
     for row in sorted(set(a.rows) & set(b.rows)):
         one, other = a.right[a.rows.index(row)], b.right[b.rows.index(row)]
-        for j in np.unique(a.bucket).tolist():
-            here = a.bucket == j
-            found[row, j] = mcnemar_exact(one[here], other[here], cluster[here]).p_value
+        only_a, only_b = (
+            np.bincount(a.bucket[alone], minlength=width)[here]
+            for alone in (one & ~other, other & ~one)
+        )
+        found[row, here] = _sign_test(only_a, only_b)
     return found
 
 
@@ -129,9 +112,8 @@ class ImageBootstrap:
     """Does a metric of runs move by more than another draw of test images would explain?
 
     Images are drawn with replacement within each bucket; one draw serves all rows of all runs, so
-    what the rows and the runs have in common stays in common. Where images form clusters, whole
-    clusters are drawn, and buckets that share any are drawn together. A maximum of noisy numbers is
-    biased upwards, and more so on resamples: an interval of forgetting leans that way.
+    what the rows and the runs have in common stays in common. A maximum of noisy numbers is biased
+    upwards, and more so on resamples: an interval of forgetting leans that way.
 
     The draws follow from the seed and from the test images alone, so a run gives the same values on
     them whatever it is compared with. These are kept: 8 bytes a metric and draw, of each run.
@@ -147,8 +129,7 @@ class ImageBootstrap:
         ConfigError: the level is not between 0 and 1, or there is no resample.
 
     Source:
-        Efron & Tibshirani 1993, An introduction to the bootstrap, sections 13.3 and 16.4; Field &
-        Welsh 2007, Bootstrapping clustered data, JRSS B 69: the randomized cluster bootstrap.
+        Efron & Tibshirani 1993, An introduction to the bootstrap, sections 13.3 and 16.4.
     """
 
     def __init__(
@@ -170,7 +151,7 @@ class ImageBootstrap:
         self._seed = seed
         self._sums: dict[object, dict[str, tuple[float, NDArray[np.float64]]]] = {}
         # As long as a run is in here, no other one has its number.
-        self._drawn: dict[tuple[int, int, bytes], tuple[CorrectMatrix, _Side]] = {}
+        self._drawn: dict[tuple[int, int], tuple[CorrectMatrix, _Side]] = {}
 
     def test(self, a: CorrectMatrix, b: CorrectMatrix) -> dict[str, BootstrapTest]:
         """The difference of each metric that is defined for both runs, by the metric's name.
@@ -184,8 +165,8 @@ class ImageBootstrap:
             ConfigError: the protocol is unknown.
         """
         check_same_images(a, b)
-        last, cluster = min(a.num_rows, b.num_rows), image_clusters(a, b)
-        of_a, of_b = (self._side(run, last, cluster) for run in (a, b))
+        last = min(a.num_rows, b.num_rows)
+        of_a, of_b = (self._side(run, last) for run in (a, b))
         found = {}
         for name in of_a.values.keys() & of_b.values.keys():
             changes = of_a.drawn[name] - of_b.drawn[name]
@@ -202,7 +183,6 @@ class ImageBootstrap:
                 interval=_percentiles(changes, self._level),
                 p_value=min(1.0, 2 * (min(below, above) + 1) / (len(changes) + 1)),
                 n=len(a.bucket),
-                clusters=int(cluster.max()) + 1,
                 resamples=len(changes),
             )
         return {metric.name: found[metric.name] for metric in self._metrics if metric.name in found}
@@ -213,21 +193,21 @@ class ImageBootstrap:
         Raises:
             ConfigError: the protocol is unknown.
         """
-        side, found = self._side(run, run.num_rows, image_clusters(run)), {}
+        side, found = self._side(run, run.num_rows), {}
         for name, drawn in side.drawn.items():
             defined = drawn[~np.isnan(drawn)]
             if len(defined):
                 found[name] = _percentiles(defined, self._level)
         return found
 
-    def _side(self, run: CorrectMatrix, last: int, cluster: NDArray[np.int64]) -> _Side:
-        """A run, cut off after *last* buckets, on draws of these clusters."""
-        key = id(run), last, cluster.tobytes()
+    def _side(self, run: CorrectMatrix, last: int) -> _Side:
+        """A run, cut off after *last* buckets, on draws of its images."""
+        key = id(run), last
         if key not in self._drawn:
             cut = run.after(last)
             matrix, values, drawn = cut.matrix(), {}, {}
             sums = self._weighted_sums(matrix)
-            cells = _resampled_cells(cut, cluster, self._resamples, self._seed)
+            cells = _resampled_cells(cut, self._resamples, self._seed)
             for metric in self._metrics:
                 value = self._value(metric, matrix)
                 if value is None:
@@ -299,55 +279,27 @@ def _with_cells(cells: NDArray[np.float64], like: AccuracyMatrix) -> AccuracyMat
     return AccuracyMatrix(cells[1:], cells[0], like.num_instances, like.buckets)
 
 
-def _resampled_cells(
-    run: CorrectMatrix, cluster: NDArray[np.int64], resamples: int, seed: int
-) -> NDArray[np.float64]:
-    """(resamples, k + 1, T): the cells of a run on draws of clusters of images; NaN without images.
+def _resampled_cells(run: CorrectMatrix, resamples: int, seed: int) -> NDArray[np.float64]:
+    """(resamples, k + 1, T): the cells of a run on draws of its images; NaN without images.
 
-    How often a cluster was drawn is a weight: a bucket's cells on all draws are a matrix product.
+    How often an image was drawn is a weight: a bucket's cells on all draws are a matrix product.
     """
     draws = np.random.default_rng(seed)
-    bucket = run.bucket
     # Whole numbers up to 2**24 are exact in single precision: the sums of weights are.
     right = run.right.T.astype(np.float32)
     found = np.full((resamples, run.num_rows + 1, len(run.buckets)), np.nan)
-    for together in _sharing_clusters(bucket, cluster, len(run.buckets)):
-        drawn_from = np.unique(cluster[np.isin(bucket, together)])
-        n, hits, images = len(drawn_from), {}, {}
-        for j in together:
-            of_cluster = np.searchsorted(drawn_from, cluster[bucket == j])
-            images[j] = np.bincount(of_cluster, minlength=n).astype(np.float32)
-            hits[j] = np.zeros((n, right.shape[1]), np.float32)
-            np.add.at(hits[j], of_cluster, right[bucket == j])
+    for j in np.unique(run.bucket).tolist():
+        hits = right[run.bucket == j]
+        n = len(hits)
         size = max(1, _BLOCK // n)
         for start in range(0, resamples, size):
             count = min(size, resamples - start)
             chosen = draws.integers(0, n, size=(count, n), dtype=np.int64)
             chosen += n * np.arange(count)[:, np.newaxis]
             weights = np.bincount(chosen.ravel(), minlength=count * n)
-            weights = weights.reshape(count, n).astype(np.float32)
-            for j in together:
-                correct = (weights @ hits[j]).astype(np.float64)
-                total = (weights @ images[j]).astype(np.float64)[:, np.newaxis]
-                shares = np.divide(
-                    correct, total, out=np.full_like(correct, np.nan), where=total > 0
-                )
-                found[start : start + count, list(run.rows), j] = shares
+            correct = weights.reshape(count, n).astype(np.float32) @ hits
+            found[start : start + count, list(run.rows), j] = correct.astype(np.float64) / n
     return found
-
-
-def _sharing_clusters(
-    bucket: NDArray[np.uint16], cluster: NDArray[np.int64], width: int
-) -> Iterator[list[int]]:
-    """Buckets with images, those together that share a cluster, if only by way of others."""
-    counts = np.bincount(bucket, minlength=width)
-    joined = coo_array(
-        (np.ones(len(bucket)), (bucket, width + cluster)), shape=(width + len(bucket),) * 2
-    )
-    _, component = connected_components(joined, directed=False)
-    for number in dict.fromkeys(component[:width].tolist()):
-        if together := [j for j in range(width) if component[j] == number and counts[j]]:
-            yield together
 
 
 def _percentiles(drawn: NDArray[np.float64], level: float) -> Interval:
@@ -355,13 +307,7 @@ def _percentiles(drawn: NDArray[np.float64], level: float) -> Interval:
     return Interval(float(low), float(high))
 
 
-def _sign_flip_test(differences: NDArray[np.int64]) -> float:
-    """Two-sided p: differences of one size v, m of them, add v (2 K - m) with K binomial."""
-    sizes, counts = np.unique(np.abs(differences[differences != 0]), return_counts=True)
-    chances = np.ones(1)  # of the sum of what was counted positive: (reached sum + all) / 2
-    for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
-        spread = np.zeros(size * count + 1)
-        spread[::size] = binom.pmf(np.arange(count + 1), count, 0.5)
-        chances = np.convolve(chances, spread)
-    sums = 2 * np.arange(len(chances)) - (len(chances) - 1)
-    return min(1.0, float(chances[np.abs(sums) >= abs(int(differences.sum()))].sum()))
+def _sign_test(only_a: NDArray[np.integer], only_b: NDArray[np.integer]) -> NDArray[np.float64]:
+    """Two-sided p of each pair of counts, under p = 1/2."""
+    p: NDArray[np.float64] = binom.cdf(np.minimum(only_a, only_b), only_a + only_b, 0.5)
+    return np.minimum(1.0, 2 * p)

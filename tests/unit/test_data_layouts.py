@@ -298,4 +298,4 @@ def test_the_embedded_dataset_takes_protocols_too(digits_cache):
         b.train.contents for b in plain.buckets
     ]
     assert all(bucket.test is bucket.train for bucket in streaming.buckets)
-    assert [(len(b.train), len(b.test)) for b in split.buckets] == [(350, 150)] * 10
+    assert [(len(b.train), len(b.test)) for b in split.buckets] == [(84, 36)] * 10

@@ -18,7 +18,7 @@ def shown(project):
     (block,) = re.findall(r"^```text\n(% tested on.*?)^```$", text, re.S | re.M)
     cells = [line.split()[-10:] for line in block.splitlines() if re.match("initial|after", line)]
     values = np.array(cells, dtype=float) / 100
-    matrix = AccuracyMatrix(values[1:], initial=values[0], num_instances=[150] * 10)
+    matrix = AccuracyMatrix(values[1:], initial=values[0], num_instances=[50] * 10)
     metrics = {n: float(v) for n, v in re.findall(r"^(\w+/\w+) +(-?[\d.]+)", block, re.M)}
     return block, matrix, metrics
 

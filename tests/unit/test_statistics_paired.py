@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -158,10 +157,9 @@ def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_runs_that_are_drawn_once_give_what_each_pair_gives_alone() -> None:
-    """To the bit: of runs that stopped early, with and without clusters, whatever came before."""
+    """To the bit: of runs that stopped early, whatever came before."""
     a, b, c = (random_hits(seed, share=0.6 + seed / 50) for seed in range(3))
-    cluster = np.repeat(np.arange(9), 2)
-    runs = [a, b, c.after(2), replace(a, cluster=cluster), replace(b, cluster=cluster)]
+    runs = [a, b, c.after(2)]
     asked = {"metrics": ALL_METRICS, "resamples": 40, "seed": 9, "level": 0.8}
     together = ImageBootstrap(**asked)
     for run in runs:

@@ -44,8 +44,6 @@ class EvaluationSet:
     label: NDArray[np.uint16]  # (N,), true class of each image
     content: NDArray[np.uint8]  # (N, 16), first bytes of the SHA-256 of each image's file
     names: tuple[str, ...]  # (N,), name of each image's file, without its extension
-    # (N,), equal numbers for images of the same thing, as one scan; None: each is of its own.
-    cluster: NDArray[np.uint32] | None = None
 
     def __post_init__(self) -> None:
         count, width, classes = len(self.names), len(self.buckets), len(self.class_names)
@@ -53,11 +51,8 @@ class EvaluationSet:
             ("bucket", np.uint16, (count,)),
             ("label", np.uint16, (count,)),
             ("content", np.uint8, (count, _CONTENT_BYTES)),
-            ("cluster", np.uint32, (count,)),
         ):
             array = getattr(self, name)
-            if array is None and name == "cluster":
-                continue
             if array.shape != shape or array.dtype != dtype:
                 raise RecordError(
                     f"{name} of an evaluation set is {array.dtype} of shape {array.shape}; "
@@ -95,7 +90,7 @@ class EvaluationSet:
     def digest(self) -> str:
         """What settles whether two runs were tested on the same images in the same order.
 
-        It follows from bucket keys, classes, labels and contents; not from names or clusters.
+        It follows from bucket keys, classes, labels and contents; not from names.
         """
         hasher = hashlib.sha256(json.dumps([list(self.buckets), list(self.class_names)]).encode())
         for array in (self.bucket.astype("<u2"), self.label.astype("<u2"), self.content):
@@ -111,8 +106,6 @@ class EvaluationSet:
             "content": self.content,
             "names": names,
         }
-        if self.cluster is not None:
-            arrays["cluster"] = self.cluster
         return tensors_to_bytes(
             arrays,
             buckets=json.dumps(list(self.buckets)),
@@ -124,9 +117,7 @@ class EvaluationSet:
     def load(cls, path: Path) -> EvaluationSet:
         """Read a file of :meth:`to_bytes`; nothing about the file is trusted."""
         with _named(path):
-            arrays, metadata = read_tensors(
-                path, {"bucket", "label", "content", "names"}, {"cluster"}
-            )
+            arrays, metadata = read_tensors(path, {"bucket", "label", "content", "names"})
             try:
                 names = tuple(arrays["names"].astype(np.uint8).tobytes().decode().split("\n"))
             except UnicodeDecodeError as error:
@@ -138,7 +129,6 @@ class EvaluationSet:
                 label=arrays["label"],
                 content=arrays["content"],
                 names=names,
-                cluster=arrays.get("cluster"),
             )
             if found.digest != metadata.get("digest"):
                 raise RecordError(

@@ -33,7 +33,7 @@ def tensors_to_bytes(arrays: Mapping[str, NDArray[Any]], **metadata: str) -> byt
 
 
 def read_tensors(
-    path: Path, expected: Set[str], optional: Set[str]
+    path: Path, expected: Set[str], optional: Set[str] = frozenset()
 ) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """The arrays of a file and its metadata."""
     content = untrusted.read_bytes(path, untrusted.MAX_PREDICTIONS_BYTES)
