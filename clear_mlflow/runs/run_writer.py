@@ -27,7 +27,7 @@ from clear_mlflow.journal.sender import Sender, exit_patience, unsent_error
 from clear_mlflow.learning.measured import CurvePoint
 from clear_mlflow.metrics import of_families
 from clear_mlflow.report.page.run_page import load_run_page
-from clear_mlflow.report.pictures import heatmap_array, load_drawing
+from clear_mlflow.report.pictures import heatmap_png, load_drawing, png_array
 from clear_mlflow.scoring.plan import to_metrics
 from clear_mlflow.scoring.series import Point, milliseconds, values_at
 from clear_mlflow.store import names
@@ -321,7 +321,7 @@ class RunWriter:
         try:
             self.client.log_image(
                 self.run_id,
-                heatmap_array(matrix, title),
+                png_array(heatmap_png(matrix, title)),
                 key=names.IMAGE_PER_ROW,
                 step=matrix.num_rows,
             )

@@ -12,10 +12,8 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
-import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run
-from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.matrix import named_rows
@@ -23,11 +21,11 @@ from clear_mlflow.core.predictions import PREDICTIONS_FOLDER
 from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object, json_value
-from clear_mlflow.metrics.from_predictions import Predictions, confusion, macro_matrix
+from clear_mlflow.metrics.from_predictions import Predictions, macro_matrix
 from clear_mlflow.report.exports import matrix_csv, matrix_json
 from clear_mlflow.report.markdown import description
 from clear_mlflow.report.page.run_page import run_page
-from clear_mlflow.report.pictures import confusion_png, heatmap_png, png_array
+from clear_mlflow.report.pictures import heatmap_png, png_array
 from clear_mlflow.report.prediction_tables import calibration_csv, confusion_csv, per_class_csv
 from clear_mlflow.scoring.computed import Plan, Scores
 from clear_mlflow.scoring.families import families_tag
@@ -40,7 +38,7 @@ from clear_mlflow.store.ui_urls import artifact_link
 
 _NO_TAG = "none"
 _REPORTS = frozenset({names.MATRIX_JSON, names.MATRIX_CSV, names.MATRIX_TABLE, names.HEATMAP_PNG})
-_TABLES = frozenset({names.PER_CLASS_CSV, names.CONFUSION_FOLDER, names.CONFUSION_PNG})
+_TABLES = frozenset({names.PER_CLASS_CSV, names.CONFUSION_FOLDER})
 _BATCH = 900  # MLflow takes 1,000 entries in one call
 # Of more classes, who is taken for whom fills no table that a person reads: a million cells.
 _MOST_CLASSES = 1000
@@ -156,22 +154,6 @@ def _log_reports(client: MlflowClient, scores: Scores, record: Record) -> None:
 def _log_tables(client: MlflowClient, scores: Scores, predictions: Predictions) -> None:
     for path, text in prediction_tables(predictions).items():
         client.log_text(scores.run_id, text, path)
-    if (last := _last_confusion(predictions)) is not None:
-        row, counts = last
-        images = predictions.images
-        after = "initial" if row == 0 else f"after {images.buckets[row - 1]}"
-        content = confusion_png(counts, images.class_names, f"{scores.run_name}, {after}")
-        log_bytes(client, scores.run_id, content, names.CONFUSION_PNG)
-
-
-def _last_confusion(predictions: Predictions) -> tuple[int, NDArray[np.int64]] | None:
-    """Of the last row that holds any evidence: under streaming, that is not the last of all."""
-    if len(predictions.images.class_names) > _MOST_CLASSES:
-        return None
-    for row in sorted(predictions.answers, reverse=True):
-        if (counts := confusion(predictions, row)).any():
-            return row, counts
-    return None
 
 
 def _lacking(
@@ -206,7 +188,7 @@ def _lost(client: MlflowClient, run: Run, scores: Scores) -> frozenset[str]:
     found, predictions = set(), scores.predicted.predictions
     wanted = _REPORTS | {names.REPORT_HTML}
     if predictions is not None:
-        wanted |= _TABLES if _last_confusion(predictions) else _TABLES - {names.CONFUSION_PNG}
+        wanted |= _TABLES
     for folder in ("", names.MATRIX_FOLDER, PREDICTIONS_FOLDER):
         with mlflow_errors(f"list {folder or 'the artifacts'} of run {run.info.run_id}"):
             found |= {file.path for file in client.list_artifacts(run.info.run_id, folder)}

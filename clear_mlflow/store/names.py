@@ -135,8 +135,6 @@ MACRO_CSV = f"{PREDICTIONS_FOLDER}/macro_accuracy.csv"
 CALIBRATION_CSV = f"{PREDICTIONS_FOLDER}/calibration.csv"
 # Confusion matrices, one file for each row.
 CONFUSION_FOLDER = f"{PREDICTIONS_FOLDER}/confusion"
-# The last confusion matrix as a picture.
-CONFUSION_PNG = f"{PREDICTIONS_FOLDER}/confusion.png"
 # Every parameter, resolved; "train --config" repeats the run from it.
 CONFIG_JSON = "config.json"
 # The report: one page with the matrix, metrics, curves and configuration.

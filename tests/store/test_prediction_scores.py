@@ -19,7 +19,6 @@ from clear_mlflow.core.predictions import (
 from clear_mlflow.core.record import assemble
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.metrics._common import evaluated
-from clear_mlflow.report.pictures import confusion_png
 from clear_mlflow.scoring import beside as tracked
 from clear_mlflow.statistics import CorrectMatrix
 from clear_mlflow.store import names
@@ -55,15 +54,8 @@ def test_what_predictions_say_is_logged_beside_the_rows(store, experiment_id):
         "macro_accuracy/average" in store.get_run(run.info.run_id).data.tags["mlflow.note.content"]
     )
     assert score(store, run).action == "unchanged"
-    picture = predictions_folder(run) / "confusion.png"
-    drawn = picture.read_bytes()
-    last = predicted.confusion(found, 2)
-    assert drawn == confusion_png(last, found.images.class_names, f"{run.info.run_name}, after 2")
     for named in (True, False):
         assert score(store, run, named=named).action == "unchanged"
-    picture.unlink()
-    assert score(store, run, named=True).action == "scored"
-    assert picture.read_bytes() == drawn
     assert histories(store, run.info.run_id) == logged
     (predictions_folder(run) / "per_class.csv").unlink()
     assert score(store, run, named=True).action == "scored"

@@ -1,7 +1,6 @@
 """Tables for the terminal and the heat map."""
 
 import io
-import itertools
 import warnings
 
 import matplotlib as mpl
@@ -15,9 +14,6 @@ from rich.console import Console
 from clear_mlflow import AccuracyMatrix, explain, summarize
 from clear_mlflow.metrics import ALL_METRICS, METRICS
 from clear_mlflow.report.pictures import (
-    confusion_figure,
-    confusion_png,
-    heatmap_array,
     heatmap_figure,
     heatmap_png,
     png_array,
@@ -32,6 +28,10 @@ def printed(table, width: int = 80) -> list[str]:
     console = Console(width=width, file=written, force_terminal=False, _environ={})
     console.print(table)
     return [line.rstrip() for line in written.getvalue().splitlines()]
+
+
+def heatmap_array(matrix: AccuracyMatrix, title: str) -> np.ndarray:
+    return png_array(heatmap_png(matrix, title))
 
 
 def texts(matrix: AccuracyMatrix, title: str) -> list[str]:
@@ -104,8 +104,8 @@ def test_any_text_can_be_drawn(text):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         heatmap_png(AccuracyMatrix([[0.5]], buckets=[key]), text)
-        shown = confusion_texts(np.eye(2, dtype=np.int64), [text, "b"])
-    assert {"$x^{": "$x^{", "名前": "□□", "a\x00b\nc": "a�b c"}.get(text, "b") in shown
+        shown = texts(AccuracyMatrix([[0.5]], buckets=[key]), text)
+    assert {"$x^{": "$x^{", "名前": "□□", "a\x00b\nc": "a�b�c"}.get(text, "initial") in shown
 
 
 def test_pictures_of_one_stream_have_one_size():
@@ -170,56 +170,3 @@ def test_a_users_matplotlib_settings_change_nothing():
     }
     with mpl.rc_context(theirs):
         assert heatmap_png(TEN, "$run$") == before
-
-
-def confusion_texts(counts, class_names, title="run") -> list[str]:
-    return [text.get_text() for text in confusion_figure(counts, class_names, title).axes[0].texts]
-
-
-def test_confusion_is_told_in_percent_of_each_true_class():
-    """A line adds up to 100; what never happened has no number; no image, no line."""
-    counts = np.array([[999, 1, 0], [25, 75, 0], [0, 0, 0]])
-    shown = confusion_texts(counts, ["cat", "dog", "fox"])
-    assert [text for text in shown if text in ("100", "<1", "25", "75", "0")] == [
-        *("100", "<1", "25", "75"),
-        *("0", "25"),  # of the scale
-    ]
-    assert [shown.count(name) for name in ("cat", "dog", "fox")] == [2, 2, 2]
-    figure = confusion_figure(counts, ["cat", "dog", "fox"], "run")
-    cells, _ = figure.axes[0].images  # and the scale
-    colours = cells.get_array()
-    assert (colours[2, :, 3] == 0).all()  # the hatched ground is seen
-    assert (colours[:2, :, 3] == 1).all()
-
-
-@pytest.mark.parametrize("classes", [1, 2, 11, 30, 100])
-@pytest.mark.parametrize("name", ["kind {}", "w" * 60 + "{}", "class {0} of a long name " * 3])
-def test_every_class_of_a_confusion_can_be_read(classes, name):
-    """All names are there, in the picture, at least as high as small print, and none on another."""
-    counts = np.eye(classes, dtype=np.int64) * 7
-    names = [name.format(i) for i in range(classes)]
-    figure = confusion_figure(counts, names, "a run " * 40)
-    figure.canvas.draw()
-    across, down = [], []
-    for text in figure.axes[0].texts:
-        box = text.get_window_extent()
-        assert figure.bbox.contains(box.x0, box.y0)
-        assert figure.bbox.contains(box.x1, box.y1)
-        assert text.get_fontsize() > 7.5
-        if text.get_rotation() == 90 and text.get_verticalalignment() == "bottom":
-            across.append(box)
-        elif text.get_horizontalalignment() == "right":
-            down.append(box)
-    assert len(across) == len(down) == classes
-    assert all(a.x1 <= b.x0 for a, b in itertools.pairwise(across))
-    assert all(a.y0 >= b.y1 for a, b in itertools.pairwise(down))
-
-
-def test_a_confusion_of_many_classes_stays_of_a_size():
-    """Of a thousand, some are named; the same content gives the same bytes."""
-    counts = np.eye(1000, dtype=np.int64)
-    names = [f"kind {i}" for i in range(1000)]
-    content = confusion_png(counts, names, "run")
-    assert content == confusion_png(counts, names, "run")
-    assert max(png_array(content).shape) < 2200
-    assert 100 <= sum(text.startswith("kind") for text in confusion_texts(counts, names)) <= 220
