@@ -118,7 +118,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         if self._row:
             width = len(self._sizes)
             cells, self._row = self._row, {}
-            self._tracked.log_row(
+            self._log_row(
                 self._trained or 0,
                 # As Avalanche's results are imported: "1" to "T".
                 tuple(str(j + 1) for j in range(width)),
@@ -132,7 +132,7 @@ class MLflowAccuracyMatrix(Adapter, BaseLogger):
         if len(self._row) == len(self._sizes):
             self._flush()
         else:
-            self._tracked.expect()
+            self._expect()
 
 
 def _sizes(tested: Any) -> tuple[int, ...]:

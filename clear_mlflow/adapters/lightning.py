@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
-from clear_mlflow.adapters._run import Adapter, number
+from clear_mlflow.adapters._run import Adapter, num_images, number
 from clear_mlflow.core.errors import ConfigError
 
 
@@ -64,11 +64,11 @@ class MLflowAccuracyMatrix(Adapter, Callback):
                 "the metric that it logs: MLflowAccuracyMatrix(metric=...)"
             )
         cells = [number(name, found[name]) if name in found else math.nan for name in logged]
-        self._tracked.log_row(self.trained, keys, cells, _sizes(loaders))
+        self._log_row(self.trained, keys, cells, [num_images(loader) for loader in loaders])
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The rows so far are scored, and the run says how it ended."""
-        self._tracked.close(exception, exception.__traceback__)
+        self._end(exception)
 
     def state_dict(self) -> dict[str, Any]:
         """How many buckets are trained, for a checkpoint."""
@@ -77,11 +77,3 @@ class MLflowAccuracyMatrix(Adapter, Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on after as many buckets as a checkpoint says."""
         self.trained = int(state_dict["trained"])
-
-
-def _sizes(loaders: Sequence[Any]) -> tuple[int, ...] | None:
-    """Test images per bucket; None where a dataset does not know."""
-    try:
-        return tuple(len(loader.dataset) for loader in loaders)
-    except (AttributeError, TypeError):
-        return None

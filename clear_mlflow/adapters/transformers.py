@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from clear_mlflow.adapters._run import Adapter, number
+from clear_mlflow.adapters._run import Adapter, num_images, number
 from clear_mlflow.core.errors import ConfigError
 
 
@@ -31,7 +31,7 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         self._buckets = tuple(buckets)
         self._metric = metric
         self._cells: dict[str, float] = {}  # of the row that is being measured
-        self._sizes: dict[str, int] = {}  # test images per bucket, where they are known
+        self._sizes: dict[str, int | None] = {}  # test images per bucket, where they are known
         self._trains = False
         self.trained = 0  # buckets; set it where a loop continues from a checkpoint
 
@@ -70,8 +70,7 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
                 "name the metric that it gives: MLflowAccuracyMatrix(metric=...)"
             )
         self._cells[key] = number(self._metric, there[self._metric])
-        if (size := _size(eval_dataloader)) is not None:
-            self._sizes[key] = size
+        self._sizes[key] = num_images(eval_dataloader)
         if len(self._cells) == len(self._buckets):
             self._flush()
 
@@ -79,15 +78,6 @@ class MLflowAccuracyMatrix(Adapter, TrainerCallback):
         if not self._cells:
             return
         cells = [self._cells.get(key, math.nan) for key in self._buckets]
-        known = [self._sizes[key] for key in self._buckets if key in self._sizes]
         self._cells = {}
-        sizes = known if len(known) == len(cells) else None
-        self._tracked.log_row(self.trained, self._buckets, cells, sizes)
-
-
-def _size(dataloader: Any) -> int | None:
-    """Test images of a bucket; None where its dataset does not know."""
-    try:
-        return len(dataloader.dataset)
-    except (AttributeError, TypeError):
-        return None
+        sizes = [self._sizes.get(key) for key in self._buckets]
+        self._log_row(self.trained, self._buckets, cells, sizes)

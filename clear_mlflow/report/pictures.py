@@ -179,8 +179,8 @@ def _write(sheet: Axes, x: float, y: float, text: str, size: float, **how: Any) 
     # A box for what the font does not have, which matplotlib would warn about.
     text = "".join(c if ord(c) in _characters() else "□" for c in text)
     how = {"color": _INK, "ha": "center", "va": "center_baseline", "fontweight": "normal", **how}
-    plain = {"fontfamily": _FONT, "parse_math": False, "usetex": False}
-    sheet.text(x, y, text, fontsize=size, **how, **plain)
+    how |= {"fontfamily": _FONT, "parse_math": False, "usetex": False}
+    sheet.text(x, y, text, fontsize=size, **how)
 
 
 @lru_cache(maxsize=1)

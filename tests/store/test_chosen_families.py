@@ -10,7 +10,7 @@ from trainings import FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 import clear_mlflow
 from clear_mlflow import AccuracyMatrix, series, summarize
-from clear_mlflow.adapters._run import AdapterRun
+from clear_mlflow.adapters._run import Adapter
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.record import assemble, row_file_name
@@ -91,9 +91,9 @@ def test_a_loop_of_ones_own_logs_the_families_it_was_told(store, experiment_id):
     with pytest.raises(ConfigError, match="'tick' is no family of metrics; expected some of clear"):
         clear_mlflow.track(**loop, metrics="tick")
     with pytest.raises(ConfigError, match="'tick' is no family"):
-        AdapterRun({"metrics": "tick"}, lambda: None)
+        Adapter({"metrics": "tick"})
     for told in ({"metrics": "tic"}, {}):
-        AdapterRun(told, lambda: None)
+        Adapter(told)
 
 
 def test_evaluate_adds_families_to_old_runs(store, experiment_id):
