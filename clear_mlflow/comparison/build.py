@@ -12,7 +12,7 @@ from clear_mlflow.comparison.arrangement import Arrangement
 from clear_mlflow.comparison.caveats import intervals_of_tests, warnings_of
 from clear_mlflow.comparison.groups import Group
 from clear_mlflow.comparison.pairs import Pair
-from clear_mlflow.comparison.verdicts import PairTest, Verdict, judge_pairs
+from clear_mlflow.comparison.verdicts import Verdict, judge_pairs
 from clear_mlflow.metrics import Metric, anytime
 from clear_mlflow.metrics.anytime import AnytimeMetric
 from clear_mlflow.statistics import CorrectMatrix, ImageBootstrap, Interval, holm, mcnemar_cells
@@ -23,7 +23,6 @@ class Comparison(Arrangement):
     """All that a comparison shows."""
 
     verdicts: tuple[Verdict, ...]  # on the metric that ranks, as the pairs of the plan
-    exploratory: tuple[PairTest, ...]  # of the other metrics, in their order
     cells: Mapping[Pair, NDArray[np.float64]]  # (T + 1, T) adjusted p of McNemar
     unlike: frozenset[Pair]  # pairs whose predictions are of different images
     # What a single run's test images show of its metrics; for groups that have only one result.
@@ -49,7 +48,7 @@ def compare(
 
     *hits* are run id to what its stored predictions got right.
     """
-    groups, ranked = arrangement.groups, arrangement.ranked_by
+    groups = arrangement.groups
     known = {
         position: hits[group.counted[0].run_id]
         for position, group in enumerate(groups)
@@ -65,14 +64,13 @@ def compare(
         for setting in arrangement.settings
     ]
     verdicts: list[Verdict] = []
-    exploratory: list[PairTest] = []
-    compared = [m for m in _tested(arrangement) if m.name in arrangement.metrics]
-    if ranked in [m.name for m in compared]:
-        compared.sort(key=lambda metric: metric.name != ranked)
-        verdicts, exploratory = judge_pairs(
+    for metric in _tested(arrangement):
+        if metric.name != arrangement.ranked_by:
+            continue
+        verdicts = judge_pairs(
             groups,
             arrangement.plan,
-            metrics=compared,
+            metric=metric,
             bootstraps=bootstraps,
             correct=correct,
             level=arrangement.level,
@@ -82,7 +80,6 @@ def compare(
     return Comparison(
         **vars(arrangement),
         verdicts=tuple(verdicts),
-        exploratory=tuple(exploratory),
         cells={pair: _cell_tests(groups[pair[0]], *sides) for pair, sides in correct.items()},
         unlike=unlike,
         image_intervals={

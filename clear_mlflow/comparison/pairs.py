@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from math import comb
 
 from clear_mlflow.comparison.groups import Group, cut
 from clear_mlflow.comparison.subjects import Setting
@@ -24,9 +25,8 @@ class PairPlan:
     """Which pairs are tested."""
 
     pairs: tuple[Pair, ...]
-    # Pairs that could be tested and are not, because the leader was found by looking: they are
-    # adjusted for as if they were.
-    possible: tuple[Pair, ...] = ()
+    # How many further pairs are adjusted for, because the leader was found by looking.
+    possible: int = 0
     baselines: tuple[int, ...] = ()  # that the others are set against; none: the leaders are
     leaders: tuple[int, ...] = ()  # found by looking, and set against all others of many
 
@@ -43,7 +43,7 @@ def plan_pairs(
         if group.counted:
             by_setting[group.setting].append(position)
     pairs: list[Pair] = []
-    possible: list[Pair] = []
+    possible = 0
     baselines, leaders = [], []
     for setting, positions in by_setting.items():
         if baseline is not None:
@@ -56,13 +56,13 @@ def plan_pairs(
         else:
             leaders.append(positions[0])
             pairs += [(positions[0], p) for p in positions[1:]]
-            possible += combinations(positions[1:], 2)
+            possible += comb(len(positions) - 1, 2)
     if baseline is not None and not baselines:
         names = ", ".join(shown(cut(group.name)) for group in groups[:20])
         raise ConfigError(f"baseline is {shown(baseline)}, which no group is; there are {names}")
     return PairPlan(
         pairs=tuple(pairs),
-        possible=tuple(possible),
+        possible=possible,
         baselines=tuple(baselines),
         leaders=tuple(leaders),
     )

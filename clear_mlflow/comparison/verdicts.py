@@ -45,19 +45,16 @@ _ASSUMED = {
 
 @dataclass(frozen=True, kw_only=True)
 class PairTest:
-    """Two groups, one metric: the difference, and how sure it is."""
+    """The one test of two groups on a metric."""
 
-    a: int  # position of the group
-    b: int
-    metric: str
     unit: str  # what was drawn: "seeds" or "images"
-    method: str  # of the test
+    method: str
     n_a: int  # seeds, or test images
     n_b: int
     difference: float  # a - b
     interval: Interval  # of this test alone: leaves out 0 just where p is small
     p_value: float
-    adjusted: float  # by Holm
+    adjusted: float  # for all comparisons
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,54 +78,37 @@ def judge_pairs(
     groups: Sequence[Group],
     plan: PairPlan,
     *,
-    metrics: Sequence[Metric | AnytimeMetric],
+    metric: Metric | AnytimeMetric,
     bootstraps: Sequence[ImageBootstrap],
     correct: Mapping[Pair, tuple[CorrectMatrix, CorrectMatrix]],
     level: float,
     margin: float | None,
     in_percent: bool = True,
-) -> tuple[list[Verdict], list[PairTest]]:
-    """Verdicts on the first metric, and tests of all the others; each family adjusted by Holm.
+) -> list[Verdict]:
+    """Verdicts on a metric, adjusted for all comparisons.
 
     *bootstraps* are of each setting, *correct* is what pairs of single runs got right.
     """
-    first, *others = (metric.name for metric in metrics)
-    tested: dict[str, dict[Pair, _Evidence]] = {metric.name: {} for metric in metrics}
-    untested: dict[Pair, _Evidence] = {}
+    known: dict[Pair, _Evidence] = {}
     for pair in plan.pairs:
         a, b = (groups[position] for position in pair)
         images = _over_images(*correct[pair], bootstraps[a.setting]) if pair in correct else {}
-        for name, of_metric in tested.items():
-            found = images.get(name) or _over_seeds(a, b, name)
-            if found is not None and found.is_testable:
-                of_metric[pair] = found
-            elif name == first and found is not None:
-                untested[pair] = found
-    images_read = any(found.values is None for found in tested[first].values())
-    possible = sum(_is_testable(groups[a], groups[b], first, images_read) for a, b in plan.possible)
+        found = images.get(metric.name) or _over_seeds(a, b, metric.name)
+        if found is not None:
+            known[pair] = found
+    tested = {pair: found for pair, found in known.items() if found.is_testable}
     sentences = Sentences(
-        metric=first,
-        higher_is_better=metrics[0].higher_is_better,
+        metric=metric.name,
+        higher_is_better=metric.higher_is_better,
         in_percent=in_percent,
         level=level,
-        comparisons=len(tested[first]) + possible,
+        comparisons=len(tested) + plan.possible,
     )
     judge = _Judge(groups, sentences, margin)
-    verdicts = judge.tested(tested[first])
-    family = sentences.comparisons + len(untested)
-    verdicts |= {pair: judge.untested(pair, found, family) for pair, found in untested.items()}
-
-    flat = [
-        (pair, name, found, found.t)
-        for name in others
-        for pair, found in tested[name].items()
-        if found.t is not None
-    ]
-    adjusted = holm([t.p_value for _, _, _, t in flat], family=len(flat) + possible * len(others))
-    exploratory = [
-        _pair_test(*one, p_value, level) for one, p_value in zip(flat, adjusted, strict=True)
-    ]
-    return [verdicts[pair] for pair in plan.pairs if pair in verdicts], exploratory
+    verdicts = judge.tested(tested)
+    family = len(known) + plan.possible
+    verdicts |= {p: judge.untested(p, known[p], family) for p in known.keys() - tested.keys()}
+    return [verdicts[pair] for pair in plan.pairs if pair in verdicts]
 
 
 def tests_about(verdicts: Sequence[Verdict], level: float) -> str:
@@ -187,13 +167,6 @@ def _over_seeds(a: Group, b: Group, metric: str) -> _Evidence | None:
     return _Evidence(method, counts, difference, t, values)
 
 
-def _is_testable(a: Group, b: Group, metric: str, images_read: bool) -> bool:
-    found = _over_seeds(a, b, metric)
-    if a.is_alone and b.is_alone:
-        return images_read
-    return found is not None and found.is_testable
-
-
 def _seed(run: Subject | RowlessRun) -> int | None:
     return run.record.seed if isinstance(run, Subject) else run.seed
 
@@ -214,24 +187,6 @@ def _over_images(
             )
             found[name] = _Evidence(_BOOTSTRAP, counts, test.difference, t, None)
     return found
-
-
-def _pair_test(
-    pair: Pair, metric: str, found: _Evidence, t: TTest, adjusted: float, level: float
-) -> PairTest:
-    return PairTest(
-        a=pair[0],
-        b=pair[1],
-        metric=metric,
-        unit="images" if found.values is None else "seeds",
-        method=found.method,
-        n_a=t.n_a,
-        n_b=t.n_b,
-        difference=t.difference,
-        interval=t.interval(level),
-        p_value=t.p_value,
-        adjusted=adjusted,
-    )
 
 
 @dataclass(frozen=True)
@@ -290,7 +245,16 @@ class _Judge:
                 outcome=outcome,
                 sentence=sentence,
                 beside=tuple(beside),
-                test=_pair_test(pair, metric, found, t, p_value, self.sentences.level),
+                test=PairTest(
+                    unit="images" if found.values is None else "seeds",
+                    method=found.method,
+                    n_a=t.n_a,
+                    n_b=t.n_b,
+                    difference=t.difference,
+                    interval=t.interval(self.sentences.level),
+                    p_value=t.p_value,
+                    adjusted=p_value,
+                ),
                 adjusted_interval=interval,
                 hedges_g=size,
                 equivalence=equivalence,

@@ -26,7 +26,6 @@ from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.comparison import (
     Comparison,
-    PairTest,
     RowlessRun,
     Subject,
     Verdict,
@@ -447,7 +446,6 @@ def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:
             for group in comparison.groups
         ],
         "verdicts": [_verdict_json(comparison, verdict) for verdict in comparison.verdicts],
-        "exploratory": [_test_json(comparison, test) for test in comparison.exploratory],
         "warnings": list(comparison.warnings),
         "left_out": [asdict(run) for run in left_out],
     }
@@ -455,8 +453,7 @@ def _compared_json(comparison: Comparison, left_out: Sequence[LeftOut]) -> str:
 
 
 def _verdict_json(comparison: Comparison, verdict: Verdict) -> dict[str, object]:
-    return {
-        **({} if verdict.test is None else _test_json(comparison, verdict.test)),
+    found: dict[str, object] = {
         "a": comparison.groups[verdict.a].name,
         "b": comparison.groups[verdict.b].name,
         "metric": verdict.metric,
@@ -468,18 +465,14 @@ def _verdict_json(comparison: Comparison, verdict: Verdict) -> dict[str, object]
         "hedges_g": verdict.hedges_g,
         "more_seeds": verdict.more_seeds,
     }
-
-
-def _test_json(comparison: Comparison, test: PairTest) -> dict[str, object]:
-    return {
-        "a": comparison.groups[test.a].name,
-        "b": comparison.groups[test.b].name,
-        "metric": test.metric,
-        "unit": test.unit,
-        "test": test.method,
-        "n": [test.n_a, test.n_b],
-        "difference": test.difference,
-        "interval": list(test.interval),
-        "p_value": test.p_value,
-        "p_adjusted": test.adjusted,
-    }
+    if (test := verdict.test) is not None:
+        found |= {
+            "unit": test.unit,
+            "test": test.method,
+            "n": [test.n_a, test.n_b],
+            "difference": test.difference,
+            "interval": list(test.interval),
+            "p_value": test.p_value,
+            "p_adjusted": test.adjusted,
+        }
+    return found

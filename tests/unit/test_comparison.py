@@ -73,7 +73,7 @@ def test_other_test_sets_are_never_in_one_group(other, said):
     found = compared(runs)
     assert [len(group.members) for group in found.groups] == [7, 7]
     assert len({group.name for group in found.groups}) == 2
-    assert found.verdicts == found.exploratory == ()
+    assert found.verdicts == ()
     assert any("ways differ in" in warning and said in warning for warning in found.warnings)
 
 
@@ -98,7 +98,7 @@ def test_a_seed_twice_with_other_numbers_is_told():
 def test_one_run_only():
     """It is shown, and nothing is tested."""
     found = compared(seeds_of("replay", 180, [0]))
-    assert found.verdicts == found.exploratory == ()
+    assert found.verdicts == ()
     assert found.groups[0].metrics[SCORE].interval is None
     assert "one run each" in found.warnings[0]
     assert found.interval_of(0, SCORE) == (None, False)
@@ -235,7 +235,6 @@ def test_metrics_of_tests_inside_buckets_are_compared_as_all_others():
     assert {verdict.metric for verdict in found.verdicts} == {MINIMUM}
     assert not any("test_every" in text for text in found.warnings)
     found = compared([*runs, *seeds_of("er_ace", 150, range(2))])
-    assert MINIMUM in {test.metric for test in found.exploratory}
     assert [MINIMUM in group.metrics for group in found.groups] == [True, False, True]
     (line,) = [text for text in found.warnings if "test_every" in text]
     assert line.startswith("2 of 8 runs were not tested inside their buckets (test_every): ")
@@ -248,8 +247,7 @@ def test_tests_at_other_intervals_are_shown_and_not_tested():
     found = compared(runs)
     assert any("(test_every: '1', '2')" in text for text in found.warnings)
     assert all(MINIMUM in group.metrics for group in found.groups)
-    assert MINIMUM not in {test.metric for test in found.exploratory}
-    assert found.exploratory
+    assert found.verdicts
     assert compared(runs, rank_by=MINIMUM).verdicts == ()
 
 

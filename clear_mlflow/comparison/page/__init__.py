@@ -14,7 +14,6 @@ from clear_mlflow.comparison.page.wording import (
     group_name,
     interval_text,
     many,
-    p_value_text,
     setting_text,
     short,
 )
@@ -54,7 +53,6 @@ def comparison_page(
         named=partial(group_name, comparison),
         number=comparison.score.number,
         interval=partial(interval_text, score=comparison.score),
-        p_value=p_value_text,
         **verdicts(comparison),
         board=leaderboard(comparison),
         plots=list(metric_plots(comparison)),

@@ -12,7 +12,7 @@ SIGNS = {"different": "✓", "equivalent": "=", "not shown": "–", "too few": "
 
 
 def verdicts(comparison: Comparison) -> dict[str, Any]:
-    """What the tests of pairs show: of the ranking metric in sentences, of others in a table."""
+    """What the tests of pairs show."""
     return {
         "verdicts": comparison.verdicts,
         "signs": SIGNS,
@@ -23,8 +23,6 @@ def verdicts(comparison: Comparison) -> dict[str, Any]:
             else "No two groups could be tested against each other: that needs two seeds or more "
             "on both sides, or stored predictions of one run on each, and the same test set."
         ),
-        "others": comparison.exploratory,
-        "alpha": 1 - comparison.level,
     }
 
 

@@ -48,8 +48,3 @@ def interval_text(interval: Interval | None, decimals: int = 4, *, score: Score)
         return ""
     number = f"{{:.{decimals}f}}".format if score.is_accuracy else score.number
     return f"[{number(interval.low)}, {number(interval.high)}]"
-
-
-def p_value_text(value: float) -> str:
-    """A p-value in a table."""
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
