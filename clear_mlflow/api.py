@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from clear_mlflow.core.distributed import place_of_environment
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults, switches
+from clear_mlflow.learning.parameters.config import (
+    TrainConfig,
+    known_parameters,
+    parameter_defaults,
+    switches,
+)
 from clear_mlflow.learning.parameters.recipes import NONE
 
 if TYPE_CHECKING:
@@ -43,7 +48,7 @@ def train(**options: Unpack[TrainOptions]) -> TrainedRun:
     names. On and off are True and False; several values are a list, arguments a dictionary.
 
     Args:
-        **options: see :class:`~clear_mlflow.learning.parameters.options.TrainOptions`.
+        **options: the parameters; docs/parameters.md lists them.
 
     Returns:
         The matrix, rebuilt from the rows that the run's artifact store holds, with ``metrics``,
@@ -175,7 +180,8 @@ def _resolved(
     function: Callable[..., object], options: Mapping[str, object]
 ) -> tuple[dict[str, str], TrainConfig]:
     """What a caller asked for: texts of the parameters that are not at their defaults; resolved."""
-    inspect.signature(function).bind(**options)  # TypeError for a name that there is not
+    for name in options.keys() - parameter_defaults().keys():  # as Python itself does
+        raise TypeError(f"{function.__name__}() has no option {name!r}; {known_parameters(name)}")
     asked = _texts(options)
     return asked, TrainConfig.resolve(asked)
 

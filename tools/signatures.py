@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import textwrap
-from collections.abc import Iterator
 from dataclasses import Field, fields
 from typing import Any
 
@@ -28,16 +26,8 @@ class TrainOptions(TypedDict, total=False):
 
 def train_options() -> str:
     """The whole module."""
-    lines = (line for field in fields(TrainConfig) for line in _declared(field))
+    lines = (f"    {field.name}: {_kind(field)}" for field in fields(TrainConfig))
     return "\n".join((_HEAD, *lines)) + "\n"
-
-
-def _declared(field: Field[Any]) -> Iterator[str]:
-    yield f"    {field.name}: {_kind(field)}"
-    about = field.metadata["about"] or field.metadata["help"]
-    quotes = "'''" if about.endswith('"') else '"""'
-    text = f"{quotes}{about}{quotes}"
-    yield textwrap.fill(text, 100, initial_indent=" " * 4, subsequent_indent=" " * 4)
 
 
 def _kind(field: Field[Any]) -> str:

@@ -66,7 +66,7 @@ def asked_parameters(
         "clear-mlflow train",
         "clear-mlflow train --strategy replay --memory 0.1 --seed 1",
         "clear-mlflow train --dataset clear10 --data-root ~/clear10 --experiment first",
-        "clear-mlflow train --seeds 0,1,2 --run-name baseline --tag paper=draft",
+        "clear-mlflow train --features pixels --seeds 0,1,2 --run-name baseline --tag paper=draft",
         "mlflow run . --env-manager local -P strategy=replay",
     ),
     exit_codes={

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
+from collections.abc import Iterable
 
 NOT_MEASURED = "–"
 
@@ -19,6 +21,16 @@ def shown(value: object, limit: int = 60) -> str:
     except ValueError:  # an integer of thousands of digits, which Python does not write out
         text = f"a {type(value).__name__} too long to write out"
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The names that were probably meant, for the middle of a message; empty where none is near.
+
+    >>> nearest("epoch", ("epochs", "lr"))
+    'did you mean epochs? '
+    """
+    close = difflib.get_close_matches(name, known, n=3)
+    return f"did you mean {' or '.join(close)}? " if close else ""
 
 
 def printable(text: str) -> str:

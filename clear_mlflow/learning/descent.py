@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,23 +20,8 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, training_batches
 
-
-class Hooks(Protocol):
-    """What a strategy adds to each step; :class:`.strategies._base.Strategy` has them all."""
-
-    def begin_epoch(self, position: int, epoch: int, num_steps: int) -> None: ...  # noqa: D102
-
-    def rehearsal(  # noqa: D102
-        self, position: int, epoch: int, num_steps: int
-    ) -> Iterable[tuple[Batch, ...]]: ...
-
-    def share_of_loss(  # noqa: D102
-        self, forward: Callable[[Tensor], Tensor], batch: Batch
-    ) -> Tensor: ...
-
-    def before_step(self) -> None: ...  # noqa: D102
-
-    def after_step(self) -> None: ...  # noqa: D102
+if TYPE_CHECKING:
+    from clear_mlflow.learning.strategies._base import Strategy
 
 
 class GradientDescent:
@@ -101,15 +86,14 @@ class GradientDescent:
             }
             self._optimizer.load_state_dict(fresh)
 
-    def run(
-        self, samples: Samples, *, position: int, hooks: Hooks, epochs: int | None = None
-    ) -> None:
-        """Train on *samples* for all epochs of a bucket: the parameters', or *epochs*.
+    def run(self, samples: Samples, *, position: int, hooks: Strategy) -> None:
+        """Train on *samples* for all epochs of a bucket, as the strategy says how many.
 
         The schedule starts anew at every bucket, as in the CLEAR authors' own example; so does the
         optimiser, unless ``optimizer_state`` is keep.
         """
-        config = self._config if epochs is None else replace(self._config, epochs=epochs)
+        epochs = hooks.epochs(self._config, hooks.arguments)
+        config = replace(self._config, epochs=epochs)
         bounds = batch_bounds(len(samples), config.batch_size)
         curve, tests = self.curve, self.tests
         curve.begin(config.epochs * len(bounds))

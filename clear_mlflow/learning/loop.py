@@ -91,8 +91,9 @@ def train(
         )
 
     def tested(trained: int) -> Trained:
-        row = measure_row(model, stream, config, trained=trained, progress=progress, group=group)
-        return replace(row, snapshot=lambda: capture(model, strategy, descent))
+        found = measure_row(model, stream, config, trained=trained, group=group)
+        progress.row_measured(found.row)
+        return replace(found, snapshot=lambda: capture(model, strategy, descent))
 
     if saved is None:
         yield tested(0)
@@ -133,7 +134,6 @@ def measure_row(
     config: TrainConfig,
     *,
     trained: int,
-    progress: TrainingProgress,
     group: ProcessGroup = ALONE,
 ) -> Trained:
     """Test a model on all buckets, as a row; DivergedError where an output is not finite."""
@@ -154,7 +154,6 @@ def measure_row(
     row = AccuracyRow(
         row=trained, buckets=stream.keys, correct=tested.correct, num_instances=held_out.counts
     )
-    progress.row_measured(row)
     return Trained(row, tested, model)
 
 

@@ -24,7 +24,6 @@ class CurvePoint:
     lr: float  # of the last step
     images_per_second: float  # of the training set; not those from a strategy's buffer
     time: int  # when the window ended, in milliseconds since the epoch
-    seed: int | None = None  # of the member of an ensemble that it is of; None: of all that train
 
 
 # Takes points in their order; it must not keep training waiting.

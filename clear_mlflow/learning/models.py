@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import urllib.error
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.text import nearest
 from clear_mlflow.data.files import path_text
 from clear_mlflow.learning.inference.backbone import fill, read_weights
 from clear_mlflow.learning.parameters.recipes import NONE
@@ -177,11 +177,10 @@ def _torchvision_models() -> Any:
 def _check_name(name: str) -> None:
     if name == SMALL_CNN or name in model_names():
         return
-    close = difflib.get_close_matches(name, model_names(), n=3)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
     raise ConfigError(
-        f"unknown model {name!r}; {hint}expected {SMALL_CNN} or a torchvision classification "
-        "model; torchvision.models.list_models(module=torchvision.models) lists them"
+        f"unknown model {name!r}; {nearest(name, model_names())}expected {SMALL_CNN} or a "
+        "torchvision classification model; "
+        "torchvision.models.list_models(module=torchvision.models) lists them"
     )
 
 

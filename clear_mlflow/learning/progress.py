@@ -8,12 +8,11 @@ import sys
 import time
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TextIO
 
 from clear_mlflow.core.anytime.anytime_row import AnytimeRow
 from clear_mlflow.core.matrix import AccuracyRow
-from clear_mlflow.learning.measured import CurvePoint, OnCurve, OnTest, ignore
+from clear_mlflow.learning.measured import CurvePoint, OnCurve, OnTest
 
 # A bucket that takes less brings its curve with its row: a file and a request less.
 _SECONDS_BETWEEN_POINTS = 5.0
@@ -56,13 +55,6 @@ class TrainingProgress:
         """The model was tested on all buckets."""
 
 
-# What passes reports on has to be found by its name, where it says nothing itself.
-if TYPE_CHECKING:
-    _Base = TrainingProgress
-else:
-    _Base = object
-
-
 class LineProgress(TrainingProgress):
     """One line on *stream* for every bucket, and nothing else: made for logs."""
 
@@ -98,43 +90,16 @@ class LineProgress(TrainingProgress):
             self._stream.flush()
 
 
-class _Passing(_Base):
-    """Passes everything on, but for what a subclass says; *shown* is entered by its owner."""
+class CollectingProgress(TrainingProgress):
+    """Shows what *shown* shows, and keeps the curve for whoever stores it.
 
-    def __init__(self, shown: TrainingProgress) -> None:
-        self._shown = shown
+    *on_curve* is called at most once in some seconds; *shown* is entered by its owner.
+    """
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._shown, name)
-
-
-class MemberProgress(_Passing):
-    """What one of several members reports; its rows are shown or not: one's are, of several."""
-
-    def __init__(self, shown: TrainingProgress, seed: int, *, with_rows: bool) -> None:
-        super().__init__(shown)
-        self._seed = seed
-        self._with_rows = with_rows
-
-    def curve_measured(self, point: CurvePoint) -> None:
-        """Say whose it is."""
-        self._shown.curve_measured(replace(point, seed=self._seed))
-
-    def row_measured(self, row: AccuracyRow) -> None:
-        """Pass it on, or not."""
-        if self._with_rows:
-            self._shown.row_measured(row)
-
-
-class CollectingProgress(_Passing):
-    """Keeps the curve for whoever stores it: *on_curve* is called at most once in some seconds."""
-
-    def __init__(
-        self, shown: TrainingProgress, on_curve: OnCurve, on_test: OnTest = ignore
-    ) -> None:
-        super().__init__(shown)
-        self._on_curve = on_curve
-        self._on_test = on_test
+    def __init__(self, shown: TrainingProgress, on_curve: OnCurve, on_test: OnTest) -> None:
+        for name in ("images_decoded", "bucket_started", "steps_planned", "step_done"):
+            setattr(self, name, getattr(shown, name))
+        self._shown, self._on_curve, self._on_test = shown, on_curve, on_test
         self._points: list[CurvePoint] = []
         self._handed_at = time.monotonic()
 
@@ -149,6 +114,10 @@ class CollectingProgress(_Passing):
         """Hand it on, too."""
         self._shown.test_done(test)
         self._on_test(test)
+
+    def row_measured(self, row: AccuracyRow) -> None:
+        """Show it."""
+        self._shown.row_measured(row)
 
     def take(self) -> tuple[CurvePoint, ...]:
         """What was kept, once."""

@@ -22,11 +22,11 @@ from clear_mlflow.data.decoding.decoded_cache import DecodedCache
 from clear_mlflow.data.evaluation_set import evaluation_set
 from clear_mlflow.data.features.stored import StoredFeatures
 from clear_mlflow.data.stream import BucketStream
-from clear_mlflow.learning.anytime.schedule import MOST_TESTS, num_tests_in_buckets
+from clear_mlflow.learning.anytime.schedule import MOST_TESTS
 from clear_mlflow.learning.arguments import dataset_arguments
 from clear_mlflow.learning.checkpoint import SavedTraining, read_state, to_bytes
 from clear_mlflow.learning.device import resolve_device, resolve_precision, tf32, translate_oom
-from clear_mlflow.learning.ensembles.members import train_ensemble
+from clear_mlflow.learning.ensemble import check_ensemble, train_ensemble
 from clear_mlflow.learning.inference.description import ModelDescription
 from clear_mlflow.learning.loop import Trained, train
 from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnTest, StreamMetadata, ignore
@@ -36,7 +36,12 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import FULL, NONE
 from clear_mlflow.learning.progress import CollectingProgress, TrainingProgress
 from clear_mlflow.learning.registry import strategy_names
-from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream, TrainingStream
+from clear_mlflow.learning.samples.decoded import (
+    DecodedStream,
+    FeatureStream,
+    TrainingStream,
+    batch_bounds,
+)
 from clear_mlflow.learning.strategies._base import check_strategy, load_strategy
 
 _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
@@ -53,8 +58,19 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
     precision = resolve_precision(config.precision, device)
     if place.size > 1:
         _check_processes(config, place, device)
-    if config.test_interval is not None:
-        _check_tests(config, getattr(arguments, "epochs", 0) or config.epochs)
+    if (interval := config.test_interval) is not None:
+        strategy = load_strategy(config.strategy)
+        if not strategy.descends_in_every_bucket:
+            raise ConfigError(
+                f"test_every is {config.test_every}, but strategy {config.strategy} does not take "
+                "optimiser steps in every bucket, so there is nothing to test inside one: leave "
+                "test_every at off"
+            )
+        if interval.unit == "epochs" and interval.number >= strategy.epochs(config, arguments):
+            raise ConfigError(
+                f"test_every is {config.test_every} and a bucket takes no more epochs than that; "
+                "it is tested at its end in any case: pass steps, for example test_every=10steps"
+            )
     if config.features == NONE:  # a linear head takes whatever width the features have
         check_model(
             config.model,
@@ -62,13 +78,16 @@ def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfi
             # A rest of one image joins the batch before it.
             batch_size=2 if config.batch_size == FULL else min(config.batch_size, 2),
         )
-    return dataclasses.replace(
+    resolved = dataclasses.replace(
         config,
         device=device,
         precision=precision,
         strategy_args=dataclasses.asdict(arguments),
         dataset_args=of_dataset,
     )
+    if config.seeds != NONE:
+        check_ensemble(resolved)
+    return resolved
 
 
 def _check_processes(config: TrainConfig, place: DistributedEnv, device: str) -> None:
@@ -84,22 +103,6 @@ def _check_processes(config: TrainConfig, place: DistributedEnv, device: str) ->
         raise ConfigError(
             f"seeds is {config.seeds} and this is one of {place.size} processes; an ensemble "
             "trains in one process: pass seed=N, or leave out processes"
-        )
-
-
-def _check_tests(config: TrainConfig, epochs: int) -> None:
-    """Raise ConfigError where there is nothing to test inside a bucket of so many epochs."""
-    interval = config.test_interval
-    if not load_strategy(config.strategy).descends_in_every_bucket:
-        raise ConfigError(
-            f"test_every is {config.test_every}, but strategy {config.strategy} does not take "
-            "optimiser steps in every bucket, so there is nothing to test inside one: leave "
-            "test_every at off"
-        )
-    if interval is not None and interval.unit == "epochs" and interval.number >= epochs:
-        raise ConfigError(
-            f"test_every is {config.test_every} and a bucket takes {epochs} epochs; it is tested "
-            "at its end in any case: pass fewer epochs, or steps, as test_every=10steps"
         )
 
 
@@ -129,8 +132,13 @@ class StreamTraining:
         config = self.config
         if (interval := config.test_interval) is None:
             return
-        sizes = [len(bucket.train) for bucket in self.stream.buckets]
-        tests = num_tests_in_buckets(interval, config.epochs, config.batch_size, sizes)
+        strategy, arguments = load_strategy(config.strategy), check_strategy(config)
+        num_train = [len(bucket.train) for bucket in self.stream.buckets]
+        epochs = strategy.epochs(config, arguments)
+        tests = [
+            interval.num_tests(epochs, len(batch_bounds(images, config.batch_size)))
+            for images in strategy.images_in_epochs(config, arguments, num_train)
+        ]
         if sum(tests) > MOST_TESTS:
             raise ConfigError(
                 f"test_every is {config.test_every}, which is {sum(tests):,} tests inside the "

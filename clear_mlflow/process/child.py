@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from io import RawIOBase
 from typing import Any
 
@@ -45,28 +46,24 @@ def run(down_end: int, up_end: int) -> None:
         config = TrainConfig(**json.loads(parameters))
         cues = _cues(down)
 
-        def say(message: dict[str, Any]) -> None:
-            for part in messages.encode(message):
+        def say(kind: str, content: Any = None) -> None:
+            for part in messages.encode(kind, content):
                 view = memoryview(part)
                 while view:  # an unbuffered write may take less than all
                     view = view[up.write(view) :]
 
         try:
             _train(config, cues, say)
-            last = messages.done()
+            refusal = None
         except ClearError as error:
-            last = messages.refused(error)
+            refusal = messages.Refusal.of(error)
         # From here on the end of the supervisor's stream is what both sides expect.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        say(last)
-        sys.exit(0 if last["kind"] == "done" else 2)
+        say("refused" if refusal else "done", refusal)
+        sys.exit(2 if refusal else 0)
 
 
-def _train(
-    config: TrainConfig,
-    cues: queue.SimpleQueue[bytes],
-    say: Callable[[dict[str, Any]], None],
-) -> None:
+def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..., None]) -> None:
     from clear_mlflow.learning.parallel.group import process_group
     from clear_mlflow.learning.prepare import fetch, prepare
     from clear_mlflow.learning.progress import TrainingProgress, progress_for
@@ -77,18 +74,16 @@ def _train(
     progress = progress_for(sys.stderr) if place.keeps_record else TrainingProgress()
     with progress:
         fetch(config, progress)  # before the supervisor opens a run
-    say(messages.checked(config.values()))
+    say("checked", config.values())
     with process_group(place, config.device, precision=config.precision) as group:
         # Not when the supervisor asks for it: by then it has been to the store.
         training = prepare(config, progress, group)
         cues.get()
-        say(messages.facts(training.facts))
+        say("facts", training.facts)
         if (state := messages.state_of(cues.get())) is not None:
             training = dataclasses.replace(training, saved=state)
-        for row in training.rows(
-            lambda points: say(messages.curve(points)), lambda test: say(messages.test(test))
-        ):
-            say(messages.row(row))
+        for row in training.rows(partial(say, "curve"), partial(say, "test")):
+            say("row", row)
             cues.get()
 
 
@@ -101,7 +96,7 @@ def _cues(stream: RawIOBase) -> queue.SimpleQueue[bytes]:
     cues: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:
-        while messages.is_cue(line := stream.readline()):
+        while (line := stream.readline()).endswith(b"\n"):
             cues.put(line)
         os.kill(os.getpid(), signal.SIGTERM)
         # Of several processes, one may be waiting for another in a place that hears no signal.

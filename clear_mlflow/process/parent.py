@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,9 +29,6 @@ _KEEPS_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**31 - 
 # keep others from a core that something else wants, too; unless a user says how they wait.
 _SPINS_BRIEFLY = {"GOMP_SPINCOUNT": "3000"}
 _HOW_THREADS_WAIT = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-
-# What the child says of a bucket that it trains on, between two rows.
-_MEANWHILE = ("curve", "test")
 
 
 class TrainingDied(Exception):  # noqa: N818  (it says what happened, not what is wrong)
@@ -99,15 +96,15 @@ class TrainingProcess:
     def config(self) -> TrainConfig:
         """The parameters in force; waits until the child has checked them."""
         if self._config is None:
-            self._config = TrainConfig(**self._hear("checked")["config"])
+            self._config = TrainConfig(**self._hear("checked")[1])
         return self._config
 
     @property
     def facts(self) -> StreamMetadata:
         """The dataset; waits until the child has read it."""
         if self._facts is None:
-            self._say(messages.NEXT)
-            self._facts = messages.to_facts(self._hear("facts"))
+            self._say(messages.cue())
+            self._facts = self._hear("facts")[1]
         return self._facts
 
     def resume_from(self, state: Path) -> None:
@@ -116,18 +113,16 @@ class TrainingProcess:
 
     def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
         """The rows, each asked for when the one before it was taken care of."""
-        cue = messages.NEXT if self._state is None else messages.resume(self._state)
+        meanwhile: dict[str, Callable[[Any], None]] = {"curve": on_curve, "test": on_test}
+        cue = messages.cue(self._state)
         while True:
             self._say(cue)
-            cue = messages.NEXT
-            while (message := self._hear("row", "done", *_MEANWHILE))["kind"] in _MEANWHILE:
-                if message["kind"] == "curve":
-                    on_curve(messages.to_curve(message))
-                else:
-                    on_test(messages.to_test(message))
-            if message["kind"] == "done":
+            cue = messages.cue()
+            while (heard := self._hear("row", "done", *meanwhile))[0] in meanwhile:
+                meanwhile[heard[0]](heard[1])
+            if heard[0] == "done":
                 return
-            yield messages.to_row(message)
+            yield heard[1]
 
     def stop(self) -> None:
         """End the child: gently, and after a while by force. Returns at once."""
@@ -136,18 +131,16 @@ class TrainingProcess:
         timer.daemon = True
         timer.start()
 
-    def _hear(self, *expected: str) -> dict[str, Any]:
-        line = self._up.readline()
-        if not line.endswith(b"\n"):
+    def _hear(self, *expected: str) -> tuple[str, Any]:
+        """The kind and content of the child's next message."""
+        if (heard := messages.decode(self._up.read)) is None:
             raise self._death()
-        message = messages.decode(line, self._up.read)
-        if message is None:
-            raise self._death()
-        if message["kind"] == "refused":
-            raise messages.to_error(message)
-        if message["kind"] not in expected:
-            raise RuntimeError(f"the training process said {message['kind']}, not {expected}")
-        return message
+        kind, content = heard
+        if kind == "refused":
+            raise content.as_error()
+        if kind not in expected:
+            raise RuntimeError(f"the training process said {kind}, not {expected}")
+        return kind, content
 
     def _death(self) -> PeerLostError | TrainingDied:
         """How the child ended without a word."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
-from clear_mlflow.learning.measured import CurvePoint, Training
+from clear_mlflow.learning.measured import Training
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.runs.lifecycle import create_run
@@ -27,8 +25,7 @@ class EnsembleRun:
     """Keeps the record of members that train together.
 
     Each member's run is what it would be alone. The parent holds the parameters, the dataset, means
-    over the members, and the curve of members that take each step together; members that take turns
-    have each its own.
+    over the members, and their curve, for they take each step together.
     """
 
     def __init__(
@@ -75,20 +72,13 @@ class EnsembleRun:
         quiet = dataclasses.replace(facts, warnings=())
         for member in self._members.values():
             member.log_facts(quiet)
-        for measured in training.rows(self._log_curve):
-            seed = measured.seed
-            if seed is None:
+        curve = self._parent.writer.write_curve
+        for measured in training.rows(curve):
+            if measured.seed is None:
                 raise RuntimeError("a row of an ensemble arrived without its member's seed")
-            of_all = [point for point in measured.curve if point.seed is None]
-            if of_all:
-                self._parent.writer.write_curve(of_all)
-                measured = dataclasses.replace(measured, curve=())
-            self._members[seed].log_row(measured)
-
-    def _log_curve(self, points: Sequence[CurvePoint]) -> None:
-        for seed, some in groupby(points, key=attrgetter("seed")):
-            run = self._parent if seed is None else self._members[seed]
-            run.writer.write_curve(list(some))
+            if measured.curve:
+                curve(measured.curve)
+            self._members[measured.seed].log_row(dataclasses.replace(measured, curve=()))
 
 
 def run_of(

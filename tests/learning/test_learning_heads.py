@@ -9,8 +9,8 @@ import pytest
 import torch
 from feature_streams import CLASSES, config, made_up, rows_of, trained, training
 
-from clear_mlflow.core.errors import DivergedError
-from clear_mlflow.learning.ensembles.members import member_configs, steps_together, train_ensemble
+from clear_mlflow.core.errors import ConfigError, DivergedError
+from clear_mlflow.learning.ensemble import member_configs, train_ensemble
 from clear_mlflow.learning.loop import measure
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import FeatureStream
@@ -90,19 +90,20 @@ def test_members_share_what_is_the_same_for_all():
     assert strategies[0].training_set(1) is not first
 
 
-def test_members_step_together_only_where_nothing_is_added_to_a_step():
-    """All else takes turns: own hooks, bfloat16, a strategy that takes batches from a buffer."""
-
-    def together(strategy="naive", **changes):
-        return steps_together(check(config(strategy=strategy, seeds="1,2", **changes)))
-
-    assert together()
-    assert together("replay", memory=6)
-    assert not together("replay", memory=6, strategy_args="batches=balanced")
-    assert not together("ewc")
-    assert not together("from_scratch")
-    assert not together(f"{__name__}:OwnReplay", memory=6)
-    assert not together(precision="bf16")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"strategy": "replay", "memory": 6, "strategy_args": "batches=balanced"},
+        {"strategy": "ewc"},
+        {"strategy": "from_scratch"},
+        {"strategy": f"{__name__}:OwnReplay", "memory": 6},
+        {"precision": "bf16"},
+    ],
+)
+def test_what_cannot_step_together_is_refused(changes):
+    """Own hooks, batches from a buffer, bfloat16: before any data is read, with the way to go."""
+    with pytest.raises(ConfigError, match=r"seeds is 1,2, .*one seed at a time, as a sweep does"):
+        check(config(seeds="1,2", **changes))
 
 
 class OwnReplay(Replay):

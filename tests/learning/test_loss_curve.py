@@ -15,8 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.learning.curve import MOST_POINTS, LossCurve, num_points
 from clear_mlflow.learning.descent import learning_rate
-from clear_mlflow.learning.ensembles import members
-from clear_mlflow.learning.ensembles.members import train_ensemble
+from clear_mlflow.learning.ensemble import train_ensemble
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.registry import strategy_names
 from clear_mlflow.learning.samples.decoded import DecodedStream, FeatureStream
@@ -89,31 +88,15 @@ def test_every_strategy_that_takes_steps_has_a_curve(strategy):
 
 
 def test_heads_that_step_together_have_one_curve_the_mean_of_theirs():
-    """It is of no member, and counts the images of all."""
+    """At the same steps as each alone."""
     found = Points()
     together = check(on_features(seeds="4,2", batch_size=8))
-    assert members.steps_together(together)
     for _ in train_ensemble(placed(), together, progress=found):
         pass
     alone = [points_of(placed(), on_features(seed=seed, batch_size=8)) for seed in (4, 2)]
-    assert {point.seed for point in found.points} == {None}
     assert found.losses.keys() == alone[0].losses.keys()
     mean = [(a + b) / 2 for a, b in zip(*(one.losses.values() for one in alone), strict=True)]
     assert list(found.losses.values()) == pytest.approx(mean, rel=1e-4)
-
-
-def test_members_that_take_turns_have_each_its_own_curve(tmp_path):
-    """To the bit that of the run alone; a row brings the points of its member and bucket."""
-    stream = decoded(tmp_path)
-    found = Points()
-    for _ in train_ensemble(stream, check(config(seeds="4,2")), progress=found):
-        pass
-    for seed in (4, 2):
-        alone = points_of(stream, config(seed=seed))
-        own = {point.step: point.loss for point in found.points if point.seed == seed}
-        assert own == alone.losses
-    rows = list(training(on_features(seeds="4,2", strategy="er_ace", memory=6)).rows())
-    assert [sorted({p.seed for p in row.curve}) for row in rows] == [[], [], *[[4], [2]] * 3]
 
 
 def test_a_row_brings_the_points_of_its_bucket():

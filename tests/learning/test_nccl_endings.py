@@ -27,7 +27,7 @@ def child_that(tmp_path, monkeypatch):
             textwrap.dedent(f"""\
             import os, signal, sys
             from clear_mlflow.process import messages
-            for part in messages.encode(messages.checked({config.values()!r})):
+            for part in messages.encode("checked", {config.values()!r}):
                 os.write(int(sys.argv[-1]), part)
             {ending}
             """)

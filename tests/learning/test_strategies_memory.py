@@ -26,6 +26,7 @@ from torch import nn
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model, train
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.samples.decoded import (
     Batch,
@@ -33,7 +34,7 @@ from clear_mlflow.learning.samples.decoded import (
     FeatureStream,
     training_batches,
 )
-from clear_mlflow.learning.strategies._base import check_strategy
+from clear_mlflow.learning.strategies._base import check_strategy, images_in_memory
 from clear_mlflow.learning.strategies._rehearsal import rehearsal_batches
 from clear_mlflow.learning.strategies.er_ace import classes_of, cross_entropy_of_present
 from clear_mlflow.learning.strategies.naive import Naive
@@ -55,6 +56,10 @@ def test_memory_can_be_a_fraction_of_the_stream(strategy):
     stream = feature_stream()
     made, _ = strategy_on(stream, on_features(strategy=strategy, memory=0.4), random_head()[0])
     assert made._buffer.capacity == 10
+    of_hundredths = [on_features(memory=f"0.{n:02d}") for n in range(1, 100)]
+    assert [images_in_memory(one, 100) for one in of_hundredths] == list(range(1, 100))
+    small = on_features(memory="0.00005")
+    assert TrainConfig.resolve(small.as_text()) == small
     with pytest.raises(ConfigError, match="of 26 training images is not one"):
         strategy_on(stream, on_features(strategy=strategy, memory=0.01), random_head()[0])
 

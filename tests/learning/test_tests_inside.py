@@ -12,7 +12,6 @@ from strategy_runs import feature_stream, image_stream, on_features, trained
 from torch import nn
 
 from clear_mlflow.core.errors import ConfigError, DivergedError
-from clear_mlflow.learning.anytime.schedule import num_tests_in_buckets, parse_interval
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.registry import strategy_names
@@ -109,17 +108,6 @@ def test_tests_are_due_at_each_multiple_of_the_interval_but_the_last(tmp_path, i
         assert {(test.num_tests, test.num_steps) for test in found} == {(len(due), 4 * steps)}
         order += [*((bucket, number) for number in range(1, len(due) + 1)), bucket]
     assert progress.order == order
-    counts = num_tests_in_buckets(parse_interval(interval), 4, 4, [9, 7, 5])
-    assert len(progress.tests) == sum(counts)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 4, 7, "full"])
-def test_announced_steps_are_those_that_are_taken(size):
-    """What is announced before torch is loaded, against what an epoch goes through."""
-    interval = parse_interval("1steps")
-    for images in range(1, 30):
-        (tests,) = num_tests_in_buckets(interval, 1, size, [images])
-        assert tests == len(batch_bounds(images, size)) - 1
 
 
 def test_a_test_after_an_epoch_counts_what_a_training_of_so_many_epochs_ends_with(tmp_path):
@@ -151,9 +139,8 @@ def test_a_strategy_without_steps_in_every_bucket_is_refused(strategy):
 
 def test_an_interval_as_long_as_a_bucket_is_refused(tmp_path):
     """Where epochs say so before any data is read, and where steps do when it is."""
-    with pytest.raises(ConfigError, match="test_every is 2 and a bucket takes 2 epochs"):
+    with pytest.raises(ConfigError, match="test_every is 2 and a bucket takes no more epochs"):
         check(config(epochs=2, test_every=2))
-    check(config(strategy="gdumb", strategy_args="epochs=3", epochs=2, test_every=2))
     stream, _ = random_stream(tmp_path, train=(12, 8), test=(2, 2), side=8)
 
     def prepared(**changes):
@@ -165,6 +152,28 @@ def test_an_interval_as_long_as_a_bucket_is_refused(tmp_path):
     prepared(epochs=2, test_every="3steps")
     with pytest.raises(ConfigError, match=r"is 19,998 tests .* a run holds at most 10,000"):
         prepared(epochs=4000, test_every="1steps")
+
+
+def test_a_strategy_says_how_many_steps_a_bucket_takes(tmp_path):
+    """Its epochs and its memory count, and not the run's epochs and the bucket's images."""
+    ten = {"strategy": "gdumb", "strategy_args": "epochs=10", "epochs": 2, "memory": 4}
+    check(config(**ten, test_every=9))
+    check(config(**ten, warmup_epochs=9))
+    for few, named in (({"test_every": 1}, "test_every"), ({"warmup_epochs": 1}, "warmup_epochs")):
+        with pytest.raises(ConfigError, match=f"{named} is 1 and a bucket takes"):
+            check(config(strategy="gdumb", strategy_args="epochs=1", epochs=6, **few))
+    stream, _ = random_stream(tmp_path, train=(12, 8), test=(2, 2), side=8)
+    for strategy, fewest in (("gdumb", 2), ("naive", 4), ("replay", 6), ("cumulative", 6)):
+
+        def prepared(steps, strategy=strategy):
+            asked = {"strategy": strategy, "epochs": 2, "memory": 4, "test_every": f"{steps}steps"}
+            return StreamTraining(check(config(**asked)), stream, "nowhere", TrainingProgress())
+
+        found, _ = inside_of(prepared(1).on_device(TrainingProgress()), prepared(1).config)
+        assert min(test.num_steps for test in found.tests) == fewest
+        prepared(fewest - 1)
+        with pytest.raises(ConfigError, match=f"takes no more than {fewest} steps"):
+            prepared(fewest)
 
 
 def test_members_of_an_ensemble_are_refused():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,19 +48,3 @@ def parse_interval(text: str) -> EvalInterval | None:
     if match is None:
         raise ValueError("expected off, a whole number of epochs, as 1, or of steps, as 200steps")
     return EvalInterval(int(match[1]), "steps" if (match[2] or "").startswith("step") else "epochs")
-
-
-def num_tests_in_buckets(
-    interval: EvalInterval, epochs: int, batch_size: int | str, num_train: Sequence[int]
-) -> list[int]:
-    """Tests inside each bucket of *num_train* images, where it is trained on alone.
-
-    Of *batch_size*, any text is all images of an epoch.
-    """
-    found = []
-    for images in num_train:
-        size = images if isinstance(batch_size, str) else batch_size
-        # A rest of one image joins the batch before it.
-        steps = max(1, images // size + (images % size > 1))
-        found.append(interval.num_tests(epochs, steps))
-    return found

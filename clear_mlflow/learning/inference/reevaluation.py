@@ -56,7 +56,8 @@ class Reevaluation:
             model = fresh_model(stream, config)
             for row, path in self.models.items():
                 _load(model, path)
-                trained = measure_row(model, stream, config, trained=row, progress=progress)
+                trained = measure_row(model, stream, config, trained=row)
+                progress.row_measured(trained.row)
                 yield self.training.measured(trained)
 
 

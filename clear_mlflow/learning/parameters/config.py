@@ -15,7 +15,7 @@ from typing import Any, Literal
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.matrix import PROTOCOLS
 from clear_mlflow.core.predictions import KEEP_PREDICTIONS
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import nearest, shown
 from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.sources import SOURCES, needs_folder, stream_name
 from clear_mlflow.learning.anytime.schedule import OFF, EvalInterval, parse_interval
@@ -34,7 +34,6 @@ from clear_mlflow.learning.parameters.values import (
     argument_text,
     feature_name,
     number,
-    one_of,
     parse_arguments,
     parse_batch_size,
     parse_dataset,
@@ -59,23 +58,22 @@ OPTIMISATION, HARDWARE, RECORD = "Optimisation of each bucket", "Hardware", "Rec
 
 def _parameter(
     group: str,
-    parse: Callable[[str], Any],
+    parse: Callable[[str], Any] | tuple[str, ...],
     *,
     help: str,  # noqa: A002
     default: str = AUTO,
     python: str = "",
-    about: str = "",
     unused: Callable[[TrainConfig], bool] = lambda config: False,
     of_machine: bool = False,
     may_move: bool = False,
     path: Literal["", "dir", "file"] = "",
 ) -> Any:
-    """A field that is a training's parameter; *parse* may raise ValueError with what was expected.
+    """A field that is a training's parameter.
 
-    *python* and *about* are its type and text for Python, where they do not follow from the field's
-    type and the help. *unused*: whether it means nothing, given the other parameters. *of_machine*:
-    the training process alone knows what ``auto`` means. *may_move*: a resume may change it, since
-    it says where a run computes. *path*: a value may be the path of this.
+    *parse* may raise ValueError with what was expected, or is the words that there are. *python*:
+    its type for Python, where that does not follow from the field's. *unused*: whether it means
+    nothing, given the other parameters. *of_machine*: the training process alone knows what
+    ``auto`` means. *may_move*: a resume may change it. *path*: a value may be the path of this.
     """
     of_step = group == OPTIMISATION
 
@@ -85,12 +83,11 @@ def _parameter(
     return field(
         metadata={
             "group": group,
-            "parse": parse,
+            "parse": str if isinstance(parse, tuple) else parse,
             "help": help,
             "default": default,
-            "choices": getattr(parse, "known", ()),
+            "choices": parse if isinstance(parse, tuple) else (),
             "python": python,
-            "about": about,
             "unused": has_no_role,
             "of_machine": of_machine,
             "may_move": may_move,
@@ -111,8 +108,6 @@ class TrainConfig:
         DATA,
         parse_dataset,
         default="digits",
-        about="digits or digits-writers (embedded; nothing to download), clear10, clear100, or a "
-        "stream of your own (docs/own-streams.md).",
         help="digits or digits-writers (embedded; nothing to download), clear10, clear100, a "
         f"stream of your own ({', '.join(SOURCES)}), or a function of your own "
         "(package.module:function); see docs/own-streams.md.",
@@ -138,7 +133,7 @@ class TrainConfig:
     )
     protocol: str = _parameter(
         DATA,
-        one_of(*PROTOCOLS),
+        PROTOCOLS,
         default="iid",
         help="iid: held-out test images; streaming: a bucket's test set is its training data.",
     )
@@ -159,7 +154,7 @@ class TrainConfig:
     )
     damaged: str = _parameter(
         DATA,
-        one_of("stop", "leave_out"),
+        ("stop", "leave_out"),
         default="stop",
         help="What to do about an image that cannot be decoded: stop, or leave_out, which lists it "
         "in the record.",
@@ -168,8 +163,6 @@ class TrainConfig:
         METHOD,
         parse_strategy,
         default="naive",
-        about="How to learn from the stream, for example replay (docs/strategies.md), or a class "
-        "of your own: package.module:Class.",
         help=f"How to learn from the stream: {', '.join(known_strategies())}, or a class of your "
         "own: package.module:Class.",
     )
@@ -205,7 +198,7 @@ class TrainConfig:
     )
     freeze: str = _parameter(
         MODEL,
-        one_of(NONE, "backbone"),
+        (NONE, "backbone"),
         default=NONE,
         help="backbone: train the head alone and leave all other weights as they are.",
     )
@@ -217,7 +210,7 @@ class TrainConfig:
     )
     augment: str = _parameter(
         MODEL,
-        one_of(AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, NONE),
+        (AUTO, RANDOM_CROP, RANDOM_CROP_FLIP, NONE),
         help="How images are cropped: random_crop, as the CLEAR authors do; random_crop_flip, "
         "mirrored too; none: the centre.",
     )
@@ -228,11 +221,11 @@ class TrainConfig:
         OPTIMISATION, parse_batch_size, help="Images in one optimiser step; full: all of an epoch."
     )
     optimizer: str = _parameter(
-        OPTIMISATION, one_of("sgd", "adam", "adamw"), default="sgd", help="sgd, adam or adamw."
+        OPTIMISATION, ("sgd", "adam", "adamw"), default="sgd", help="sgd, adam or adamw."
     )
     optimizer_state: str = _parameter(
         OPTIMISATION,
-        one_of("reset", "keep"),
+        ("reset", "keep"),
         default="reset",
         help="The optimiser's state (momentum, for example) at a new bucket: reset or keep.",
     )
@@ -251,7 +244,7 @@ class TrainConfig:
     )
     schedule: str = _parameter(
         OPTIMISATION,
-        one_of("step", "cosine", "constant"),
+        ("step", "cosine", "constant"),
         default="step",
         help="How the learning rate falls within a bucket: step, cosine (to 0) or constant.",
     )
@@ -288,17 +281,17 @@ class TrainConfig:
     )
     precision: str = _parameter(
         HARDWARE,
-        one_of(AUTO, "off", "tf32", "bf16"),
+        (AUTO, "off", "tf32", "bf16"),
         of_machine=True,
         help="Arithmetic of passes: off (float32), tf32 or bf16. auto: bf16 where the device has "
         "instructions for it, else off; off on the embedded datasets and on features.",
     )
     compile: str = _parameter(
-        HARDWARE, one_of("off", "on"), default="off", help="Compile the model with torch.compile."
+        HARDWARE, ("off", "on"), default="off", help="Compile the model with torch.compile."
     )
     predictions: str = _parameter(
         RECORD,
-        one_of(*KEEP_PREDICTIONS),
+        KEEP_PREDICTIONS,
         default="labels",
         help="What to store of the model's answer for each test image: the predicted class "
         "(labels), the probabilities too (probs), or nothing (none).",
@@ -321,13 +314,13 @@ class TrainConfig:
     )
     log_models: str = _parameter(
         RECORD,
-        one_of(NONE, "last", "all"),
+        (NONE, "last", "all"),
         default=NONE,
         help="Which buckets' models to store as artifacts: none, last or all.",
     )
     resumable: str = _parameter(
         RECORD,
-        one_of("on", "off"),
+        ("on", "off"),
         default="on",
         help="Store after each bucket the state that a resume starts from (docs/resume.md); it is "
         "removed when the last row is stored.",
@@ -338,13 +331,12 @@ class TrainConfig:
         parse_seeds,
         default=NONE,
         python="str | Sequence[int]",
-        about="Seeds of an ensemble, for example [0, 1, 2]; train_ensemble alone takes them.",
-        help="Seeds of an ensemble whose members train together, for example 0,1,2; each is a run "
-        "of its own under one parent. One process trains an ensemble; several refuse it.",
+        help="Seeds of linear heads that train together, for example 0,1,2; each is a run of its "
+        "own under one parent. One process trains an ensemble; several refuse it.",
     )
     device: str = _parameter(
         HARDWARE,
-        one_of(AUTO, "cpu", "cuda"),
+        (AUTO, "cpu", "cuda"),
         of_machine=True,
         may_move=True,
         help="cpu, cuda, or auto: cuda where there is one.",
@@ -353,11 +345,9 @@ class TrainConfig:
     @classmethod
     def resolve(cls, asked: Mapping[str, str]) -> TrainConfig:
         """Check and complete the parameters that a user asked for, name to text."""
-        unknown = sorted(set(asked) - set(parameter_defaults()))
-        if unknown:
+        if unknown := sorted(asked.keys() - PARAMETERS.keys()):
             raise ConfigError(
-                f"unknown parameter {shown(unknown[0])}; known are "
-                f"{', '.join(parameter_defaults())}"
+                f"unknown parameter {shown(unknown[0])}; {known_parameters(unknown[0])}"
             )
         texts = {**parameter_defaults(), **asked}
         dataset = parse_parameter("dataset", texts["dataset"])
@@ -402,11 +392,6 @@ class TrainConfig:
                 f"test_every is {config.test_every} and seeds is {config.seeds}; members of an "
                 "ensemble are tested after each bucket alone: train one seed at a time, as a "
                 "sweep does, or leave test_every at off"
-            )
-        if config.warmup_epochs >= config.epochs:
-            raise ConfigError(
-                f"warmup_epochs is {config.warmup_epochs} and epochs is {config.epochs}; a warm-up "
-                "ends before training does: pass fewer warmup_epochs"
             )
         return config
 
@@ -455,6 +440,11 @@ def parameter_defaults() -> dict[str, str]:
     return {name: about["default"] for name, about in PARAMETERS.items()}
 
 
+def known_parameters(name: str) -> str:
+    """What a user may have meant by a parameter that there is not."""
+    return f"{nearest(name, PARAMETERS)}known are {', '.join(PARAMETERS)}"
+
+
 def parameters_with(trait: Literal["of_machine", "may_move", "path"]) -> dict[str, Any]:
     """What these parameters say of a trait of theirs, by name; see ``TrainConfig``'s fields."""
     return {name: about[trait] for name, about in PARAMETERS.items() if about[trait]}
@@ -488,6 +478,8 @@ def _as_text(value: Any) -> str:
 def parse_parameter(name: str, text: str) -> Any:
     """The value that a parameter's text is, or ConfigError; ``auto`` is resolved elsewhere."""
     try:
+        if (choices := PARAMETERS[name]["choices"]) and text not in choices:
+            raise ValueError(f"expected one of {', '.join(choices)}")
         return PARAMETERS[name]["parse"](text)
     except ValueError as error:
         raise ConfigError(f"{name} is {shown(text, 200)}; {error}") from None

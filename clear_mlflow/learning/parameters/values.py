@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
@@ -15,22 +14,6 @@ from clear_mlflow.learning.anytime.schedule import OFF, parse_interval
 from clear_mlflow.learning.parameters.recipes import AUTO, FULL, NONE
 from clear_mlflow.learning.registry import known_strategies, strategy_names
 from clear_mlflow.metrics import family_names
-
-
-@dataclass(frozen=True)
-class _OneOf:
-    known: tuple[str, ...]
-
-    def __call__(self, text: str) -> str:
-        if text not in self.known:
-            raise ValueError(f"expected one of {', '.join(self.known)}")
-        return text
-
-
-def one_of(*known: str) -> Callable[[str], str]:
-    """A parser of one of a few words, which its attribute ``known`` holds."""
-    return _OneOf(known)
-
 
 _LARGEST_WHOLE = 2**63 - 1  # what torch's seeds, MLflow's store and JSON's readers all hold
 
@@ -86,9 +69,9 @@ def parse_batch_size(text: str) -> int | Literal["full"]:
 
 
 def parse_memory(text: str) -> int | float:
-    """A number of images, or with a decimal point a fraction of the stream's training images."""
+    """A number of images, or below 1 a fraction of the stream's training images."""
     try:
-        return number(above=0, below=1)(text) if "." in text else whole(least=0)(text)
+        return whole(least=0)(text) if text.isdecimal() else number(above=0, below=1)(text)
     except ValueError:
         raise ValueError(
             "expected a whole number of images, or a fraction of the stream's training images, "

@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 import itertools
 from abc import ABC
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from importlib.metadata import entry_points
 from typing import Any, ClassVar
 
@@ -137,6 +138,18 @@ class Strategy(ABC):  # noqa: B024  (each hook has a default: naive learning)
                 setattr(self, name, _placed(value, self.stream.device))
 
     @classmethod
+    def epochs(cls, config: TrainConfig, arguments: Any) -> int:
+        """How many passes over :meth:`training_set` :meth:`learn` makes in each bucket."""
+        return config.epochs
+
+    @classmethod
+    def images_in_epochs(
+        cls, config: TrainConfig, arguments: Any, num_train: Sequence[int]
+    ) -> list[int]:
+        """Images in an epoch at each bucket, with *num_train* in them; a buffer counts as full."""
+        return list(num_train)
+
+    @classmethod
     def has_plain_steps(cls, arguments: Any) -> bool:
         """Whether the class itself declares :attr:`plain_steps`, with these arguments."""
         return bool(vars(cls).get("plain_steps"))
@@ -242,10 +255,17 @@ def share_of_mean(
     return mean(logits, target) * batch.weight
 
 
+def images_in_memory(config: TrainConfig, total: int) -> int:
+    """The run's memory as a number of images: of a fraction, of so many in the stream."""
+    memory = config.memory
+    # As it is written: 0.29 of 100 images are 29, and the nearest float is below that.
+    return memory if isinstance(memory, int) else int(Decimal(str(memory)) * total)
+
+
 def new_buffer(config: TrainConfig, stream: TrainingStream, arguments: BufferArguments) -> Buffer:
     """An empty buffer of the run's memory: images, or a fraction of the stream."""
     total = sum(stream.train_counts)
-    images = config.memory if isinstance(config.memory, int) else int(config.memory * total)
+    images = images_in_memory(config, total)
     if images == 0:
         raise ConfigError(
             f"memory is {config.memory}, which of {total} training images is not one; pass more"
@@ -285,6 +305,12 @@ def check_strategy(config: TrainConfig) -> Any:
         raise ConfigError(
             f"memory is 0, but strategy {config.strategy} keeps images in a buffer; pass memory=N "
             "images, or a fraction as memory=0.1"
+        )
+    epochs = strategy.epochs(config, arguments)
+    if config.warmup_epochs >= epochs:
+        raise ConfigError(
+            f"warmup_epochs is {config.warmup_epochs} and a bucket takes {epochs} epochs; a "
+            "warm-up ends before training does: pass fewer warmup_epochs"
         )
     if strategy.needs_features and config.features == "none":
         raise ConfigError(

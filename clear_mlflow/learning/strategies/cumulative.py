@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
 from clear_mlflow.learning.samples.indices import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy
@@ -19,6 +24,13 @@ class Cumulative(Strategy):
 
     several_processes = True
     plain_steps = True
+
+    @classmethod
+    def images_in_epochs(
+        cls, config: TrainConfig, arguments: Any, num_train: Sequence[int]
+    ) -> list[int]:
+        """Those of all buckets so far."""
+        return list(accumulate(num_train))
 
     def training_set(self, position: int) -> Samples:
         """The images of all buckets up to this one, in stream order."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
 
 from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.buffers import BufferArguments
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.loop import fresh_model
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
-from clear_mlflow.learning.strategies._base import Strategy, new_buffer
+from clear_mlflow.learning.strategies._base import Strategy, images_in_memory, new_buffer
 
 
 class Gdumb(Strategy):
@@ -46,6 +50,19 @@ class Gdumb(Strategy):
     several_processes = True
     keeps = ("_buffer",)
 
+    @classmethod
+    def epochs(cls, config: TrainConfig, arguments: Any) -> int:
+        """Its own, or the run's."""
+        return int(arguments.epochs or config.epochs)
+
+    @classmethod
+    def images_in_epochs(
+        cls, config: TrainConfig, arguments: Any, num_train: Sequence[int]
+    ) -> list[int]:
+        """Those of the memory."""
+        memory = images_in_memory(config, sum(num_train))
+        return [min(memory, seen) for seen in accumulate(num_train)]
+
     def setup(self) -> None:
         """The memory."""
         self._buffer = new_buffer(self.config, self.stream, self.arguments)
@@ -55,9 +72,7 @@ class Gdumb(Strategy):
         self._buffer.offer(position, self.stream.labels(position))
         if position > 0:
             descent.restart(fresh_model(self.stream, self.config, position))
-        samples = self.training_set(position)
-        epochs = self.arguments.epochs or None
-        descent.run(samples, position=position, hooks=self, epochs=epochs)
+        super().learn(position, descent)
 
     def training_set(self, position: int) -> Samples:
         """The memory."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from clear_mlflow.learning.arguments import check_not_negative
 from clear_mlflow.learning.descent import GradientDescent
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Samples
 from clear_mlflow.learning.samples.indices import joined, whole_bucket
 from clear_mlflow.learning.strategies._base import Strategy
@@ -39,12 +41,15 @@ class Joint(Strategy):
     several_processes = True
     descends_in_every_bucket = False
 
+    @classmethod
+    def epochs(cls, config: TrainConfig, arguments: Any) -> int:
+        """Its own, or the run's."""
+        return int(arguments.epochs or config.epochs)
+
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Train once, on everything."""
         if position == 0:
-            samples = self.training_set(position)
-            epochs = self.arguments.epochs or None
-            descent.run(samples, position=position, hooks=self, epochs=epochs)
+            super().learn(position, descent)
 
     def training_set(self, position: int) -> Samples:
         """The images of all buckets, in stream order."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.learning.buffers import BufferArguments
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.samples.decoded import Batch, Samples
 from clear_mlflow.learning.samples.indices import joined, whole_bucket
-from clear_mlflow.learning.strategies._base import share_of_mean
+from clear_mlflow.learning.strategies._base import images_in_memory, share_of_mean
 from clear_mlflow.learning.strategies._rehearsal import (
     RehearsalStrategy,
     joined_inputs,
@@ -54,6 +56,17 @@ class Replay(RehearsalStrategy):
     def has_plain_steps(cls, arguments: Any) -> bool:
         """Shuffled batches need nothing in a step; what a subclass needs is not known."""
         return cls is Replay and arguments.batches == SHUFFLED
+
+    @classmethod
+    def images_in_epochs(
+        cls, config: TrainConfig, arguments: Any, num_train: Sequence[int]
+    ) -> list[int]:
+        """The bucket's, and those of the buffer where they are shuffled together."""
+        memory = images_in_memory(config, sum(num_train))
+        if arguments.batches == BALANCED:
+            return list(num_train)
+        seen = accumulate(num_train, initial=0)
+        return [new + min(memory, past) for new, past in zip(num_train, seen, strict=False)]
 
     def training_set(self, position: int) -> Samples:
         """The new bucket's images, followed by the buffer's where they are shuffled together."""

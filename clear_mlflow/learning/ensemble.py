@@ -1,11 +1,13 @@
-"""Linear heads on stored features that take each step together: one batched layer, one optimiser.
+"""Linear heads on features that differ in nothing but their seed, each step of all taken at once.
 
 The loss of each head is its own and so is its gradient; the optimisers treat each number by itself.
-So what is done to each head is what would be done to it alone, but for rounding.
+So each has the matrix of the run that it would have been alone, but for rounding: products are
+summed in another order, and two logits that agree in six digits may change places.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import cast
 
@@ -13,12 +15,78 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from clear_mlflow.core.errors import ConfigError, DivergedError
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import RngPurpose, generator
+from clear_mlflow.learning.loop import Trained, fresh_model, measure_row
 from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.learning.progress import TrainingProgress
-from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds
-from clear_mlflow.learning.strategies._base import Strategy
+from clear_mlflow.learning.samples.decoded import Batch, Samples, TrainingStream, batch_bounds
+from clear_mlflow.learning.strategies._base import Strategy, check_strategy, load_strategy
+
+
+def check_ensemble(config: TrainConfig) -> None:
+    """Raise ConfigError unless members can train together: float32 heads, of plain strategies."""
+    is_plain = load_strategy(config.strategy).has_plain_steps(check_strategy(config))
+    on_heads = config.features != NONE and (config.precision, config.compile) == ("off", "off")
+    if not (is_plain and on_heads):
+        raise ConfigError(
+            f"seeds is {config.seeds}, and only linear heads train together: pass features=NAME "
+            "with strategy naive, linear, cumulative or replay (batches=shuffled), precision=off "
+            "and compile=off; anything else trains one seed at a time, as a sweep does"
+        )
+
+
+def member_configs(config: TrainConfig) -> tuple[TrainConfig, ...]:
+    """What each member would be trained with alone, in the order of ``seeds``."""
+    return tuple(
+        dataclasses.replace(config, seed=int(seed), seeds=NONE) for seed in config.seeds.split(",")
+    )
+
+
+def train_ensemble(
+    stream: TrainingStream, config: TrainConfig, *, progress: TrainingProgress
+) -> Iterator[tuple[int, Trained]]:
+    """Train all members: gives (seed, row) of every member, then of every member the next row.
+
+    Each member has its own strategy and buffer and draws its own order; the rows of the first are
+    shown.
+    """
+    members = member_configs(config)
+    heads = [cast("nn.Linear", fresh_model(stream, member)) for member in members]
+    seeds = [member.seed for member in members]
+    descent = HeadsDescent(heads, seeds, config, keys=stream.keys, progress=progress)
+    arguments, kind = check_strategy(config), load_strategy(config.strategy)
+    strategies = [
+        kind(member, stream, head, arguments) for member, head in zip(members, heads, strict=True)
+    ]
+
+    def rows(trained: int) -> Iterator[tuple[int, Trained]]:
+        for member, head in zip(members, heads, strict=True):
+            try:
+                row = measure_row(head, stream, member, trained=trained)
+            except DivergedError as error:
+                raise DivergedError(f"seed {member.seed}: {error}", member.seed) from error
+            if member is members[0]:
+                progress.row_measured(row.row)
+            yield member.seed, row
+
+    yield from rows(0)
+    for position, key in enumerate(stream.keys):
+        progress.bucket_started(key, position=position, num_buckets=len(stream.keys))
+        samples = [strategy.training_set(position) for strategy in strategies]
+        sizes = sorted({len(of_member) for of_member in samples})
+        if len(sizes) > 1:
+            raise ConfigError(
+                f"with strategy {config.strategy} ({config.as_text()['strategy_args']}) members "
+                f"train on {sizes[0]} to {sizes[-1]} images of one bucket; runs that train "
+                "together need equally many: train with one seed at a time"
+            )
+        descent.run_all(samples, position=position)
+        for strategy in strategies:
+            strategy.after_bucket(position)
+        yield from rows(position + 1)
 
 
 class Stack(nn.Module):

@@ -1,1 +1,0 @@
-"""Several models that train together."""
