@@ -13,8 +13,7 @@ from learning_streams import CPU, config, random_stream
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from clear_mlflow.learning.curve import MOST_POINTS, LossCurve, num_points
-from clear_mlflow.learning.descent import learning_rate
+from clear_mlflow.learning.descent import MOST_POINTS, LossCurve, learning_rate, num_points
 from clear_mlflow.learning.ensemble import train_ensemble
 from clear_mlflow.learning.loop import train
 from clear_mlflow.learning.registry import strategy_names
