@@ -24,7 +24,7 @@ from clear_mlflow.importers import (
 )
 from clear_mlflow.store.artifacts import download
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.rows import parse_rows, read_row_files, write_row
+from clear_mlflow.store.rows import parse_rows, put_row, read_row_files
 
 
 def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Reading) -> int:
@@ -48,7 +48,8 @@ def adopt_rows(client: MlflowClient, run: Run, pattern: RowPattern, reading: Rea
     records = foreign_records(matrix, facts, {"format": "rows", "pattern": pattern.text})
     lacking = [record for record in records if row_file_name(record.row.row) not in there]
     for record in lacking:
-        write_row(client, run.info.run_id, record)
+        name = row_file_name(record.row.row)
+        put_row(client, run, name, record.to_json().encode())
     return len(lacking)
 
 

@@ -13,7 +13,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_RUN_NAME
 from clear_mlflow.core.errors import ClearError
 from clear_mlflow.core.loop_metadata import UNKNOWN
 from clear_mlflow.core.matrix import TEST, AccuracyMatrix
-from clear_mlflow.core.record import DatasetIdentity, RowRecord
+from clear_mlflow.core.record import DatasetIdentity, RowRecord, row_file_name
 from clear_mlflow.core.text import shortened
 from clear_mlflow.core.untrusted import JSON
 from clear_mlflow.core.version import __version__
@@ -25,7 +25,7 @@ from clear_mlflow.scoring.families import families_tag
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.rows import write_row
+from clear_mlflow.store.rows import put_row
 from clear_mlflow.store.search import experiment_for, search
 
 _LONGEST_NAME = 150
@@ -101,8 +101,10 @@ class Importer:
             with mlflow_errors(f"log what is known of {shown_file} into run {run_id}"):
                 params = [Param(key, value) for key, value in facts.items()]
                 self.client.log_batch(run_id, params=params)
+                run = self.client.get_run(run_id)
             for record in records:
-                write_row(self.client, run_id, record)
+                name = row_file_name(record.row.row)
+                put_row(self.client, run, name, record.to_json().encode())
             scores = score(self.client, run_id)
             # Last of all: a run that has this tag is whole.
             with mlflow_errors(f"close run {run_id}"):

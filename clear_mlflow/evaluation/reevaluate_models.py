@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 
-import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
@@ -24,7 +22,7 @@ from clear_mlflow.runs.logged_models import stored_models, weights_folder
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import download, download_from
+from clear_mlflow.store.artifacts import ArtifactFolder, download
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import holding
 from clear_mlflow.store.search import MissingRun
@@ -64,8 +62,7 @@ def reevaluate(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
         stored = _stored_models(client, run)
         with mlflow_errors(f"read the models of run {run_id}"):
             models = {
-                row: download_from(client, folder, names.model_file_name(row), scratch)
-                for row, folder in stored
+                row: folder.file(names.model_file_name(row), scratch) for row, folder in stored
             }
         asked = _configuration(client, run, scratch) | {"data_root": data_root}
         config = check(TrainConfig.resolve(asked))
@@ -78,13 +75,13 @@ def reevaluate(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
         return train_in_process(client, again, asked, below)
 
 
-def _stored_models(client: MlflowClient, run: Run) -> list[tuple[int, str]]:
+def _stored_models(client: MlflowClient, run: Run) -> list[tuple[int, ArtifactFolder]]:
     """Rows whose weights are stored, and the folder of each: the run's, else MLflow's model's."""
-    own = f"{run.info.artifact_uri}/{names.MODELS_FOLDER}"
-    found = dict.fromkeys(_rows_with_weights(client, run, own), own)
+    own = ArtifactFolder(client, run, names.MODELS_FOLDER)
+    found = dict.fromkeys(_rows_with_weights(run, own), own)
     for row, model in stored_models(client, run).items():
-        folder = weights_folder(model)
-        if row not in found and row in _rows_with_weights(client, run, folder):
+        folder = weights_folder(client, model)
+        if row not in found and row in _rows_with_weights(run, folder):
             found[row] = folder
     if not found:
         raise RecordError(
@@ -94,19 +91,15 @@ def _stored_models(client: MlflowClient, run: Run) -> list[tuple[int, str]]:
     return sorted(found.items())
 
 
-def _rows_with_weights(client: MlflowClient, run: Run, folder: str) -> Iterator[int]:
+def _rows_with_weights(run: Run, folder: ArtifactFolder) -> Iterator[int]:
     with mlflow_errors(f"list the models of run {run.info.run_id}"):
-        listed = mlflow.artifacts.list_artifacts(
-            artifact_uri=folder, tracking_uri=client.tracking_uri
-        )
-    for file in listed or []:
-        name = file.path.rsplit("/", 1)[-1]
-        match = re.fullmatch(r"after_([0-9]{3,9})\.safetensors", name)
-        if not match or file.is_dir or names.model_file_name(int(match[1])) != name:
+        sizes = folder.sizes()
+    for name, size in sizes.items():
+        if (row := names.row_of_weights(name)) is None:
             continue
-        if file.file_size is not None and file.file_size > MAX_WEIGHTS_BYTES:
-            raise RecordError(f"{name} has {file.file_size} bytes; a model has at most 8 GiB")
-        yield int(match[1])
+        if size is not None and size > MAX_WEIGHTS_BYTES:
+            raise RecordError(f"{name} has {size} bytes; a model has at most 8 GiB")
+        yield row
 
 
 def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, str]:

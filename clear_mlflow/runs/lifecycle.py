@@ -8,13 +8,12 @@ other module asks MLflow to start, create or end a run.
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import signal
 import statistics
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -23,8 +22,6 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Run, RunTag
 from mlflow.environment_variables import (
     MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING,
-    MLFLOW_HTTP_REQUEST_MAX_RETRIES,
-    MLFLOW_HTTP_REQUEST_TIMEOUT,
     MLFLOW_RUN_ID,
 )
 from mlflow.exceptions import MlflowException
@@ -60,12 +57,10 @@ from clear_mlflow.store.heartbeat import (
     sign_of_life,
     trains_now,
 )
-from clear_mlflow.store.ui_urls import link_comparison, run_links
+from clear_mlflow.store.ui_urls import run_links
 
 # A child that ended by one of these was stopped from outside; by any other it broke.
 _KILLING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
-# A call to a store that is known to be away fails at once, or after 5 s if it is silent.
-_HURRIED = {MLFLOW_HTTP_REQUEST_MAX_RETRIES.name: "0", MLFLOW_HTTP_REQUEST_TIMEOUT.name: "5"}
 
 
 @dataclass(frozen=True)
@@ -351,7 +346,6 @@ def _with_problem(result: RunResult, problem: ClearError) -> RunResult:
 def _close_one(client: MlflowClient, run_id: str, ended: RunResult, ours: bool) -> RunResult:
     """Score what is stored, say why the run ended, and set its status."""
     result = ended
-    calls = ExitStack()
     try:
         with mlflow_errors(f"read run {run_id}"):
             stored = client.get_run(run_id)
@@ -365,10 +359,8 @@ def _close_one(client: MlflowClient, run_id: str, ended: RunResult, ours: bool) 
         result = _with_problem(result, refusal)
         if result.status == "FINISHED":
             result = replace(result, status="FAILED")
-        if isinstance(refusal, TrackingError) and not is_final(refusal):
-            calls.enter_context(_hurried())
     try:
-        with calls, mlflow_errors(f"look at run {run_id}"):
+        with mlflow_errors(f"look at run {run_id}"):
             run = end(
                 client,
                 run_id,
@@ -378,15 +370,13 @@ def _close_one(client: MlflowClient, run_id: str, ended: RunResult, ours: bool) 
                 check=refuse_if_lost,
             )
             result = replace(result, links=tuple(run_links(client, run)))
-        with suppress(ClearError):
-            link_comparison(client, run.info.experiment_id)
     except LostRunError as lost:
         return _lost(run_id, ended, lost)
     except ClearError as refusal:
         result = _with_problem(result, refusal)
         if not is_final(refusal):
             if ours:
-                _release(run_id)
+                _forget(run_id)
             where = _leave_end(client, run_id, ended, ours)
             result = replace(result, error="; ".join(filter(None, (result.error, where))))
     return result
@@ -406,7 +396,7 @@ def _leave_unsent(
         _leave_end(client, member_id, _of_member(result, seed), True, folder)
     _leave_end(client, run_id, result, ours, unsent.folders.get(run_id))
     if ours:
-        _release(run_id)
+        _forget(run_id)
     return _with_problem(result, unsent)
 
 
@@ -440,21 +430,8 @@ def _lost(run_id: str, result: RunResult, lost: LostRunError) -> RunResult:
 
 
 def _forget(run_id: str) -> None:
-    """Let go of MLflow's active run as it is: its status is another process's to set."""
+    """Let go of MLflow's active run as it is: its status is not ours to set, or not now."""
     forget_active_run(run_id)
-    _end_monitor(run_id)
-
-
-def _release(run_id: str) -> None:
-    """Let go of MLflow's active run, whose store is away, within seconds; it stays RUNNING."""
-    if _is_active(run_id):
-        with _hurried(), suppress(Exception):
-            mlflow.end_run("RUNNING")
-    if not _is_active(run_id):
-        _end_monitor(run_id)
-
-
-def _end_monitor(run_id: str) -> None:
     if monitor := forget_system_metrics(run_id):
         # It may hang in a call to the store.
         threading.Thread(target=monitor.finish, daemon=True).start()
@@ -463,17 +440,3 @@ def _end_monitor(run_id: str) -> None:
 def _is_active(run_id: str) -> bool:
     active = mlflow.active_run()
     return active is not None and active.info.run_id == run_id
-
-
-@contextmanager
-def _hurried() -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in _HURRIED}
-    os.environ.update(_HURRIED)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

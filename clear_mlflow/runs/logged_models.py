@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import re
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
@@ -30,7 +29,7 @@ from clear_mlflow.learning.parameters.recipes import NONE
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.series import bucket_metric_names
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import download
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
 
 # What MLflow imports to load a model; it needs no MLflow, and nothing that trains.
@@ -48,14 +47,15 @@ def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
     if run.data.params.get("used/log_models", asked) == NONE or scores.record is None:
         return 0
     run_id = run.info.run_id
+    weights = ArtifactFolder(client, run, names.MODELS_FOLDER)
     with mlflow_errors(f"list the models of run {run_id}"):
-        files = [file.path for file in client.list_artifacts(run_id, names.MODELS_FOLDER)]
+        rows = {names.row_of_weights(name) for name in weights.sizes()} - {None}
         there = {model.tags.get(names.MODEL_ROW_TAG): model for model in _models_of(client, run)}
     made = 0
-    for row, file in sorted(_rows_of(files)):
+    for row in sorted(row for row in rows if row is not None):
         known = there.get(str(row))
         if known is None or str(known.status) != _READY:
-            made += _log_model(client, run, scores, scores.record, row, file, known)
+            made += _log_model(client, run, scores, scores.record, row, weights, known)
     return made
 
 
@@ -72,21 +72,12 @@ def stored_models(client: MlflowClient, run: Run) -> dict[int, LoggedModel]:
 
 def _models_of(client: MlflowClient, run: Run) -> list[LoggedModel]:
     wanted = f"source_run_id = '{run.info.run_id}'"
-    found: list[LoggedModel] = []
-    token = None
-    while True:
-        page = client.search_logged_models([run.info.experiment_id], wanted, page_token=token)
+    page = client.search_logged_models([run.info.experiment_id], wanted)
+    found = list(page)
+    while page.token:
+        page = client.search_logged_models([run.info.experiment_id], wanted, page_token=page.token)
         found += page
-        token = page.token
-        if not token:
-            return found
-
-
-def _rows_of(files: list[str]) -> Iterator[tuple[int, str]]:
-    for path in files:
-        match = re.fullmatch(r"after_([0-9]{3,9})\.safetensors", path.rsplit("/", 1)[-1])
-        if match and names.model_file_name(int(match[1])) == match[0]:
-            yield int(match[1]), match[0]
+    return found
 
 
 def _log_model(
@@ -95,13 +86,14 @@ def _log_model(
     scores: Scores,
     record: Record,
     row: int,
-    file: str,
+    stored: ArtifactFolder,
     known: LoggedModel | None,
 ) -> bool:
     """Make one model; False where the file is too large for one."""
-    run_id = run.info.run_id
+    run_id, file = run.info.run_id, names.model_file_name(row)
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
-        weights = download(client, run, f"{names.MODELS_FOLDER}/{file}", scratch)
+        with mlflow_errors(f"read {file} of run {run_id}"):
+            weights = stored.file(file, scratch)
         if weights.stat().st_size > MAX_WEIGHTS_BYTES:
             return False
         about = read_description(weights)
@@ -133,9 +125,9 @@ def _log_model(
     return True
 
 
-def weights_folder(model: LoggedModel) -> str:
-    """The address of the folder in which a model has its file of weights, named by the row."""
-    return f"{model.artifact_location}/data"
+def weights_folder(client: MlflowClient, model: LoggedModel) -> ArtifactFolder:
+    """The folder in which a model has its file of weights, named by the row."""
+    return ArtifactFolder(client, f"{model.artifact_location}/data")
 
 
 def _name(run: Run, row: int) -> str:

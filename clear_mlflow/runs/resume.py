@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +26,7 @@ from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.journal import HeldError, Journal, left_journals, read_origin
 from clear_mlflow.journal.resend import list_artifacts, send_waiting
 from clear_mlflow.learning.measured import StreamMetadata
-from clear_mlflow.learning.parameters.config import TrainConfig, parse_parameter
+from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.parameters.logged import dataset_runs_code
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.registry import known_strategies
@@ -39,9 +39,8 @@ from clear_mlflow.store.heartbeat import (
     heartbeat,
     refuse_if_lost,
     take_hold,
-    time_ahead,
 )
-from clear_mlflow.store.rows import parse_rows, read_row_files, stored_rows
+from clear_mlflow.store.rows import parse_rows, read_row_files, row_sizes
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
 
 # Parameters that may change when a run is resumed: they say where it computes. The digest shows
@@ -121,7 +120,7 @@ def holds_rows(client: MlflowClient, run_id: str) -> bool:
     """Whether a run holds rows of an earlier training; TrackingError: one trains into it now."""
     run = client.get_run(run_id)
     refuse_second(client, run, "unset MLFLOW_RUN_ID for a run of its own")
-    return bool(left_journals(run_id)) or bool(stored_rows(client, run))
+    return bool(left_journals(run_id)) or bool(row_sizes(client, run))
 
 
 def read_resume_point(
@@ -213,23 +212,21 @@ def parameters_to_resume(
                 f"store names is not imported unless you name it, too: pass {name}={value} if you "
                 "know it"
             )
-    differing = {
-        name: text
-        for name, text in _decisive(named).items()
-        # A strategy's and a dataset's own are compared when those that are left out are known.
-        if name not in ("strategy_args", "dataset_args")
-        and parse_parameter(name, text) != getattr(config, name)
-    }
-    if differing:
-        raise _other_parameters(point, _differences(differing, texts))
     asked = {**texts, **named}
-    return asked, TrainConfig.resolve(asked) if named else config
+    wanted = TrainConfig.resolve(asked)
+    # A strategy's and a dataset's own are compared when those that are left out are known.
+    check_parameters(point, wanted, but=("strategy_args", "dataset_args"))
+    return asked, wanted
 
 
-def check_parameters(point: ResumePoint, config: TrainConfig) -> None:
-    """Refuse parameters in force, all resolved, that are not the run's."""
-    if differing := _differences(_decisive(config.as_text()), point.config.as_text()):
-        raise _other_parameters(point, differing)
+def check_parameters(point: ResumePoint, config: TrainConfig, but: Sequence[str] = ()) -> None:
+    """Refuse parameters that are not the run's."""
+    ours = {name: text for name, text in _decisive(config.as_text()).items() if name not in but}
+    if differing := _differences(ours, point.config.as_text()):
+        raise ConfigError(
+            f"run {point.run.info.run_id} cannot be resumed with other parameters: {differing}; "
+            "leave them out, or start a new run"
+        )
 
 
 def check_data(point: ResumePoint, facts: StreamMetadata) -> None:
@@ -286,7 +283,7 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
         take_hold(client, run)
         now = client.get_run(run_id)
     refuse_if_lost(now)
-    rows = {int(name[4:-5]) for name in stored_rows(client, now)}
+    rows = {int(name[4:-5]) for name in row_sizes(client, now)}
     if rows != point.records.keys() | point.damaged or stored_states(client, now) != point.states:
         with mlflow_errors(f"give run {run_id} back"):
             give_back(client, run)
@@ -339,11 +336,6 @@ def _run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
             "training; pass the id of one"
         )
     refuse_second(client, run, _WAIT, assume_dead=assume_dead)
-    if str(run.info.status) == "RUNNING" and (ahead := time_ahead(run)):
-        warn(
-            f"run {run_id} holds a heartbeat from {ahead.total_seconds() / 60:.0f} minutes ahead "
-            "of this machine's clock; it is no sign of life: a clock is wrong, or it was made up"
-        )
     _check_version(run_id, run.data.tags.get(names.VERSION_TAG, "unknown"))
     check_artifact_root(client.tracking_uri, f"run {run_id}", str(run.info.artifact_uri))
     return run
@@ -363,7 +355,7 @@ def _config_of(client: MlflowClient, run: Run) -> TrainConfig:
     with mlflow_errors(f"list the artifacts of run {run_id}"):
         listed = {file.path: file.file_size for file in client.list_artifacts(run_id)}
     if names.CONFIG_JSON not in listed:
-        stored_rows(client, run)  # where its rows are gone, too, the store is not all there
+        row_sizes(client, run)  # where its rows are gone, too, the store is not all there
         raise TrackingError(
             f"run {run_id} cannot be resumed: it lacks {names.CONFIG_JSON}, which has its "
             "parameters; start a new run"
@@ -407,13 +399,6 @@ def _send_what_waits(client: MlflowClient, run: Run) -> None:
 def _decisive(texts: Mapping[str, str]) -> dict[str, str]:
     """Parameters but for those that say where the run computes."""
     return {name: text for name, text in texts.items() if name not in WHERE}
-
-
-def _other_parameters(point: ResumePoint, differing: str) -> ConfigError:
-    return ConfigError(
-        f"run {point.run.info.run_id} cannot be resumed with other parameters: {differing}; leave "
-        "them out, or start a new run"
-    )
 
 
 def _differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:

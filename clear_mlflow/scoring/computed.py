@@ -22,7 +22,7 @@ from clear_mlflow.scoring.families import (
 )
 from clear_mlflow.scoring.series import Point, Series, all_series, milliseconds
 from clear_mlflow.store import names
-from clear_mlflow.store.matrices import StoredRows
+from clear_mlflow.store.matrix_tag import StoredRows
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import mlflow
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
@@ -23,11 +22,11 @@ from clear_mlflow.store.compat import download_file
 
 
 class ArtifactFolder:
-    """A folder of a run's artifacts: the files in it, by their names alone."""
+    """A folder of artifacts, of a run or below an address: the files in it, by their names."""
 
-    def __init__(self, client: MlflowClient, run: Run, name: str) -> None:
-        root = str(run.info.artifact_uri)
-        self._address, self._tracking_uri = f"{root}/{name}", client.tracking_uri
+    def __init__(self, client: MlflowClient, of: Run | str, name: str = "") -> None:
+        root = of if isinstance(of, str) else str(of.info.artifact_uri)
+        self._address, self._tracking_uri = f"{root}/{name}".rstrip("/"), client.tracking_uri
         # On this machine; None: elsewhere.
         self.local = Path(local_file_uri_to_path(root), name) if is_local(root) else None
 
@@ -88,19 +87,9 @@ def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str
 
 def download(client: MlflowClient, run: Run, artifact: str, folder: str) -> Path:
     """Fetch an artifact of a run into a folder of this machine, and give its file."""
+    place, _, name = artifact.rpartition("/")
     with mlflow_errors(f"read {shown(artifact, 200)} of run {run.info.run_id}"):
-        return download_from(client, str(run.info.artifact_uri), artifact, folder)
-
-
-def download_from(client: MlflowClient, address: str, artifact: str, folder: str) -> Path:
-    """Fetch an artifact of a run or of a model from below its address, as MLflow names it."""
-    return Path(
-        mlflow.artifacts.download_artifacts(
-            artifact_uri=f"{address}/{artifact}",
-            dst_path=folder,
-            tracking_uri=client.tracking_uri,
-        )
-    )
+        return ArtifactFolder(client, run, place).file(name, folder)
 
 
 def is_local(artifact_uri: str) -> bool:

@@ -11,9 +11,7 @@ from mlflow.tracking.fluent import _active_run_stack, run_id_to_system_metrics_m
 
 # MLflow has no public way to recognise a generated name. Without these lists, this module cannot
 # be imported, and tests report that.
-from mlflow.utils.credentials import get_default_host_creds
 from mlflow.utils.name_utils import _GENERATOR_NOUNS, _GENERATOR_PREDICATES
-from mlflow.utils.rest_utils import http_request
 
 if TYPE_CHECKING:  # it loads psutil, which a server may lack
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -34,20 +32,6 @@ def is_generated(name: str | None) -> bool:
 def download_file(repository: ArtifactRepository, name: str, to: Path) -> None:
     """Write one artifact of a folder to a file: one request, where the public ways ask more."""
     repository._download_file(name, str(to))
-
-
-def answers(tracking_uri: str, route: str, status: int, seconds: float) -> bool:
-    """Whether a server answers a route with a status, asked once as this program logs in."""
-    answer = http_request(
-        get_default_host_creds(tracking_uri),
-        route,
-        "GET",
-        max_retries=0,
-        timeout=seconds,
-        raise_on_status=False,
-        allow_redirects=False,
-    )
-    return bool(answer.status_code == status)
 
 
 def forget_active_run(run_id: str) -> None:

@@ -182,12 +182,6 @@ def begins_now(told: str | None) -> bool:
     )
 
 
-def time_ahead(run: Run) -> timedelta | None:
-    """How far a run's heartbeat lies in the future, where that is too far for a sign of life."""
-    found = _read(run.data.tags.get(names.PROCESS_TAG))
-    return -found.age if found is not None and found.age < -CLOCKS_DIFFER else None
-
-
 @dataclass(frozen=True)
 class _Heartbeat:
     """What a heartbeat says, read back; anyone may have written it."""

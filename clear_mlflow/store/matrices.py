@@ -10,26 +10,16 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from clear_mlflow.core.errors import ClearError
-from clear_mlflow.core.record import Record, RowRecord, assemble
+from clear_mlflow.core.record import Record, assemble
 from clear_mlflow.metrics import METRICS, Metric, summarize
 from clear_mlflow.store import names
 from clear_mlflow.store.artifacts import is_local
-from clear_mlflow.store.matrix_tag import matrix_tag, read_matrix_tag, rows_digest
+from clear_mlflow.store.matrix_tag import StoredRows, matrix_tag, read_matrix_tag, rows_digest
 from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.rows import parse_rows, read_row_files
 
 # Requests under way at once where rows have to be fetched: a server answers no faster to more.
 _JOBS = 8
-
-
-@dataclass(frozen=True, eq=False)
-class StoredRows:
-    """The rows of a run, and where they were read."""
-
-    records: Mapping[str, RowRecord]  # file name to row, in row order; empty: the run holds none
-    digest: str  # of the files that they were read from
-    tag: str | None  # the rows as the run's matrix tag should have them; None: they do not fit
-    from_tag: bool  # the contents of the artifacts were not read
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +56,7 @@ def stored_rows_of(client: MlflowClient, run: Run, *, read_files: bool | None = 
     if not (is_local(run.info.artifact_uri) if read_files is None else read_files):
         cached = read_matrix_tag(run_id, tag)
         if cached is not None and assemble(cached.records).is_complete:
-            return StoredRows(cached.records, cached.digest, tag, True)
+            return cached
     files = read_row_files(client, run)
     records = parse_rows(files)
     return StoredRows(

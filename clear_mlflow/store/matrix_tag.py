@@ -22,12 +22,14 @@ _FORM = 1
 _LONGEST_TAG = 8_000
 
 
-@dataclass(frozen=True)
-class CachedRows:
-    """Rows as a run's tag has them."""
+@dataclass(frozen=True, eq=False)
+class StoredRows:
+    """The rows of a run, and where they were read."""
 
-    records: Mapping[str, RowRecord]  # file name to row, in row order
-    digest: str  # of the files' names and contents
+    records: Mapping[str, RowRecord]  # file name to row, in row order; empty: the run holds none
+    digest: str  # of the files that they were read from
+    tag: str | None  # the rows as the run's matrix tag should have them; None: they do not fit
+    from_tag: bool  # the contents of the artifacts were not read
 
 
 def rows_digest(run_id: str, files: Mapping[str, bytes]) -> str:
@@ -63,7 +65,7 @@ def matrix_tag(
     return text if len(text) <= _LONGEST_TAG else None
 
 
-def read_matrix_tag(run_id: str, text: str | None) -> CachedRows | None:
+def read_matrix_tag(run_id: str, text: str | None) -> StoredRows | None:
     """What a run's tag says; None where it is not there, damaged, or of another run or form."""
     if text is None:
         return None
@@ -78,7 +80,7 @@ def read_matrix_tag(run_id: str, text: str | None) -> CachedRows | None:
             if name != row_file_name(record.row.row):
                 return None
             records[name] = record
-        return CachedRows(records, body["digest"])
+        return StoredRows(records, body["digest"], text, True)
     # Anything else in it is no tag of ours, and the artifacts are read.
     except (LookupError, TypeError, AttributeError, RecordError):
         return None

@@ -202,3 +202,13 @@ def model_file_name(row: int) -> str:
     'after_004.safetensors'
     """
     return f"after_{row:03d}.safetensors"
+
+
+def row_of_weights(name: str) -> int | None:
+    """The row of a file of weights, or of a training state; None: it is no such file.
+
+    >>> row_of_weights("after_004.safetensors"), row_of_weights("after_4.safetensors")
+    (4, None)
+    """
+    match = re.fullmatch(r"after_([0-9]{3,9})\.safetensors", name)
+    return int(match[1]) if match and model_file_name(int(match[1])) == name else None

@@ -10,7 +10,7 @@ from mlflow.entities import Run
 
 from clear_mlflow.core.durable import create_durably
 from clear_mlflow.core.errors import RecordError, TrackingError
-from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_file_name, row_index
+from clear_mlflow.core.record import ROWS_FOLDER, RowRecord, row_index
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_ROW_BYTES, read_bytes
 from clear_mlflow.store.artifacts import ArtifactFolder, log_durably
@@ -24,13 +24,6 @@ from clear_mlflow.store.names import (
     SCORED_TAG,
     is_of_bucket,
 )
-
-
-def write_row(client: MlflowClient, run_id: str, record: RowRecord) -> None:
-    """Store one row as an artifact; it is whole and there when this returns."""
-    name = row_file_name(record.row.row)
-    with mlflow_errors(f"store {name} of run {run_id}"):
-        log_durably(client, run_id, record.to_json().encode(), f"{ROWS_FOLDER}/{name}")
 
 
 class RowConflictError(TrackingError):
@@ -82,14 +75,9 @@ def row_sizes(client: MlflowClient, run: Run) -> dict[str, int | None]:
     return found
 
 
-def stored_rows(client: MlflowClient, run: Run) -> list[str]:
-    """Names of the row files that a run holds, in row order; other files are not looked at."""
-    return list(row_sizes(client, run))
-
-
 def refuse_foreign_rows(client: MlflowClient, run: Run) -> None:
     """Make sure that a run to be trained into holds no row yet."""
-    if rows := stored_rows(client, run):
+    if rows := list(row_sizes(client, run)):
         raise TrackingError(
             f"run {run.info.run_id} already holds {len(rows)} rows ({rows[0]} to {rows[-1]}); "
             "training into it again would contradict them: start a new run"

@@ -17,6 +17,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
 
 from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.core.text import shown
 from clear_mlflow.store import names
 from clear_mlflow.store.client import DEFAULT_EXPERIMENT_ID, mlflow_errors
 from clear_mlflow.store.conflicts import retry_on_conflict
@@ -50,7 +51,7 @@ def select(client: MlflowClient, selection: Selection) -> Iterator[Run | Missing
         for run_id in dict.fromkeys(selection.run_ids):
             yield _get(client, run_id)
         return
-    for run in search(client, _experiments(client, selection.experiment), selection.filter or ""):
+    for run in search(client, experiment_ids(client, selection.experiment), selection.filter or ""):
         tags = run.data.tags
         has_rows = tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS
         if has_rows and not (selection.unscored_only and names.SCORED_TAG in tags):
@@ -148,16 +149,14 @@ def _get(client: MlflowClient, run_id: str) -> Run | MissingRun:
     return run
 
 
-def _experiments(client: MlflowClient, wanted: str | None) -> list[str]:
+def experiment_ids(client: MlflowClient, wanted: str | None = None) -> list[str]:
+    """Ids of all experiments, or of those of a name, else of an id."""
     with mlflow_errors("list the experiments"):
-        listed = []
-        token = None
-        while True:
-            page = client.search_experiments(max_results=1000, page_token=token)
-            listed += list(page)
-            token = page.token
-            if not token:
-                break
+        page = client.search_experiments(max_results=1000)
+        listed = list(page)
+        while page.token:
+            page = client.search_experiments(max_results=1000, page_token=page.token)
+            listed += page
     if wanted is None:
         return [e.experiment_id for e in listed]
     # A name takes precedence over an id: an experiment may be called "3".
@@ -167,6 +166,6 @@ def _experiments(client: MlflowClient, wanted: str | None) -> list[str]:
         return found
     known = ", ".join(repr(e.name) for e in listed[:20])
     raise TrackingError(
-        f"no experiment has the name or id {wanted!r} in {masked(client.tracking_uri)}; there are "
+        f"no experiment has the name or id {shown(wanted)} in {masked(client.tracking_uri)}; there are "
         f"{known}"
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -73,12 +72,8 @@ class StoredState:
 
 
 def state_names(row: int) -> tuple[str, str]:
-    """Names of the files of the state after a row, the manifest last.
-
-    >>> state_names(3)
-    ('after_003.safetensors', 'after_003.json')
-    """
-    return f"after_{row:03d}.safetensors", f"after_{row:03d}.json"
+    """Names of the files of the state after a row, the manifest last."""
+    return names.model_file_name(row), f"after_{row:03d}.json"
 
 
 def store_state(client: MlflowClient, run_id: str, manifest: Manifest, content: bytes) -> None:
@@ -136,19 +131,10 @@ def _read_state(
     with mlflow_errors(f"read {manifest_name} of run {run.info.run_id}"):
         content = states.file(manifest_name, folder).read_bytes()
     manifest = Manifest.from_json(content, source=manifest_name)
-    listed = sizes[name]
     if manifest.row != row or not 0 < manifest.size <= MAX_STATE_BYTES:
         raise StateError(
             f"{manifest_name} is of row {manifest.row} and {manifest.size} bytes; expected row "
             f"{row} and at most {MAX_STATE_BYTES >> 30} GiB"
-        )
-    if listed is not None and listed != manifest.size:
-        raise StateError(f"{name} has {listed} bytes; its manifest says {manifest.size}")
-    free = shutil.disk_usage(folder).free
-    if states.local is None and free < manifest.size:
-        raise TrackingError(
-            f"{name} of run {run.info.run_id} has {manifest.size} bytes and {folder} has room for "
-            f"{free}; make room, or set TMPDIR to a folder that has"
         )
     with mlflow_errors(f"read {name} of run {run.info.run_id}"):
         file = states.file(name, folder)
@@ -177,5 +163,4 @@ def _with_manifest(listed: Mapping[str, object]) -> tuple[int, ...]:
 
 
 def _row_of(name: str) -> int | None:
-    match = re.fullmatch(r"after_([0-9]{3,9})\.(safetensors|json)", name)
-    return int(match[1]) if match and name in state_names(int(match[1])) else None
+    return names.row_of_weights(re.sub(r"\.json$", ".safetensors", name))

@@ -8,9 +8,7 @@ import os
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from urllib.parse import quote, urlsplit
-from urllib.request import url2pathname
 
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run, ViewType
@@ -24,10 +22,11 @@ from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.metrics import METRICS, of_score
 from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import is_server, mlflow_errors
-from clear_mlflow.store.compat import answers
 from clear_mlflow.store.matrices import stored_rows_of
 from clear_mlflow.store.names import CHOSEN, COMPARISON_PAGE, MORE_SEEDS
+from clear_mlflow.store.search import experiment_ids
 
 # MLflow keeps shared views in tags of the experiment, named by a key in the link (mlflow 3.17).
 _VIEW = "clear_mlflow_leaderboard"
@@ -53,8 +52,6 @@ _COLUMNS_OF_OTHERS = (
 )
 _WITH_ROWS = f"tags.`{names.ROWS_TAG}` != 'none'"
 _MOST_READ = 20  # newest runs whose score is looked at
-_LOCAL_UI = "http://127.0.0.1:5000"
-_ANSWER_SECONDS = 2.0  # of a server on this machine
 
 
 def run_links(client: MlflowClient, run: Run) -> Sequence[str]:
@@ -67,44 +64,15 @@ def experiment_links(
 ) -> list[str]:
     """Lines that say how to see an experiment, and one run of it."""
     uri = client.tracking_uri
-    known = server_address(uri) if is_server(uri) else _LOCAL_UI
-    experiment = f"{known}/#/experiments/{experiment_id}"
+    if not is_server(uri):
+        told = MLFLOW_TRACKING_URI.get() == uri or masked(uri) != uri  # credentials are not shown
+        where = "" if told else f"MLFLOW_TRACKING_URI={shlex.quote(uri)} "
+        return [f"open     {where}clear-mlflow open {run_id or experiment_id}"]
+    experiment = f"{server_address(uri)}/#/experiments/{experiment_id}"
     lines = [f"compare  {experiment}/runs?{_runs_view()}&compareRunsMode=CHART"]
     if run_id is not None:
         lines.insert(0, f"run      {experiment}/runs/{run_id}?{_runs_view()}")
-    if not is_server(uri):
-        lines[:0] = [
-            f"open     {_open_command(uri)} {run_id or experiment_id}",
-            f"start    mlflow ui --backend-store-uri {masked(uri)}",
-        ]
     return lines
-
-
-def _open_command(uri: str) -> str:
-    """What opens a run in whatever folder and shell it is typed."""
-    told = MLFLOW_TRACKING_URI.get() == uri or masked(uri) != uri  # credentials are not shown
-    return (
-        "clear-mlflow open" if told else f"MLFLOW_TRACKING_URI={shlex.quote(uri)} clear-mlflow open"
-    )
-
-
-def link_comparison(client: MlflowClient, experiment_id: str) -> None:
-    """Link the live comparison from an experiment's description, once, where there is one."""
-    uri = client.tracking_uri
-    if not is_server(uri):
-        return
-    with mlflow_errors(f"describe experiment {experiment_id}"):
-        tags = client.get_experiment(experiment_id).tags
-        if tags.get(names.MLFLOW_NOTE) or names.NOTE_TAG in tags:
-            return
-        # What our page answers to an address that names no run; without it, there is no such route.
-        if not answers(uri, "/clear/run", 400, _ANSWER_SECONDS):
-            return
-        where = f"&{_in_workspace()}" if _in_workspace() else ""
-        compare = f"clear/compare?experiment_id={quote(experiment_id, safe='')}{where}"
-        note = f"[Compare the runs]({compare}): matrices, curves, and which differences are real."
-        client.set_experiment_tag(experiment_id, names.NOTE_TAG, "linked")
-        client.set_experiment_tag(experiment_id, names.MLFLOW_NOTE, note)
 
 
 def artifact_link(run: Run, path: str | None) -> str:
@@ -145,8 +113,7 @@ def server_address(uri: str) -> str:
 def comparison_links(client: MlflowClient, run: Run) -> Sequence[str]:
     """Lines that say how to see a comparison, and where its page is if it is on this machine."""
     run_id, lines = run.info.run_id, list(run_links(client, run))
-    root = urlsplit(str(run.info.artifact_uri))
-    folder = Path(url2pathname(root.path)) if root.scheme in ("", "file") else None
+    folder = ArtifactFolder(client, run).local
     if folder is not None:
         lines.append(f"page     {folder / COMPARISON_PAGE}")
     with mlflow_errors(f"list the artifacts of run {run_id}"):
@@ -260,25 +227,8 @@ def page_of_target(client: MlflowClient, target: str | None) -> str:
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise
-    experiment = _experiment(client, target)
-    if experiment is None:
-        raise TrackingError(
-            f"no run and no experiment is called {shown(target)} in this store; expected the id "
-            "of a run, or the name or id of an experiment"
-        )
-    return _leaderboard(client, experiment)
-
-
-def _experiment(client: MlflowClient, named: str) -> Experiment | None:
-    with mlflow_errors(f"look for the experiment {shown(named)}"):
-        found = client.get_experiment_by_name(named)
-        if found is None and named.isdecimal():
-            try:
-                found = client.get_experiment(named)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_DOES_NOT_EXIST":
-                    raise
-        return found
+    (experiment_id,) = experiment_ids(client, target)[:1]
+    return _leaderboard(client, client.get_experiment(experiment_id))
 
 
 def _page_of_run(client: MlflowClient, run: Run) -> str:
@@ -338,8 +288,8 @@ def _score_of_runs(client: MlflowClient, experiment_id: str) -> Score:
 
 
 def _newest(client: MlflowClient) -> Experiment:
+    ids = experiment_ids(client)
     with mlflow_errors("look for the newest run"):
-        ids = [experiment.experiment_id for experiment in client.search_experiments()]
         found = client.search_runs(
             ids,
             f"tags.`{names.KIND_TAG}` != ''",

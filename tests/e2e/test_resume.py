@@ -562,7 +562,6 @@ def test_a_heartbeat_counts_while_clocks_may_differ_so(minutes, lives):
     )
     assert liveness.seems_abandoned(run) != lives
     assert liveness.begins_now(beat(minutes, token="other")) == (0 <= minutes <= 5)
-    assert (liveness.time_ahead(run) is not None) == (minutes > 5)
 
 
 def test_a_run_that_has_changed_is_refused(interrupted, tmp_path):

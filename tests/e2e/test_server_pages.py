@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-import urllib.parse
 import zlib
 
 import mlflow
@@ -18,10 +17,8 @@ from click.testing import CliRunner
 from comparisons import counts, log_predictions, log_run, row_records
 from mlflow import MlflowClient
 from servers import LONG, tracking_server
-from trainings import FOUR_BUCKETS, KnownTraining
 
 from clear_mlflow.core.record import row_file_name
-from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.store import names
 
 HOSTILE = "<script>alert(1)</script>\"'><img src=x>"
@@ -181,26 +178,6 @@ def test_a_run_in_training_is_followed(client, ask):
     page = ask("run", run_id=run_id).text
     assert "data-followed" not in page
     assert "connect-src 'self'" in page
-
-
-def test_the_comparison_is_linked_from_the_description_once(client, ask, monkeypatch):
-    """By the first run that ends; a description that a person wrote or removed stays."""
-    theirs = client.create_experiment("described", tags={"mlflow.note.content": "mine"})
-    experiment_id = client.create_experiment("linked")
-
-    def train_and_read(wanted):
-        monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", wanted)
-        train_in_process(client, KnownTraining(FOUR_BUCKETS), {})
-        return client.get_experiment(wanted).tags.get("mlflow.note.content")
-
-    assert train_and_read(theirs) == "mine"
-    (address,) = re.findall(r"\[Compare the runs\]\((.*?)\)", train_and_read(experiment_id))
-    path, _, query = address.removeprefix("clear/").partition("?")
-    page = ask(path, **dict(urllib.parse.parse_qsl(query)))
-    assert page.status_code == 200
-    assert "naive" in page.text
-    client.set_experiment_tag(experiment_id, "mlflow.note.content", "")
-    assert train_and_read(experiment_id) == ""
 
 
 def test_a_run_s_classes_are_those_of_its_predictions(client, ask, tmp_path):

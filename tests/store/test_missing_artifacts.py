@@ -16,7 +16,7 @@ from clear_mlflow.runs.lifecycle import take
 from clear_mlflow.runs.resume import holds_rows, read_resume_point
 from clear_mlflow.runs.training_run import TrainingRun
 from clear_mlflow.store import names
-from clear_mlflow.store.rows import stored_rows
+from clear_mlflow.store.rows import row_sizes
 from clear_mlflow.store.search import Selection, select
 
 LOST = "was stored with rows that its artifacts lack now"
@@ -102,7 +102,7 @@ def test_a_run_that_was_cut_off_in_its_first_bucket_is_refused_too(store, experi
     assert not histories(store, run.info.run_id)
     unmount()
     with pytest.raises(RecordError, match=LOST):
-        stored_rows(store, store.get_run(run.info.run_id))
+        row_sizes(store, store.get_run(run.info.run_id))
 
 
 def test_no_training_goes_into_it(store, trained, unmount, tmp_path):

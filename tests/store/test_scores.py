@@ -15,7 +15,7 @@ from clear_mlflow.scoring.computed import Scoring, compute
 from clear_mlflow.scoring.plan import write_scores
 from clear_mlflow.scoring.scores import read_scores, score
 from clear_mlflow.store import names
-from clear_mlflow.store.matrices import StoredRows
+from clear_mlflow.store.matrix_tag import StoredRows
 from clear_mlflow.store.rows import parse_rows
 
 

@@ -124,7 +124,7 @@ def test_weights_are_read_where_they_are_left(store, experiment_id, released):
     for row, model in models.items():
         name = names.model_file_name(row)
         of_run = artifacts(run) / "models" / name
-        of_model = Path(weights_folder(model).removeprefix("file://"), name)
+        of_model = weights_folder(store, model).local / name
         assert of_run.read_bytes() == of_model.read_bytes()
         assert sorted(file.name for file in of_model.parent.iterdir()) == [name]
     (artifacts(run) / "models" / names.model_file_name(2)).unlink()
