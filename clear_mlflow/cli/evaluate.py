@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -14,10 +13,9 @@ from clear_mlflow.cli.interrupt import scratch_folder, stoppable
 from clear_mlflow.cli.options import (
     METRICS,
     SELECTION,
-    check_engine,
     dry_run_option,
-    engine_options,
     families_option,
+    jobs_option,
     metric_option,
     option,
     run_selection_options,
@@ -25,7 +23,6 @@ from clear_mlflow.cli.options import (
 )
 from clear_mlflow.core.errors import ClearError, ConfigError
 from clear_mlflow.core.score import ACCURACY, Score
-from clear_mlflow.engines.ray_cluster import RayCluster
 from clear_mlflow.importers import Reading, RowPattern
 from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.metrics import from_predictions as predicted
@@ -108,7 +105,7 @@ _FOREIGN, _MODELS = "Rows under names of their own", "Models tested again"
     under=_MODELS,
     type=str,
 )
-@engine_options
+@jobs_option
 @dry_run_option
 def evaluate(
     run_id: tuple[str, ...] | None,
@@ -125,9 +122,7 @@ def evaluate(
     rows_lower_is_better: bool,
     from_models: bool,
     data_root: str,
-    engine: str,
     jobs: int | None,
-    address: str,
     dry_run: bool,
 ) -> None:
     """Rebuild the accuracy matrix of old runs from their rows and log what MLflow lacks.
@@ -154,12 +149,11 @@ def evaluate(
             f"data_root is {data_root}, which is where stored models are tested again; pass "
             "from_models=yes with it, or leave it out"
         )
-    if from_models and (metrics or joint_run or rows or dry_run or engine == "ray"):
+    if from_models and (metrics or metric or joint_run or rows or jobs or dry_run):
         raise ConfigError(
-            "from_models is yes beside metrics, joint_run, rows, dry_run or engine ray; leave "
-            "those out and pass engine=local, then score the runs that this gives"
+            "from_models is yes beside metrics, metric, joint_run, rows, jobs or dry_run; leave "
+            "those out, then score the runs that this gives"
         )
-    check_engine(engine, address)
     score = Score(rows_score, higher_is_better=not rows_lower_is_better)
     reading = Reading(scale=rows_scale, future=rows_future, score=score)
     families = [*(metrics or ()), *(["chaudhry"] if joint_run else [])]
@@ -197,22 +191,13 @@ def evaluate(
         tested = reevaluate_each(client, select(client, selection), data_root=data_root)
         sys.exit(show_reevaluated(client, tested))
     summary = Summary()
-    # Entered first: Ray takes signals for itself when it starts.
-    cluster = RayCluster(address) if engine == "ray" else None
-    with cluster or nullcontext(), stoppable() as received, scratch_folder():
+    with stoppable() as received, scratch_folder():
         client = preflight(opens_run=False)
         if joint_run:
             evaluation = replace(evaluation, joint=joint_record(client, joint_run))
         own_run = mark_run_of_project(client, KIND_EVALUATE)
         runs = select(client, selection)
-        if cluster is None:
-            results = evaluation.over(client, runs)
-        else:
-            from clear_mlflow.evaluation.cluster import over_on_ray
-
-            # Within a worker one run after another: there are as many as there is room for.
-            work = replace(evaluation, jobs=1).over
-            results = over_on_ray(cluster, client, work, runs, jobs=jobs)
+        results = evaluation.over(client, runs)
         failure: ClearError | None = None
         entries: list[dict[str, object]] = []
         try:

@@ -109,17 +109,21 @@ run_selection_options = together(
     ),
 )
 
-# As engine, jobs (None: auto) and address; check_engine refuses the third without Ray.
+# As jobs; None: auto.
+jobs_option = option(
+    "--jobs",
+    "N",
+    "Runs at a time. auto: one training, on Ray as many as there is room for; of stored runs, as "
+    "suits the store.",
+    default=AUTO,
+    under=WORK,
+    parse=whole(least=1),
+)
+
+# As engine, jobs and address; check_engine refuses the third without Ray.
 engine_options = together(
     option("--engine", ["local", "ray"], "On this machine, or on a Ray cluster.", under=WORK),
-    option(
-        "--jobs",
-        "N",
-        "Runs at a time (on Ray: batches). auto: one training; of stored runs, as suits the store.",
-        default=AUTO,
-        under=WORK,
-        parse=whole(least=1),
-    ),
+    jobs_option,
     option(
         "--address",
         "ADDRESS",

@@ -9,26 +9,19 @@ import importlib.util
 import logging
 import os
 import socket
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from clear_mlflow.core.credentials import masked
-from clear_mlflow.core.errors import ConfigError, TrackingError
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.core.text import shown
 from clear_mlflow.engines import Ended, Task
 
 LOCAL = "local"
 _STOP_SECONDS = 60.0
 _KNOCK_SECONDS = 10.0
-# Batches that are begun before the first is taken, for each that there is room for.
-_AHEAD = 2
-
-_Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 class RayCluster:
@@ -103,55 +96,6 @@ class RayCluster:
         """Raise ConfigError where the store is a file and workers are on other machines."""
         here = self._ray.get_runtime_context().get_node_id()
         refuse_far_file(tracking_uri, self.nodes(), here)
-
-    def map(
-        self,
-        work: Callable[[list[_Item]], list[_Result]],
-        items: Iterable[_Item],
-        *,
-        batch: int,
-        jobs: int | None = None,
-    ) -> Iterator[_Result]:
-        """``work(batch)`` by workers, which can import it; results in the order of the items.
-
-        Items are taken as there is room. A batch whose worker dies is done again by another, so
-        *work* must be repeatable. Of *jobs* None, as many batches at a time as keep workers busy.
-        """
-        ray = self._ray
-        shared = ray.put(work)
-        remote = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=3)(_do)
-        most = jobs or _AHEAD * self.capacity()
-        waiting = iter(items)
-        begun: deque[Any] = deque()
-        try:
-            while taken := list(islice(waiting, batch)):
-                begun.append(remote.remote(shared, taken))
-                while len(begun) >= most:
-                    yield from self._done(begun.popleft())
-            while begun:
-                yield from self._done(begun.popleft())
-        finally:
-            for reference in begun:
-                ray.cancel(reference)
-
-    def _done(self, reference: Any) -> list[Any]:
-        try:
-            results: list[Any] = self._ray.get(reference)
-        except self._ray.exceptions.RayTaskError as error:
-            raise TrackingError(
-                f"a batch of runs failed: {shown(str(error.cause), 300)}; engine=local shows of "
-                "which run it is"
-            ) from error
-        except self._ray.exceptions.RayError as error:
-            raise TrackingError(
-                f"a batch of runs was given up, since its workers died: {_first_line(error)}; the "
-                "same command does the rest"
-            ) from error
-        return results
-
-
-def _do(work: Callable[[list[_Item]], list[_Result]], items: list[_Item]) -> list[_Result]:
-    return work(items)
 
 
 def _first_line(error: Exception) -> str:

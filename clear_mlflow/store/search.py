@@ -49,13 +49,18 @@ def select(client: MlflowClient, selection: Selection) -> Iterator[Run | Missing
     """The selected runs, in the order asked for or newest first; taken as they are needed."""
     if selection.run_ids:
         for run_id in dict.fromkeys(selection.run_ids):
-            yield _get(client, run_id)
+            named = _get(client, run_id)
+            if not (selection.unscored_only and _is_scored(named)):
+                yield named
         return
     for run in search(client, experiment_ids(client, selection.experiment), selection.filter or ""):
-        tags = run.data.tags
-        has_rows = tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS
-        if has_rows and not (selection.unscored_only and names.SCORED_TAG in tags):
+        has_rows = run.data.tags.get(names.KIND_TAG) not in names.WITHOUT_ROWS
+        if has_rows and not (selection.unscored_only and _is_scored(run)):
             yield run
+
+
+def _is_scored(run: Run | MissingRun) -> bool:
+    return isinstance(run, Run) and names.SCORED_TAG in run.data.tags
 
 
 def search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterator[Run]:
@@ -166,6 +171,6 @@ def experiment_ids(client: MlflowClient, wanted: str | None = None) -> list[str]
         return found
     known = ", ".join(repr(e.name) for e in listed[:20])
     raise TrackingError(
-        f"no experiment has the name or id {shown(wanted)} in {masked(client.tracking_uri)}; there are "
-        f"{known}"
+        f"no experiment has the name or id {shown(wanted)} in {masked(client.tracking_uri)}; there "
+        f"are {known}"
     )
