@@ -165,10 +165,7 @@ def read_comparison(
 
 
 def _of_one_score(subjects: list[Subject], *, named: bool) -> tuple[list[Subject], list[str]]:
-    """The runs of the most common score where a search found them, and a sentence on the others.
-
-    Runs that were named are all kept: :func:`arrange` refuses them where they are of several.
-    """
+    """The runs of the most common score where a search found them, and a sentence on the others."""
     by_score: dict[Score, list[Subject]] = {}
     for subject in subjects:
         by_score.setdefault(subject.record.matrix.score, []).append(subject)
@@ -205,11 +202,7 @@ def _read_matrices(
     metrics: Sequence[Metric],
     read_files: bool | None,
 ) -> Iterator[tuple[StoredMatrix, Mapping[str, float], str | None]]:
-    """The matrix of each run, the metrics of its tests inside buckets, and why there are none.
-
-    Of a run that was scored, those metrics are taken as they were logged; others' tests are read.
-    A run without such tests has no metrics of them, and needs no reason.
-    """
+    """The matrix of each run, the metrics of its tests inside buckets, and why there are none."""
     for stored in read_matrices(client, runs, metrics=metrics, read_files=read_files):
         summary: Mapping[str, float] = {}
         problem = None
@@ -313,10 +306,7 @@ def write_comparison(
     params: Mapping[str, str] | None = None,
     grids: Mapping[str, str] | None = None,
 ) -> Run:
-    """Store a comparison in a run of its own, or in one that is there for it, which is left open.
-
-    *params* say how it was asked for; *grids* are files of sweeps that continue from here, by name.
-    """
+    """Store a comparison in a run of its own, or in one that is there, which is left open."""
     with tempfile.TemporaryDirectory(prefix="clear_mlflow_") as scratch:
         # Before any run is opened: what cannot be drawn leaves nothing half done.
         addresses = run_addresses(client.tracking_uri)

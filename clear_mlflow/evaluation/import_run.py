@@ -56,10 +56,7 @@ class ImportedRun:
 
 
 class Importer:
-    """Opens a run in one experiment for each matrix that it does not hold yet, or for *again* all.
-
-    An experiment of None is the one that the environment names, else MLflow's default.
-    """
+    """Opens a run in one experiment for each matrix that it does not hold yet (*again*: all)."""
 
     def __init__(
         self, client: MlflowClient, experiment: str | None, facts: ImportMetadata, *, again: bool
@@ -71,10 +68,7 @@ class Importer:
         self._again = again
 
     def take(self, imported: Imported, *, file: str, kind: str, run_name: str) -> ImportedRun:
-        """Store one run of a *file* of a *kind*, score it from what was stored, and close it.
-
-        A run that was opened and that the store does not take in full is closed as FAILED.
-        """
+        """Store one run of a *file* of a *kind*, score it from what was stored, and close it."""
         if (there := self._there.get(imported.digest)) is not None:
             matrix = imported.matrix
             return ImportedRun(*there, False, matrix.num_rows, matrix.num_buckets, 0)

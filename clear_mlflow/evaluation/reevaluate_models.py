@@ -43,11 +43,7 @@ def reevaluate_each(
 
 
 def reevaluate(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
-    """Test a run's stored models on a dataset, and score the rows that this gives.
-
-    The rows are those of a run of their own, a child of the one that was trained, so that both can
-    be scored, compared and distinguished as any other two runs.
-    """
+    """Test a run's stored models on a dataset, into a run below it, and score the rows of that."""
     # Imported here: scoring rows needs no torch.
     from clear_mlflow.learning.inference.reevaluation import Reevaluation
     from clear_mlflow.learning.prepare import prepare

@@ -1,15 +1,8 @@
 """A journal on local disk of what was measured, in order, until the store has taken it.
 
-Each run has a folder, and each entry is a numbered file in it, named by its path among the run's
-artifacts. ``unsent/RUN_ID`` contains, for example:
-
-- ``journal.json``: which run, of which store
-- ``00000001-accuracy_matrix+rows+row_000.json``
-- ``00000002-metrics.json``
-- ``end.json``: how the training ended
-
-An entry is there as a whole or not at all, and is on the disk before :meth:`Journal.append`
-returns. It is removed when the store has it.
+``unsent/RUN_ID`` has ``journal.json`` (which run, of which store), ``end.json`` (how it ended) and
+an entry a file, named by its path among the run's artifacts and by its number, for example
+``00000001-accuracy_matrix+rows+row_000.json``. An entry is there as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -99,11 +92,7 @@ class Journal:
 
     @classmethod
     def create(cls, folder: Path, run_id: str, tracking_uri: str) -> Journal:
-        """Open the journal of a run that trains here; its folder may be there already.
-
-        OSError: the folder cannot be written. TrackingError: another process holds it, or entries
-        of an earlier one wait in it.
-        """
+        """Open the journal of a run that trains here; OSError: it cannot be written."""
         is_new = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         journal = cls(folder, run_id)

@@ -24,10 +24,7 @@ StoredSteps = Mapping[str, frozenset[int]]
 
 
 def send_waiting(client: MlflowClient, run: Run, journal: Journal) -> Iterator[Entry]:
-    """Send what waits, in order; each entry that the store has taken is removed, and yielded.
-
-    RecordError: a row is damaged, or contradicts the one that is there.
-    """
+    """Send what waits, in order; each entry that the store has taken is removed, and yielded."""
     run_id = run.info.run_id
     entries = journal.entries()
     waiting = {(entry.artifact or "").removeprefix(f"{ROWS_FOLDER}/") for entry in entries}
@@ -91,10 +88,7 @@ def lacking(points: Iterable[Metric], there: StoredSteps) -> list[Metric]:
 
 
 def _checked_row(entry: Entry, run_id: str, there: Mapping[str, bytes]) -> dict[str, bytes]:
-    """File name to content of an entry that is a row, once it is sure that it is a whole one.
-
-    It contradicts none of *there*, the rows that the run holds by file name. Empty: it is no row.
-    """
+    """Name to content of an entry that is a row, which may contradict none of *there*."""
     folder, _, name = (entry.artifact or "").rpartition("/")
     if folder != ROWS_FOLDER or row_index(name) is None:
         return {}

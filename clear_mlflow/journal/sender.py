@@ -52,13 +52,7 @@ class UnsentError(TrackingError):
 
 
 class Sender:
-    """Writes what was measured to local disk, and sends it in order from one thread.
-
-    It is for one run, or for those of an ensemble. Nothing that was measured is lost on the way: a
-    file is on the disk when :meth:`append` returns. A store that is away is asked again after 1, 2,
-    4, ... 15 seconds. What it refuses for good (a file that is too large, a missing permission) is
-    set aside, and tried once more at the end: it holds nothing else up.
-    """
+    """Writes what was measured to local disk, and sends it in order from one thread."""
 
     def __init__(self, client: MlflowClient) -> None:
         self._client = client
@@ -110,10 +104,7 @@ class Sender:
         )
 
     def append(self, run_id: str, artifact: str, content: bytes) -> Entry:
-        """Write a file, by its path in the run's artifacts, to local disk; send it then.
-
-        TrackingError: no disk takes it. A row is then written to standard error.
-        """
+        """Write a file to local disk; a row that no disk takes goes to standard error."""
         while True:
             try:
                 return self._journals[run_id][-1].append(artifact, content)
@@ -134,10 +125,7 @@ class Sender:
         return entries
 
     def send(self, *items: Entry | Callable[[], None]) -> None:
-        """Send entries, or do something with the store, after all that was sent before.
-
-        What is done is done again for as long as it raises a TrackingError.
-        """
+        """Send entries, or do something (again while it raises), after all before."""
         with self._changed:
             self._queue.extend(items)
             self._changed.notify_all()
@@ -266,11 +254,7 @@ class Sender:
 
 
 def store_entry(client: MlflowClient, entry: Entry, hold: Hold) -> None:
-    """Store one entry, if this process holds its run (else LostRunError); it may be there already.
-
-    A row stays as it was stored first; any other file takes the place of the one before; a point of
-    a metric is the same entry of the store.
-    """
+    """Store one entry, which may be there already, where this process holds its run."""
     if entry.artifact is None:
         store_metrics(client, entry.run_id, entry.metrics(), hold)
         return

@@ -22,11 +22,7 @@ from clear_mlflow.store.heartbeat import holding
 
 
 class EnsembleRun:
-    """Keeps the record of members that train together.
-
-    Each member's run is what it would be alone. The parent holds the parameters, the dataset, means
-    over the members, and their curve, for they take each step together.
-    """
+    """Each member's run is what it would be alone; the parent holds means and the common curve."""
 
     def __init__(
         self, client: MlflowClient, run_id: str, config: TrainConfig, asked: Mapping[str, str]

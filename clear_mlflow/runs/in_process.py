@@ -19,10 +19,7 @@ from clear_mlflow.scoring.computed import Scores
 def train_in_process(
     client: MlflowClient, training: Training, asked: Mapping[str, str], run_id: str | None = None
 ) -> Scores:
-    """Train in this process, into a run that was opened for this, the active one, or a new one.
-
-    An active run is joined and left open; any other is closed, whatever happens.
-    """
+    """Train here, into a run that is there, the active one (left open), or a new one."""
     closed = _train(client, training, asked, run_id)
     if closed.scores is None:
         problem = closed.problem or TrackingError(str(closed.error))
@@ -37,10 +34,7 @@ def train_in_process(
 def train_ensemble_in_process(
     client: MlflowClient, training: Training, asked: Mapping[str, str]
 ) -> dict[int, Scores]:
-    """Train members together in this process; gives seed to scores.
-
-    An active run is joined as the one above them and left open.
-    """
+    """Train members together here, below the active run or a new one; seed to scores."""
     closed = _train(client, training, asked)
     if closed.error is not None:
         raise TrackingError(closed.error)

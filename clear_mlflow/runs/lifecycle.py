@@ -129,10 +129,7 @@ def open_run(
     rename: bool = False,
     system_metrics: bool | None = None,
 ) -> str:
-    """Start an MLflow run, or take up the one that the environment names; it is then active.
-
-    A name that a person gave a named run stays, unless *rename*. *check* refuses a named run.
-    """
+    """Start an MLflow run, or take up the environment's (its name stays, unless *rename*)."""
     named = MLFLOW_RUN_ID.get()
     monitor = MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING
     with mlflow_errors("open a run"):
@@ -223,10 +220,7 @@ def end(
     diverged: bool = False,
     check: Callable[[Run], object] | None = None,
 ) -> Run:
-    """Say why a run ended, set its status, and remove the tag that names its process.
-
-    Status None: it stays as it is. *check* refuses a run that this process may no longer end.
-    """
+    """Say why a run ended, set its status (None: it stays), forget its process."""
     with mlflow_errors(f"close run {run_id}"):
         if check is not None:
             check(client.get_run(run_id))
@@ -257,11 +251,7 @@ def close(
     *,
     ours: bool = True,
 ) -> RunResult:
-    """Score what a run holds and end it; members of an ensemble (seed to run) come first.
-
-    If the store is away, how the run ended is written to local disk for ``clear-mlflow sync``. A
-    run of the user's own (not *ours*) is left open.
-    """
+    """Score what a run holds and end it, members first (seed to run); *ours* False: left open."""
     if result.is_lost:
         _forget(run_id)
         return result
@@ -292,10 +282,7 @@ def close(
 
 
 def close_project_run(result: RunResult, run_id: str | None = None) -> RunResult:
-    """Close the run that ``mlflow run`` opened for what was done in another one, or did not begin.
-
-    Without the run's id, it is the one of the environment, and it is closed only after a signal.
-    """
+    """Close the run that ``mlflow run`` opened for what was done elsewhere, or did not begin."""
     named = run_id or (MLFLOW_RUN_ID.get() if result.status == "KILLED" else None)
     if named:
         with suppress(ClearError), mlflow_errors(f"close run {named}"):
@@ -308,10 +295,7 @@ def close_project_run(result: RunResult, run_id: str | None = None) -> RunResult
 
 
 def summarize_members(client: MlflowClient, run_id: str, scores: Mapping[int, Scores]) -> None:
-    """Log the mean and the standard deviation (of a sample) of every metric of all members.
-
-    A metric that is not defined for one of them is left out: a mean over some would not say so.
-    """
+    """Log mean and sample deviation of each metric that is defined for all members."""
     if not scores or any(of_member.record is None for of_member in scores.values()):
         return
     now = get_current_time_millis()

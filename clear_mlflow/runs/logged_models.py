@@ -38,10 +38,7 @@ _READY: Literal["READY"] = "READY"
 
 
 def log_models(client: MlflowClient, run: Run, scores: Scores) -> int:
-    """Make models of the weights that a run stored and that are none yet; how many were made.
-
-    The accuracies of *scores*, which are of its rows, are linked to them.
-    """
+    """Make models of a run's weights that are none yet, with its accuracies; how many were made."""
     asked = run.data.params.get("log_models", NONE)
     # A configuration file may have another value than the one that "mlflow run" logged.
     if run.data.params.get("used/log_models", asked) == NONE or scores.record is None:

@@ -97,11 +97,7 @@ class ResumePoint:
         return _resumes(self.run) + 1
 
     def stored(self, row: AccuracyRow) -> AccuracyRow | None:
-        """The row that is stored in the place of one that was measured (again); it stays.
-
-        Its counts may be others: a device that does not repeat its arithmetic to the last digit
-        trains another model of the same worth from the same state. Other test images are refused.
-        """
+        """The stored row in the place of one measured again; other test images are refused."""
         record = self.records.get(row.row)
         if record is None:
             return None
@@ -126,10 +122,7 @@ def holds_rows(client: MlflowClient, run_id: str) -> bool:
 def read_resume_point(
     client: MlflowClient, run_id: str, folder: Path, *, assume_dead: bool = False
 ) -> ResumePoint:
-    """Send what waits here, and read what training resumes from; TrackingError: it cannot be.
-
-    *folder* takes files that are needed until training resumes.
-    """
+    """Send what waits here, and read what training resumes from; *folder* takes fetched files."""
     run = _run(client, run_id, assume_dead)
     config = _config_of(client, run)
     _send_what_waits(client, run)
@@ -261,11 +254,7 @@ def data_of(facts: StreamMetadata) -> dict[str, Any]:
 
 
 def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = False) -> None:
-    """Take a run over, and make it MLflow's active one; of several processes, one can.
-
-    A parameter that MLflow lets nobody write again decides between those that begin at once. Of
-    any others, the one whose token is in the run holds it; the rest store nothing more in it.
-    """
+    """Take a run over, and make it MLflow's active one; of several processes, one can."""
     run_id = point.run.info.run_id
     with mlflow_errors(f"take over run {run_id}"):
         run = client.get_run(run_id)
@@ -274,6 +263,7 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
         if len(claims) > _resumes(run) and begins_now(claims[-1]):
             raise _taken(run_id)  # it has not said yet that it trains
         number = len(claims) + 1
+        # Of those that begin at once, one can write it: MLflow lets nobody write it again.
         try:
             client.log_param(run_id, f"{_CLAIM}{number}", heartbeat())
         except MlflowException as error:

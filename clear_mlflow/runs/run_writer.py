@@ -54,12 +54,7 @@ class RunMetadata:
 
 
 class RunWriter:
-    """Writes rows, metrics, curves and files into one run: to local disk first, then to the store.
-
-    A row is on local disk before :meth:`write_row` returns, so before the next bucket starts; and
-    in the store, too, unless the store is away. With each heartbeat the newest row is drawn. A
-    writer below another one, of an ensemble's member, shares its sender and its heartbeat.
-    """
+    """Writes into one run: to local disk first, then to the store, by the sender of *above*."""
 
     def __init__(
         self,
@@ -163,12 +158,7 @@ class RunWriter:
         curve: Iterable[CurvePoint] = (),
         first: Callable[[], None] | None = None,
     ) -> None:
-        """Write a row, now; its metrics follow by themselves.
-
-        What the store does not take within seconds waits on local disk, and training continues.
-        *files* is what the row was counted from; *first* stores what has to be there before it.
-        TrackingError: no disk takes it, either; the row is written to standard error.
-        """
+        """Write a row, now, then *files* it was counted from; *first* stores what precedes it."""
         row = record.row
         # On the disk before all else; in the store behind what it has to follow.
         name = f"{ROWS_FOLDER}/{row_file_name(row.row)}"
@@ -258,10 +248,7 @@ class RunWriter:
         self._curve += lacking(metrics, self.steps_there)
 
     def _append_points(self, others: Sequence[Metric] = ()) -> list[Entry]:
-        """Put the curve that waits on local disk, with other points; give what is to be sent.
-
-        Where the disk takes nothing, the curve waits on, and the others follow from rows.
-        """
+        """Put the curve that waits on local disk, with other points; give what is to be sent."""
         metrics = [*others, *self._curve]
         entries = self.sender.append_metrics(self.run_id, metrics) if metrics else []
         if entries is None:
@@ -270,10 +257,7 @@ class RunWriter:
         return entries
 
     def _in_order(self, metrics: Sequence[Metric], row: int) -> list[Metric]:
-        """A row's points as they are sent: behind all summary metrics the accuracies on buckets.
-
-        MLflow's page of a run lists metrics in the order in which their first points came.
-        """
+        """A row's points as MLflow's page lists them: those of buckets behind all others."""
         sent: list[Metric] = []
         for metric in metrics:
             of_bucket = names.is_of_bucket(metric.key)

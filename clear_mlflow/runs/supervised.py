@@ -49,12 +49,7 @@ def train_supervised(
     *,
     name: str | None = None,
 ) -> RunResult:
-    """Have a child process train, and close the record however that ends.
-
-    This is the post-run hook, too, for which MLflow has no plugin point: the rows are read back and
-    scored, and the run is given the status that is true. *process* is ended here; *signals* are
-    entered already, so that none is missed.
-    """
+    """Have a child process train, and close the record however that ends; *signals* are entered."""
     peers = PeerProcesses(place)
     with process:
         signals.hand_to(partial(_stop, peers, process))
@@ -83,10 +78,7 @@ def resume_supervised(
     *,
     assume_dead: bool = False,
 ) -> RunResult:
-    """Resume a run that was interrupted, and close its record as :func:`train_supervised` does.
-
-    What is wrong with the run, *given* or the dataset is reported before the run is changed.
-    """
+    """Resume a run that was interrupted, and close its record; what is wrong is reported first."""
     try:
         client = preflight(opens_run=False)
         beside = _describe_resume(client, run_id)
@@ -99,10 +91,7 @@ def resume_supervised(
 def train_into(
     asked: Mapping[str, str], run_id: str, experiment_id: str, tracking_uri: str
 ) -> tuple[int, str | None, bool]:
-    """Train into a run of a sweep that is there, as a worker of a cluster, in its main thread.
-
-    Gives the exit code, one line of what went wrong, and whether it was killed by accident.
-    """
+    """Train into a run of a sweep, as a cluster's worker: exit code, error, was it killed."""
     use_store(tracking_uri)
     os.environ.pop("MLFLOW_EXPERIMENT_NAME", None)
     os.environ |= {"MLFLOW_RUN_ID": run_id, "MLFLOW_EXPERIMENT_ID": experiment_id}

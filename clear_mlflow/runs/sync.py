@@ -69,11 +69,7 @@ def find_journals(folder: Path | None) -> list[Path]:
 
 
 def sync_each(folders: Sequence[Path]) -> Iterator[Synced]:
-    """Send what waits in journals, run by run, and close each run as its training ended.
-
-    What was sent already is sent again to no effect. A store that stops answering leaves the rest
-    where it is, for the next time.
-    """
+    """Send what waits in journals, run by run, and close each run as its training ended."""
     early = []
     for folder in folders:
         synced = _sync_one(folder)
@@ -148,13 +144,10 @@ def _members(client: MlflowClient, run: Run) -> dict[int, Scores] | None:
 
 
 def _client_of(origin: Origin, folder: Path) -> MlflowClient:
-    """The store that a journal is sent to: that of the environment, else the one that it names.
-
-    A run's id is unique in all stores, so no other run is found by accident. A journal that lies
-    elsewhere than this user's own may come from anyone: credentials would be sent where it says.
-    """
+    """The store of the environment, else, of this user's own journals, the one that they name."""
     if named := MLFLOW_TRACKING_URI.get():
         return MlflowClient(named)
+    # One that lies elsewhere may be of anyone: credentials would be sent where it says.
     uri = origin.tracking_uri
     if origin.password or folder.absolute() not in journal_places(folder.name):
         why = "needs credentials" if origin.password else "is named by its journal alone"

@@ -45,11 +45,7 @@ from clear_mlflow.store.states import Manifest, remove_states, store_state
 
 
 class TrainingRun:
-    """Keeps the record of one training, and what it can be resumed from.
-
-    *config* are the parameters in force, *asked* those that the user gave, as text; *above* is the
-    run above this one, of an ensemble.
-    """
+    """Keeps the record of one training, and what it can be resumed from."""
 
     member_ids: Mapping[int, str] | None = None  # seed to run, of an ensemble alone
 
@@ -249,11 +245,7 @@ class TrainingRun:
         )
 
     def _state_storer(self, measured: MeasuredRow, record: RowRecord) -> Callable[[], None] | None:
-        """What stores the state after a row, before the row: so no row is ever trained twice.
-
-        A state that the store does not take is dropped: the one before it stays, and the same rows
-        follow from that one. No state is kept on local disk: a large model would fill it.
-        """
+        """What stores the state after a row, before the row: so no row is ever trained twice."""
         if measured.no_state is not None and not self._warned_of_no_state:
             self._warned_of_no_state = True
             warn(f"run {self.run_id} could not be resumed from here: {measured.no_state}")

@@ -114,11 +114,7 @@ def _unless_logged(
     read: Callable[[], Beside],
     thorough: bool,
 ) -> Beside:
-    """What *read* gives of a run whose tag *is_there* says that there is something.
-
-    A run that was scored by the same definitions, as its tag *scored* says, is asked for nothing
-    unless *thorough*: what its metrics show is the summary.
-    """
+    """What *read* gives; of what was scored, unless *thorough*, what the run's metrics show."""
     tags, logged = run.data.tags, run.data.metrics
     if is_there not in tags:
         return Beside()

@@ -153,10 +153,7 @@ def compute(
 
 
 def _times(records: Mapping[str, RowRecord], num_rows: int) -> dict[int, int]:
-    """When each step was measured, in milliseconds since the epoch.
-
-    A step whose own row is missing may still define a metric: it has the time of the row before.
-    """
+    """When each step was measured, in ms since the epoch; one without a row, as the one before."""
     written = {record.row.row: milliseconds(record.written_at) for record in records.values()}
     times = {}
     time = min(written.values())

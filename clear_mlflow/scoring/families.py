@@ -14,10 +14,7 @@ from clear_mlflow.store import names
 
 
 def logged_families(tags: Mapping[str, str]) -> tuple[str, ...]:
-    """The families that a run logs, in order.
-
-    A later version of this program may have written families that this one does not know.
-    """
+    """The families that a run logs, in order; some may be of a later version of this program."""
     text = tags.get(names.METRICS_TAG)
     return DEFAULT_FAMILIES if text is None else tuple(dict.fromkeys(text.split(",")))
 

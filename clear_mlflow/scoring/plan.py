@@ -101,11 +101,7 @@ def plan(client: MlflowClient, run: Run, scores: Scores, *, thorough: bool = Fal
 
 
 def write_scores(client: MlflowClient, scores: Scores) -> None:
-    """Write what :func:`plan` found lacking: reports, tables, page, metrics, and the tags.
-
-    The tags come last, in a call of their own: a run is called scored only when all the rest is
-    stored.
-    """
+    """Write what :func:`plan` found lacking; the tags last: then a run is called scored."""
     plan, run_id = scores.plan, scores.run_id
     with mlflow_errors(f"log the scores of run {run_id}"):
         if plan.reports and scores.record is not None:
@@ -196,12 +192,7 @@ def _lost(client: MlflowClient, run: Run, scores: Scores) -> frozenset[str]:
 
 
 def _table(record: Record) -> str:
-    """The matrix as a table that MLflow's evaluation view compares across runs.
-
-    That view groups by the first column and sets the second one of all runs side by side: so these
-    are what was trained through, and its row in one text. The cells follow, accuracies in %, a
-    column a bucket.
-    """
+    """The matrix as a table; MLflow's evaluation view sets its second column side by side."""
     score = record.matrix.score
     rows = [
         [

@@ -22,10 +22,7 @@ from clear_mlflow.store.rows import lost_rows_error
 
 
 def read_scores(client: MlflowClient, run: Run, scoring: Scoring | None = None) -> Scores:
-    """Read a run's rows, compute what they define, and plan what its store lacks.
-
-    Nothing is written. A RecordError where a row is damaged or rows contradict each other.
-    """
+    """Read a run's rows, compute what they define, and plan what its store lacks."""
     scoring = scoring or Scoring()
     rows = stored_rows_of(client, run, read_files=scoring.thorough or None)
     if not rows.records:

@@ -35,11 +35,7 @@ class Point(NamedTuple):
 
 
 def bucket_metric_names(buckets: Sequence[str], begin: str = names.BUCKET_SERIES) -> list[str]:
-    """``test_accuracy/bucket_03`` for each bucket, in characters that MLflow takes, all different.
-
-    Numeric keys are padded, so that the UI's alphabetical order is the stream's order. *begin* as
-    :func:`~clear_mlflow.store.names.bucket_series` gives it.
-    """
+    """``test_accuracy/bucket_03`` for each bucket, in MLflow's characters, all different."""
     width = max([2, *(len(key) for key in buckets if key.isdecimal())])
     found: dict[str, None] = {}
     for position, key in enumerate(buckets):

@@ -73,11 +73,7 @@ def log_bytes(client: MlflowClient, run_id: str, content: bytes, artifact: str) 
 
 
 def log_durably(client: MlflowClient, run_id: str, content: bytes, artifact: str) -> None:
-    """Store bytes that nothing could replace; they survive a power cut once this returns.
-
-    MLflow does not flush the artifacts that it writes to this machine's disks (mlflow 3.17), so
-    here it does not write them. What a server or a remote store does with them is theirs.
-    """
+    """Store bytes that survive a power cut: MLflow does not flush what it writes to local disks."""
     root = _local_root(client, run_id)
     if root is None:
         log_bytes(client, run_id, content, artifact)

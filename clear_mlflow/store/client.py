@@ -33,11 +33,7 @@ DEFAULT_EXPERIMENT_ID = "0"
 
 
 def bound_retries() -> None:
-    """Let a call to a dead server fail within seconds, unless the user's environment says else.
-
-    MLflow's own defaults (7 retries, doubling pauses, 120 s each) block every call for four
-    minutes or more.
-    """
+    """Let a call to a dead server fail within seconds (MLflow: minutes), unless a user chose."""
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_MAX_RETRIES.name, "3")
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR.name, "1")
     os.environ.setdefault(MLFLOW_HTTP_REQUEST_TIMEOUT.name, "30")
@@ -46,10 +42,7 @@ def bound_retries() -> None:
 
 
 def quiet_mlflow() -> None:
-    """Keep MLflow's remarks on its own business (migrations, monitors, bars) off the terminal.
-
-    Its link to each run, too: it quotes the server's address, with the credentials in it.
-    """
+    """Keep MLflow's remarks off the terminal; its link to a run quotes the server's credentials."""
     os.environ.setdefault(MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT.name, "true")
     os.environ.setdefault(MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.name, "false")
     for name in ("mlflow", "alembic"):
@@ -90,11 +83,7 @@ def is_server(tracking_uri: str) -> bool:
 
 
 def absolute_store(tracking_uri: str) -> str:
-    """A tracking URI that means the same store in every folder.
-
-    >>> absolute_store("http://127.0.0.1:5000")
-    'http://127.0.0.1:5000'
-    """
+    """A tracking URI that means the same store in every folder."""
     scheme, separator, path = tracking_uri.partition(":///")
     if scheme.partition("+")[0] != "sqlite" or not separator or path.startswith("/") or not path:
         return tracking_uri
@@ -109,10 +98,7 @@ def use_store(tracking_uri: str) -> None:
 
 
 def preflight(*, opens_run: bool = True, experiment: str | None = None) -> MlflowClient:
-    """Connect to the tracking store and check that a run with artifacts can be kept there.
-
-    Of a store whose runs are read and scored alone (*opens_run* is False), less is asked.
-    """
+    """Connect to the tracking store; with *opens_run*, check that it keeps a run with artifacts."""
     with mlflow_errors("read experiments"), one_opens_at_a_time(mlflow.get_tracking_uri()):
         client = MlflowClient()
         client.search_experiments(max_results=1)

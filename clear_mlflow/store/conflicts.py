@@ -40,13 +40,9 @@ def retry_on_conflict(make: Callable[[], _Made]) -> _Made:
 
 @contextmanager
 def one_opens_at_a_time(tracking_uri: str) -> Iterator[None]:
-    """Hold a lock while a store's sqlite database is opened; a new one is set up first.
-
-    MLflow sets up a new database, and upgrades one of an older version, in the first call of each
-    process. Of several processes that do so at the same moment, all but one fail, and a process
-    that is killed meanwhile leaves a database that no later one can open (mlflow 3.17). So a new
-    database is set up under another name, and appears as a whole.
-    """
+    """Hold a lock while a store's sqlite database is opened; a new one is set up first."""
+    # MLflow sets a new database up in the first call of each process: of several at once all but
+    # one fail, and one that is killed leaves what no later one can open (mlflow 3.17).
     database = sqlite_file(tracking_uri)
     if database is None:
         yield
@@ -114,11 +110,8 @@ def _set_up(database: Path) -> None:
 
 
 def _wait_until_set_up(database: Path) -> None:
-    """Wait for a program that takes no lock, such as MLflow's server, to set up a database.
-
-    MLflow writes the experiment Default last. A database without it that nobody writes to is left
-    to MLflow to judge.
-    """
+    """Wait for a program that takes no lock, such as MLflow's server, to set up a database."""
+    # MLflow writes the experiment Default last.
     written, since = 0, time.monotonic()
     while not _has_an_experiment(database):
         if written != (written := database.stat().st_mtime_ns):

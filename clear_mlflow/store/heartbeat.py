@@ -123,11 +123,7 @@ def trains_now(client: MlflowClient, run: Run) -> bool:
 
 
 def is_abandoned(client: MlflowClient, run: Run) -> bool:
-    """Whether a run is RUNNING in MLflow while the process that trained it is gone.
-
-    A run without our heartbeat is not ours, and is never called abandoned. A heartbeat of another
-    machine that seems to be old is watched for a minute before the run is called abandoned.
-    """
+    """Whether a run is RUNNING in MLflow while the process of ours that trained it is gone."""
     if not seems_abandoned(run):
         return False
     found = _trainer(run)
@@ -218,11 +214,7 @@ class _Heartbeat:
 
 
 def _trainer(run: Run) -> _Heartbeat | None:
-    """What is known of the process that trains into a run; None where none of ours does.
-
-    The last heartbeat, unless another process has taken the run since: a late beat of the one that
-    has lost it is no sign of life of the one that holds it.
-    """
+    """The last heartbeat, or its holder's where another process has taken the run since."""
     tags = run.data.tags
     found, holder = _read(tags.get(names.PROCESS_TAG)), _read(tags.get(names.HOLDER_TAG))
     if found is None or holder is None or holder.token == found.token:
@@ -291,11 +283,7 @@ def _token(pid: int) -> str:
 
 
 def _started(pid: int) -> float:
-    """When a process that lives on this machine started; ProcessLookupError of any other number.
-
-    In ticks since the machine's start, which no clock that is set moves; without /proc in seconds
-    since 1970.
-    """
+    """When a process that lives here started: in ticks, which no clock that is set moves."""
     try:
         if (_PROC / "stat").exists():
             # The name of the program, in parentheses, may hold anything.

@@ -178,37 +178,21 @@ def dataset_digest(digest: str) -> str:
 
 
 def bucket_series(score: str = "accuracy") -> str:
-    """What the names of a run's numbers per bucket begin with.
-
-    >>> bucket_series(), bucket_series("rmse")
-    ('test_accuracy/bucket_', 'test_rmse/bucket_')
-    """
+    """What the names of a run's numbers per bucket begin with: "test_accuracy/bucket_"."""
     return f"test_{score}/bucket_"
 
 
 def is_of_bucket(metric: str) -> bool:
-    """Whether a metric is the series of one bucket, of accuracies or of another score.
-
-    >>> is_of_bucket("test_rmse/bucket_01"), is_of_bucket("clear/accuracy")
-    (True, False)
-    """
+    """Whether a metric is the series of one bucket, of accuracies or of another score."""
     return _ANY_BUCKET_SERIES.match(metric) is not None
 
 
 def model_file_name(row: int) -> str:
-    """The name of the file of the weights that gave a row.
-
-    >>> model_file_name(4)
-    'after_004.safetensors'
-    """
+    """The file of the weights that gave a row: "after_004.safetensors"."""
     return f"after_{row:03d}.safetensors"
 
 
 def row_of_weights(name: str) -> int | None:
-    """The row of a file of weights, or of a training state; None: it is no such file.
-
-    >>> row_of_weights("after_004.safetensors"), row_of_weights("after_4.safetensors")
-    (4, None)
-    """
+    """The row of a file of weights, or of a training state; None: it is no such file."""
     match = re.fullmatch(r"after_([0-9]{3,9})\.safetensors", name)
     return int(match[1]) if match and model_file_name(int(match[1])) == name else None

@@ -19,11 +19,7 @@ _AHEAD = 4
 def mapped(
     function: Callable[[_Item], _Result], items: Iterable[_Item], jobs: int
 ) -> Iterator[_Result]:
-    """``map(function, items)``, with *jobs* threads that work ahead; with 1, the caller's does it.
-
-    Items are taken one by one as there is room, so an endless listing takes no more memory than a
-    short one. Whoever stops taking results waits for nothing.
-    """
+    """``map`` with *jobs* threads that work ahead a little; with 1, the caller's does it."""
     if jobs == 1:
         yield from map(function, items)
         return

@@ -31,10 +31,7 @@ class RowConflictError(TrackingError):
 
 
 def put_row(client: MlflowClient, run: Run, name: str, content: bytes) -> None:
-    """Store a row's file, unless the row is stored; one that is damaged is replaced.
-
-    A RowConflictError where it is stored with other numbers; it stays as it is.
-    """
+    """Store a row's file, unless the row is stored (RowConflictError: with other numbers)."""
     run_id = run.info.run_id
     with mlflow_errors(f"store {name} of run {run_id}"):
         try:
@@ -87,11 +84,7 @@ def refuse_foreign_rows(client: MlflowClient, run: Run) -> None:
 def read_row_files(
     client: MlflowClient, run: Run, *, waiting: Collection[str] | None = ()
 ) -> dict[str, bytes]:
-    """The content of every row file of a run, in row order; empty where it holds none.
-
-    *waiting* are about to be stored, and may be absent (None: any may be). A RecordError as of
-    :func:`row_sizes`.
-    """
+    """Every row file of a run, in row order; *waiting* ones may be absent (None: any may be)."""
     rows, files = ArtifactFolder(client, run, ROWS_FOLDER), {}
     with mlflow_errors(f"list the rows of run {run.info.run_id}"):
         names = _checked(rows.sizes())
@@ -124,11 +117,7 @@ def lost_rows_error(run: Run, what: str) -> RecordError:
 
 
 def _refuse_lost_rows(run: Run, found: Collection[str]) -> None:
-    """Refuse an artifact folder that is empty, or lacks rows, where the run says otherwise.
-
-    No row file means that nothing was measured yet, except where the tracking store knows better:
-    tags that a scoring wrote, or the points of a row, which are sent behind its file.
-    """
+    """Refuse an artifact folder that lacks rows of which the tracking store knows."""
     tags = run.data.tags
     tagged = tagged_rows(run.info.run_id, tags.get(MATRIX_TAG))
     if lost := sorted(tagged - set(found)):

@@ -64,11 +64,8 @@ def _is_scored(run: Run | MissingRun) -> bool:
 
 
 def search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterator[Run]:
-    """All active runs of experiments that MLflow's search finds, newest first.
-
-    Pages are asked for by start time, because MLflow's own count from the newest run and shift with
-    each change; those are used only where one millisecond has more runs than a page.
-    """
+    """All active runs of experiments that MLflow's search finds, newest first."""
+    # Pages of MLflow's own count from the newest run, and shift with each that is opened.
     since: int | None = None
     token: str | None = None
     at_since: set[str] = set()  # runs that were given already and that a next page may hold
@@ -97,10 +94,7 @@ def search(client: MlflowClient, experiments: list[str], wanted: str) -> Iterato
 
 
 def run_of_project(client: MlflowClient, entry_point: str) -> Run | None:
-    """The run that ``mlflow run -e ENTRY_POINT`` opened for this process, if it did.
-
-    A run that a user's own environment names is another: it may be one that trains.
-    """
+    """The run that ``mlflow run -e ENTRY_POINT`` opened for this process, if it did."""
     run_id = MLFLOW_RUN_ID.get()
     if not run_id:
         return None
@@ -120,10 +114,7 @@ def mark_run_of_project(client: MlflowClient, kind: str) -> str | None:
 
 
 def experiment_for(client: MlflowClient, wanted: str | None = None) -> str:
-    """The id of the experiment to open runs in, by name, which is made where it is absent.
-
-    None: the one that the environment names, else MLflow's default.
-    """
+    """The id of the experiment to open runs in, made where absent; None: the environment's."""
     name = wanted or MLFLOW_EXPERIMENT_NAME.get()
     if not name:
         return str(MLFLOW_EXPERIMENT_ID.get() or DEFAULT_EXPERIMENT_ID)

@@ -1,8 +1,7 @@
 """What a training resumes from, as artifacts of its run: two files after each row.
 
-The state itself is stored first, then a manifest that contains its size and hash. A state whose
-manifest is not there, or does not match it, was cut off and does not count. The state of the row
-before stays until both files of the next one are stored.
+The state is stored first, then a manifest with its size and hash: what has no manifest, or does not
+match it, was cut off. The state of the row before stays until both files of the next one are there.
 """
 
 from __future__ import annotations
@@ -106,10 +105,7 @@ def stored_states(client: MlflowClient, run: Run) -> tuple[int, ...]:
 def read_newest_state(
     client: MlflowClient, run: Run, folder: Path
 ) -> tuple[StoredState | None, list[str]]:
-    """The newest state that is whole, if any, and what is wrong with each newer one.
-
-    It is brought into *folder* where it lies elsewhere, for as long as it is needed.
-    """
+    """The newest whole state, brought into *folder*, and what is wrong with each newer one."""
     states = ArtifactFolder(client, run, names.STATE_FOLDER)
     sizes = _listed(run, states)
     problems: list[str] = []

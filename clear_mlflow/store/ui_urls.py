@@ -215,10 +215,7 @@ def _chart(number: int, section: str, shown: Mapping[str, object]) -> dict[str, 
 
 
 def page_of_target(client: MlflowClient, target: str | None) -> str:
-    """The address, below that of the server, of a run or an experiment, by its id or name.
-
-    None: the experiment whose run of ours is the newest.
-    """
+    """The address, below the server's, of a run or experiment; None: of the newest run's."""
     if target is None:
         return _leaderboard(client, _newest(client))
     with mlflow_errors(f"look for {shown(target)}"):
@@ -260,11 +257,7 @@ def _leaderboard(client: MlflowClient, experiment: Experiment) -> str:
 
 
 def _keep_prepared_view(client: MlflowClient, experiment: Experiment) -> None:
-    """Keep the view in a tag of its own, beside views of the user's own.
-
-    It is renewed where the runs are of another score than before. One that a person changed stays
-    as it is.
-    """
+    """Keep the view in a tag of its own, up to date; one that a person changed stays."""
     state = prepared_view(_score_of_runs(client, experiment.experiment_id))
     held, ours = (experiment.tags.get(tag) for tag in (VIEW_TAG, VIEW_DIGEST_TAG))
     if held not in (None, state) and ours not in (None, _digest(held or "")):

@@ -100,11 +100,7 @@ def digest_of(content: Any) -> str:
 
 
 def _content(node: Any, seen: set[int]) -> Any:
-    """The content of YAML's nodes: texts, lists and mappings, and nothing else.
-
-    An alias is the same node at a second place. A few lines of aliases within aliases
-    can expand to more than any memory holds, so none is taken.
-    """
+    """The content of YAML's nodes: texts, lists and mappings, no alias, no name twice."""
     where = f"line {node.start_mark.line + 1}"
     if id(node) in seen:
         raise ConfigError(f"{where} is an alias (*); write it out")

@@ -27,10 +27,7 @@ def next_grids(comparison: Comparison) -> dict[str, str]:
 
 
 def _more_seeds(comparison: Comparison) -> str | None:
-    """A sweep's file that trains the seeds that undecided verdicts ask for; None: none does.
-
-    A group whose parameters are not known (imported runs, a loop of one's own) is not in it.
-    """
+    """A sweep's file that trains the seeds that undecided verdicts ask for; None: none does."""
     needed: Counter[int] = Counter()
     for verdict in comparison.verdicts:
         if verdict.more_seeds is not None:
@@ -51,10 +48,7 @@ def _more_seeds(comparison: Comparison) -> str | None:
 
 
 def _chosen(comparison: Comparison) -> str | None:
-    """A sweep's file that trains the best of each method on all training images, and tests it.
-
-    None where not all runs were measured on validation images, or no group's parameters are known.
-    """
+    """A sweep's file that tests the best of each method, where all were validated; else None."""
     entries = []
     for best, *_ in methods(comparison) if comparison.is_validation else ():
         parameters = _parameters_of(best) if comparison.ranked_by in best.metrics else None
@@ -78,10 +72,7 @@ def _grid(head: str, entries: Sequence[Mapping[str, object]]) -> str | None:
 
 
 def _parameters_of(group: Group) -> dict[str, str] | None:
-    """What all runs of a group were trained with, but for the seed; defaults are left out.
-
-    None where it is not known, or not the same in all.
-    """
+    """What all runs of a group were trained with, but for seed and defaults; None: not known."""
     found = {tuple(_parameters(member.params).items()) for member in group.members}
     if len(found) != 1:
         return None

@@ -99,10 +99,7 @@ class Sweep:
     name: str | None = None  # of the run above them; made of the grid when not given
 
     def over(self, client: MlflowClient, experiment_id: str, engine: Engine) -> SweepResult:
-        """Do all runs that are not done, by an engine that was entered, and compare them all.
-
-        TrackingError: the store does not answer, or another process works on this sweep.
-        """
+        """Do all runs that are not done, by an engine that was entered, and compare them all."""
         uri = absolute_store(client.tracking_uri)
         engine.check_store(uri)
         found = find_runs(client, experiment_id, self.grid)
@@ -198,10 +195,7 @@ class _Work:
             return replace(result, problems=(f"the runs were not compared: {error}",))
 
     def _members(self, run: SweptRun) -> list[str]:
-        """The runs with rows of one that has a result: itself, or the members of an ensemble.
-
-        One that ended because it diverged has: it is a result of its method.
-        """
+        """The runs with rows of one that has a result: itself, or the members of an ensemble."""
         if run.run_id is None or run.state not in (DONE, DONE_BEFORE, FAILED):
             return []
         with mlflow_errors(f"read run {run.run_id}"):
@@ -236,12 +230,7 @@ class _Work:
         self.sweep.on_run(self.runs[place])
 
     def _take_up(self, planned: PlannedRun) -> tuple[str, str | None]:
-        """A run to train into, and what there is to say of that.
-
-        A try that was interrupted is resumed: its worker finds rows in the run that it is to
-        train into, and resumes it. All other tries go to MLflow's trash as soon as there is a run
-        for the same: every run of a sweep is there once.
-        """
+        """A run to train into, an interrupted one or a new one, and a note on that."""
         tags = {
             MLFLOW_PARENT_RUN_ID: self.above,
             names.SWEEP_RUN_TAG: planned.fingerprint,
@@ -266,11 +255,7 @@ class _Work:
         return run_id, note
 
     def _find_interrupted(self, tries: list[Run]) -> tuple[Run | None, str | None]:
-        """The try to resume, or why the one that measured something cannot be.
-
-        What failed by itself is not resumed: its cause may have been mended since, and its rows may
-        come from it.
-        """
+        """The try to resume, or why the one that measured something cannot be."""
         note = None
         for run in sorted(tries, key=lambda run: run.info.start_time, reverse=True):
             run_id = str(run.info.run_id)
@@ -374,20 +359,13 @@ def is_done(run: Run) -> bool:
 
 
 def experiment_of_environment(client: MlflowClient) -> str:
-    """The experiment of the run that MLflow opened for this process, else that of the environment.
-
-    It is made where it is absent.
-    """
+    """The experiment of the run that MLflow opened for this process, else the environment's."""
     own = run_of_project(client, names.KIND_SWEEP)
     return experiment_for(client) if own is None else str(own.info.experiment_id)
 
 
 def _fingerprint_of_run(run: Run) -> str:
-    """Of the parameters that a run was trained with; of one that had not begun, of those planned.
-
-    The run's own parameters are read rather than the tag: they stay true where a later version of
-    this program has more parameters, or other defaults.
-    """
+    """Of the parameters that a run was trained with; of one that had not begun, the tag."""
     if parameters := logged_parameters(run.data.params):
         with suppress(ConfigError):
             return fingerprint(TrainConfig.resolve(parameters))
