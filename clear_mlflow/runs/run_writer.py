@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
@@ -83,15 +81,13 @@ class RunWriter:
         self._loaded, self._over = threading.Event(), threading.Event()
         # A call that hangs must not keep the process: nothing here is needed.
         self._heart = threading.Thread(target=self._live, name="clear_mlflow heart", daemon=True)
-        self._modules: tuple[str, ...] = ()
 
-    def open(self, run: Run, modules: tuple[str, ...] = ()) -> None:
-        """Open the run's journal and begin to send; load modules that the run's end needs."""
+    def open(self, run: Run) -> None:
+        """Open the run's journal and begin to send; load what draws at the run's end."""
         self._patience = exit_patience()
         self._run_name = run.info.run_name or self.run_id
         self.sender.open(self.run_id)
         if self._above is None:
-            self._modules = modules
             self.sender.start()
             self._heart.start()
 
@@ -274,14 +270,10 @@ class RunWriter:
             self.client.set_tag(self.run_id, names.ROWS_TAG, "partial")
 
     def _live(self) -> None:
-        """Load what the end needs, before anyone upgrades packages under the run; then beat."""
+        """Load what the end needs, beside the first bucket; then beat."""
         try:
             load_drawing()
             load_run_page()
-            for module in self._modules:
-                importlib.import_module(module)
-            with suppress(ImportError):  # what MLflow loads when it lists artifacts
-                importlib.import_module("mlflow.utils.search_logged_model_utils")
         except Exception as error:
             warn(f"pictures may be left out: {error}")
         finally:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 from mlflow.entities import Param, Run
-from mlflow.utils.mlflow_tags import MLFLOW_PROJECT_ENTRY_POINT
+from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT, MLFLOW_PROJECT_ENTRY_POINT
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER, AnytimeRow, anytime_file_name
 from clear_mlflow.core.errors import TrackingError
@@ -42,6 +42,8 @@ from clear_mlflow.store.client import log_tags, mlflow_errors
 from clear_mlflow.store.heartbeat import LostRunError
 from clear_mlflow.store.rows import refuse_foreign_rows
 from clear_mlflow.store.states import Manifest, remove_states, store_state
+
+_CHECKOUT = Path(__file__).parents[2]  # of this program, where it is one
 
 
 class TrainingRun:
@@ -74,15 +76,12 @@ class TrainingRun:
         self._newest_state: int | None = None  # the row of the one that was stored last
         self._holds_states = resumed is not None
         self._warned_of_no_state = False
-        # Now, and not at each row: whoever upgrades packages meanwhile takes them away for seconds.
-        self._torch_version = version("torch")
 
     def __enter__(self) -> TrainingRun:
         with mlflow_errors(f"log the configuration of run {self.run_id}"):
             run = self.client.get_run(self.run_id)
             self._describe(run)
-        # What stored models are made by, where there will be any.
-        self.writer.open(run, () if self.config.log_models == NONE else ("mlflow.pyfunc",))
+        self.writer.open(run)
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -197,8 +196,8 @@ class TrainingRun:
             **({"seed": str(config.seed)} if config.seeds == NONE else {"seeds": config.seeds}),
             "model": config.model,
         }
-        if commit := _git_commit():
-            tags["git_commit"] = commit
+        if (theirs := _commit_of(Path.cwd())) is not None:
+            tags["git_commit"] = theirs
         # In a run of the user's own, tags of these plain names are theirs.
         tags = {key: value for key, value in tags.items() if key not in run.data.tags}
         tags |= {
@@ -209,7 +208,14 @@ class TrainingRun:
         # A run above others tests nothing.
         if config.test_interval is not None and self._kind == names.KIND_TRAIN:
             tags[names.ANYTIME_TAG] = config.test_every
-        for tag in (names.ERROR_TAG, names.DIVERGED_TAG):  # of an earlier try
+        outdated = [names.ERROR_TAG, names.DIVERGED_TAG]  # of an earlier try
+        if (ours := _commit_of(_CHECKOUT) if (_CHECKOUT / ".git").exists() else None) is not None:
+            tags[names.COMMIT_TAG] = ours
+            # MLflow takes the checkout that holds the command for the user's.
+            if run.data.tags.get(MLFLOW_GIT_COMMIT) == ours.removesuffix("-dirty"):
+                outdated.append(MLFLOW_GIT_COMMIT)
+                tags |= {} if theirs is None else {MLFLOW_GIT_COMMIT: theirs[:40]}
+        for tag in outdated:
             if tag in run.data.tags:
                 self.client.delete_tag(self.run_id, tag)
         log_tags(self.client, self.run_id, tags)
@@ -264,7 +270,7 @@ class TrainingRun:
             config=self.config.as_text(),
             data=data_of(facts),
             package_version=__version__,
-            torch_version=self._torch_version,
+            torch_version=version("torch"),
         )
         try:
             self.writer.sender.hold.check(self.run_id)
@@ -324,22 +330,16 @@ def _extra_of(facts: StreamMetadata) -> dict[str, JSON]:
     return extra
 
 
-def _git_commit() -> str | None:
-    """The commit of the code that runs, where it runs from a checkout; ``-dirty`` if changed."""
-    package = Path(__file__).resolve().parent.parent
-
-    def git(*arguments: str) -> str:
+def _commit_of(folder: Path) -> str | None:
+    """The commit of a checkout, ``-dirty`` where files of it were changed; None: it is none."""
+    describe = ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    try:
         return subprocess.run(  # noqa: S603
-            ["git", "-C", str(package), *arguments],  # noqa: S607
+            ["git", "-C", str(folder), *describe],  # noqa: S607
             check=True,
             capture_output=True,
             text=True,
             timeout=10,
         ).stdout.strip()
-
-    try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # an installed copy is in no checkout
-        dirty = git("status", "--porcelain", "--untracked-files=no", ".")
-        return git("rev-parse", "HEAD") + ("-dirty" if dirty else "")
     except (OSError, subprocess.SubprocessError):
         return None

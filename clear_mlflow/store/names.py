@@ -60,6 +60,8 @@ PROCESS_TAG = "mlflow.clear_mlflow.process"
 HOLDER_TAG = "mlflow.clear_mlflow.holder"
 # Version of clear_mlflow that wrote the run.
 VERSION_TAG = "clear_mlflow.version"
+# Commit of clear_mlflow itself, where it runs from a checkout; ``-dirty`` if it was changed.
+COMMIT_TAG = "clear_mlflow.commit"
 # On a logged model: the number of buckets that it was trained on.
 MODEL_ROW_TAG = "clear_mlflow.row"
 # Id of the run whose stored models this run tested again.

@@ -1,6 +1,7 @@
 """A training in this process: what stands in MLflow afterwards, read back from the store."""
 
 import json
+import subprocess
 
 import mlflow
 import pytest
@@ -128,6 +129,23 @@ def test_tags_params_and_dataset(finished):
     assert entry.dataset.name == "digits"
     assert entry.dataset.digest == ("ab" * 32)[:36]
     assert "| " in tags["mlflow.note.content"]
+
+
+def test_the_commit_is_the_user_s(store, experiment_id, tmp_path, monkeypatch):
+    """Of the folder that they work in; this program's own has a tag of its own."""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    (tmp_path / "file").touch()
+    subprocess.run([*git, "add", "file"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "first"], check=True)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    monkeypatch.chdir(tmp_path)
+    for changed in ("", "-dirty"):
+        (tmp_path / "file").write_text(changed)
+        train_in_process(store, KnownTraining(FOUR_BUCKETS), ASKED)
+        tags = store.search_runs([experiment_id], max_results=1)[0].data.tags
+        assert tags["git_commit"] == head.stdout.strip() + changed
+        assert tags.get(names.COMMIT_TAG) != tags["git_commit"]
 
 
 def test_what_a_run_is_judged_by_comes_first(finished, store, experiment_id):
