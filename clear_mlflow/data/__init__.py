@@ -65,7 +65,7 @@ def _embedded(
         )
     root = embedded_root(dataset, cache_dir)
     try:
-        listing = find_listing(root, name=dataset)
+        listing = own_listing("folder", str(root), cache_dir=cache_dir)
         stream = stream_of(listing, name=dataset)
     except DataError as error:
         raise DataError(

@@ -21,12 +21,10 @@ KINDS = {
     "missing": "metadata names an image that is not there",
     "unreadable": "an image cannot be decoded",
     "empty-class": "a class has no images in a bucket",
-    "unknown-class": "a folder is of no class in the class list",
     "train-and-test": "an image is in a training and in a test set",
     "across-buckets": "an image is in more than one bucket",
     "across-classes": "an image is in more than one class",
     "within-bucket": "an image is twice in one bucket and class",
-    "unlisted": "an image that no metadata names",
     "not-an-image": "a file among the images that is no image",
 }
 

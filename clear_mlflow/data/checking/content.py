@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import combinations, islice
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,19 +27,18 @@ from clear_mlflow.data.stream import Bucket, BucketStream
 _FILES_IN_A_TASK = 32
 
 
-class _Place(NamedTuple):
+class Image(NamedTuple):
+    """An image of a dataset: where it belongs, and what it is."""
+
     split: str
     bucket: str
-
-    def __str__(self) -> str:
-        return f"bucket {self.bucket}'s {self.split} images"
-
-
-class _Image(NamedTuple):
-    place: _Place
     class_name: str
     path: Path
-    content: str  # SHA-256 of the file's bytes, hexadecimal
+    content: str = ""  # SHA-256 of the file's bytes, hexadecimal
+
+
+# The kinds of images that are there more than once, and what differs among the copies.
+_DOUBLES = {"train-and-test": "split", "across-buckets": "bucket", "across-classes": "class_name"}
 
 
 def stream_of(
@@ -62,7 +62,7 @@ def stream_of(
     tested_on = measured_split(chosen.split)
     images = _images(buckets, listing.class_names, tested_on)
     # Where a bucket is tested on its training images, that is no finding.
-    compared = [i for i in images if protocol != STREAMING or i.place.split == "train"]
+    compared = [i for i in images if protocol != STREAMING or i.split == "train"]
     return BucketStream(
         name=name,
         class_names=listing.class_names,
@@ -81,14 +81,11 @@ def stream_digest(buckets: Sequence[Bucket], class_names: Sequence[str], tested_
     return _digest(_images(buckets, class_names, tested_on))
 
 
-def _images(buckets: Sequence[Bucket], class_names: Sequence[str], tested_on: str) -> list[_Image]:
+def _images(buckets: Sequence[Bucket], class_names: Sequence[str], tested_on: str) -> list[Image]:
     return [
-        _Image(place, class_names[label], path, content)
+        Image(split, bucket.key, class_names[label], path, content)
         for bucket in buckets
-        for place, images in (
-            (_Place("train", bucket.key), bucket.train),
-            (_Place(tested_on, bucket.key), bucket.test),
-        )
+        for split, images in (("train", bucket.train), (tested_on, bucket.test))
         for path, label, content in zip(
             images.paths, images.labels.tolist(), images.contents, strict=True
         )
@@ -142,69 +139,66 @@ def _content(path: Path, root: Path, hashes: RememberedHashes) -> str:
         raise DataError(f"{path_text(path)} cannot be read: {reason(error)}") from None
 
 
-def _digest(images: Sequence[_Image]) -> str:
+def _digest(images: Sequence[Image]) -> str:
     """``sha256:`` and the hash of all (split, bucket, class, content), sorted.
 
     Nothing in it depends on file names, folders or the order on disk. NUL separates the fields,
     for no class name can hold it.
     """
     lines = sorted(
-        "\0".join((image.place.split, image.place.bucket, image.class_name, image.content))
-        for image in images
+        "\0".join((image.split, image.bucket, image.class_name, image.content)) for image in images
     )
     return "sha256:" + hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _shared_images(images: Sequence[_Image], tested_on: str) -> tuple[str, ...]:
-    """Warnings about images that are in two places; an error where two places are the same."""
-    by_content: defaultdict[str, list[_Image]] = defaultdict(list)
+def doubles(images: Iterable[Image]) -> list[tuple[str, list[Image]]]:
+    """Images of one content, where several are, and the worst that can be said of them."""
+    by_content: defaultdict[str, list[Image]] = defaultdict(list)
     for image in images:
         by_content[image.content].append(image)
-    doubles = [copies for copies in by_content.values() if len(copies) > 1]
-    sizes = Counter(place for place, _ in {(image.place, image.content) for image in images})
-    shared: defaultdict[tuple[_Place, _Place], list[tuple[_Image, ...]]] = defaultdict(list)
-    for copies in doubles:
-        for pair in combinations(_first_of_each(copies, lambda image: image.place), 2):
-            shared[pair[0].place, pair[1].place].append(pair)
-    for (place, other_place), pairs in shared.items():
-        smaller = min(sizes[place], sizes[other_place])
+    return [(_kind(copies), copies) for copies in by_content.values() if len(copies) > 1]
+
+
+def _kind(copies: Sequence[Image]) -> str:
+    differs = (kind for kind, field in _DOUBLES.items() if len(_first_of_each(copies, field)) > 1)
+    return next(differs, "within-bucket")
+
+
+def _shared_images(images: Sequence[Image], tested_on: str) -> tuple[str, ...]:
+    """Warnings about images that are in two places; an error where two places are the same."""
+    found = doubles(images)
+    sizes = Counter(place for place, _ in {((i.split, i.bucket), i.content) for i in images})
+    shared: defaultdict[tuple[tuple[str, str], ...], list[tuple[Image, ...]]] = defaultdict(list)
+    for _, copies in found:
+        for pair in combinations(_first_of_each(copies, "split", "bucket"), 2):
+            shared[tuple((i.split, i.bucket) for i in pair)].append(pair)
+    for places, pairs in shared.items():
+        smaller = min(sizes[place] for place in places)
         if 2 * len(pairs) > smaller:
+            both = " and ".join(f"bucket {bucket}'s {split} images" for split, bucket in places)
             raise DataError(
-                f"{place} and {other_place} share {len(pairs)} of {smaller} images, the first as "
-                f"{_both(pairs[0])}; buckets and splits must be disjoint, so the metadata lists "
-                "one set of images twice: unpack the dataset again"
+                f"{both} share {len(pairs)} of {smaller} images, the first as {_both(pairs[0])}; "
+                "buckets and splits must be disjoint, so the metadata lists one set of images "
+                "twice: unpack the dataset again"
             )
-
-    def across_buckets(copies: Sequence[_Image]) -> list[_Image]:
-        for is_train in (True, False):
-            of_split = [image for image in copies if (image.place.split == "train") is is_train]
-            firsts = _first_of_each(of_split, lambda image: image.place.bucket)
-            if len(firsts) > 1:
-                return firsts
-        return []
-
     warnings = []
-    for finding, look in (
-        (
-            f"in both a training and a {tested_on} set",
-            lambda copies: _first_of_each(copies, lambda image: image.place.split),
-        ),
-        ("in more than one bucket of one split", across_buckets),
-        (
-            "under more than one class",
-            lambda copies: _first_of_each(copies, lambda image: image.class_name),
-        ),
+    for kind, finding in (
+        ("train-and-test", f"in both a training and a {tested_on} set"),
+        ("across-buckets", "in more than one bucket of one split"),
+        ("across-classes", "under more than one class"),
     ):
-        if found := [firsts for copies in doubles if len(firsts := look(copies)) > 1]:
-            number = f"{len(found)} {'image is' if len(found) == 1 else 'images are'}"
-            warnings.append(f"{number} {finding}; the first is {_both(found[0])}")
+        if of_kind := [copies for its_kind, copies in found if its_kind == kind]:
+            number = "1 image is" if len(of_kind) == 1 else f"{len(of_kind)} images are"
+            first = _both(_first_of_each(of_kind[0], _DOUBLES[kind]))
+            warnings.append(f"{number} {finding}; the first is {first}")
     return tuple(warnings)
 
 
-def _first_of_each(copies: Sequence[_Image], kind: Callable[[_Image], Hashable]) -> list[_Image]:
+def _first_of_each(copies: Sequence[Image], *fields: str) -> list[Image]:
     """The first image of each kind, in order."""
+    kind = attrgetter(*fields)
     return list({kind(image): image for image in reversed(copies)}.values())[::-1]
 
 
-def _both(images: Sequence[_Image]) -> str:
+def _both(images: Sequence[Image]) -> str:
     return f"{path_text(images[0].path)} and {path_text(images[1].path)}"

@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from clear_mlflow.data.embedded._scans import CLASSES, ReleasedWriter, load_scans
+from clear_mlflow.data.embedded._scans import CLASSES, load_scans, write_images
 
-FOLDER = "digits-v2"  # another design needs another name, or old caches are read as the new data
+FOLDER = "digits-v3"  # another design needs another name, or old caches are read as the new data
 DIGEST = "sha256:f2e515223b626620892565102d684e8bf9cebab3267eec37345ad320527a5319"
 
 BUCKETS = 10
@@ -47,19 +47,16 @@ _SHADE = (0, 60)  # levels that the background changes by, from corner to corner
 
 
 def write(root: Path) -> None:
-    """Write the dataset in the released layout; *root* does not exist yet."""
+    """Write a folder for each class of each bucket; *root* does not exist yet."""
     scans, labels = load_scans()
     by_class = [np.flatnonzero(labels == label) for label in range(len(CLASSES))]
-    writer = ReleasedWriter(root, CLASSES)
     tested = np.arange(PER_CLASS) % 3 == 2  # five, which leave twelve to train on
     for bucket in range(BUCKETS):
         for label, of_class in enumerate(by_class):
             own = of_class[bucket::BUCKETS][:PER_CLASS]
             for split, taken in (("train", own[~tested]), ("test", own[tested])):
-                writer.add(
-                    split, str(bucket + 1), label, taken, _shown(scans[taken], taken, bucket)
-                )
-    writer.finish()
+                folder = root / split / str(bucket + 1) / CLASSES[label]
+                write_images(folder, taken, _shown(scans[taken], taken, bucket))
 
 
 def _shown(scans: NDArray[np.int64], numbers: NDArray[np.int64], bucket: int) -> NDArray[np.uint8]:

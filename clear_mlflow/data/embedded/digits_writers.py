@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-from clear_mlflow.data.embedded._scans import CLASSES, ReleasedWriter, load_scans
+from clear_mlflow.data.embedded._scans import CLASSES, load_scans, write_images
 
-FOLDER = "digits-writers-v1"  # another design needs another name, as for the digits
+FOLDER = "digits-writers-v2"  # another design needs another name, as for the digits
 DIGEST = "sha256:c17e1cc0ac3a533eec9cae8e7460fe1a83dca537eb39492d2faca16d80c5d707"
 
 # Where the sheets begin: the sequence of labels starts again, 0123456789 three times over (in the
@@ -29,16 +29,15 @@ _TESTED = (1, 4, 8)  # of every ten scans of a class
 
 
 def write(root: Path) -> None:
-    """Write the dataset in the released layout; *root* does not exist yet."""
+    """Write a folder for each class of each bucket; *root* does not exist yet."""
     scans, labels = load_scans()
     grey = (scans * 255 // 16).astype(np.uint8)
     pixels = np.repeat(grey[..., np.newaxis], 3, axis=-1)
     starts = [*SHEETS[::SHEETS_PER_BUCKET], len(labels)]
-    writer = ReleasedWriter(root, CLASSES)
     for bucket, (first, end) in enumerate(pairwise(starts)):
         for label in range(len(CLASSES)):
             own = first + np.flatnonzero(labels[first:end] == label)
             tested = np.isin(np.arange(len(own)) % 10, _TESTED)
             for split, taken in (("train", own[~tested]), ("test", own[tested])):
-                writer.add(split, str(bucket + 1), label, taken, pixels[taken])
-    writer.finish()
+                folder = root / split / str(bucket + 1) / CLASSES[label]
+                write_images(folder, taken, pixels[taken])
