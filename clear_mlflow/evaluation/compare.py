@@ -58,8 +58,8 @@ from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.search import MissingRun
 from clear_mlflow.store.ui_urls import artifact_link, run_addresses
 
-# MLflow cuts a tag off at 8,000 characters, silently; an artifact has all ids.
-_LONGEST_TAG = 7_900
+# Ids of 32 characters: MLflow cuts a tag off at 8,000, silently; an artifact has all of them.
+_MOST_LISTED = 200
 _LONGEST_NAME = 120
 # Requests under way at once.
 _JOBS = 8
@@ -400,10 +400,7 @@ def comparison_name(comparison: Comparison) -> str:
 
 def _tags(comparison: Comparison, page: str) -> dict[str, str]:
     ids = [subject.run_id for subject in comparison.subjects]
-    listed = ",".join(ids)
-    while len(listed) > _LONGEST_TAG:
-        ids.pop()
-        listed = ",".join([*ids, "..."])
+    listed = [*ids[:_MOST_LISTED], *(["..."] if ids[_MOST_LISTED:] else [])]
     table = {"path": names.LEADERBOARD_TABLE, "type": "table"}
     leader = (
         {names.LEADER_TAG: cut(comparison.groups[0].name)} if leader_numbers(comparison) else {}
@@ -411,7 +408,7 @@ def _tags(comparison: Comparison, page: str) -> dict[str, str]:
     return {
         **leader,
         names.KIND_TAG: names.KIND_COMPARE,
-        names.COMPARED_TAG: listed,
+        names.COMPARED_TAG: ",".join(listed),
         names.COMPARED_COUNT_TAG: str(len(comparison.subjects)),
         names.VERSION_TAG: __version__,
         MLFLOW_RUN_NOTE: comparison_note(comparison, page=page),

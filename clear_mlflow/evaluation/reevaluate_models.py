@@ -12,17 +12,18 @@ from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.text import shown
-from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, MAX_WEIGHTS_BYTES, json_texts, read_bytes
+from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES
 from clear_mlflow.learning.parameters.config import TrainConfig, parameter_defaults
 from clear_mlflow.learning.parameters.logged import dataset_runs_code
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.lifecycle import create_run
 from clear_mlflow.runs.logged_models import stored_models, weights_folder
+from clear_mlflow.runs.resume import stored_config
 from clear_mlflow.scoring.computed import Scores
 from clear_mlflow.scoring.scores import read_scores
 from clear_mlflow.store import names
-from clear_mlflow.store.artifacts import ArtifactFolder, download
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.heartbeat import holding
 from clear_mlflow.store.search import MissingRun
@@ -60,7 +61,7 @@ def reevaluate(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
             models = {
                 row: folder.file(names.model_file_name(row), scratch) for row, folder in stored
             }
-        asked = _configuration(client, run, scratch) | {"data_root": data_root}
+        asked = _configuration(client, run) | {"data_root": data_root}
         config = check(TrainConfig.resolve(asked))
         training = prepare(config, progress_for(sys.stderr))
         again = Reevaluation(training, models, record.matrix.buckets)
@@ -98,16 +99,9 @@ def _rows_with_weights(run: Run, folder: ArtifactFolder) -> Iterator[int]:
         yield row
 
 
-def _configuration(client: MlflowClient, run: Run, scratch: str) -> dict[str, str]:
+def _configuration(client: MlflowClient, run: Run) -> dict[str, str]:
     """What the models were trained with, as far as it says how to build and test them."""
-    path = download(client, run, names.CONFIG_JSON, scratch)
-    try:
-        stored = json_texts(read_bytes(path, MAX_CONFIG_BYTES), MAX_CONFIG_BYTES)
-    except (OSError, RecordError) as error:
-        raise RecordError(
-            f"{names.CONFIG_JSON} of run {run.info.run_id} cannot be read ({error}), so nothing "
-            "says what its models are"
-        ) from error
+    stored = stored_config(client, run)
     # What a store names would be imported to build the model: code that its writer had chosen.
     named = None
     if stored.get("strategy", "naive") not in known_strategies():

@@ -9,18 +9,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import LifecycleStage, Run
+from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
-from clear_mlflow.core.credentials import masked
 from clear_mlflow.core.errors import ConfigError, DataError, RecordError, TrackingError
 from clear_mlflow.core.matrix import AccuracyRow
 from clear_mlflow.core.predictions import EVALUATION_SET_FILE, PREDICTIONS_FOLDER
 from clear_mlflow.core.record import DatasetIdentity, RowRecord, assemble, row_index
-from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts
+from clear_mlflow.core.untrusted import MAX_CONFIG_BYTES, json_texts, read_bytes
 from clear_mlflow.core.version import __version__
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.journal import HeldError, Journal, left_journals, read_origin
@@ -32,6 +30,7 @@ from clear_mlflow.learning.parameters.recipes import AUTO
 from clear_mlflow.learning.registry import known_strategies
 from clear_mlflow.runs.lifecycle import open_again, refuse_second
 from clear_mlflow.store import names
+from clear_mlflow.store.artifacts import ArtifactFolder
 from clear_mlflow.store.client import check_artifact_root, mlflow_errors
 from clear_mlflow.store.heartbeat import (
     begins_now,
@@ -41,6 +40,7 @@ from clear_mlflow.store.heartbeat import (
     take_hold,
 )
 from clear_mlflow.store.rows import parse_rows, read_row_files, row_sizes
+from clear_mlflow.store.search import MissingRun, Selection, select
 from clear_mlflow.store.states import StoredState, read_newest_state, stored_states
 
 # Parameters that may change when a run is resumed: they say where it computes. The digest shows
@@ -124,7 +124,10 @@ def read_resume_point(
 ) -> ResumePoint:
     """Send what waits here, and read what training resumes from; *folder* takes fetched files."""
     run = _run(client, run_id, assume_dead)
-    config = _config_of(client, run)
+    try:
+        config = TrainConfig.resolve(stored_config(client, run))
+    except (RecordError, ConfigError) as error:
+        raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
     _send_what_waits(client, run)
     states = stored_states(client, run)
     state, problems = read_newest_state(client, run, folder)
@@ -150,21 +153,22 @@ def read_resume_point(
             else "no training state: it was trained with resumable=off, or as a member of an "
             "ensemble"
         )
-        raise TrackingError(
-            f"run {run_id} cannot be resumed: it holds {rows} and {why}; start a new run "
-            "(config.json of this one repeats it: clear-mlflow train --config FILE)"
+        raise _refused(
+            run_id,
+            f"it holds {rows} and {why}; start a new run (config.json of this one repeats it: "
+            "clear-mlflow train --config FILE)",
         )
     if state is not None:
-        _check_version(run_id, state.manifest.package_version)
         if (trained_with := state.manifest.torch_version) != (here := version("torch")):
             warn(
                 f"the run was trained with torch {trained_with} and this is {here}: rows to come "
                 "may differ in their last digits from what they would have been"
             )
         if differing := _differences(_decisive(state.manifest.config), config.as_text()):
-            raise TrackingError(
-                f"run {run_id} cannot be resumed: its training state was taken with other "
-                f"parameters than its config.json has ({differing})"
+            raise _refused(
+                run_id,
+                "its training state was taken with other parameters than its config.json has "
+                f"({differing})",
             )
     return point
 
@@ -302,63 +306,42 @@ def _claims(run: Run) -> list[str]:
 
 
 def _run(client: MlflowClient, run_id: str, assume_dead: bool) -> Run:
-    try:
-        with mlflow_errors(f"read run {run_id}"):
-            run = client.get_run(run_id)
-    except TrackingError as error:
-        cause = error.__cause__
-        if isinstance(cause, MlflowException) and cause.error_code in (
-            "RESOURCE_DOES_NOT_EXIST",
-            "INVALID_PARAMETER_VALUE",
-        ):
-            raise TrackingError(
-                f"run {run_id[:80]} cannot be resumed: there is no such run in the tracking store "
-                f"{masked(client.tracking_uri)}; pass a run's id"
-            ) from error
-        raise
-    run_id = run.info.run_id
-    if run.info.lifecycle_stage == LifecycleStage.DELETED:
-        raise TrackingError(f"run {run_id} cannot be resumed: it is deleted; restore it first")
+    with mlflow_errors(f"read run {run_id[:80]}"):
+        (run,) = select(client, Selection(run_ids=(run_id,)))
+    if isinstance(run, MissingRun):
+        raise _refused(run_id[:80], run.problem)
     kind = run.data.tags.get(names.KIND_TAG)
     if kind != names.KIND_TRAIN:
-        raise TrackingError(
-            f"run {run_id} cannot be resumed: it is {kind or 'no run of clear_mlflow'}, not a "
-            "training; pass the id of one"
-        )
+        what = kind or "no run of clear_mlflow"
+        raise _refused(run_id, f"it is {what}, not a training; pass the id of one")
     refuse_second(client, run, _WAIT, assume_dead=assume_dead)
-    _check_version(run_id, run.data.tags.get(names.VERSION_TAG, "unknown"))
+    if (trained_with := run.data.tags.get(names.VERSION_TAG, "unknown")) != __version__:
+        raise _refused(
+            run_id,
+            f"it was trained with clear_mlflow {trained_with} and this is {__version__}, which may "
+            "compute differently; resume it with that version, or start a new run",
+        )
     check_artifact_root(client.tracking_uri, f"run {run_id}", str(run.info.artifact_uri))
     return run
 
 
-def _check_version(run_id: str, trained_with: str) -> None:
-    if trained_with != __version__:
-        raise TrackingError(
-            f"run {run_id} cannot be resumed: it was trained with clear_mlflow {trained_with} and "
-            f"this is {__version__}, which may compute differently; resume it with that version, "
-            "or start a new run"
-        )
+def _refused(run_id: str, why: str) -> TrackingError:
+    return TrackingError(f"run {run_id} cannot be resumed: {why}")
 
 
-def _config_of(client: MlflowClient, run: Run) -> TrainConfig:
-    run_id = run.info.run_id
-    with mlflow_errors(f"list the artifacts of run {run_id}"):
-        listed = {file.path: file.file_size for file in client.list_artifacts(run_id)}
-    if names.CONFIG_JSON not in listed:
-        row_sizes(client, run)  # where its rows are gone, too, the store is not all there
-        raise TrackingError(
-            f"run {run_id} cannot be resumed: it lacks {names.CONFIG_JSON}, which has its "
-            "parameters; start a new run"
-        )
-    size = listed[names.CONFIG_JSON]
-    if size is not None and size > MAX_CONFIG_BYTES:
-        raise RecordError(f"{names.CONFIG_JSON} of run {run_id} has {size} bytes; expected 1 MiB")
-    with mlflow_errors(f"read {names.CONFIG_JSON} of run {run_id}"):
-        text = mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{names.CONFIG_JSON}")
-    try:
-        return TrainConfig.resolve(json_texts(text, MAX_CONFIG_BYTES))
-    except (RecordError, ConfigError) as error:
-        raise RecordError(f"{names.CONFIG_JSON} of run {run_id} is damaged: {error}") from error
+def stored_config(client: MlflowClient, run: Run) -> dict[str, str]:
+    """The parameters of a run as its config.json has them; RecordError where it is damaged."""
+    folder = ArtifactFolder(client, run)
+    with mlflow_errors(f"read {names.CONFIG_JSON} of run {run.info.run_id}"):
+        if names.CONFIG_JSON not in folder.sizes():
+            row_sizes(client, run)  # where its rows are gone, too, the store is not all there
+            raise TrackingError(
+                f"run {run.info.run_id} lacks {names.CONFIG_JSON}, which has its parameters; start "
+                "a new run"
+            )
+        with folder.scratch() as scratch:
+            content = read_bytes(folder.file(names.CONFIG_JSON, scratch), MAX_CONFIG_BYTES)
+        return json_texts(content, MAX_CONFIG_BYTES)
 
 
 def _send_what_waits(client: MlflowClient, run: Run) -> None:

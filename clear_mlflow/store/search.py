@@ -141,7 +141,7 @@ def _get(client: MlflowClient, run_id: str) -> Run | MissingRun:
         )
     if run.info.lifecycle_stage == LifecycleStage.DELETED:
         name = run.info.run_name or run_id
-        return MissingRun(run_id, name, "is deleted; restore it to score it")
+        return MissingRun(run_id, name, "it is deleted; restore it first")
     return run
 
 
