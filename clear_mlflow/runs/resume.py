@@ -263,17 +263,7 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
     with mlflow_errors(f"take over run {run_id}"):
         run = client.get_run(run_id)
         refuse_second(client, run, _WAIT, assume_dead=assume_dead)
-        claims = _claims(run)
-        if len(claims) > _resumes(run) and begins_now(claims[-1]):
-            raise _taken(run_id)  # it has not said yet that it trains
-        number = len(claims) + 1
-        # Of those that begin at once, one can write it: MLflow lets nobody write it again.
-        try:
-            client.log_param(run_id, f"{_CLAIM}{number}", heartbeat())
-        except MlflowException as error:
-            if error.error_code == "INVALID_PARAMETER_VALUE":
-                raise _taken(run_id) from error
-            raise
+        number = claim(client, run)
         take_hold(client, run)
         now = client.get_run(run_id)
     refuse_if_lost(now)
@@ -285,6 +275,23 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
             f"run {run_id} was resumed by another process just now; resume it again"
         )
     open_again(now, {names.RESUMES_TAG: str(number)})
+
+
+def claim(client: MlflowClient, run: Run) -> int:
+    """Say that this process goes on with a run, for which time; of several at once, one can."""
+    run_id = run.info.run_id
+    claims = _claims(run)
+    if len(claims) > _resumes(run) and begins_now(claims[-1]):
+        raise _taken(run_id)  # it has not said yet that it trains
+    number = len(claims) + 1
+    # Of those that begin at once, one can write it: MLflow lets nobody write it again.
+    try:
+        client.log_param(run_id, f"{_CLAIM}{number}", heartbeat())
+    except MlflowException as error:
+        if error.error_code == "INVALID_PARAMETER_VALUE":
+            raise _taken(run_id) from error
+        raise
+    return number
 
 
 def _taken(run_id: str) -> TrackingError:

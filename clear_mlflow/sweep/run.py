@@ -23,7 +23,8 @@ from mlflow.utils.mlflow_tags import (
 from mlflow.utils.time import get_current_time_millis
 
 from clear_mlflow.comparison import Comparison
-from clear_mlflow.core.errors import ClearError, ConfigError, TrackingError
+from clear_mlflow.core.errors import ClearError, ConfigError, RecordError, TrackingError
+from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.core.version import __version__
 from clear_mlflow.engines import Ended, Engine, Task
 from clear_mlflow.evaluation.compare import read_comparison, write_comparison
@@ -34,7 +35,7 @@ from clear_mlflow.learning.parameters.logged import logged_parameters
 from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 from clear_mlflow.report.markdown import MAX_NOTE_BYTES, escaped, num_bytes
 from clear_mlflow.runs.lifecycle import create_run, end
-from clear_mlflow.runs.resume import read_resume_point
+from clear_mlflow.runs.resume import claim, read_resume_point
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store, log_tags, mlflow_errors
 from clear_mlflow.store.heartbeat import beat, heartbeat, is_abandoned, trains_now
@@ -86,9 +87,9 @@ class SweepResult:
         return not self.problems and all(run.state in (DONE, DONE_BEFORE) for run in self.runs)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Sweep:
-    """How a sweep is worked through."""
+    """How a sweep is worked through, and its runs while it is; for one call of :meth:`over`."""
 
     grid: Grid
     retries: int = 2  # how often a run is taken up again whose worker was killed
@@ -97,55 +98,45 @@ class Sweep:
     stopping: Callable[[], bool] = lambda: False  # asked again and again
     on_run: Callable[[SweptRun], None] = lambda _: None  # called as each starts and ends
     name: str | None = None  # of the run above them; made of the grid when not given
+    # From here on the work's own; of runs by their id.
+    client: MlflowClient = field(init=False)
+    experiment_id: str = field(init=False)
+    engine: Engine = field(init=False)
+    above: str = field(init=False)
+    runs: list[SweptRun] = field(init=False)
+    waiting: deque[int] = field(default_factory=deque, init=False)
+    under_way: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
+    resumed: dict[str, str] = field(default_factory=dict, init=False)  # how often before this time
+    refused: dict[str, str] = field(default_factory=dict, init=False)  # why it cannot be resumed
+    beaten: float = field(default_factory=time.monotonic, init=False)
 
     def over(self, client: MlflowClient, experiment_id: str, engine: Engine) -> SweepResult:
         """Do all runs that are not done, by an engine that was entered, and compare them all."""
-        uri = absolute_store(client.tracking_uri)
-        engine.check_store(uri)
-        found = find_runs(client, experiment_id, self.grid)
-        above = _open(client, experiment_id, self.grid, self.name)
-        work = _Work(self, client, experiment_id, above, engine, uri, found)
+        self.client, self.experiment_id, self.engine = client, experiment_id, engine
+        engine.check_store(absolute_store(client.tracking_uri))
+        self.runs = find_runs(client, experiment_id, self.grid)
+        self.above = _open(client, experiment_id, self.grid, self.name)
         try:
-            work.do()
-            result = SweepResult(above, tuple(work.runs))
+            self._do()
+            result = SweepResult(self.above, tuple(self.runs))
             if not self.stopping():
-                result = work.compared(result)
+                result = self._compared(result)
             _close(client, result, stopped=self.stopping())
             return result
         except BaseException:
             with suppress(ClearError):
-                end(client, above, "FAILED")
+                end(client, self.above, "FAILED")
             raise
 
-
-@dataclass
-class _Work:
-    """The runs of a sweep while they are worked through."""
-
-    sweep: Sweep
-    client: MlflowClient
-    experiment_id: str
-    above: str
-    engine: Engine
-    tracking_uri: str
-    runs: list[SweptRun]
-    waiting: deque[int] = field(default_factory=deque)
-    under_way: dict[str, tuple[int, float]] = field(default_factory=dict)  # run id to place, start
-    # Runs that are being resumed, and how often they had been resumed before.
-    resumed: dict[str, str] = field(default_factory=dict)
-    # Runs whose own worker found that they cannot be resumed, and why.
-    refused: dict[str, str] = field(default_factory=dict)
-    beaten: float = field(default_factory=time.monotonic)
-
-    def do(self) -> None:
+    def _do(self) -> None:
         """Until all runs have ended, or the sweep is stopped and those under way have ended."""
         self.waiting.extend(i for i, run in enumerate(self.runs) if run.state == NOT_DONE)
         is_stopped = False
-        while self.under_way or (self.waiting and not self.sweep.stopping()):
-            while self.waiting and not self.sweep.stopping() and self.engine.room() > 0:
+        while self.under_way or (self.waiting and not self.stopping()):
+            while self.waiting and not self.stopping() and self.engine.room() > 0:
                 self._patiently(partial(self._start, self.waiting[0]))
                 self.waiting.popleft()
-            if self.sweep.stopping() and not is_stopped:
+            if self.stopping() and not is_stopped:
                 is_stopped = True
                 self.engine.stop()
             for ended in self.engine.ended(_LOOK_SECONDS):
@@ -157,14 +148,13 @@ class _Work:
                     if is_done(self.client.get_run(run.run_id)):
                         self.runs[place] = replace(run, state=DONE_BEFORE)
 
-    def compared(self, result: SweepResult) -> SweepResult:
+    def _compared(self, result: SweepResult) -> SweepResult:
         """Compare all runs that are done, unless that was done for the very same ones."""
         ids = tuple(member for run in result.runs for member in self._members(run))
         if not ids:
             return result
-        grid, rank_by = self.sweep.grid, self.sweep.rank_by
-        by = grid.group_by if self.sweep.group_by is None else self.sweep.group_by
-        asked = {"group_by": ",".join(by) or NONE, "rank_by": rank_by or AUTO}
+        by = self.grid.group_by if self.group_by is None else self.group_by
+        asked = {"group_by": ",".join(by) or NONE, "rank_by": self.rank_by or AUTO}
         digest = digest_of(json.dumps([sorted(ids), asked], sort_keys=True))
         try:
             before = _comparison_before(self.client, result.run_id, digest)
@@ -174,7 +164,7 @@ class _Work:
                 self.client,
                 select(self.client, Selection(run_ids=ids)),
                 group_by=by,
-                rank_by=rank_by,
+                rank_by=self.rank_by,
                 named=True,
             )
             run = write_comparison(
@@ -216,7 +206,7 @@ class _Work:
             try:
                 return step()
             except TrackingError:
-                if self.sweep.stopping() or time.monotonic() > until:
+                if self.stopping() or time.monotonic() > until:
                     raise
             time.sleep(_PAUSE_SECONDS)
 
@@ -225,9 +215,9 @@ class _Work:
         run_id, note = self._take_up(run.planned)
         self.runs[place] = replace(run, run_id=run_id, tries=run.tries + 1, error=None, note=note)
         self.under_way[run_id] = place, time.monotonic()
-        task = Task(run.planned.asked, run_id, self.experiment_id, self.tracking_uri)
-        self.engine.start(task)
-        self.sweep.on_run(self.runs[place])
+        uri = absolute_store(self.client.tracking_uri)
+        self.engine.start(Task(run.planned.asked, run_id, self.experiment_id, uri))
+        self.on_run(self.runs[place])
 
     def _take_up(self, planned: PlannedRun) -> tuple[str, str | None]:
         """A run to train into, an interrupted one or a new one, and a note on that."""
@@ -288,12 +278,12 @@ class _Work:
         )
         if is_done(stored):
             self.runs[place] = replace(run, state=DONE)
-        elif ended.lost and run.tries <= self.sweep.retries and not self.sweep.stopping():
+        elif ended.lost and run.tries <= self.retries and not self.stopping():
             # Only the engine knows yet that nobody trains into it any more.
             self._close_run(stored, error, "KILLED")
             self.runs[place] = replace(run, error=ended.error)
             self.waiting.append(place)
-        elif self.sweep.stopping():
+        elif self.stopping():
             self._close_run(stored, "the sweep was stopped", "KILLED")
             self.runs[place] = replace(run, state=NOT_DONE, error="stopped")
         elif self._was_refused(stored) and not ended.lost:
@@ -306,7 +296,7 @@ class _Work:
             self._close_run(stored, error, "KILLED" if ended.lost else "FAILED")
             self.runs[place] = replace(run, state=FAILED, error=" ".join(error.split()))
         del self.under_way[ended.run_id]
-        self.sweep.on_run(self.runs[place])
+        self.on_run(self.runs[place])
 
     def _was_refused(self, stored: Run) -> bool:
         """Whether a run that was to be resumed is as it was before."""
@@ -394,40 +384,53 @@ def _trash(client: MlflowClient, run: Run, successor: str) -> None:
 
 def _open(client: MlflowClient, experiment_id: str, grid: Grid, name: str | None) -> str:
     """The run above the runs of this sweep: one for the same grid, whenever it is worked on."""
-    own = run_of_project(client, names.KIND_SWEEP)
+    own, mine = run_of_project(client, names.KIND_SWEEP), None
+    tags = {
+        names.KIND_TAG: names.KIND_SWEEP,
+        names.SWEEP_TAG: grid.digest,
+        names.PROCESS_TAG: heartbeat(),
+        names.VERSION_TAG: __version__,
+    }
     with mlflow_errors("open the run of the sweep"):
-        before = client.search_runs(
-            [experiment_id],
-            f"tags.`{names.SWEEP_TAG}` = '{grid.digest}'",
-            order_by=["attributes.start_time ASC"],
-            max_results=1,
-        )
-        above = before[0] if before else own
-        run_id = str(above.info.run_id) if above else create_run(client, experiment_id, None, {})
-        if before and trains_now(client, before[0]):
-            raise TrackingError(
-                f"another process works on this sweep now (run {run_id}); wait for its end, or "
-                "stop it"
-            )
-        if before and own is not None:
-            tags = {
-                names.KIND_TAG: names.KIND_SWEEP,
-                names.SWEEP_GOES_ON_TAG: run_id,
-                MLFLOW_RUN_NOTE: f"Went on with the sweep of run {run_id}.",
-            }
-            log_tags(client, own.info.run_id, tags)
-        tags = {
-            names.KIND_TAG: names.KIND_SWEEP,
-            names.SWEEP_TAG: grid.digest,
-            names.PROCESS_TAG: heartbeat(),
-            names.VERSION_TAG: __version__,
-        }
-        if not before:
-            tags[MLFLOW_RUN_NAME] = name or _name(grid)
+        above = _above(client, experiment_id, grid)
+        if above is None:
+            named = {**tags, MLFLOW_RUN_NAME: name or _name(grid)}
+            if own is None:
+                mine = create_run(client, experiment_id, None, named)
+            else:
+                mine = str(own.info.run_id)
+                log_tags(client, mine, named)
+            # Of several that begin at the same moment, all find the same one to be the first.
+            above = _above(client, experiment_id, grid) or client.get_run(mine)
+        run_id = str(above.info.run_id)
+        if run_id != mine:
+            if mine is not None and own is None:
+                end(client, mine, "KILLED", f"run {run_id} is the same sweep")
+                client.delete_run(mine)
+            if trains_now(client, above):
+                raise TrackingError(
+                    f"another process works on this sweep now (run {run_id}); wait for its end, "
+                    "or stop it"
+                )
+            if own is not None:
+                note = f"Went on with the sweep of run {run_id}."
+                goes_on = {names.SWEEP_GOES_ON_TAG: run_id, MLFLOW_RUN_NOTE: note}
+                log_tags(client, own.info.run_id, {names.KIND_TAG: names.KIND_SWEEP, **goes_on})
+            tags[names.RESUMES_TAG] = str(claim(client, above))
         log_tags(client, run_id, tags)
         client.update_run(run_id, status="RUNNING")
         client.log_text(run_id, grid.text, names.SWEEP_GRID)
     return run_id
+
+
+def _above(client: MlflowClient, experiment_id: str, grid: Grid) -> Run | None:
+    found = client.search_runs(
+        [experiment_id],
+        f"tags.`{names.SWEEP_TAG}` = '{grid.digest}'",
+        order_by=["attributes.start_time ASC"]  # then by the run's id,
+        max_results=1,
+    )
+    return found[0] if found else None
 
 
 def _name(grid: Grid) -> str:
@@ -502,11 +505,10 @@ def _within(limit: int, lines: list[str], more: Iterable[str]) -> list[str]:
 def _comparison_before(client: MlflowClient, run_id: str, digest: str) -> Run | None:
     """The comparison of the very same runs, if it is there."""
     with mlflow_errors(f"read run {run_id}"):
-        text = client.get_run(run_id).data.tags.get(names.SWEEP_COMPARISON_TAG)
-        with suppress(ValueError, KeyError, TypeError):
-            before = json.loads(text or "null")
-            if before is not None and before["of"] == digest:
-                run = client.get_run(before["run_id"])
-                if run.info.lifecycle_stage == "active":
-                    return run
+        text = client.get_run(run_id).data.tags.get(names.SWEEP_COMPARISON_TAG, "{}")
+        with suppress(RecordError):
+            before = json_object(text, MAX_TAG_BYTES)
+            if before.get("of") == digest:
+                (run,) = select(client, Selection(run_ids=(str(before.get("run_id")),)))
+                return run if isinstance(run, Run) else None
     return None
