@@ -427,7 +427,7 @@ def _above(client: MlflowClient, experiment_id: str, grid: Grid) -> Run | None:
     found = client.search_runs(
         [experiment_id],
         f"tags.`{names.SWEEP_TAG}` = '{grid.digest}'",
-        order_by=["attributes.start_time ASC"]  # then by the run's id,
+        order_by=["attributes.start_time ASC"],  # then by its id
         max_results=1,
     )
     return found[0] if found else None
