@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Run
 
 from clear_mlflow.core.anytime.anytime_row import ANYTIME_FOLDER
-from clear_mlflow.core.errors import ClearError, RecordError
+from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER, assemble, row_index
 from clear_mlflow.core.warning import warn
 from clear_mlflow.journal.journal import Entry, Journal
-from clear_mlflow.journal.sender import store_entry, store_metrics
+from clear_mlflow.journal.sender import is_final, store_entry, store_metrics
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
-from clear_mlflow.store.heartbeat import Hold, give_back, take_hold
-from clear_mlflow.store.rows import is_same_row, parse_rows, read_row_files
+from clear_mlflow.store.heartbeat import Hold, LostRunError, give_back, take_hold
+from clear_mlflow.store.rows import RowConflictError, is_same_row, parse_rows, read_row_files
 
 # Name of a series to the steps of its points.
 StoredSteps = Mapping[str, frozenset[int]]
@@ -30,33 +31,39 @@ def send_waiting(client: MlflowClient, run: Run, journal: Journal) -> Iterator[E
     waiting = {(entry.artifact or "").removeprefix(f"{ROWS_FOLDER}/") for entry in entries}
     there = read_row_files(client, run, waiting=waiting)
     hold = Hold(client)
-    steps: StoredSteps | None = None
-    tests: frozenset[str] | None = None
+    steps = cache(lambda: stored_steps(client, run))
+    tests = cache(lambda: list_artifacts(client, run_id, ANYTIME_FOLDER))
+    refused: TrackingError | None = None
+
+    def store(entry: Entry) -> None:
+        if entry.artifact is None:
+            # Points of metrics follow from rows, and scoring logs those that lack. Another process
+            # may have stored the same rows since, at other times: these would double its points. A
+            # curve follows from nothing.
+            curve = [point for point in entry.metrics() if point.key in names.CURVE]
+            if points := lacking(curve, steps() if curve else {}):
+                store_metrics(client, run_id, points, hold)
+        # A bucket that another process trained on again has that one's tests.
+        elif not entry.artifact.startswith(f"{ANYTIME_FOLDER}/") or entry.artifact not in tests():
+            store_entry(client, entry, hold)
+
     try:
         for number, entry in enumerate(entries):
             there |= _checked_row(entry, run_id, there)
             if number == 0:
                 with mlflow_errors(f"take run {run_id}"):
                     take_hold(client, run)
-            if entry.artifact is None:
-                # Points of metrics follow from rows, and scoring logs those that lack. Another
-                # process may have stored the same rows since, at other times: these would double
-                # its points. A curve follows from nothing.
-                curve = [point for point in entry.metrics() if point.key in names.CURVE]
-                if curve and steps is None:
-                    steps = stored_steps(client, run)
-                if points := lacking(curve, steps or {}):
-                    store_metrics(client, run_id, points, hold)
-            elif entry.artifact.startswith(f"{ANYTIME_FOLDER}/"):
-                # A bucket that another process trained on again has that one's tests.
-                if tests is None:
-                    tests = list_artifacts(client, run_id, ANYTIME_FOLDER)
-                if entry.artifact not in tests:
-                    store_entry(client, entry, hold)
-            else:
-                store_entry(client, entry, hold)
+            try:
+                store(entry)
+            except TrackingError as error:
+                if not is_final(error) or isinstance(error, (LostRunError, RowConflictError)):
+                    raise
+                refused = refused or error  # what the store will never take holds nothing else up
+                continue
             entry.remove()
             yield entry
+        if refused is not None:
+            raise refused
     except ClearError:
         with suppress(ClearError), mlflow_errors(f"give run {run_id} back"):
             give_back(client, run)

@@ -12,7 +12,7 @@ import shlex
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -45,9 +45,8 @@ _LATER = (408, 425, 429)
 class UnsentError(TrackingError):
     """The training is over, and what it measured waits on local disk."""
 
-    def __init__(self, message: str, where: Path, folders: Mapping[str, Path]) -> None:
+    def __init__(self, message: str, folders: Mapping[str, Path]) -> None:
         super().__init__(message)
-        self.where = where  # the folder that holds all that waits
         self.folders = folders  # run to a folder in which something of it waits
 
 
@@ -306,13 +305,15 @@ def unsent_error(sender: Sender) -> UnsentError | None:
     if not left:
         return None
     count = sum(map(len, left.values()))
-    folders = sorted({entry.file.parent for entries in left.values() for entry in entries})
-    at = folders[0] if len(folders) == 1 else Path(os.path.commonpath(folders))
+    folders = {entry.file.parent for entries in left.values() for entry in entries}
+    # Of an ensemble's runs one folder holds all of theirs; on two disks there are two.
+    beside = Counter(folder.parent for folder in folders)
+    places = sorted({f.parent if beside[f.parent] > 1 else f for f in folders})
     why = f" ({sender.problem})" if sender.problem else ""
+    send = " and ".join(f"'clear-mlflow sync {shlex.quote(str(place))}'" for place in places)
     return UnsentError(
         f"the tracking store did not take {count} files of rows and metrics{why}; they are in "
-        f"{at}: send them with 'clear-mlflow sync {shlex.quote(str(at))}'",
-        at,
+        f"{' and '.join(map(str, places))}: send them with {send}",
         {run_id: entries[-1].file.parent for run_id, entries in left.items()},
     )
 

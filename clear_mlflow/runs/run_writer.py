@@ -109,7 +109,7 @@ class RunWriter:
             sender.close()
         unsent = unsent_error(sender)
         if sender.lost is not None:
-            left = f"; what it lacks of that is kept in {unsent.where}" if unsent else ""
+            left = f"; {unsent}" if unsent else ""
             raise LostRunError(f"{sender.lost}; what this one measured since is not stored{left}")
         if unsent:
             raise unsent from error
@@ -283,16 +283,14 @@ class RunWriter:
 
     def _beat(self) -> None:
         """Say that the runs live, and draw what was measured since this was last called."""
-        if self.sender.is_away:
-            return
         try:
             for run_id in self._alive:
                 beat(self.client, self.sender.hold.check(run_id))
         except Exception:  # the sender reports a store that is away, the next row a lost run
             return
-        matrix, self._undrawn = self._undrawn, None
-        if matrix is None:
+        if self.sender.is_away or self._undrawn is None:
             return
+        matrix, self._undrawn = self._undrawn, None
         title = f"{self._run_name}, after {matrix.num_rows} buckets"
         try:
             self.client.log_image(

@@ -101,7 +101,7 @@ def _sync_one(folder: Path) -> Synced:
             done = detail != _MEMBERS_WAIT
         finally:
             journal.close(remove=done)
-    except ClearError as error:
+    except (ClearError, OSError) as error:
         return Synced(folder, run_id, sent, str(error), done=False)
     links: tuple[str, ...] = ()
     with suppress(ClearError), mlflow_errors(f"look at run {run_id}"):  # it is stored and closed

@@ -329,7 +329,7 @@ def test_what_is_wrong_is_one_line_and_changes_nothing(project, interrupted):
     ("given", "told"),
     [
         ({"epochs": "5", "seed": "0"}, "epochs is 5 and the run has 15"),
-        ({"seed": "1", "lr": "0.5"}, "seed is 1 and the run has 0; lr is 0.5 and the run has 1"),
+        ({"seed": "1", "lr": "0.5"}, "lr is 0.5 and the run has 1.0; seed is 1 and the run has 0"),
         ({"strategy": "replay"}, "strategy is replay and the run has linear"),
     ],
 )
@@ -414,8 +414,8 @@ def test_runs_that_cannot_be_resumed_say_why(interrupted, tmp_path):
             read_resume_point(client, which, tmp_path)
         assert isinstance(problem.value, ClearError)
 
-    refused(TrackingError, "there is no such run", "0" * 32)
-    refused(TrackingError, "there is no such run", "../../etc")
+    refused(TrackingError, "no such run", "0" * 32)
+    refused(TrackingError, "no such run", "../../etc")
     shutil.rmtree(artifacts(run) / "training_state")
     refused(TrackingError, "rows 0 to .* and no training state")
     (artifacts(run) / "config.json").write_text('{"epochs": 5}')

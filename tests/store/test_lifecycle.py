@@ -3,7 +3,6 @@
 import json
 import signal
 import statistics
-from pathlib import Path
 
 import mlflow
 import pytest
@@ -204,7 +203,7 @@ def test_how_a_training_in_a_child_ended(error, received, died, expected):
     found = result_of(error, "r", received, died)
     assert (found.exit_code, found.status) == expected
     assert found.run_id == "r"
-    unsent = UnsentError("waits", Path("unsent"), {})
+    unsent = UnsentError("waits", {})
     unsent.__cause__ = error
     found = result_of(unsent, "r", received, died)
     assert (found.exit_code, found.status, found.unsent) == (*expected, unsent)
@@ -223,14 +222,14 @@ def test_how_a_training_in_this_process_ended():
     assert (found.status, found.diverged.seed, found.error) == ("FAILED", 3, "no number")
     assert result_of(ValueError("x"), "r").error == "ValueError: x"
     assert not result_of(ValueError("x"), "r").diverged
-    unsent = result_of(UnsentError("waits", Path("unsent"), {}), "r")
+    unsent = result_of(UnsentError("waits", {}), "r")
     assert (unsent.exit_code, unsent.status) == (2, "FINISHED")
 
 
 def test_how_it_ended_is_kept_where_the_store_is_away(store, experiment_id):
     """And sync closes the run so, though evaluate has called it KILLED meanwhile."""
     run_id = running(store, experiment_id)
-    unsent = UnsentError("waits", Path("unsent"), {})
+    unsent = UnsentError("waits", {})
     unsent.__cause__ = DivergedError("no number")
     result = close(store, run_id, result_of(unsent, run_id))
     assert result.exit_code == 2

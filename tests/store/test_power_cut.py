@@ -102,7 +102,7 @@ def test_every_cut_leaves_what_sync_resume_and_evaluate_work_from(cuts, store, t
             score(store, run_id)
             scored.add(len(found))
         if not found and not _has_config(store, run_id):
-            with pytest.raises(TrackingError, match=r"it lacks config\.json"):
+            with pytest.raises(TrackingError, match=r"lacks config\.json"):
                 read_resume_point(store, run_id, tmp_path)
             without_config += 1
             continue

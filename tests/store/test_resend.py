@@ -3,13 +3,17 @@
 import json
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import PERMISSION_DENIED
 from stored_runs import row_texts, rows_folder, stored_run
 
-from clear_mlflow.core.errors import RecordError
+from clear_mlflow.core.errors import RecordError, TrackingError
 from clear_mlflow.core.record import ROWS_FOLDER
+from clear_mlflow.journal import sender
 from clear_mlflow.journal.journal import Journal
 from clear_mlflow.journal.resend import send_waiting
 from clear_mlflow.runs.sync import sync_each
+from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.rows import read_rows
 
 CORRECT = [[1, 2], [6, 3], [4, 7]]
@@ -67,6 +71,41 @@ def test_of_two_in_one_journal_the_first_counts(store, run, journal):
     with pytest.raises(RecordError, match=r"contradicts row_002\.json"):
         list(send_waiting(store, run, journal))
     assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT
+
+
+def test_what_a_store_never_takes_holds_nothing_else_up(store, run, journal, monkeypatch):
+    """It stays, and is reported; what waits behind it is stored."""
+
+    def refusing(client, run_id, content, artifact):
+        if artifact == "too/large.bin":
+            raise MlflowException("too large", PERMISSION_DENIED)
+        log_durably(client, run_id, content, artifact)
+
+    monkeypatch.setattr(sender, "log_durably", refusing)
+    journal.append("too/large.bin", b"x")
+    put(journal, "row_002.json", row_texts(CORRECT)["row_002.json"])
+    with pytest.raises(TrackingError, match="too large"):
+        list(send_waiting(store, run, journal))
+    assert [entry.artifact for entry in journal.entries()] == ["too/large.bin"]
+    assert [list(record.row.correct) for record in read_rows(store, run).values()] == CORRECT
+
+
+def test_a_journal_that_cannot_be_read_stops_no_other(store, run, journal, tmp_path, monkeypatch):
+    """As on a disk with a fault."""
+    journal.close()
+    broken = Journal.create(tmp_path / "broken", run.info.run_id, store.tracking_uri)
+    broken.close()
+    end = Journal.end
+
+    def failing(self):
+        if self.folder == broken.folder:
+            raise OSError(5, "Input/output error")
+        return end(self)
+
+    monkeypatch.setattr(Journal, "end", failing)
+    first, second = sync_each([broken.folder, journal.folder])
+    assert (first.done, second.done) == (False, True)
+    assert "Input/output error" in first.detail
 
 
 @pytest.mark.parametrize("name", ["row_001.json", "row_003.json"])

@@ -150,6 +150,20 @@ def test_what_a_store_never_takes_stays_in_the_journal(store, run_id):
     assert left_of(run_id) == {"a.txt": b"a", "b.txt": b"b"}
 
 
+def test_what_waits_on_two_disks_is_named_by_both(store, run_id, tmp_path, monkeypatch):
+    """The first one was full: each place with the command that sends what is in it."""
+    monkeypatch.chdir(tmp_path)
+    sender = Sender(store)
+    for name in ("a", "b"):
+        sender.open(run_id)
+        put(sender, run_id, name)
+    message = str(unsent_error(sender))
+    sender.close()
+    places = left_journals(run_id)
+    assert len(places) == 2
+    assert all(f"'clear-mlflow sync {place}'" in message for place in places)
+
+
 def test_who_keeps_a_file_knows_when_the_store_has_it(store, run_id):
     """None is the answer then; while it is away it is the reason, at once."""
     sender = opened(Stutters(store.tracking_uri, b=[later() for _ in range(10_000)]), run_id)

@@ -70,9 +70,9 @@ def test_of_two_that_go_on_at_once_one_works(store, sweep):
     above = sweep().run_id
 
     class Late(MlflowClient):
-        def log_param(self, run_id, key, value, **options):
+        def log_param(self, run_id, key, value, synchronous=None):
             super().log_param(run_id, key, elsewhere())
-            return super().log_param(run_id, key, value, **options)
+            return super().log_param(run_id, key, value)
 
     with pytest.raises(TrackingError, match="another process trains into run"):
         sweep(Late(store.tracking_uri))

@@ -14,6 +14,7 @@ from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.run_writer import RunWriter
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
+from clear_mlflow.store.heartbeat import holding
 
 ASKED = {"seed": "7", "epochs": "auto"}
 
@@ -110,6 +111,17 @@ def test_while_a_run_trains_its_newest_row_is_drawn(store, experiment_id, monkey
     drawn = sorted((key, step) for key, _, step, *_, last in files if last.endswith(".png"))
     by_row = f"images/{names.IMAGE_PER_ROW}"
     assert drawn == [(f"images/{names.IMAGE_FINAL}", "0"), (by_row, "0"), (by_row, "2")]
+
+
+def test_a_run_lives_while_its_artifact_store_is_away(store, experiment_id):
+    """A heartbeat is of the tracking store alone."""
+    run = store.create_run(experiment_id, tags=holding())
+    writer = RunWriter(store, run.info.run_id, ())
+    writer.sender.problem = TrackingError("the bucket is not there")
+    before = run.data.tags[names.PROCESS_TAG]
+    store.set_tag(run.info.run_id, names.PROCESS_TAG, before.replace("alive_at", "before"))
+    writer._beat()
+    assert "alive_at" in store.get_run(run.info.run_id).data.tags[names.PROCESS_TAG]
 
 
 def test_tags_params_and_dataset(finished):
