@@ -278,7 +278,7 @@ def take_over(client: MlflowClient, point: ResumePoint, *, assume_dead: bool = F
 
 
 def claim(client: MlflowClient, run: Run) -> int:
-    """Say that this process goes on with a run, for which time; of several at once, one can."""
+    """Say that this process continues a run, for which time; of several at once, one can."""
     run_id = run.info.run_id
     claims = _claims(run)
     if len(claims) > _resumes(run) and begins_now(claims[-1]):
