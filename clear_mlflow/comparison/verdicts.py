@@ -6,6 +6,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 from clear_mlflow.comparison.groups import Group, cut
 from clear_mlflow.comparison.pairs import Pair, PairPlan
 from clear_mlflow.comparison.sentences import (
@@ -24,7 +27,6 @@ from clear_mlflow.statistics import (
     Interval,
     TTest,
     hedges_g,
-    holm,
     holm_factors,
     paired_t,
     seeds_needed,
@@ -32,6 +34,9 @@ from clear_mlflow.statistics import (
 )
 from clear_mlflow.statistics.power import FEWEST, MOST
 
+# How far a seed lies from the others, in spans of these, and how many times the spread of the other
+# method a spread is, before it is said: of five normal values in 3 and in 0.4 % of comparisons.
+_FAR, _UNLIKE, _JUDGED = 3, 6, 5
 _PAIRED, _WELCH, _BOOTSTRAP = "paired t-test", "Welch's t-test", "paired bootstrap"
 _ASSUMED = {
     _PAIRED: "The paired t-test takes the differences by seed as normally distributed.",
@@ -71,7 +76,7 @@ class Verdict:
     adjusted_interval: Interval | None = None  # leaves out 0 just where the adjusted p is small
     hedges_g: float | None = None
     equivalence: Equivalence | None = None
-    more_seeds: tuple[int, int] | None = None  # of A and of B, for a power of 80 %
+    more_seeds: int | None = None  # new ones of each, compared alone: for a power of 80 %
 
 
 def judge_pairs(
@@ -92,8 +97,10 @@ def judge_pairs(
     known: dict[Pair, _Evidence] = {}
     for pair in plan.pairs:
         a, b = (groups[position] for position in pair)
-        images = _over_images(*correct[pair], bootstraps[a.setting]) if pair in correct else {}
-        found = images.get(metric.name) or _over_seeds(a, b, metric.name)
+        found = None
+        if pair in correct:
+            found = _over_images(*correct[pair], bootstraps[a.setting], metric.name)
+        found = found or _over_seeds(a, b, metric.name)
         if found is not None:
             known[pair] = found
     tested = {pair: found for pair, found in known.items() if found.is_testable}
@@ -117,9 +124,10 @@ def tests_about(verdicts: Sequence[Verdict], level: float) -> str:
     if not used:
         return ""
     sentences = [assumed for method, assumed in _ASSUMED.items() if method in used]
+    how = "Bonferroni's" if any(verdict.equivalence for verdict in verdicts) else "Holm's"
     sentences.append(
-        "Interval and p-value are of one test and adjusted by Holm's method: of comparisons of "
-        f"equal methods at most {100 * (1 - level):.2g} % contain any finding."
+        f"Interval and p-value are of one test and adjusted by {how} method: where values are so, "
+        f"at most {100 * (1 - level):.2g} % of comparisons of equal methods contain any finding."
     )
     return " ".join(sentences)
 
@@ -133,6 +141,7 @@ class _Evidence:
     difference: float  # a - b
     t: TTest | None  # None: nothing varies
     values: tuple[list[float], list[float]] | None  # one per seed; None: over images
+    seeds: tuple[Sequence[int | None], Sequence[int | None]] = ((), ())  # of the values
 
     @property
     def fewest(self) -> int:
@@ -154,17 +163,20 @@ def _over_seeds(a: Group, b: Group, metric: str) -> _Evidence | None:
     by_a = {subject.record.seed: value for subject, value in of_a}
     by_b = {subject.record.seed: value for subject, value in of_b}
     lost_a, lost_b = ({_seed(run) for run in group.diverged} for group in (a, b))
+    seeds: tuple[Sequence[int | None], Sequence[int | None]]
     common = [seed for seed in by_a if seed in by_b and seed is not None]
     smaller, larger = sorted([by_a.keys() | lost_a, by_b.keys() | lost_b], key=len)
     is_whole = len(by_a) == len(of_a) and len(by_b) == len(of_b)
     if is_whole and None not in smaller and smaller <= larger and len(common) > 1:
+        seeds = (common, common)
         values = [by_a[seed] for seed in common], [by_b[seed] for seed in common]
         method, counts, t = _PAIRED, f"{len(common)} shared seeds", paired_t(*values)
     else:
+        seeds = [run.record.seed for run, _ in of_a], [run.record.seed for run, _ in of_b]
         values = [value for _, value in of_a], [value for _, value in of_b]
         method, counts, t = _WELCH, f"{len(of_a)} and {len(of_b)} seeds", welch_t(*values)
     difference = math.fsum(values[0]) / len(values[0]) - math.fsum(values[1]) / len(values[1])
-    return _Evidence(method, counts, difference, t, values)
+    return _Evidence(method, counts, difference, t, values, seeds)
 
 
 def _seed(run: Subject | RowlessRun) -> int | None:
@@ -172,21 +184,14 @@ def _seed(run: Subject | RowlessRun) -> int | None:
 
 
 def _over_images(
-    a: CorrectMatrix, b: CorrectMatrix, bootstrap: ImageBootstrap
-) -> dict[str, _Evidence]:
-    """The bootstrap's standard error, with the normal distribution.
-
-    Counted p-values of 2,000 resamples end at 0.001: too large to be adjusted for many pairs.
-    """
-    found = {}
-    for name, test in bootstrap.test(a, b).items() if a.num_rows == b.num_rows else ():
-        if test.error > 0:
-            t = TTest(test.difference, test.error, math.inf, test.n, test.n, paired=True)
-            counts = (
-                f"{test.n:,} test images of one training each, which says nothing about other seeds"
-            )
-            found[name] = _Evidence(_BOOTSTRAP, counts, test.difference, t, None)
-    return found
+    a: CorrectMatrix, b: CorrectMatrix, bootstrap: ImageBootstrap, metric: str
+) -> _Evidence | None:
+    """The bootstrap's test of two runs of one length; None where it has none of the metric."""
+    t = bootstrap.test(a, b).get(metric) if a.num_rows == b.num_rows else None
+    if t is None:
+        return None
+    counts = f"{t.n_a:,} test images of one training each, which says nothing about other seeds"
+    return _Evidence(_BOOTSTRAP, counts, t.difference, t, None)
 
 
 @dataclass(frozen=True)
@@ -204,9 +209,12 @@ class _Judge:
 
         def adjusted(p_values: Sequence[float]) -> Iterator[tuple[float, float]]:
             family = self.sentences.comparisons
-            return zip(
-                holm(p_values, family=family), holm_factors(p_values, family=family), strict=True
-            )
+            factors = holm_factors(p_values, family=family)
+            # Of a pair that is asked both for a difference and for equivalence one may be false
+            # at a time: that many tests at alpha / family err in alpha together (Bonferroni).
+            if margin is not None:
+                factors = [float(family)] * len(p_values)
+            return ((min(1.0, f * p), f) for p, f in zip(p_values, factors, strict=True))
 
         equivalences: list[Equivalence | None] = [None] * len(known)
         if margin is not None:
@@ -236,7 +244,7 @@ class _Judge:
                 size = hedges_g(*found.values)
                 beside += [] if size is None else [f"Effect size: Hedges' g {abs(size):.1f}."]
                 if outcome not in (DIFFERENT, EQUIVALENT):
-                    more, how_many = self._more(found, alpha / factor)
+                    more, how_many = self._more(t, alpha / self.sentences.comparisons)
                     beside.append(how_many)
             verdicts[pair] = Verdict(
                 a=pair[0],
@@ -275,7 +283,7 @@ class _Judge:
                 f"Too few seeds to say whether {one} and {other} differ at {metric}: {lead} over "
                 f"{found.counts}, and a verdict takes {FEWEST}{remarks}."
             )
-            more, how_many = self._more(found, (1 - self.sentences.level) / family)
+            more, how_many = self._more(found.t, (1 - self.sentences.level) / family)
             beside = [how_many]
         elif abs(found.difference) <= 1e-12:
             sentence = f"{one} and {other} gave the same {metric} over {found.counts}{remarks}."
@@ -307,28 +315,57 @@ class _Judge:
                 )
             if group.is_deterministic:
                 remarks += f"; all seeds of {cut(group.name)} gave the same matrix"
+        return remarks + self._of_other_spread(pair, found)
+
+    def _of_other_spread(self, pair: Pair, found: _Evidence) -> str:
+        """A seed far from all others, and methods of unlike spread: there the tests err more."""
+        if found.values is None:
+            return ""
+        a, b = found.values
+        if found.method == _PAIRED:
+            far = _far_from_others(np.subtract(a, b))
+            return "" if far is None else f"; seed {found.seeds[0][far]} differs unlike all others"
+        remarks = ""
+        names = [cut(self.groups[position].name) for position in pair]
+        for name, values, seeds in zip(names, found.values, found.seeds, strict=True):
+            if (far := _far_from_others(values)) is not None:
+                seed = "one seed" if seeds[far] is None else f"seed {seeds[far]}"
+                remarks += f"; {seed} of {name} is far from all others"
+        small, large = sorted([(float(np.std(a)), names[0]), (float(np.std(b)), names[1])])
+        if min(len(a), len(b)) >= _JUDGED and large[0] > _UNLIKE * small[0]:
+            remarks += f"; {large[1]} varies {_UNLIKE} times as much as {small[1]}"
         return remarks
 
-    def _more(self, found: _Evidence, alpha: float) -> tuple[tuple[int, int] | None, str]:
-        """How many more seeds A and B would take, and a sentence on it."""
-        t, what = found.t, "the difference"
+    def _more(self, t: TTest | None, alpha: float) -> tuple[int | None, str]:
+        """How many new seeds it would take, which are tested alone, and a sentence on it."""
         if t is None:
-            needed, sentence = FEWEST, f"At least {FEWEST} seeds of each are needed"
-        else:
-            candidates = [(seeds_needed(t, alpha=alpha), what)]
-            if self.margin is not None and abs(t.difference) < self.margin:
-                equal = seeds_needed(t, alpha=alpha, margin=self.margin)
-                candidates.append((equal, "equivalence within the margin"))
-            enough = [(n, what) for n, what in candidates if n is not None]
-            if not enough:
-                return None, (
-                    f"At this difference and spread, {MOST} seeds of each would still be too few."
-                )
-            needed, what = min(enough, key=lambda one: one[0])
-            sentence = (
-                f"At this difference and spread, {needed} seeds of each would show {what} with a "
-                "power of 80 %"
+            return FEWEST, f"At least {FEWEST} new seeds of each are needed."
+        candidates = [(seeds_needed(t, alpha=alpha), "the difference")]
+        if self.margin is not None and abs(t.difference) < self.margin:
+            equal = seeds_needed(t, alpha=alpha, margin=self.margin)
+            candidates.append((equal, "equivalence within the margin"))
+        enough = [(n, what) for n, what in candidates if n is not None]
+        if not enough:
+            return None, (
+                f"At this difference and spread, {MOST} seeds of each would still be too few."
             )
-        more = tuple(max(0, needed - len(values)) for values in found.values or ())
-        counts = f"{more[0]}" if more[0] == more[1] else f"{more[0]} and {more[1]}"
-        return (more[0], more[1]), f"{sentence}: {counts} more."
+        needed, what = min(enough, key=lambda one: one[0])
+        return needed, (
+            f"At this difference and spread, {needed} new seeds of each, compared alone, would "
+            f"show {what} with a power of 80 %."
+        )
+
+
+def _far_from_others(values: ArrayLike) -> int | None:
+    """Which of some values is three times as far from its neighbour as all others span."""
+    found = np.asarray(values, dtype=np.float64)
+    order = np.argsort(found)
+    ordered = found[order]
+    if len(ordered) >= _JUDGED:
+        for gap, span, at in (
+            (ordered[-1] - ordered[-2], ordered[-2] - ordered[0], order[-1]),
+            (ordered[1] - ordered[0], ordered[-1] - ordered[1], order[0]),
+        ):
+            if gap > max(_FAR * span, 1e-12):
+                return int(at)
+    return None

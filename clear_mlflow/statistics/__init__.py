@@ -9,11 +9,8 @@ from clear_mlflow.statistics.correctness import CorrectMatrix
 from clear_mlflow.statistics.intervals import Interval
 from clear_mlflow.statistics.multiple import holm, holm_factors
 from clear_mlflow.statistics.paired import (
-    BootstrapTest,
     ImageBootstrap,
-    PairedTest,
     mcnemar_cells,
-    mcnemar_exact,
 )
 from clear_mlflow.statistics.power import power, seeds_needed
 from clear_mlflow.statistics.seeds import (
@@ -26,18 +23,15 @@ from clear_mlflow.statistics.seeds import (
 )
 
 __all__ = [
-    "BootstrapTest",
     "CorrectMatrix",
     "ImageBootstrap",
     "Interval",
-    "PairedTest",
     "SeedSummary",
     "TTest",
     "hedges_g",
     "holm",
     "holm_factors",
     "mcnemar_cells",
-    "mcnemar_exact",
     "paired_t",
     "power",
     "seed_summary",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.text import shown
@@ -33,27 +32,19 @@ def holm(p_values: Sequence[float], *, family: int | None = None) -> list[float]
     >>> [round(p, 2) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
-    return [float(p) for p in np.minimum(1.0, _adjusted(p_values, family))]
+    factors = holm_factors(p_values, family=family)
+    return [min(1.0, factor * p) for factor, p in zip(factors, p_values, strict=True)]
 
 
 def holm_factors(p_values: Sequence[float], *, family: int | None = None) -> list[float]:
     """By how much Holm's adjustment multiplies each p-value, at least 1; arguments as of holm.
 
     An interval at a level of ``1 - alpha / factor`` agrees with the adjusted test: it leaves out 0
-    just where the adjusted p-value is at most alpha.
+    just where the adjusted p-value is at most alpha. Of a p of 0 the factor is the family's size.
 
     >>> [round(factor, 2) for factor in holm_factors([0.01, 0.04, 0.03])]
     [3.0, 1.5, 2.0]
     """
-    plain = np.array(p_values, dtype=np.float64)
-    adjusted = _adjusted(p_values, family)
-    most = np.full(len(plain), float(len(plain) if family is None else family))
-    factors = np.divide(adjusted, plain, out=most, where=plain > 0)
-    return [float(factor) for factor in factors]
-
-
-def _adjusted(p_values: Sequence[float], family: int | None) -> NDArray[np.float64]:
-    """Without the bound of 1."""
     found = np.array(p_values, dtype=np.float64)
     if found.ndim != 1 or not bool(((found >= 0) & (found <= 1)).all()):
         raise RecordError(f"p-values are {shown(p_values)}; expected numbers from 0 to 1")
@@ -61,7 +52,8 @@ def _adjusted(p_values: Sequence[float], family: int | None) -> NDArray[np.float
     if size < len(found):
         raise RecordError(f"{len(found)} p-values of a family of {size} arrived; expected no more")
     order = np.argsort(found, kind="stable")
-    adjusted = np.empty(len(found))
-    factors = np.arange(size, size - len(found), -1)
-    adjusted[order] = np.maximum.accumulate(factors * found[order])
-    return adjusted
+    ordered, factors = found[order], np.full(len(found), float(size))
+    adjusted = np.maximum.accumulate(np.arange(size, size - len(found), -1) * ordered)
+    above = ordered > 0
+    factors[order[above]] = adjusted[above] / ordered[above]
+    return [float(factor) for factor in factors]

@@ -27,12 +27,12 @@ def next_grids(comparison: Comparison) -> dict[str, str]:
 
 
 def _more_seeds(comparison: Comparison) -> str | None:
-    """A sweep's file that trains the seeds that undecided verdicts ask for; None: none does."""
+    """The sweep of new seeds that undecided verdicts ask for, which it compares alone; or None."""
     needed: Counter[int] = Counter()
     for verdict in comparison.verdicts:
         if verdict.more_seeds is not None:
-            for position, count in zip((verdict.a, verdict.b), verdict.more_seeds, strict=True):
-                needed[position] = max(needed[position], count)
+            for position in (verdict.a, verdict.b):
+                needed[position] = max(needed[position], verdict.more_seeds)
     used = [run.record.seed for run in comparison.subjects]
     used += [run.seed for group in comparison.groups for run in group.rowless]
     # The same new seeds for all: methods that share seeds differ visibly with fewer.

@@ -134,6 +134,8 @@ def test_holms_factor_is_the_level_of_an_interval(found: list[float], more: int)
     for p, factor, after in zip(found, holm_factors(found, family=family), adjusted, strict=True):
         assert factor >= 1 - 1e-9
         assert min(1.0, p * factor) == pytest.approx(after)
+    # Of a p of 0 no factor follows from the adjusted p: it is that of the whole family.
+    assert holm_factors([0.0, 0.5, 0.0], family=3 + more) == [3 + more, 1 + more, 3 + more]
 
 
 p_values = st.lists(st.floats(0, 1), min_size=1, max_size=6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import math
 from pathlib import Path
@@ -18,7 +19,7 @@ from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.comparison.terminal_summary import comparison_text
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.statistics import hedges_g, holm
+from clear_mlflow.statistics import TTest, hedges_g, holm, paired_t, seeds_needed
 
 BY = ("strategy", "dataset")
 SCORE = "clear/challenge_score"
@@ -130,9 +131,9 @@ def test_verdicts_are_on_the_metric_that_ranks() -> None:
 
 
 def test_equal_methods_are_called_different_in_few_comparisons() -> None:
-    """Simulated: 200 comparisons of four equal methods with three shared seeds."""
+    """Simulated: 120 comparisons of four equal methods with three shared seeds."""
     verdicts = 0
-    times = 200
+    times = 120
     for time in range(times):
         seeds = range(3 * time, 3 * time + 3)
         found = compared(
@@ -151,7 +152,8 @@ def test_two_seeds_are_told_how_many_more() -> None:
         f"Too few seeds to say whether replay and naive differ at {SCORE}: replay is ahead by "
     )
     assert verdict.more_seeds is not None
-    assert verdict.more_seeds[0] == verdict.more_seeds[1] >= 1
+    assert verdict.more_seeds >= 3
+    assert f"{verdict.more_seeds} new seeds of each, compared alone, would" in verdict.beside[0]
     assert "with a power of 80 %" in verdict.beside[0]
     assert "normally distributed" not in printed(found), "speaks only of tests that were used"
 
@@ -281,10 +283,10 @@ def test_real_runs_are_judged_as_published() -> None:
     )
     assert undecided.beside == (
         "Effect size: Hedges' g 0.6.",
-        "At this difference and spread, 12 seeds of each would show the difference with a power of "
-        "80 %: 9 more.",
+        "At this difference and spread, 16 new seeds of each, compared alone, would show the "
+        "difference with a power of 80 %.",
     )
-    equal, better, _ = compared(trained_runs(5), margin=0.01).verdicts
+    equal, better, last = compared(trained_runs(5), margin=0.01).verdicts
     assert equal.sentence == (
         "replay and er_ace are equivalent at clear/challenge_score within 1 percentage point: "
         "replay is ahead by 0.3 percentage points (90 % interval -0.2 to 0.7, two one-sided tests: "
@@ -295,3 +297,76 @@ def test_real_runs_are_judged_as_published() -> None:
         "interval 1.2 to 3.3, p = 0.0032, adjusted for 3 comparisons; paired t-test over 5 shared "
         "seeds)."
     )
+    # By Bonferroni's method, as both a difference and equivalence are asked for.
+    assert "(95 % interval 0.8 to 3.1, p = 0.0073, adjusted for 3 comparisons;" in last.sentence
+
+
+def test_seeds_that_are_named_are_enough_by_themselves() -> None:
+    """Of four methods too, whatever the other pairs show: in four of five tries."""
+    found = compared([r for i in range(4) for r in runs(f"m{i}", 70 + i, range(4), spread=9)])
+    undecided = [v for v in found.verdicts if v.outcome == "not shown"]
+    assert len(undecided) > 1
+    for verdict in undecided:
+        test = paired_t(values(found, verdict.a), values(found, verdict.b))
+        assert test is not None
+        assert verdict.more_seeds == seeds_needed(test, alpha=0.05 / 6)
+    draws, times = np.random.default_rng(0), 400
+    test = TTest(1.0, 1 / math.sqrt(4), 3, 4, 4, paired=True)
+    needed = seeds_needed(test, alpha=0.05 / 6)
+    assert needed is not None
+    shown = 0
+    for _ in range(times):
+        # A is one deviation of the difference ahead of B, and the two others are as good as A.
+        methods = draws.normal(0, math.sqrt(0.5), (4, needed)) + np.array([[1], [0], [1], [1]])
+        tests = [paired_t(a, b) for a, b in itertools.combinations(methods, 2)]
+        shown += holm([t.p_value for t in tests if t])[0] <= 0.05
+    assert shown >= stats.binom.ppf(1e-3, times, 0.8)
+
+
+@pytest.mark.parametrize("seeds", [2, 3])
+def test_new_seeds_alone_find_what_is_not_there_as_rarely_as_any(seeds: int) -> None:
+    """Simulated: two equal methods, undecided, and then as many new seeds as were named."""
+    draws, looks, wrong = np.random.default_rng(seeds), 0, 0
+    for _ in range(700):
+        first = paired_t(*draws.normal(size=(2, seeds)))
+        needed = first and seeds_needed(first)
+        if first is None or needed is None or (seeds > 2 and first.p_value <= 0.05):
+            continue
+        second = paired_t(*draws.normal(size=(2, needed)))
+        looks, wrong = looks + 1, wrong + (second is not None and second.p_value <= 0.05)
+    assert looks > 100
+    assert wrong <= stats.binom.ppf(1 - 1e-4, looks, 0.05)
+
+
+def test_a_seed_that_collapsed_and_unlike_spreads_are_named() -> None:
+    """Where the tests err more often than they say; of ordinary seeds nothing is said."""
+    steady = runs("a", 80, range(5))
+    (verdict,) = compared([*steady, *runs("b", 75, range(5))]).verdicts
+    assert "unlike" not in verdict.sentence
+    assert "varies" not in verdict.sentence
+    collapsed = [*runs("b", 75, range(4)), run("b", 20, 4)]
+    (verdict,) = compared([*steady, *collapsed]).verdicts
+    assert "over 5 shared seeds; seed 4 differs unlike all others)" in verdict.sentence
+    (verdict,) = compared([*runs("a", 80, range(5, 10)), *collapsed]).verdicts
+    assert "5 and 5 seeds; seed 4 of b is far from all others; b varies 6 times as much as a" in (
+        verdict.sentence
+    )
+
+
+def test_a_difference_and_equivalence_err_together_within_the_level() -> None:
+    """Simulated: a and b are equal, and c is just the margin ahead of both."""
+    wrong, times = 0, 100
+    for time in range(times):
+        seeds = range(5 * time, 5 * time + 5)
+        means = {"a": 70, "bb": 70, "ccc": 72}
+        found = compared(
+            [r for name, mean in means.items() for r in runs(name, mean, seeds, spread=3)],
+            margin=0.02,
+        )
+        names = [group.name for group in found.groups]
+        wrong += any(
+            verdict.outcome == ("equivalent" if "ccc" in pair else "different")
+            for verdict in found.verdicts
+            for pair in [{names[verdict.a], names[verdict.b]}]
+        )
+    assert wrong <= stats.binom.ppf(1 - 1e-3, times, 0.05)
