@@ -13,7 +13,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from distributed_worker import results
-from forked import ForkedPython, programs, run_python
+from forked import ForkedPython, run_python, run_shell
 from ports import free_port
 from short_stream import SLOWLY, options
 from test_end_to_end import LONG, environment, only_run, rows_folder, scores_of, stored_matrix
@@ -175,15 +175,14 @@ OURS = (sys.executable, "-m", "clear_mlflow", "train-distributed", "--processes"
 
 def test_mlflow_run_trains_in_two_processes(project, store, experiment_id):
     """The entry point gives the matrix of one process, in one run, told once."""
-    process = start(
-        project,
-        *(f"{programs()}/mlflow", "run", str(project), "--env-manager", "local"),
-        *("-e", "train_distributed"),
-        *("-P", "processes=2", "-P", "device=cpu", "-P", "features=pixels", "-P", "epochs=1"),
-        PATH=f"{programs()}{os.pathsep}{os.environ['PATH']}",
+    asked = "-P processes=2 -P device=cpu -P features=pixels -P epochs=1"
+    done = run_shell(
+        f"mlflow run {project} --env-manager local -e train_distributed {asked}",
+        env=environment(MLFLOW_EXPERIMENT_NAME="test"),
+        timeout=LONG,
     )
-    output, _ = process.communicate(timeout=LONG)
-    assert process.returncode == 0, output
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, output
     two = only_run(store, experiment_id)
     assert (two.info.status, two.data.tags[names.ROWS_TAG]) == ("FINISHED", "complete")
     assert two.data.params["processes"] == two.data.tags[names.PROCESSES_TAG] == "2"

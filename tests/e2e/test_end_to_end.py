@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
-from forked import Forked, environment, programs, run_forked
+from forked import Forked, ForkedPython, environment, run_forked
 from layout_trees import LAYOUTS, Photos
 from short_stream import SLOWLY, options
 from stored_runs import rows_folder, wait_for_row
@@ -25,15 +26,14 @@ STATUS_OF_MLFLOW = ("KILLED", "FAILED")
 LONG = 180  # seconds: a bound, not a measurement
 
 
-def mlflow_run(project, *arguments, path=None, **options):
-    """As a user types it; the programs are those of a folder where one is given."""
-    command = ["mlflow", "run", str(project), "--env-manager", "local", *arguments]
-    path = path or str(Path(sys.executable).parent)
-    return subprocess.Popen(
-        [*command, "--experiment-name", "test"],
-        executable=str(Path(path, "mlflow")),
-        env=environment(PATH=f"{path}{os.pathsep}{os.environ['PATH']}"),
-        text=True,
+def mlflow_run(project, *arguments, forked=False, **options):
+    """As a user types it; a signal to a group has to reach a shell and new interpreters."""
+    words = ["-m", "mlflow", "run", str(project), "--env-manager", "local", *arguments]
+    words += ["--experiment-name", "test"]
+    start = ForkedPython if forked else partial(subprocess.Popen, text=True)
+    return start(
+        *(words if forked else [[sys.executable, *words]]),
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         **options,
@@ -89,7 +89,7 @@ def test_mlflow_run_and_evaluate(project, store, experiment_id):
     copy = store.create_run(experiment_id)
     shutil.copytree(rows_folder(run), rows_folder(copy))
     asked = ("-e", "evaluate", "-P", f"run_id={copy.info.run_id}")
-    evaluator = mlflow_run(project, *asked, path=programs())
+    evaluator = mlflow_run(project, *asked, forked=True)
     output, _ = evaluator.communicate(timeout=LONG)
     assert evaluator.returncode == 0, output
     copied = store.get_run(copy.info.run_id)
@@ -111,7 +111,7 @@ def test_every_layout_is_the_same_dataset(project, store, experiment_id, tmp_pat
         assert done.returncode == 0, done.stderr
     asked = {"dataset": "clear10", "data_root": roots[-1], **options}
     pairs = [word for name, value in asked.items() for word in ("-P", f"{name}={value}")]
-    process = mlflow_run(project, *pairs, path=programs())
+    process = mlflow_run(project, *pairs, forked=True)
     output, _ = process.communicate(timeout=LONG)
     assert process.returncode == 0, output
     runs = store.search_runs([experiment_id])
@@ -163,9 +163,8 @@ def slowly(short_stream):
 @pytest.mark.parametrize("stop", [interrupt, terminate, kill_training])
 def test_stopped_run_is_scored_and_closed(project, store, experiment_id, short_stream, stop):
     """Rows 0 to 2 stay, with the metrics that they define; the run is never left RUNNING."""
-    # A signal to the group has to reach all of it; what is killed alone may be a fork.
-    path = programs() if stop is kill_training else None
-    process = mlflow_run(project, *slowly(short_stream), path=path, start_new_session=True)
+    asked = {"forked": stop is kill_training, "start_new_session": True}
+    process = mlflow_run(project, *slowly(short_stream), **asked)
     run = wait_for_row(store, experiment_id, 2, process)
     stop(process)
     output, _ = process.communicate(timeout=LONG)

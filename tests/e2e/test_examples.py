@@ -1,15 +1,13 @@
 """Every command that examples/README.md shows is run, in its order; the server's file is read."""
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
-from forked import programs
+from forked import environment, run_shell
 from mlflow import MlflowClient
 from mlflow.cli import cli as mlflow_command
 from released_layout import write_released
@@ -57,21 +55,15 @@ def folder(empty_store, tmp_path_factory):
 
 def run(command, folder):
     command = SHORTER.get(command, command).replace("DIR", str(folder / "data"))
-    done = subprocess.run(
+    done = run_shell(
         command.replace("SHORT_GRID", str(folder / "grid.yaml")),
-        shell=True,
         cwd=ROOT,
-        env={
-            **os.environ,
-            "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}",
-            "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
-            "MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING": "false",
+        env=environment(
+            MLFLOW_TRACKING_URI=f"sqlite:///{folder / 'mlflow.db'}",
+            MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING="false",
             **({} if "clear10" in command else {"MLFLOW_EXPERIMENT_NAME": "test"}),
-        },
-        text=True,
-        capture_output=True,
+        ),
         timeout=500,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -3,11 +3,10 @@
 import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
-from forked import programs, run_forked, run_python
+from forked import run_forked, run_python, run_shell
 from mlflow import MlflowClient
 from released_layout import write_released
 
@@ -76,16 +75,7 @@ def test_command(store, experiment_id, trained, monkeypatch, tmp_path, command):
         command += " --experiment-name test"
         if " -e " not in command:
             command += SHORT if "clear10" in command else SHORTER
-    done = subprocess.run(
-        command,
-        shell=True,
-        cwd=ROOT,
-        env={**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}"},
-        text=True,
-        capture_output=True,
-        timeout=300,
-        check=False,
-    )
+    done = run_shell(command, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     for found in store.search_runs([experiment_id], "tags.strategy != ''"):
         assert found.info.status == "FINISHED"

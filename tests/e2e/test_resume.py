@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import shutil
 import signal
@@ -20,7 +19,7 @@ import mlflow
 import psutil
 import pytest
 from damaged_journals import DAMAGES
-from forked import Forked, environment, programs
+from forked import Forked, environment, run_shell
 from mlflow import MlflowClient
 from safetensors.numpy import load_file
 from stored_runs import rows_folder, wait_for_row
@@ -291,14 +290,9 @@ def test_two_resumes_at_once(project, interrupted):
 def test_mlflow_run_goes_on_with_another_run(project, interrupted):
     """The run that mlflow run opens says what it is, is closed, and is passed over by evaluate."""
     client, run_id = interrupted
-    command = ["mlflow", "run", str(project), "--env-manager", "local", "-P", f"resume={run_id}"]
-    done = subprocess.run(
-        [f"{programs()}/mlflow", *command[1:], "--experiment-name", "test"],
-        env={**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}"},
-        text=True,
-        capture_output=True,
+    done = run_shell(
+        f"mlflow run {project} --env-manager local -P resume={run_id} --experiment-name test",
         timeout=LONG,
-        check=False,
     )
     assert done.returncode == 0, done.stderr
     resumed = client.get_run(run_id)

@@ -3,8 +3,6 @@
 import csv
 import io
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import mlflow
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from comparisons import NUM_TEST, counts, log_predictions, log_run
-from forked import programs
+from forked import run_python
 from html_pages import Page
 
 from clear_mlflow import AccuracyMatrix
@@ -210,14 +208,7 @@ def test_parameters_quoted_by_mlflow_group_as_they_were_meant(store, experiment_
 def test_mlflow_run_fills_its_own_run(store, experiment_id, runs, project, tmp_path):
     """The entry point's run is the comparison: one run, named, and not among the compared."""
     options = ("--env-manager", "local", "--experiment-name", "test", "-P", "experiment=test")
-    done = subprocess.run(
-        [str(Path(programs(), "mlflow")), "run", str(project), "-e", "compare", *options],
-        env={**os.environ, "PATH": f"{programs()}{os.pathsep}{os.environ['PATH']}"},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=tmp_path,
-    )
+    done = run_python("-m", "mlflow", "run", str(project), "-e", "compare", *options, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     run, folder = comparison_of(store, experiment_id)
     assert run.info.status == "FINISHED"

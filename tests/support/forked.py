@@ -12,6 +12,7 @@ import io
 import multiprocessing
 import os
 import runpy
+import shlex
 import signal
 import socket
 import subprocess
@@ -32,6 +33,8 @@ _LOADED = [
     "git",
     "matplotlib.backends.backend_agg",
     "matplotlib.figure",
+    "mlflow.cli",
+    "mlflow.projects.backend.local",
     "mlflow.store.tracking.sqlalchemy_store",
     "torchvision.models",
     "clear_mlflow.cli",
@@ -127,6 +130,9 @@ class _ForkedToo(_Popen):
 
     def __new__(cls, args: Any, **options: Any) -> Any:
         words = [] if isinstance(args, str) else [word for word in args if word != "-u"]
+        if words[:2] == ["bash", "-c"]:  # mlflow run
+            options.pop("close_fds")
+            words = [sys.executable, *shlex.split(words[2])[1:]]
         if words[:2] == [sys.executable, "-m"] and words[2].startswith(PROGRAM):
             return ForkedPython(*words[1:], **options)
         return super().__new__(cls)
@@ -190,6 +196,17 @@ def run_python(
     if check:
         done.check_returncode()
     return done
+
+
+def run_shell(line: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """What a user types: ``mlflow``, ``clear-mlflow`` and ``python`` are forked."""
+    program, *words = shlex.split(line)
+    if program == "python":
+        return run_python(*words, **options)
+    if program in ("mlflow", "clear-mlflow"):
+        return run_python("-m", program.replace("-", "_"), *words, **options)
+    options = {"env": environment(), **options}
+    return subprocess.run(line, shell=True, text=True, capture_output=True, check=False, **options)
 
 
 def programs() -> str:
