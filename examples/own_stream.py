@@ -1,7 +1,7 @@
 """A stream of your own, three ways: a folder for each year, a table of dates, and a function.
 
 The images are made here, shapes whose colours drift from 2004 to 2008, and written to a folder. A
-training on that folder, on a table of the same images, and on what the function below gives
+training on that folder, on a Parquet table of the same images, and on what the function below gives
 are one stream: the same digest, and the same accuracy matrix. From the folder that holds
 ``examples``, a stream of a function is trained on like any other:
 
@@ -12,12 +12,13 @@ Run as a program, ``python examples/own_stream.py`` makes a folder that goes whe
 
 from __future__ import annotations
 
-import csv
 import tempfile
 from datetime import date
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from PIL import Image, ImageDraw
 
 import clear_mlflow
@@ -40,7 +41,7 @@ def shapes(root: Path, *, first: int = YEARS[0]) -> Listing:
 
 
 def write(root: Path) -> None:
-    """Make DIR/YEAR/CLASS/*.png, and photos.csv, which says the same with dates."""
+    """Make DIR/YEAR/CLASS/*.png, and photos.parquet, which says the same with dates."""
     draws = np.random.default_rng(0)
     rows = []
     for year in YEARS:
@@ -57,9 +58,8 @@ def write(root: Path) -> None:
                 path = f"{year}/{label}/{year}-{label}-{number}.png"
                 image.save(root / path)
                 taken = date(year, 1 + number // 2, 1 + number)
-                rows.append((path, label, taken))
-    with (root / "photos.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([("path", "label", "time"), *rows])
+                rows.append({"path": path, "label": label, "time": taken})
+    pq.write_table(pa.Table.from_pylist(rows), root / "photos.parquet")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from own_streams import YEARS, write_csv, write_years
+from own_streams import YEARS, write_csv, write_parquet, write_years
 
 import clear_mlflow
 from clear_mlflow.core.errors import ConfigError, RecordError
@@ -76,10 +76,11 @@ def test_a_folder_and_its_tables_give_one_matrix(store, experiment_id, root):
     """One digest and the same rows at one seed, to the bit, however the stream is stored."""
     rows = write_years(root, train=4, test=2)
     write_csv(root / "photos.csv", rows[::-1])
+    write_parquet(root / "photos.parquet", rows)
     asked = [
         {"dataset": "folder"},
         {"dataset": "table", "dataset_args": {"table": "photos.csv", "buckets": "year"}},
-        {"dataset": "table", "dataset_args": "table=photos.csv"},
+        {"dataset": "table", "dataset_args": "table=photos.parquet"},
     ]
     matrices = [clear_mlflow.train(data_root=root, **one, **SMALL) for one in asked]
     runs = store.search_runs([experiment_id], f"tags.`{names.KIND_TAG}` = 'train'")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from released_layout import write_image
 
 YEARS = ("2004", "2005", "2006")
@@ -53,3 +56,14 @@ def write_csv(file: Path, rows: Iterable[Row]) -> None:
         writer = csv.writer(text)
         writer.writerow(Row._fields)
         writer.writerows(rows)
+
+
+def write_parquet(file: Path, rows: Iterable[Row]) -> None:
+    """The rows as a Parquet file, whose times are times and whose buckets are numbers."""
+    table = pa.Table.from_pylist(
+        [
+            {**row._asdict(), "time": datetime.fromisoformat(row.time), "bucket": int(row.bucket)}
+            for row in rows
+        ]
+    )
+    pq.write_table(table, file)

@@ -12,6 +12,7 @@ from own_streams import CLASSES, write_years
 
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.data import load_stream
+from clear_mlflow.learning.arguments import dataset_arguments
 
 FEATURES = datasets.Features(
     {
@@ -26,7 +27,7 @@ FEATURES = datasets.Features(
 def load(root, *, protocol="iid", split="auto", cache=None, **arguments):
     return load_stream(
         "huggingface",
-        str(root),
+        "auto" if root is None else str(root),
         cache_dir=cache or root.parent / "cache",
         arguments=arguments,
         protocol=protocol,
@@ -170,6 +171,19 @@ def test_what_is_no_saved_dataset_is_one_line(saved, tmp_path):
     state.write_text(json.dumps(told))
     with pytest.raises(DataError, match="expected a name in its own folder"):
         load(tmp_path / "damaged")
+
+
+def test_a_hub_that_does_not_answer_is_one_line(tmp_path, monkeypatch):
+    """With the dataset's name; a folder or a name, and not both."""
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="nobody/nothing cannot be loaded") as error:
+        load(None, hub="nobody/nothing", cache=tmp_path)
+    assert "\n" not in str(error.value)
+    for root, hub in ((None, "none"), (tmp_path, "nobody/nothing")):
+        with pytest.raises(ConfigError, match="expected one of them"):
+            load(root, hub=hub, cache=tmp_path)
+    with pytest.raises(ConfigError, match="expected a name: user/name"):
+        dataset_arguments("huggingface", "auto", {"hub": "https://host/x"})
 
 
 def test_without_the_package_it_says_what_to_install(saved, monkeypatch):

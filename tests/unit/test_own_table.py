@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import random
 import shutil
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta, timezone
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from own_streams import YEARS, Row, write_csv, write_years
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from own_streams import YEARS, Row, write_csv, write_parquet, write_years
 
 from clear_mlflow.core.errors import ConfigError, DataError
+from clear_mlflow.core.untrusted import MAX_TABLE_ROWS
 from clear_mlflow.data import load_stream, own_listing
 from clear_mlflow.learning.arguments import dataset_arguments
 
@@ -45,6 +50,7 @@ def years(tmp_path_factory) -> tuple[Path, list[Row]]:
     rows = write_years(root, train=8, test=2)
     shuffled = random.Random(0).sample(rows, len(rows))
     write_csv(root / "photos.csv", shuffled)
+    write_parquet(root / "photos.parquet", reversed(shuffled))
     return root, rows
 
 
@@ -62,12 +68,17 @@ def write(root, *lines, header="path,label,time,bucket,split"):
     ("protocol", "split"),
     [("iid", "auto"), ("iid", "2"), ("iid", "validation"), ("streaming", "auto")],
 )
-def test_a_folder_and_its_table_are_one_stream(years, protocol, split):
+def test_a_folder_its_csv_and_its_parquet_are_one_stream(years, protocol, split):
     """One digest, and the same images in the same order, under every protocol."""
     root, _ = years
     asked = {"protocol": protocol, "split": split}
     folder = load_stream("folder", str(root), cache_dir=root.parent / "cache", **asked)
-    for arguments in ({}, {"table": "photos.csv", "buckets": "year"}):
+    for arguments in (
+        {"table": "photos.csv"},
+        {"table": "photos.parquet"},
+        {"table": "photos.csv", "buckets": "year"},
+        {"table": "photos.parquet", "buckets": "year"},
+    ):
         table = load(root, **asked, **arguments)
         assert table.digest == folder.digest
         assert (table.class_names, table.split) == (folder.class_names, folder.split)
@@ -75,7 +86,8 @@ def test_a_folder_and_its_table_are_one_stream(years, protocol, split):
             assert (ours.key, ours.train.paths) == (theirs.key, theirs.train.paths)
             assert ours.test.paths == theirs.test.paths
             assert ours.train.labels.tolist() == theirs.train.labels.tolist()
-    assert load(root).source == str(root / "photos.csv")
+    assert load(root, table="photos.parquet").layout == "table (parquet)"
+    assert load(root, table="photos.csv").source == str(root / "photos.csv")
 
 
 def test_times_become_quarters_and_months(root):
@@ -177,6 +189,7 @@ def test_texts_are_taken_as_they_are(root):
 
 
 A, B = "images/a.png", "images/b.png"
+EAST = timezone(timedelta(hours=2))
 
 
 @pytest.mark.parametrize(
@@ -250,13 +263,9 @@ def test_a_column_that_is_missing_is_one_line(root, header, arguments, told):
     assert told in refusal(root, **arguments)
 
 
-def test_which_table_is_never_guessed(root):
+def test_which_table_is_never_guessed(years, root):
     """One alone is taken; else it is named, by a path that stays in the folder."""
-    (root / "a.csv").touch()
-    (root / "B.CSV").touch()
-    assert "has 2 tables ('B.CSV', 'a.csv')" in refusal(root)
-    (root / "a.csv").unlink()
-    (root / "B.CSV").unlink()
+    assert "has 2 tables ('photos.csv', 'photos.parquet')" in refusal(years[0])
     assert "has 0 tables (none)" in refusal(root)
     assert "no '..'" in refusal(root, table="../t.csv")
     assert "is missing" in refusal(root, table="t.csv")
@@ -268,13 +277,91 @@ def test_which_table_is_never_guessed(root):
     assert "leads out of" in refusal(root)
 
 
+def parquet(root, **columns):
+    given = {"path": [A, B], "label": ["x", "y"], "bucket": [1, 2], **columns}
+    pq.write_table(pa.table(given), root / "t.parquet")
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"label": [0.5, 1.5]}, "double in column 'label'; expected texts or whole numbers: regr"),
+        ({"label": [["x"], ["x", "y"]]}, "several at once are not learned here"),
+        ({"label": ["x", None]}, "row 2 has no label"),
+        ({"path": [1, 2]}, "int64 in column 'path'; expected texts"),
+        ({"split": [1, 0]}, "int64 in column 'split'; expected texts, train or test"),
+    ],
+)
+def test_columns_of_wrong_types_are_one_line(root, columns, told):
+    """Regression and several labels among them."""
+    parquet(root, **columns)
+    assert told in refusal(root)
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        [date(2004, 5, 1), date(2005, 1, 1)],
+        [datetime(2004, 5, 1), datetime(2005, 1, 1)],
+        [datetime(2004, 12, 31, 23, tzinfo=EAST), datetime(2005, 6, 1, tzinfo=EAST)],
+        [2004, 2005],
+        ["2004", "2005"],
+        pa.array(["2004", "2005"]).dictionary_encode(),
+        pa.array(["2004", "2005"], pa.large_string()),
+        pa.array([datetime(2004, 5, 1), datetime(2005, 1, 1)], pa.timestamp("ns", "Europe/Berlin")),
+    ],
+)  # fmt: skip
+def test_times_of_all_types_of_parquet(root, times):
+    """Years, days, moments with a zone and without, texts."""
+    parquet(root, time=times)
+    assert listed(root, buckets="year") == {"2004": ["a"], "2005": ["b"]}
+
+
+def test_a_parquet_file_says_beforehand_what_it_unpacks_to(root):
+    """A few bytes may become millions of rows: refused before memory is taken."""
+    number = MAX_TABLE_ROWS + 1
+    column = pa.DictionaryArray.from_arrays(pa.repeat(pa.scalar(0), number), pa.array(["x"]))
+    pq.write_table(
+        pa.table({"path": column, "label": column, "bucket": column}), root / "t.parquet"
+    )
+    assert (root / "t.parquet").stat().st_size < 100_000
+    assert f"has {number} rows" in refusal(root)
+
+
 @pytest.mark.parametrize(
     "content", [b"", b"PAR1", b"\xff\xfe\x00", b"path,label,bucket", b"a" * 2_000_000]
 )
-def test_a_damaged_table_is_one_line(root, content):
+@pytest.mark.parametrize("name", ["t.csv", "t.parquet"])
+def test_a_damaged_table_is_one_line(root, name, content):
     """Whatever lies there."""
-    (root / "t.csv").write_bytes(content)
+    (root / name).write_bytes(content)
     refusal(root)
+
+
+@settings(
+    max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
+)
+@given(data=st.data())
+def test_any_change_of_a_parquet_file_is_read_or_refused(years, tmp_path_factory, data):
+    """No change of its bytes does anything but give other rows, or one line."""
+    root, _ = years
+    content = bytearray((root / "photos.parquet").read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(content) - 1))
+        content[place] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        del content[data.draw(st.integers(0, len(content))) :]
+    changed = tmp_path_factory.getbasetemp() / "changed"
+    changed.mkdir(exist_ok=True)
+    (changed / "t.parquet").write_bytes(content)
+    try:
+        listing = own_listing("table", str(changed), cache_dir=changed)
+    except DataError as error:
+        if "\n" in str(error):
+            raise
+        return
+    for images in listing.images.values():
+        assert all(path.is_relative_to(changed.resolve()) for path in images.paths)
 
 
 def test_a_leak_across_time_is_found_in_a_table_too(years, tmp_path):
@@ -284,6 +371,7 @@ def test_a_leak_across_time_is_found_in_a_table_too(years, tmp_path):
     copied = rows[0]
     shutil.copy(tmp_path / "photos" / copied.path, tmp_path / "photos" / "again.png")
     rows.append(copied._replace(path="again.png", bucket=YEARS[-1], time="2006-05-01"))
+    (tmp_path / "photos" / "photos.parquet").unlink()
     write_csv(tmp_path / "photos" / "photos.csv", rows)
     (warning,) = load(tmp_path / "photos").warnings
     assert "in more than one bucket" in warning

@@ -1,4 +1,4 @@
-"""A dataset of Hugging Face's package ``datasets``, saved to a folder.
+"""A dataset of Hugging Face's package ``datasets``: saved to a folder, or on a hub by its name.
 
 Its images lie in Arrow files; each is written to the cache folder, by its content, so that all that
 follows is as of every stream.
@@ -29,48 +29,59 @@ from clear_mlflow.data.files import (
     regular_file,
     resolve_root,
 )
+from clear_mlflow.data.sources._arrow import check_type, text_column
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     listing_of_columns,
     names_of,
     wanted_columns,
 )
-from clear_mlflow.data.sources._entries import TRAIN
+from clear_mlflow.data.sources._entries import NONE, TRAIN
 from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pandas import Categorical
 
-NEEDS_FOLDER = True
+NEEDS_FOLDER = False
 CACHE_FOLDER = "huggingface-v1"
 
 _STATE = "state.json"
 _SPLITS = "dataset_dict.json"
-# What a column may be, by what it is.
-_EXPECTED = {
-    "label": "texts or whole numbers",
-    "time": "times, years, or texts",
-    "bucket": "texts, whole numbers or times",
-    "split": "texts, train or test",
-}
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Arguments(ColumnArguments):
-    """Which column holds images, and what every set of columns has.
+    """Where the dataset is, which column holds images, and what every set of columns has.
 
     Args:
         image: column of the images.
+        hub: the dataset's name on the hub, as user/name; none: it lies in the stream's folder.
+        revision: its branch, tag or commit there.
+        subset: its configuration there, where it has several; none: its default.
     """
 
     image: str = "image"
+    hub: str = NONE
+    revision: str = "main"
+    subset: str = NONE
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not _HUB_NAME.fullmatch(self.hub):
+            raise ConfigError(f"dataset_args has hub={shown(self.hub)}; expected a name: user/name")
 
 
-def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
+def listing(root: Path | None, arguments: Arguments, *, cache_dir: Path) -> Listing:
     """List the images of a dataset; those that are not in the cache folder are written there."""
-    named_in = path_text(root)
-    found = _loaded(root)
+    if (root is None) == (arguments.hub == NONE):
+        raise ConfigError(
+            f"dataset huggingface has data_root {'auto' if root is None else path_text(root)} and "
+            f"hub={arguments.hub}; expected one of them: the folder that save_to_disk wrote, or "
+            "dataset_args=hub=NAME"
+        )
+    named_in = arguments.hub if root is None else path_text(root)
+    found = _loaded(root, arguments, named_in)
     store = _Store((cache_dir / CACHE_FOLDER).resolve())
     try:
         rows, warnings = _one_dataset(found, arguments, named_in)
@@ -94,10 +105,11 @@ def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
         named_in=named_in,
         first_row=0,
     )
-    return dataclasses.replace(listed, source=named_in, warnings=(*warnings, *listed.warnings))
+    source = named_in if root is not None else f"{arguments.hub}@{arguments.revision}"
+    return dataclasses.replace(listed, source=source, warnings=(*warnings, *listed.warnings))
 
 
-def _loaded(root: Path) -> Any:
+def _loaded(root: Path | None, arguments: Arguments, named_in: str) -> Any:
     try:
         import datasets
     except ImportError as error:
@@ -105,13 +117,17 @@ def _loaded(root: Path) -> Any:
             "dataset huggingface needs the package datasets; pip install "
             "'clear_mlflow[huggingface]'"
         ) from error
-    _refuse_outside(resolve_root(root))
+    if root is not None:
+        _refuse_outside(resolve_root(root))
+    subset = None if arguments.subset == NONE else arguments.subset
     try:
-        return datasets.load_from_disk(str(root))
-    except Exception as error:  # of damaged files there is no closed set
+        if root is not None:
+            return datasets.load_from_disk(str(root))
+        return datasets.load_dataset(arguments.hub, subset, revision=arguments.revision)
+    except Exception as error:  # no hub, no such dataset, damaged files: there is no closed set
         raise DataError(
-            f"{path_text(root)} cannot be loaded: {type(error).__name__}: {reason(error)[:300]}; "
-            "expected what datasets' save_to_disk wrote"
+            f"{named_in} cannot be loaded: {type(error).__name__}: {reason(error)[:300]}; expected "
+            "what datasets' save_to_disk wrote, or the name of a dataset on a hub"
         ) from error
 
 
@@ -182,47 +198,17 @@ def _columns(rows: Any, arguments: Arguments, named_in: str) -> dict[str, Catego
             f"{names_of(list(features))}: pass dataset_args=image=COLUMN"
         )
     wanted = wanted_columns(arguments, list(features), named_in)
-    table = rows.select_columns(list(wanted)).with_format("arrow")[:]
+    when = "bucket" if arguments.buckets == NONE else "time"
+    table = rows.select_columns(wanted).with_format("arrow")[:]
     found = {}
-    for name, role in wanted.items():
+    for name, role in zip(wanted, ("label", when, "split"), strict=False):
         column = table[name]
         if isinstance(features[name], datasets.ClassLabel):
             names = pa.array([*features[name].names, None])  # -1 says that a row has no label
             column = pa.chunked_array([names.take(pa.array(column.to_numpy() % len(names)))])
-        found[name] = _texts(column, name, role, named_in)
+        check_type(column.type, name, role, named_in)
+        found[name] = text_column(column, role, named_in, 0)
     return found
-
-
-def _texts(column: pa.ChunkedArray, name: str, role: str, named_in: str) -> Categorical:
-    """A column as texts, of which each distinct one is there once."""
-    import pyarrow as pa
-    from pyarrow import compute, types
-
-    kind = column.type
-    is_time = types.is_timestamp(kind) or types.is_date(kind)
-    if not (
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or (is_time and role in ("time", "bucket"))
-        or (types.is_integer(kind) and role != "split")
-    ):
-        why = ""
-        if role == "label" and types.is_floating(kind):
-            why = ": regression is not done here"
-        elif role == "label" and types.is_nested(kind):
-            why = ": one class for each image, several at once are not learned here"
-        raise DataError(
-            f"{named_in} has {shown(str(kind))[1:-1]} in column {shown(name)}; expected "
-            f"{_EXPECTED[role]}{why}"
-        )
-    if column.null_count:
-        row = int(compute.index(column.is_null(), True).as_py())
-        raise DataError(f"{named_in} row {row} has no {role}; expected one in every row")
-    if types.is_timestamp(kind):
-        column = column.cast(pa.timestamp("s"), safe=False)
-    # Not decoded: a long text that a million rows have stays one text.
-    column = column.cast(pa.string()).dictionary_encode().unify_dictionaries()
-    return column.to_pandas().cat.remove_unused_categories().array
 
 
 def _images(rows: Any, name: str) -> Iterator[Any]:

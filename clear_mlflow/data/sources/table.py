@@ -1,9 +1,10 @@
-"""A table of images, CSV: a row for each, with its path, class, time and split."""
+"""A table of images, CSV or Parquet: a row for each, with its path, class, time and split."""
 
 from __future__ import annotations
 
 import csv
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,20 +13,23 @@ from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.text import shown
 from clear_mlflow.core.untrusted import MAX_TABLE_BYTES, MAX_TABLE_COLUMNS, MAX_TABLE_ROWS
 from clear_mlflow.data.files import (
-    expect_file,
     is_folder,
     names_in,
     path_text,
     reason,
+    regular_file,
+    resolve_folder,
     resolve_root,
     stored_path,
 )
+from clear_mlflow.data.sources._arrow import check_type, text_column
 from clear_mlflow.data.sources._columns import (
     ColumnArguments,
     listing_of_columns,
+    names_of,
     wanted_columns,
 )
-from clear_mlflow.data.sources._entries import AUTO
+from clear_mlflow.data.sources._entries import AUTO, NONE
 from clear_mlflow.data.splits import Listing
 
 if TYPE_CHECKING:
@@ -33,8 +37,9 @@ if TYPE_CHECKING:
 
 NEEDS_FOLDER = True
 
-_ENDING = ".csv"
+_ENDINGS = (".csv", ".parquet")
 _LONGEST_HEADER = 2**20
+_CSV, _PARQUET = _ENDINGS
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,7 @@ class Arguments(ColumnArguments):
     """Where the table is, which of its columns hold paths, and what every set of columns has.
 
     Args:
-        table: path of the table in the stream's folder; auto: the only .csv there.
+        table: path of the table in the stream's folder; auto: the only .csv or .parquet there.
         path: column of the images' paths, relative to the folder.
     """
 
@@ -52,17 +57,14 @@ class Arguments(ColumnArguments):
 
 def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
     """List the images that a table names."""
-    if root.suffix.lower() == _ENDING and not is_folder(root):
+    if root.suffix.lower() in _ENDINGS and not is_folder(root):
         raise DataError(
             f"data root {path_text(root)} is a table; pass the folder that its paths are relative "
             "to, and dataset_args=table=NAME"
         )
     real_root = resolve_root(root)
     file = _find(real_root, arguments.table)
-    try:
-        columns = _read(file, arguments)
-    except (csv.Error, OSError, ValueError, MemoryError) as error:
-        raise DataError(f"{path_text(file)} cannot be read: {reason(error)[:300]}") from None
+    columns, first_row = _read(file, arguments)
     paths = columns.pop(arguments.path)
     by_text = [stored_path(t, base=real_root, below=None, named_in=file) for t in paths.categories]
     found = listing_of_columns(
@@ -70,51 +72,70 @@ def listing(root: Path, arguments: Arguments, *, cache_dir: Path) -> Listing:
         columns,
         arguments,
         root=real_root,
-        layout="table",
+        layout=f"table ({file.suffix[1:].lower()})",
         named_in=path_text(file),
-        first_row=2,
+        first_row=first_row,
     )
     return dataclasses.replace(found, source=path_text(file))
 
 
 def _find(root: Path, table: str) -> Path:
     if table == AUTO:
-        found = [name for name in names_in(root) if name.lower().endswith(_ENDING)]
+        found = [name for name in names_in(root) if name.lower().endswith(_ENDINGS)]
         if len(found) != 1:
             there = ", ".join(shown(name) for name in found[:8]) or "none"
             raise DataError(
                 f"{path_text(root)} has {len(found)} tables ({there}); expected one that ends in "
-                f"{_ENDING}, or pass dataset_args=table=NAME"
+                f"{' or '.join(_ENDINGS)}, or pass dataset_args=table=NAME"
             )
         table = found[0]
     file = stored_path(table, base=root, below=None, named_in=root)
-    if file.suffix.lower() != _ENDING:
+    if file.suffix.lower() not in _ENDINGS:
         raise DataError(
-            f"{path_text(file)} is no table by its name; expected one that ends in {_ENDING}"
+            f"{path_text(file)} is no table by its name; expected one that ends in "
+            f"{' or '.join(_ENDINGS)}"
         )
-    expect_file(file, root=root, limit=MAX_TABLE_BYTES)
+    resolve_folder(file.parent, root=root)
+    size = regular_file(file, root=root).st_size
+    if size > MAX_TABLE_BYTES:
+        raise DataError(
+            f"{path_text(file)} has {size} bytes; expected {MAX_TABLE_BYTES} at most: leave out "
+            "columns that nothing needs"
+        )
     return file
 
 
-def _read(file: Path, arguments: Arguments) -> dict[str, Categorical]:
-    """The columns that are needed."""
+def _read(file: Path, arguments: Arguments) -> tuple[dict[str, Categorical], int]:
+    """The columns that are needed, and the number of the first row as people count."""
+    import pyarrow as pa
+
+    is_csv = file.suffix.lower() == _CSV
+    try:
+        columns = (_read_csv if is_csv else _read_parquet)(file, arguments)
+    # What a damaged or hostile file can make of it; none of these ran anything of the file's.
+    except (pa.ArrowException, csv.Error, OSError, ValueError, MemoryError) as error:
+        raise DataError(f"{path_text(file)} cannot be read: {reason(error)[:300]}") from None
+    return columns, 2 if is_csv else 1
+
+
+def _check_rows(number: int, file: Path) -> None:
+    if not number:
+        raise DataError(f"{path_text(file)} has no rows; expected one for each image")
+    if not 0 < number <= MAX_TABLE_ROWS:
+        raise DataError(f"{path_text(file)} has {number} rows; expected at most {MAX_TABLE_ROWS}")
+
+
+def _read_csv(file: Path, arguments: Arguments) -> dict[str, Categorical]:
     import pandas as pd
 
-    named_in = path_text(file)
     with file.open(encoding="utf-8-sig", newline="") as text:
         header = text.readline(_LONGEST_HEADER)
     if not header.endswith("\n"):
         raise DataError(
-            f"{named_in} has no rows, or no line of column names before them; expected such a "
-            "line, as path,label,time"
+            f"{path_text(file)} has no rows, or no line of column names before them; expected "
+            "such a line, as path,label,time"
         )
-    known = next(csv.reader([header]), [])
-    if len(known) > MAX_TABLE_COLUMNS or len(set(known)) < len(known):
-        raise DataError(
-            f"{named_in} has {len(known)} columns, {len(set(known))} of different names; expected "
-            f"at most {MAX_TABLE_COLUMNS}, each of a name of its own"
-        )
-    wanted = wanted_columns(arguments, known, named_in, path=arguments.path)
+    roles = _roles(next(csv.reader([header]), []), arguments, file)
     # Texts as they are: NA, None and 007 are names.
     found = pd.read_csv(
         file,
@@ -125,9 +146,57 @@ def _read(file: Path, arguments: Arguments) -> dict[str, Categorical]:
     )
     if not isinstance(found.index, pd.RangeIndex):  # pandas then takes the first column for names
         raise ValueError("its rows have more columns than its first line names")
-    if not 0 < len(found) <= MAX_TABLE_ROWS:
-        number = f"over {MAX_TABLE_ROWS}" if len(found) else "no"
+    _check_rows(len(found), file)
+    return {name: found[name].fillna("").astype("category").array for name in roles}
+
+
+def _read_parquet(file: Path, arguments: Arguments) -> dict[str, Categorical]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    with parquet.ParquetFile(file) as opened:
+        about, schema = opened.metadata, opened.schema_arrow
+        roles = _roles(schema.names, arguments, file)
+        for name, role in roles.items():
+            check_type(schema.field(name).type, name, role, path_text(file))
+        rows = [about.row_group(i).num_rows for i in range(about.num_row_groups)]
+    _check_rows(sum(rows) if all(number >= 0 for number in rows) else -1, file)
+    # As dictionaries: a long text that a million rows have stays one text.
+    with parquet.ParquetFile(file, read_dictionary=list(roles)) as opened:
+        groups, taken = [], 0
+        for i in range(len(rows)):
+            groups.append(opened.read_row_group(i, columns=list(roles)))
+            taken += groups[-1].nbytes
+            if taken > MAX_TABLE_BYTES:
+                raise DataError(
+                    f"{path_text(file)} has columns that take over {MAX_TABLE_BYTES} bytes when "
+                    "they are unpacked; expected at most so many"
+                )
+    table = pa.concat_tables(groups)
+    table.validate(full=True)  # UTF-8, and numbers that a damaged file makes too large
+    return {
+        name: text_column(table[name], role, path_text(file), 1) for name, role in roles.items()
+    }
+
+
+def _roles(known: Sequence[str], arguments: Arguments, file: Path) -> dict[str, str]:
+    """The columns to read, and what each is: path, label, time or bucket, and split if any."""
+    named_in = path_text(file)
+    if len(known) > MAX_TABLE_COLUMNS or len(set(known)) < len(known):
         raise DataError(
-            f"{named_in} has {number} rows; expected one for each image, at most {MAX_TABLE_ROWS}"
+            f"{named_in} has {len(known)} columns, {len(set(known))} of different names; expected "
+            f"at most {MAX_TABLE_COLUMNS}, each of a name of its own"
         )
-    return {name: found[name].fillna("").astype("category").array for name in wanted}
+    if arguments.path not in known:
+        raise DataError(
+            f"{named_in} has no column {shown(arguments.path)}; its columns are "
+            f"{names_of(known)}: pass dataset_args=path=COLUMN"
+        )
+    wanted = [arguments.path, *wanted_columns(arguments, known, named_in)]
+    if len(set(wanted)) < len(wanted):
+        raise DataError(
+            f"{named_in}: dataset_args name one column for two things, of {names_of(wanted)}; "
+            "expected a column for each"
+        )
+    when = "bucket" if arguments.buckets == NONE else "time"
+    return dict(zip(wanted, ("path", "label", when, "split"), strict=False))
