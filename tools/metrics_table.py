@@ -13,7 +13,7 @@ from clear_mlflow.metrics import ALL_METRICS, CHANGE, Metric
 
 PAGE = Path(__file__).parent.parent / "docs" / "metrics.md"
 
-_HEAD = "| name | formula | defined when | better | range |\n|---|---|---|---|---|\n"
+_HEAD = "| name | formula | defined when |\n|---|---|---|\n"
 
 
 def metrics_page() -> str:
@@ -22,15 +22,19 @@ def metrics_page() -> str:
     if not head:
         raise ValueError(f"{PAGE} has no table of all metrics; expected the line {_HEAD[:40]}...")
     after = re.sub(r"\A(\|.*\n)*", "", rest)
-    return before + head + "".join(f"{_row(metric)}\n" for metric in ALL_METRICS) + after
+    alike: dict[str, list[str]] = {}
+    for metric in ALL_METRICS:
+        alike.setdefault(_definition(metric), []).append(f"`{metric.name}`")
+    rows = (f"| {', '.join(names)} | {text} |\n" for text, names in alike.items())
+    return before + head + "".join(rows) + after
 
 
-def _row(metric: Metric) -> str:
+def _definition(metric: Metric) -> str:
     text = " ".join((inspect.getdoc(metric.function) or "").split())
     formula = re.search(r"Formula: (.+?)\. Defined when (.+?)\. ", text)
     if formula is None:
         raise ValueError(f"the docstring of {metric.name} lacks 'Formula: ... Defined when ....'")
     extent = re.search(r"in \[(\S+), (\S+)\]", text)
-    least, most = extent.groups() if extent else ("-1" if metric.takes == CHANGE else "0", "1")
-    better = "higher" if metric.higher_is_better else "lower"
-    return f"| `{metric.name}` | {formula[1]} | {formula[2]} | {better} | {least} to {most} |"
+    least = extent[1] if extent else "-1" if metric.takes == CHANGE else "0"
+    sign = "" if metric.higher_is_better else " ↓"
+    return f"{formula[1]}{' ±' if least == '-1' else ''}{sign} | {formula[2]}"

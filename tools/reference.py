@@ -13,10 +13,10 @@ from clear_mlflow.learning.parameters.config import parameter_defaults
 
 _HEAD = """# Commands
 
-Written by `python tools/generate.py`; `clear-mlflow COMMAND --help` says the same. Under
-`mlflow run . -e COMMAND` each option is a parameter, with underscores in place of hyphens
-(`-P group_by=strategy`); `train` is the entry point `main`. `--experiment`, `--run-name` and
-`--tag` of the commands that train are for the terminal: `mlflow run` has its own.
+Written by `python tools/generate.py`; `clear-mlflow COMMAND --help` says more. Under
+`mlflow run . -e COMMAND` each option is a parameter, with underscores (`-P group_by=strategy`);
+`train` is the entry point `main`. `--experiment`, `--run-name` and `--tag` of commands that train
+are for the terminal: `mlflow run` has its own.
 
 Your shell completes commands and options after one of these lines in its start-up file:
 
@@ -64,7 +64,7 @@ def _section(name: str, command: click.Command, shared: set[str]) -> Iterator[st
     arguments = [part for part in command.params if isinstance(part, click.Argument)]
     words = [name, *(part.make_metavar(click.Context(command)) for part in arguments)]
     yield f"\n## {name}\n\n```text\n{' '.join(words)} [OPTIONS]\n```\n"
-    yield "\n\n".join(" ".join(part.split()) for part in (command.help or "").split("\n\n")) + "\n"
+    yield " ".join((command.help or "").partition("\n\n")[0].split()) + "\n"
     if _trains(command):
         yield "Every [parameter of a training](parameters.md) is an option.\n"
     lines = list(_lines(command))

@@ -71,18 +71,15 @@ class MatrixMetrics(TorchMetric):
                 f"preds have shape {tuple(preds.shape)} and target {tuple(target.shape)}; expected "
                 "(N,) or (N, C), and (N,)"
             )
-        if not isinstance(bucket, Tensor):
-            self._check("bucket", bucket, self.num_buckets - 1)
-            bucket = torch.full_like(target, bucket)
-        elif bucket.shape != target.shape:
+        where = torch.as_tensor(bucket, dtype=torch.int64, device=self.total.device)
+        if where.shape not in ((), target.shape):
             raise ConfigError(
-                f"bucket has shape {tuple(bucket.shape)}; expected one for each of the "
+                f"bucket has shape {tuple(where.shape)}; expected one for each of the "
                 f"{len(target)} images"
             )
-        elif bucket.numel():
-            self._check("bucket", int(bucket.min()), self.num_buckets - 1)
-            self._check("bucket", int(bucket.max()), self.num_buckets - 1)
-        where = bucket.to(self.total.device, torch.int64)
+        for position in where.aminmax() if where.numel() else ():
+            self._check("bucket", int(position), self.num_buckets - 1)
+        where = where.expand(target.shape)
         hits = (answered == target).to(self.total.device)
         self.total[row] += torch.bincount(where, minlength=self.num_buckets)
         self.correct[row] += torch.bincount(where[hits], minlength=self.num_buckets)
@@ -90,26 +87,17 @@ class MatrixMetrics(TorchMetric):
     @property
     def matrix(self) -> AccuracyMatrix:
         """What was counted so far; cells without an image are not measured."""
-        correct, total = self.correct.tolist(), self.total.tolist()
-        width = self.num_buckets
-        keys = tuple(str(j + 1) for j in range(width))
+        cells = (self.correct.double() / self.total).tolist()  # no image: 0 / 0, not a number
+        total, width = self.total.tolist(), self.num_buckets
         tested = [row for row in range(width + 1) if any(total[row])]
         if not tested:
-            return AccuracyMatrix([[float("nan")] * width])
+            return AccuracyMatrix(cells[1:2])
         # Counts per bucket are those of the run only where each test was of all images.
         agree = all(0 not in total[row] and total[row] == total[tested[0]] for row in tested)
         counts = tuple(total[tested[0]]) if agree else None
+        keys = tuple(str(j + 1) for j in range(width))
         return AccuracyMatrix.from_rows(
-            AccuracyRow.from_values(
-                row,
-                keys,
-                [
-                    c / n if n else float("nan")
-                    for c, n in zip(correct[row], total[row], strict=True)
-                ],
-                counts,
-            )
-            for row in tested
+            AccuracyRow.from_values(row, keys, cells[row], counts) for row in tested
         )
 
     def compute(self) -> dict[str, Tensor]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
 from rich.table import Table
-from rich.text import Text
 
 from clear_mlflow.cli.output import console, plain_table
 from clear_mlflow.data.checking.findings import Findings
@@ -19,28 +19,24 @@ from clear_mlflow.data.problems import KINDS, Problem
 def print_findings(findings: Findings) -> None:
     """The dataset in a few lines, its buckets in a table, and every problem under its kind."""
     out = console()
-    facts = Table(box=None, show_header=False, pad_edge=False)
-    facts.add_column(no_wrap=True)
-    facts.add_column(overflow="fold")
+    # Whole lines, whatever the terminal's width: paths are copied from here.
+    show = partial(out.print, soft_wrap=True, markup=False, highlight=False)
     for name, value in _facts(findings):
-        facts.add_row(name, Text(value))
-    out.print(facts)
+        show(f"{name:<8} {value}")
     out.print()
     out.print(_bucket_table(findings))
-    out.print()
-    if not findings.problems:
-        out.print("nothing is wrong")
-        return
+    show("" if findings.problems else "\nnothing is wrong")
     by_kind: defaultdict[str, list[Problem]] = defaultdict(list)
     for problem in findings.problems:
         by_kind[problem.kind].append(problem)
     for kind, problems in by_kind.items():
-        out.print(Text(f"{kind}: {KINDS[kind]} ({len(problems)})", style="bold"))
+        show(f"{kind}: {KINDS[kind]} ({len(problems)})", style="bold")
         for problem in problems:
-            # Whole lines, whatever the terminal's width: paths are copied from here.
-            out.print(Text(f"  {_line(problem, findings.root)}"), soft_wrap=True)
-    number = len(findings.problems)
-    out.print(f"\n{number} {'problem' if number == 1 else 'problems'}", highlight=False)
+            also = ", ".join(_below(path, findings.root) for path in problem.others)
+            line = f"  {_below(problem.path, findings.root)}: {_escaped(problem.detail)}"
+            show(f"{line}; also {also}" if also else line)
+    if number := len(findings.problems):
+        show(f"\n{number} {'problem' if number == 1 else 'problems'}")
 
 
 def _facts(findings: Findings) -> list[tuple[str, str]]:
@@ -59,8 +55,7 @@ def _facts(findings: Findings) -> list[tuple[str, str]]:
 def _spread(values: tuple[int, float, int] | None) -> str:
     if values is None:
         return "no image can be decoded"
-    least, median, greatest = values
-    return f"{least} to {greatest} pixels, median {median:g}"
+    return f"{values[0]} to {values[2]} pixels, median {values[1]:g}"
 
 
 def _bucket_table(findings: Findings) -> Table:
@@ -74,18 +69,10 @@ def _bucket_table(findings: Findings) -> Table:
         found = [images[split, bucket] for split in splits]
         cells = [(f"{sum(n)}", f"{min(n)} to {max(n)}") if n else ("-", "-") for n in found]
         lines.append((_escaped(bucket), *chain(*cells)))
-    heads = ("bucket", *chain(*((f"{split} images", "per class") for split in splits)))
-    table = plain_table(heads, lines, numbers_from=1)
-    table.add_section()
     totals = [sum(sum(n) for (of, _), n in images.items() if of == split) for split in splits]
-    table.add_row("all", *chain(*((str(total), "") for total in totals)))
-    return table
-
-
-def _line(problem: Problem, root: Path) -> str:
-    line = f"{_below(problem.path, root)}: {_escaped(problem.detail)}"
-    others = ", ".join(_below(path, root) for path in problem.others)
-    return f"{line}; also {others}" if others else line
+    lines.append(("all", *chain(*((str(total), "") for total in totals))))
+    heads = ("bucket", *chain(*((f"{split} images", "per class") for split in splits)))
+    return plain_table(heads, lines, numbers_from=1)
 
 
 def _below(path: Path, root: Path) -> str:

@@ -33,9 +33,9 @@ class Summary:
         self.counts: Counter[str] = Counter()
         self.num_problems = 0
         self.last_runs: list[str] = []  # that hold scores: the last two
-        self._kept: list[ScoringResult] = []  # all of a few runs; of more, those to be looked at
-        self._only: ScoringResult | None = None  # with its scores, while it is the only one
-        self._values = self._num_partial = self._from_tags = 0
+        self._kept: list[ScoringResult] = []  # the first runs, and all that are to be looked at
+        self._scores: Scores | None = None  # of the last run
+        self._values = self._num_partial = 0
         self._undefined: Counter[str] = Counter()  # a user's own metric to runs without its value
 
     def add(self, verdict: ScoringResult) -> None:
@@ -43,21 +43,14 @@ class Summary:
         self.counts[verdict.action] += 1
         if verdict.action in ("scored", "unchanged"):
             self.last_runs = [*self.last_runs[-1:], verdict.run_id]
-        self._only = verdict if self.counts.total() == 1 else None
+        self._scores = verdict.scores
         if verdict.scores is not None:
             self._values += len(verdict.scores.plan.points)
-            self._from_tags += verdict.scores.from_tag
         self._num_partial += verdict.is_partial
         self.num_problems += verdict.is_problem
         self._undefined.update(verdict.undefined)
-        if self.counts.total() == _ALL_SHOWN + 1:
-            self._kept = [run for run in self._kept if _is_notable(run)]
-        if not self._are_many or (_is_notable(verdict) and len(self._kept) < _MOST_SHOWN):
+        if len(self._kept) < (_MOST_SHOWN if _is_notable(verdict) else _ALL_SHOWN):
             self._kept.append(verdict.without_scores())
-
-    @property
-    def _are_many(self) -> bool:
-        return self.counts.total() > _ALL_SHOWN
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count} {action}" for action, count in sorted(self.counts.items()))
@@ -65,25 +58,23 @@ class Summary:
 
     def show(self, *, dry_run: bool, stopped: bool) -> None:
         """Print a line for each run or each problem, the scores where there is but one run."""
+        are_few = self.counts.total() <= _ALL_SHOWN
+        shown = [run for run in self._kept if are_few or _is_notable(run)]
         with suppress(OSError):  # whoever reads this may have gone
-            self._show_tables()
+            if self._scores is not None and self.counts.total() == 1:
+                print_scores(self._scores, console())
+            if shown:
+                lines = [
+                    (run.run_id, one_line(run.run_name, _LONGEST_NAME), run.action, run.detail)
+                    for run in shown
+                ]
+                console().print(plain_table(("run", "name", "verdict", "detail"), lines))
             click.echo("; ".join(self._counted(dry_run, stopped)))
-        problems = [verdict for verdict in self._kept if verdict.is_problem]
-        for verdict in problems:
-            click.echo(f"error: {one_line(f'run {verdict.run_id}: {verdict.detail}')}", err=True)
+        problems = [run for run in shown if run.is_problem]
+        for run in problems:
+            click.echo(f"error: {one_line(f'run {run.run_id}: {run.detail}')}", err=True)
         if more := self.num_problems - len(problems):
             click.echo(f"error: {more} more runs have problems", err=True)
-
-    def _show_tables(self) -> None:
-        out = console()
-        if self._only is not None and self._only.scores is not None:
-            print_scores(self._only.scores, out)
-        if self._kept:
-            lines = (
-                (v.run_id, one_line(v.run_name, _LONGEST_NAME), v.action, v.detail)
-                for v in self._kept
-            )
-            out.print(plain_table(("run", "name", "verdict", "detail"), lines))
 
     def _counted(self, dry_run: bool, stopped: bool) -> Iterator[str]:
         yield f"\n{self}"
@@ -92,8 +83,6 @@ class Summary:
             yield f"{self._num_partial} runs lack rows"
         for metric, number in self._undefined.items():
             yield f"{number} runs have no {metric}"
-        if self._from_tags:
-            yield f"{self._from_tags} matrices from tags"
         if dry_run:
             yield "nothing was written (dry run)"
         if stopped:

@@ -23,8 +23,7 @@ class NotebookProgress(TrainingProgress):
         self._handle: Any = None
         self._drawn = 0.0
         self._text = "starting"
-        self._position = 0
-        self._num_buckets = 1
+        self._position, self._num_buckets = 0, 1
         self._steps = self._num_steps = 0
 
     def __enter__(self) -> NotebookProgress:
@@ -45,9 +44,7 @@ class NotebookProgress(TrainingProgress):
 
     def bucket_started(self, key: str, *, position: int, num_buckets: int) -> None:
         """Start the bucket's part of the bar."""
-        self._position, self._num_buckets = position, num_buckets
-        self._steps = self._num_steps = 0
-        self._say(f"bucket {key}: {position + 1} of {num_buckets}")
+        self._begin(position, num_buckets, f"bucket {key}: {position + 1} of {num_buckets}")
 
     def steps_planned(self, num_steps: int) -> None:
         """Give the bucket's part of the bar its length."""
@@ -61,32 +58,27 @@ class NotebookProgress(TrainingProgress):
     def row_measured(self, row: AccuracyRow) -> None:
         """Show the row in the matrix."""
         self._rows.append(row)
-        self._position, self._num_buckets = row.row, len(row.buckets)
-        self._steps = 0
-        self._say(", ".join([f"{row.row} of {len(row.buckets)} buckets", *accuracies(row)]))
+        text = ", ".join([f"{row.row} of {len(row.buckets)} buckets", *accuracies(row)])
+        self._begin(row.row, len(row.buckets), text)
 
-    def _say(self, text: str) -> None:
-        self._text = text
+    def _begin(self, position: int, num_buckets: int, text: str) -> None:
+        self._position, self._num_buckets, self._text = position, num_buckets, text
+        self._steps = self._num_steps = 0
         self._draw(now=True)
 
     def _draw(self, *, now: bool = False) -> None:
         moment = time.monotonic()
-        if self._handle is None or not (now or moment - self._drawn > _SECONDS_BETWEEN_DRAWINGS):
-            return
-        from IPython.display import HTML
+        if self._handle is not None and (now or moment - self._drawn > _SECONDS_BETWEEN_DRAWINGS):
+            from IPython.display import HTML
 
-        self._drawn = moment
-        self._handle.update(HTML(self._html()))
+            self._drawn = moment
+            self._handle.update(HTML(self._html()))
 
     def _html(self) -> str:
-        share = min(self._steps / self._num_steps, 1.0) if self._num_steps else 0.0
+        done = self._position + min(self._steps / max(self._num_steps, 1), 1.0)
         matrix = AccuracyMatrix.from_rows(self._rows) if self._rows else None
-        return progress_html(
-            self._text,
-            self._position + share,
-            self._num_buckets,
-            None if matrix is None else matrix.masked(self._protocol),
-        )
+        evidence = None if matrix is None else matrix.masked(self._protocol)
+        return progress_html(self._text, done, self._num_buckets, evidence)
 
 
 def progress_here(protocol: str) -> TrainingProgress:

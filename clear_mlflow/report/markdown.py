@@ -31,19 +31,13 @@ def description(
     summary: Mapping[str, float],
     reasons: Mapping[str, str],
     *,
-    title: str | None = None,
     facts: Mapping[str, str] | None = None,
     report: str | None = None,
     lower_is_better: Set[str] = frozenset(),
 ) -> str:
-    """Matrix and metrics of a run as Markdown, always below MLflow's limit of 8,000 characters.
-
-    *facts* are more of what a reader wants to know first; *report* is the address of the run's
-    page.
-    """
+    """Matrix and metrics of a run, a few facts and its page's address, below MLflow's limit."""
     matrix = record.evidence
     state = f"{record.rows[-1]} of {matrix.num_buckets}"
-    heading = f"{record.dataset.name}, {state} buckets" if title is None else title
     known = {
         "dataset": record.dataset.name,
         "protocol": record.protocol,
@@ -60,7 +54,8 @@ def description(
     link = [] if report is None else [f"[**Report**{classes}]({report})", ""]
     told = " · ".join(f"{escaped(name, 40)} {escaped(text, 80)}" for name, text in known.items())
     headline = _headline(summary, matrix.score)
-    head = [f"### {escaped(heading, 100)}", "", *link, *headline, told, ""]
+    heading = escaped(f"{record.dataset.name}, {state} buckets", 100)
+    head = [f"### {heading}", "", *link, *headline, told, ""]
     lines = score_lines(summary, reasons, lower_is_better=lower_is_better, score=matrix.score)
     tail = ["", *_metrics(lines)]
     text = "\n".join([*head, *_matrix(matrix), *tail]) + "\n"
@@ -68,7 +63,7 @@ def description(
         return text
     note = f"The matrix of {matrix.num_buckets} buckets is too large for this page; see the "
     text = "\n".join([*head, note + "artifacts in accuracy&#95;matrix.", *tail])
-    while num_bytes(text) > MAX_NOTE_BYTES:  # only where a caller brings facts without end
+    while num_bytes(text) > MAX_NOTE_BYTES:  # of many own metrics
         text = text.rpartition("\n")[0]
     return text + "\n"
 
@@ -111,8 +106,7 @@ def _metrics(lines: Iterable[ScoreLine]) -> list[str]:
     table = [f"| metric | {PAD}value{PAD} | |", "|:--|--:|:--|"]
     for line in lines:
         name = f"`{line.name}`" if line.is_known else escaped(line.name, 60)
-        about = line.about if line.value is not None else escaped(line.reason, 100)
-        table.append(f"| {name} | {line.text} | {about} |")
+        table.append(f"| {name} | {line.text} | {escaped(line.about, 100)} |")
     return table
 
 

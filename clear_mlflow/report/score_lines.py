@@ -48,10 +48,10 @@ def score_lines(
 
     *lower_is_better* are names of a user's own metrics of which less is better.
     """
-    known: dict[str, Metric | PredictionMetric | AnytimeMetric]
-    known = {m.name: m for m in of_score(ALL_METRICS, score)}
-    known |= {m.name: m for m in predicted.METRICS}
-    known |= {m.name: m for m in anytime.METRICS}
+    built_in: tuple[Metric | PredictionMetric | AnytimeMetric, ...]
+    built_in = (*of_score(ALL_METRICS, score), *predicted.METRICS, *anytime.METRICS)
+    known = {metric.name: metric for metric in built_in}
+    lower = lower_is_better | {metric.name for metric in built_in if not metric.higher_is_better}
     return [
         ScoreLine(
             name=name,
@@ -59,9 +59,7 @@ def score_lines(
             reason="" if name in summary else one_line(reasons[name], 200),
             meaning=_meaning(known[name]) if name in known else "",
             is_known=name in known,
-            higher_is_better=known[name].higher_is_better
-            if name in known
-            else name not in lower_is_better,
+            higher_is_better=name not in lower,
         )
         for name in dict.fromkeys([*known, *summary, *reasons])
         if name in summary or name in reasons

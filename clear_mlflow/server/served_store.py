@@ -25,16 +25,5 @@ class ServedStore(MlflowClient):
 
 
 def _within_reach(run: Run) -> Run:
-    info = run.info
-    within_reach = RunInfo(
-        run_id=info.run_id,
-        experiment_id=info.experiment_id,
-        user_id=info.user_id,
-        status=info.status,
-        start_time=info.start_time,
-        end_time=info.end_time,
-        lifecycle_stage=info.lifecycle_stage,
-        artifact_uri=artifacts_address(str(info.artifact_uri)),
-        run_name=info.run_name,
-    )
-    return Run(within_reach, run.data, run.inputs, run.outputs)
+    info = {**dict(run.info), "artifact_uri": artifacts_address(str(run.info.artifact_uri))}
+    return Run(RunInfo(**info), run.data, run.inputs, run.outputs)

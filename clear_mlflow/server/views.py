@@ -43,23 +43,11 @@ def add_pages(app: Flask, *, has_accounts: bool) -> None:
     store = ServedStore(backend_uri())
     kept = KeptPages()
 
-    def list_experiments() -> str:
-        return experiments(store, request.args.get("page_token"), workspace())
-
-    def compare() -> str:
-        return live_comparison(store, _question(), kept)
-
-    def show_run() -> str:
-        return live_run(store, _run(store), kept, workspace())
-
-    def follow_run() -> dict[str, object]:
-        return following(store, _run(store))
-
     routes: dict[str, _View] = {
-        "/clear/": list_experiments,
-        "/clear/compare": compare,
-        "/clear/run": show_run,
-        "/clear/run/state": follow_run,
+        "/clear/": lambda: experiments(store, request.args.get("page_token"), workspace()),
+        "/clear/compare": lambda: live_comparison(store, _question(), kept),
+        "/clear/run": lambda: live_run(store, _run(store), kept, workspace()),
+        "/clear/run/state": lambda: following(store, _run(store)),
     }
     for route, view in routes.items():
         app.add_url_rule(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from datetime import date
 from functools import partial
@@ -94,7 +94,7 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
     grid = whole_grid(record.evidence)
     rows, columns = shown_rows(grid), spread_positions(len(keys))
     scale = scale_over(score, [grid])
-    answers = _answers(report.predictions)
+    answers, answers_about = _answers(report.predictions)
     families, inside, others = _metrics(report)
     return rendered(
         _PAGE,
@@ -110,11 +110,11 @@ def run_page(report: RunReport, *, over: str | None = None, **more: Any) -> str:
         ends=scale.ends,
         matrix_about=_matrix_about(report, scale.about),
         without_predictions=report.without_predictions if answers is None else "",
-        answers_about=_answers_about(report.predictions, answers),
+        answers_about=answers_about,
         families=families,
         inside_metrics=inside,
         others=others,
-        curves=_curves(grid, keys, record.times, score),
+        curves=_curves(grid, keys, columns, record.times, score),
         across="the dates of the buckets, true to scale" if record.times else "buckets trained on",
         inside=None if report.tests is None else inside_charts(report.tests),
         dataset=_dataset(report),
@@ -202,25 +202,20 @@ def _matrix_about(report: RunReport, colours: str) -> str:
     return f"{about} {colours}".rstrip()
 
 
-def _answers(predictions: Predictions | None) -> dict[str, Any] | None:
-    if predictions is None or len(predictions.images.class_names) > MOST_CLASSES:
-        return None
-    return packed_answers(predictions)
-
-
-def _answers_about(predictions: Predictions | None, answers: Mapping[str, Any] | None) -> str:
-    """What of the predictions the page does not hold."""
+def _answers(predictions: Predictions | None) -> tuple[dict[str, Any] | None, str]:
+    """The predictions as the page holds them, and a sentence on what it does not hold."""
     if predictions is None:
-        return ""
-    if answers is None:
-        return f"Of more than {MOST_CLASSES} classes, no table of classes is shown."
-    if len(answers["rows"]) < len(predictions.answers):
-        return (
-            f"The page has room for the predictions of {len(answers['rows'])} of "
-            f"{len(predictions.answers)} rows, the last ones; all are in the artifacts in "
-            "predictions."
-        )
-    return ""
+        return None, ""
+    if len(predictions.images.class_names) > MOST_CLASSES:
+        return None, f"Of more than {MOST_CLASSES} classes, no table of classes is shown."
+    packed = packed_answers(predictions)
+    held, there = len(packed["rows"]), len(predictions.answers)
+    if held == there:
+        return packed, ""
+    return packed, (
+        f"The page has room for the predictions of {held} of {there} rows, the last ones; all are "
+        "in the artifacts in predictions."
+    )
 
 
 def _metrics(
@@ -247,37 +242,34 @@ def _metrics(
 
 
 def _curves(
-    grid: NDArray[np.float64], keys: Sequence[str], times: Sequence[date], score: Score
+    grid: NDArray[np.float64],
+    keys: Sequence[str],
+    shown: Sequence[int],
+    times: Sequence[date],
+    score: Score,
 ) -> dict[str, Any] | None:
     last = len(keys)
 
-    def line(colour: int, name: str, value: Callable[[int], float]) -> Line:
+    def line(colour: int, name: str, values: Iterable[float]) -> Line:
         points = [
-            LinePoint(k, found, f"{name}, after {k}: {score.cell(found)}{score.unit}")
-            for k, found in ((k, value(k)) for k in range(last + 1))
-            if not math.isnan(found)
+            LinePoint(k, float(value), f"{name}, after {k}: {score.cell(value)}{score.unit}")
+            for k, value in enumerate(values)
+            if not math.isnan(value)
         ]
         return Line(colour, points)
 
     named = {
-        "the buckets trained on so far": lambda k: past_mean(grid, k),
-        "the bucket just trained on": lambda k: float(grid[k, k - 1]) if k else math.nan,
-        "the buckets still to come": lambda k: future_mean(grid, k),
+        "the buckets trained on so far": [past_mean(grid, k) for k in range(last + 1)],
+        "the bucket just trained on": [math.nan, *np.diag(grid[1:])],
+        "the buckets still to come": [future_mean(grid, k) for k in range(last + 1)],
     }
-    means = [line(i, name, value) for i, (name, value) in enumerate(named.items())]
+    means = [line(i, name, values) for i, (name, values) in enumerate(named.items())]
     means = [found for found in means if found.points]
     if not means:
         return None
-    of_buckets = [
-        line(0, f"Bucket {short_key(keys[j])}", lambda k, j=j: float(grid[k, j]))  # type: ignore[misc]
-        for j in spread_positions(last)
-    ]
-    titled = [
-        (f"Bucket {short_key(keys[j])}", found)
-        for j, found in zip(spread_positions(last), of_buckets, strict=True)
-        if found.points
-    ]
-    axis, of_means = axis_over([found for _, found in titled], score), axis_over(means, score)
+    titles = [f"Bucket {short_key(keys[j])}" for j in shown]
+    buckets = [line(0, title, grid[:, j]) for title, j in zip(titles, shown, strict=True)]
+    axis, of_means = axis_over(buckets, score), axis_over(means, score)
     chart = partial(line_chart, last=last, times=times)
     return {
         "about": of_means.about,
@@ -286,7 +278,9 @@ def _curves(
         ],
         "mean": chart(f"Mean {score.name} on", means, size=(720, 300), axis=of_means, dots=True),
         "buckets": [
-            chart(title, [found], size=(240, 165), axis=axis, dots=False) for title, found in titled
+            chart(title, [found], size=(240, 165), axis=axis, dots=False)
+            for title, found in zip(titles, buckets, strict=True)
+            if found.points
         ],
     }
 
