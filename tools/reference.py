@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import click
 
 from clear_mlflow.cli import main
-from clear_mlflow.cli.help import EXIT_CODES, STOPPED
+from clear_mlflow.cli.help import EXIT_CODES
 from clear_mlflow.learning.parameters.config import parameter_defaults
 
 _HEAD = """# Commands
@@ -35,11 +35,10 @@ def reference() -> str:
     commands = dict(_commands("clear-mlflow", main))
     counted = Counter(line for command in commands.values() for line in _lines(command))
     shared = {line for line, times in counted.items() if times > 1}
-    codes = {**EXIT_CODES, **STOPPED}
     return "\n".join(
         (
             _HEAD,
-            *(f"- {code}: {text}" for code, text in codes.items()),
+            *(f"- {code}: {text}" for code, text in EXIT_CODES.items()),
             "\n## Options of several commands\n",
             *(line for line in counted if line in shared),
             *(
@@ -71,9 +70,6 @@ def _section(name: str, command: click.Command, shared: set[str]) -> Iterator[st
     yield from (line for line in lines if line not in shared)
     if several := [line.split("`")[1] for line in lines if line in shared]:
         yield f"\n[Of several commands](#options-of-several-commands): `{'`, `'.join(several)}`."
-    for code, text in getattr(command, "exit_codes", {}).items():
-        if {**EXIT_CODES, **STOPPED}.get(code) != text:
-            yield f"\nExit code {code}: {text}"
 
 
 def _trains(command: click.Command) -> bool:

@@ -63,11 +63,6 @@ def download(dataset: str, folder: Path | None, revision: str) -> None:
         "clear-mlflow data check clear10",
         "clear-mlflow data check ~/data/clear10",
     ),
-    exit_codes={
-        0: "Nothing is wrong.",
-        1: "Something is wrong with the dataset, and is listed; or a bug, with a traceback.",
-        2: "A mistake in the call, or there is no dataset.",
-    },
 )
 @click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path), required=False)
 @click.option("--json", "as_json", is_flag=True, help="Write the findings as JSON, for programs.")

@@ -8,7 +8,7 @@ from functools import partial
 
 import click
 
-from clear_mlflow.cli.help import STOPPED, Command
+from clear_mlflow.cli.help import Command
 from clear_mlflow.cli.interrupt import scratch_folder, stoppable
 from clear_mlflow.cli.options import (
     METRICS,
@@ -40,11 +40,6 @@ _FOREIGN, _MODELS = "Rows under names of their own", "Models tested again"
         "clear-mlflow evaluate --only unscored",
         "clear-mlflow evaluate --experiment first --metric lab:my_metric --dry-run",
     ),
-    exit_codes={
-        2: "A mistake in the call; or a run that could not be scored or lacks a row; or a metric "
-        "of your own that failed. All other runs are scored.",
-        **STOPPED,
-    },
 )
 @run_selection_options
 @option(

@@ -13,16 +13,14 @@ from clear_mlflow.learning.parameters.recipes import AUTO, NONE
 
 OTHER = "Other options"
 
-# Of every command. A command adds its own, or says what one of these means for it.
-EXIT_CODES: Mapping[int | str, str] = {
-    0: "The work is done.",
-    1: "An error that is a bug, of this program or of a library, with a traceback.",
-    2: "Something that you can mend, in one line on standard error.",
-}
-# Of a command whose work can be stopped.
-STOPPED: Mapping[int | str, str] = {
-    "128 + signal": "Stopped by a signal: 130 by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP. What was "
-    "done is stored.",
+# Of every command.
+EXIT_CODES: Mapping[str, str] = {
+    "0": "The work is done.",
+    "1": "A bug, of this program or of a library, with a traceback. Of data check: problems found.",
+    "2": "Something that you can mend, in one line on standard error; of several runs or files, "
+    "some failed, and all others are done.",
+    "128 + signal": "Stopped by a signal: 130 by Ctrl-C, 143 by SIGTERM, 129 by SIGHUP, 137 by "
+    "SIGKILL (for lack of memory, for example). What was done is stored.",
 }
 
 
@@ -37,18 +35,11 @@ class Option(click.Option):
 
 
 class Command(click.Command):
-    """A command whose help has options under headings, exit codes and examples."""
+    """A command whose help has options under headings, and examples."""
 
-    def __init__(
-        self,
-        *args: Any,
-        examples: tuple[str, ...] = (),
-        exit_codes: Mapping[int | str, str] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *args: Any, examples: tuple[str, ...] = (), **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.examples = examples
-        self.exit_codes: Mapping[int | str, str] = {**EXIT_CODES, **(exit_codes or {})}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options, heading by heading, in the order in which each heading comes first."""
@@ -61,9 +52,7 @@ class Command(click.Command):
                 formatter.write_dl([record for record in records if record is not None])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The exit codes, and the examples."""
-        with formatter.section("Exit codes"):
-            formatter.write_dl([(str(code), text) for code, text in self.exit_codes.items()])
+        """The examples."""
         if self.examples:
             with formatter.section("Examples"):
                 for line in self.examples:
@@ -71,7 +60,7 @@ class Command(click.Command):
 
 
 class HeadedGroup(click.Group):
-    """A group whose commands are listed under headings."""
+    """A group whose commands are listed under headings, and exit codes below."""
 
     def __init__(self, *args: Any, headings: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -86,6 +75,11 @@ class HeadedGroup(click.Group):
                 formatter.write_dl(
                     [(f"{c.name:{width}}", c.get_short_help_str(200)) for c in commands]
                 )
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The exit codes."""
+        with formatter.section("Exit codes"):
+            formatter.write_dl(list(EXIT_CODES.items()))
 
 
 def _group_of(option: click.Parameter) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
-from clear_mlflow.cli.help import STOPPED, Command, Option
+from clear_mlflow.cli.help import Command, Option
 from clear_mlflow.cli.interrupt import stoppable
 from clear_mlflow.cli.options import METRICS, option
 from clear_mlflow.cli.output import console, plain_table, print_places
@@ -52,10 +52,6 @@ def _counts(text: str) -> tuple[int, ...]:
         "clear-mlflow import results.csv --dataset clear10 --strategy replay --seed 0",
         "clear-mlflow import results/ --experiment published --future not-tested",
     ),
-    exit_codes={
-        2: "A mistake in the call, or a file that could not be imported. The others are imported.",
-        **STOPPED,
-    },
 )
 @click.argument("paths", nargs=-1, required=True, metavar="FILE|DIR...")
 @option(

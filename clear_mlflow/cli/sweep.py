@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from clear_mlflow.cli.help import STOPPED, Command
+from clear_mlflow.cli.help import Command
 from clear_mlflow.cli.options import (
     WORK,
     check_engine,
@@ -55,11 +55,6 @@ def _amount(text: str) -> float:
         "clear-mlflow sweep --grid examples/sweep.yaml --jobs 2 --experiment replay-sizes",
         "clear-mlflow sweep --grid examples/sweep.yaml --engine ray --gpus 0.5",
     ),
-    exit_codes={
-        2: "A mistake in the call or in the grid; or a run that failed or that another process "
-        "trains now. The other runs are trained.",
-        **STOPPED,
-    },
 )
 @option(
     "--grid",

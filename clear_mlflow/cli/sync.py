@@ -8,15 +8,11 @@ from pathlib import Path
 
 import click
 
-from clear_mlflow.cli.help import STOPPED, Command
+from clear_mlflow.cli.help import Command
 
 
 @click.command(
     cls=Command,
-    exit_codes={
-        2: "A mistake in the call, or a run that could not be sent as a whole; its files stay.",
-        **STOPPED,
-    },
 )
 @click.argument("folder", required=False, type=click.Path(path_type=Path))
 def sync(folder: Path | None) -> None:

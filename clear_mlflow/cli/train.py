@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from clear_mlflow.cli.help import STOPPED, Command, auto_text
+from clear_mlflow.cli.help import Command, auto_text
 from clear_mlflow.cli.options import option, yes_or_no
 from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
 from clear_mlflow.core.distributed import DistributedEnv, place_of_environment
@@ -69,13 +69,6 @@ def asked_parameters(
         "clear-mlflow train --features pixels --seeds 0,1,2 --run-name baseline --tag paper=draft",
         "mlflow run . --env-manager local -P strategy=replay",
     ),
-    exit_codes={
-        2: "A mistake in the call or in the data; or a store that refuses the run, or did not take "
-        "all of it (clear-mlflow sync sends the rest).",
-        **STOPPED,
-        137: "The training process was killed with SIGKILL, by the system for lack of memory, for "
-        "example. The rows so far are stored and scored.",
-    },
 )
 @train_options
 @option("--resume", "RUN_ID", "An interrupted run: resume it, with its parameters.", under=RUN)

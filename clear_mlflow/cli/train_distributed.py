@@ -7,7 +7,7 @@ import sys
 import click
 from click.core import ParameterSource
 
-from clear_mlflow.cli.help import STOPPED, Command
+from clear_mlflow.cli.help import Command
 from clear_mlflow.cli.options import option
 from clear_mlflow.cli.run_options import RUN, apply_run_options, run_options
 from clear_mlflow.cli.train import asked_parameters, train_options
@@ -22,7 +22,6 @@ from clear_mlflow.learning.parameters.values import whole
         "clear-mlflow train-distributed --dataset clear10 --data-root ~/clear10",
         "clear-mlflow train-distributed --processes 2 --strategy replay",
     ),
-    exit_codes=STOPPED,
 )
 @train_options
 @option(

@@ -22,29 +22,22 @@ def matrix_json(matrix: AccuracyMatrix) -> str:
       "buckets": ["1", "2"],
       "num_instances": null,
       "initial": null,
-      "values": [
-        [0.9, null]
-      ]
+      "values": [[0.9, null]]
     }
     """
-    counts = None if matrix.num_instances is None else matrix.num_instances.tolist()
-    initial = None if matrix.initial is None else _cells(matrix.initial.tolist())
-    score = ""
-    if not matrix.score.is_accuracy:
-        told = {"name": matrix.score.name, "lower_is_better": not matrix.score.higher_is_better}
-        score = f'  "score": {json.dumps(told)},\n'
-    rows = ",\n".join(f"    {json.dumps(_cells(row))}" for row in matrix.values.tolist())
-    # A row of the matrix a line, so that two files can be compared by eye.
-    return (
-        "{\n"
-        f'  "schema": {json.dumps(SCHEMA)},\n'
-        f'  "buckets": {json.dumps(list(matrix.buckets))},\n'
-        f'  "num_instances": {json.dumps(counts)},\n'
-        f"{score}"
-        f'  "initial": {json.dumps(initial)},\n'
-        f'  "values": [{chr(10) + rows + chr(10) + "  " if rows else ""}]\n'
-        "}\n"
-    )
+    score = matrix.score
+    content: dict[str, object] = {
+        "schema": SCHEMA,
+        "buckets": list(matrix.buckets),
+        "num_instances": None if matrix.num_instances is None else matrix.num_instances.tolist(),
+        "initial": None if matrix.initial is None else _cells(matrix.initial.tolist()),
+        "values": [_cells(row) for row in matrix.values.tolist()],
+    }
+    if not score.is_accuracy:
+        content["score"] = {"name": score.name, "lower_is_better": not score.higher_is_better}
+    # A line for each part, so that two files can be compared by eye.
+    lines = (f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in content.items())
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def matrix_csv(matrix: AccuracyMatrix) -> str:
