@@ -51,15 +51,18 @@ def test_a_notebook_shows_matrix_metrics_and_links(result):
     for name, value in result.metrics.items():
         assert f"<code>{name}</code></th>" in text
         assert f">{value:.4f}</td>" in text
-    links = [a["href"] for tag, a in page.tags if tag == "a"]
-    assert f"runs/{result.run_id}?workflowType=machine_learning" in links[0]
+    assert f"clear-mlflow open {result.run_id}</code>" in text
+    # Of a store that is a server, an address that a person can follow.
+    object.__setattr__(result, "links", ("run      http://server/#/runs/1",))
+    tags = Page(result._repr_html_()).tags
+    assert [a["href"] for tag, a in tags if tag == "a"] == ["http://server/#/runs/1"]
 
 
 def test_print_shows_tables_and_links(result):
     text = str(result)
     assert "after 4" in text
     assert "renate/forgetting" in text
-    assert f"runs/{result.run_id}" in text
+    assert f"clear-mlflow open {result.run_id}" in text
     assert "\x1b" not in text
 
 
