@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence, Set
 from clear_mlflow.comparison.arrangement import MOST_READ, TUNED, Arrangement, methods
 from clear_mlflow.comparison.groups import Group, cut, label_of
 from clear_mlflow.comparison.pairs import ALL_PAIRS, Pair
-from clear_mlflow.comparison.subjects import Subject
 from clear_mlflow.comparison.verdicts import Verdict
 from clear_mlflow.core.matrix import TEST, VALIDATION
 from clear_mlflow.core.text import shown
@@ -121,21 +120,6 @@ def _about_runs(group: Group) -> Iterator[str]:
             "nothing in its training depends on the seed, so there is no spread and no "
             "interval over seeds."
         )
-    elif twins := _identical(group):
-        yield (
-            f"{label_of(twins[0])} and {label_of(twins[1])} gave the same matrix from "
-            "different seeds: if one is a copy, the spread of the group is too small."
-        )
-
-
-def _identical(group: Group) -> tuple[Subject, Subject] | None:
-    """Two runs of a group with the same matrix."""
-    seen: dict[bytes, Subject] = {}
-    for member in group.counted:
-        twin = seen.setdefault(member.grid.tobytes(), member)
-        if twin is not member:
-            return twin, member
-    return None
 
 
 def _untested(

@@ -313,8 +313,6 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
             f"trained_through is {shown(fields.trained_through)}; row {row.row} of these buckets "
             f"is trained through {shown(row.trained_through)}"
         )
-    if fields.accuracy is not None and row.correct is not None:
-        _check_accuracy(fields.accuracy, row)
     return RowRecord(
         row=row,
         protocol=fields.protocol,
@@ -329,32 +327,20 @@ def _from_document(document: dict[str, Any]) -> RowRecord:
 
 def _row(fields: _Fields) -> AccuracyRow:
     """What was measured: counts, else accuracies, or another score."""
-    score, cells, name = ACCURACY, fields.accuracy, "'correct' or 'accuracy'"
-    if fields.score is not None and not fields.score.score.is_accuracy:
-        score, cells, name = fields.score.score, fields.values, "'values'"
-        if fields.correct is not None or fields.accuracy is not None:
-            raise RecordError(
-                f"has correct or accuracy beside the score {score.name}; expected values alone"
-            )
-    elif fields.correct is not None:
+    score = ACCURACY if fields.score is None else fields.score.score
+    cells, name, other = fields.accuracy, "'correct' or 'accuracy'", fields.values
+    if not score.is_accuracy:
+        cells, name, other = fields.values, "'values'", fields.accuracy or fields.correct
+    if other is not None or (fields.correct is not None and cells is not None):
+        raise RecordError(
+            f"has two of correct, accuracy and values; expected {name.replace(chr(39), '')} alone"
+        )
+    if fields.correct is not None:
         return AccuracyRow(fields.row, fields.buckets, fields.correct, fields.num_instances)
     if cells is None:
         raise RecordError(f"lacks the field {name}; expected one entry per bucket")
     values = [math.nan if value is None else value for value in cells]
     return AccuracyRow.from_values(fields.row, fields.buckets, values, fields.num_instances, score)
-
-
-def _check_accuracy(stated: tuple[float | None, ...], row: AccuracyRow) -> None:
-    """Accuracy is derived; where another program wrote it too, it has to be the same."""
-    agrees = len(stated) == len(row.cells) and all(
-        value is not None and abs(value - derived) <= 1e-6
-        for value, derived in zip(stated, row.cells, strict=True)
-    )
-    if not agrees:
-        raise RecordError(
-            f"accuracy is {shown(list(stated))}, but correct / num_instances is "
-            f"{shown(list(row.cells))}; leave accuracy out, or mend it"
-        )
 
 
 def _check_text(what: str, value: str) -> None:

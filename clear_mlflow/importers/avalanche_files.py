@@ -7,9 +7,8 @@ which stream was tested.
 
 JSON: avalanche/evaluation/metric_utils.py (names of metrics) and
 avalanche/training/plugins/evaluation.py (``get_last_metrics``, ``get_all_metrics``). Keys end in
-``Exp010``: they are ordered by number, not as texts. The k-th dictionary of a list is row k. A
-single dictionary is one test, that of the model after the last bucket. In what ``get_all_metrics``
-gives, each key has all its values, and the k-th of them is that of the k-th test.
+``Exp010``: they are ordered by number, not as texts. The k-th dictionary of a list is row k. In
+what ``get_all_metrics`` gives, each key has all its values, and the k-th is that of the k-th test.
 """
 
 from __future__ import annotations
@@ -124,10 +123,6 @@ def _tests_of(document: dict[str, Any]) -> list[dict[str, Any]]:
     values = {key: value for key, value in document.items() if _METRIC.fullmatch(key)}
     if not values:
         raise RecordError(f"holds no key as {_SIGN}test_stream/Task000/Exp000")
-    if not any(isinstance(value, list) for value in values.values()):
-        width = 1 + max(_experience(key.rsplit("/Exp", 1)[1]) for key in values)
-        # One test: the one after the last bucket. The rows before it were not kept.
-        return [{} for _ in range(width - 1)] + [values]
     series = {}
     for key, value in values.items():
         if not isinstance(value, list) or len(value) != 2:

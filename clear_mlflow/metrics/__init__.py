@@ -7,14 +7,13 @@ all families, those that are chosen are computed: by default CLEAR's and Renate'
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-import numpy as np
-
-from clear_mlflow.core.errors import ConfigError, FailedMetricError, UndefinedMetricError
+from clear_mlflow.core.errors import ConfigError, UndefinedMetricError
 from clear_mlflow.core.matrix import AccuracyMatrix
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.text import shown
@@ -162,7 +161,7 @@ def undefined(
 ) -> dict[str, UndefinedMetricError]:
     """As :func:`explain`, as errors: a FailedMetricError is a mistake of the metric itself."""
     evidence, metrics = matrix.masked(protocol), of_score(metrics, matrix.score)
-    return _by_protocol(evaluated(evidence, metrics)[1], evidence, protocol, metrics)
+    return _by_protocol(evaluated(evidence, metrics)[1], protocol)
 
 
 def series(
@@ -183,35 +182,16 @@ def course(evidence: AccuracyMatrix, protocol: str, metrics: Sequence[Metric] = 
     """
     metrics = of_score(metrics, evidence.score)
     found = over_course(evidence, evidence.num_rows, metrics)
-    return replace(found, undefined=_by_protocol(found.undefined, evidence, protocol, metrics))
+    return replace(found, undefined=_by_protocol(found.undefined, protocol))
 
 
 def _by_protocol(
-    errors: dict[str, UndefinedMetricError],
-    evidence: AccuracyMatrix,
-    protocol: str,
-    metrics: Sequence[Metric],
+    errors: dict[str, UndefinedMetricError], protocol: str
 ) -> dict[str, UndefinedMetricError]:
-    """The same errors, those that the protocol alone explains as such.
-
-    Had everything been measured, would the protocol still leave this metric out? Then it does not
-    help a user to hear which cell is missing.
-    """
-    lacking = [
-        metric
-        for metric in metrics
-        if metric.name in errors and not isinstance(errors[metric.name], FailedMetricError)
-    ]
-    if protocol == "iid" or not lacking:
-        return errors
-    ideal = AccuracyMatrix(
-        np.ones(evidence.values.shape),
-        evidence.initial,
-        evidence.num_instances,
-        evidence.buckets,
-        evidence.score,
+    """The same errors, those of a cell that the protocol makes no evidence as such."""
+    told = UndefinedMetricError(
+        f"under the {protocol} protocol cells with j <= i score training images"
     )
-    defined = evaluated(ideal, lacking)[0].keys()
-    ruled_out = defined - evaluated(ideal.masked(protocol), lacking)[0].keys()
-    reason = f"under the {protocol} protocol cells with j <= i score training images"
-    return errors | dict.fromkeys(ruled_out, UndefinedMetricError(reason))
+    places = {name: re.match(r"R\[([0-9]+), ([0-9]+)\]", str(e)) for name, e in errors.items()}
+    ruled_out = [n for n, at in places.items() if at is not None and int(at[2]) <= int(at[1])]
+    return errors if protocol == "iid" else errors | dict.fromkeys(ruled_out, told)

@@ -56,7 +56,7 @@ class Metric(MetricOf[AccuracyMatrix]):
         return replace(
             self,
             name=(self.score_name or self.name).format(score=score.name, lowest=lowest),
-            function=_OfScore(self.function, score, self.takes, self.higher_is_better),
+            function=_OfScore(self.function, score, self.takes),
             higher_is_better=(
                 score.higher_is_better if self.takes == LEVEL else self.higher_is_better
             ),
@@ -96,7 +96,6 @@ class _OfScore:
     function: Callable[[AccuracyMatrix], float]
     score: Score
     takes: str
-    is_gain: bool  # whether a change is good where it is positive
 
     def __call__(self, matrix: AccuracyMatrix) -> float:
         if self.takes == ACCURACY_ALONE:
@@ -109,11 +108,9 @@ class _OfScore:
         text = _meaning(self.function)
         if self.takes == ACCURACY_ALONE:
             return text
-        text = f"{text.removesuffix('.')}; of {self.score.name} in place of accuracy"
-        if self.takes == CHANGE and not self.score.higher_is_better:
-            went = "fallen" if self.is_gain else "risen"
-            text = f"{text}, above 0 where it has {went}"
-        return f"{text}."
+        sign = " with its sign turned" if self.takes == CHANGE else ""
+        what = self.score.name + ("" if self.score.higher_is_better else sign)
+        return f"{text.removesuffix('.')}; of {what} in place of accuracy."
 
 
 def need_trained(matrix: AccuracyMatrix, least: int, what: str) -> None:

@@ -285,7 +285,6 @@ SAMPLES: list[tuple[str, bytes]] = [
     ("metrics_summary_update_3.csv", files.renate_csv(ROWS).encode()),
     ("r.json", files.renate_results(ROWS, ROWS[0]).encode()),
     ("logs.pyd", files.mammoth_line(ROWS).encode()),
-    ("ocl.json", files.capymoa_json(ROWS).encode()),
     ("ocl.npz", files.npz(**files.capymoa(ROWS))),
 ]
 

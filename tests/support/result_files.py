@@ -95,11 +95,6 @@ def capymoa(rows, steps=2) -> dict[str, Any]:
     }
 
 
-def capymoa_json(rows) -> str:
-    """The same as JSON, as docs/import.md says to write it."""
-    return json.dumps({name: np.asarray(value).tolist() for name, value in capymoa(rows).items()})
-
-
 def npy(array) -> bytes:
     """numpy.save."""
     file = io.BytesIO()

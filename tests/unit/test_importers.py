@@ -85,7 +85,6 @@ SAMPLES = [
     ("mammoth", "logs.pyd", files.mammoth_line(SQUARE, eval_future=True), SQUARE, None, {}),
     ("mammoth", "a.pyd", files.mammoth_line(SQUARE[:2], eval_future=1), SQUARE[:2], None, {}),
     ("capymoa", "ocl.npz", files.npz(**files.capymoa(SQUARE)), SQUARE, None, {}),
-    ("capymoa", "ocl.json", files.capymoa_json(SQUARE), SQUARE, None, {}),
 ]
 
 
@@ -140,12 +139,8 @@ def test_avalanches_unmonitored_zero_is_not_an_accuracy():
     same(read("eval_results.csv", text), expected)
 
 
-def test_avalanches_dictionaries_are_one_test_or_all_of_them():
-    """One dictionary tells of the model after the last bucket; ``get_all_metrics`` of each."""
-    last = {files.avalanche_name(j): cell for j, cell in enumerate(TWELVE[-1])}
-    matrix = read("last.json", json.dumps(last))
-    np.testing.assert_array_equal(matrix.values[-1], TWELVE[-1])
-    assert np.isnan(matrix.values[:-1]).all()
+def test_avalanches_collected_metrics_are_all_of_its_tests():
+    """What ``get_all_metrics`` gives: each key with its steps and its values."""
     collected = {files.avalanche_name(j): [[0, 1, 2], [row[j] for row in SQUARE]] for j in range(3)}
     same(read("all.json", json.dumps(collected)), SQUARE)
 
@@ -168,7 +163,7 @@ def test_avalanches_test_stream_goes_before_others():
 def test_capymoas_own_scores_are_those_of_what_is_read():
     """Right answers of 40, and the scores that CapyMOA 0.15.1 (``_OCLEvaluator``) made of them."""
     right = [[39, 11, 13, 11], [36, 36, 11, 12], [30, 30, 37, 17], [29, 33, 34, 39]]
-    matrix = read("ocl.json", files.capymoa_json(np.array(right) / 40))
+    matrix = read("ocl.npz", files.npz(**files.capymoa(np.array(right) / 40)))
     theirs = {
         "accuracy_all_avg": 0.6531249955296516,
         "accuracy_seen_avg": 0.8817708343267441,
@@ -252,7 +247,8 @@ WRONG = [
     ("logs.pyd", "{'accuracy_1_task1': f(5)}", {}, "expected a number"),
     ("logs.pyd", "{'accuracy_1_task99999': 5.0}", {}, "buckets are read"),
     ("a.npz", files.npz(a=SQUARE, b=SQUARE), {}, "expected one matrix"),
-    ("ocl.json", files.capymoa_json(SQUARE), {"future": "not-tested"}, "diagonal other than 0"),
+    ("ocl.npz", files.npz(**files.capymoa(SQUARE)), {"future": "not-tested"}, "other than 0"),
+    ("e.json", json.dumps({files.avalanche_name(0): 0.5}), {}, "expected its steps and its values"),
     ("ocl.npz", files.npz(**files.capymoa(SQUARE[:2])), {}, "a row and a column for each"),
     ("a.npy", files.npy(np.array([SQUARE], dtype=object)), {}, "expected numbers"),
     ("a.npy", files.npy(np.array(SQUARE))[:-8], {}, "is cut off"),

@@ -235,14 +235,6 @@ def test_seeds_without_randomness_give_no_interval() -> None:
     assert "where nothing varies, seeds say nothing of chance" in verdict.sentence
 
 
-def test_one_copy_among_seeds_is_named() -> None:
-    """Two of three seeds with one matrix: the spread may be too small."""
-    subjects = [*runs("a", 80, range(2)), run("a", 80, 0, run_id="copy")]
-    object.__setattr__(subjects[2].record, "seed", 7)
-    found = compared(subjects)
-    assert any("gave the same matrix from different seeds" in text for text in found.warnings)
-
-
 def test_single_runs_of_many_groups_are_tested_against_the_leader() -> None:
     """Which ones want their predictions read: the leader and all others, the last included."""
     subjects = [run(f"m{i}", 40 + 3 * i, 0) for i in range(10)]

@@ -22,7 +22,7 @@ _DIGITS = 6  # of the numbers that the script subtracts; shown with three
 
 
 def matrices(comparison: Comparison) -> dict[str, Any]:
-    """The matrices of groups, and of single runs where they fit."""
+    """The mean matrices of groups."""
     scales, keys = matrix_scales(comparison), [s.buckets for s in comparison.settings]
     several = [group for group in comparison.groups if len(group.members) > 1]
     about = "Means over seeds." if several else ""
@@ -47,16 +47,6 @@ def matrices(comparison: Comparison) -> dict[str, Any]:
     ]
     if len(maps) < len(comparison.groups):
         about += f" The first {len(maps)} groups of the leaderboard."
-    fit = several and sum(run.grid.size for run in comparison.subjects) <= _MOST_CELLS
-    run_maps = [
-        {
-            "title": short(run.name),
-            "detail": "no seed" if run.record.seed is None else f"seed {run.record.seed}",
-            **matrix_map(run.grid, keys[group.setting], scale=scales[group.setting]),
-        }
-        for group in (comparison.groups if fit else ())
-        for run in group.members
-    ]
     ends = scales[0].ends
     if len(scales) > 1 and not comparison.score.is_accuracy:
         about += " The matrices of each test set have colours of their own."
@@ -66,7 +56,6 @@ def matrices(comparison: Comparison) -> dict[str, Any]:
         "ends": ends,
         "matrices_about": " ".join(filter(None, [about.strip(), scales[0].about])),
         "maps": maps,
-        "run_maps": run_maps,
     }
 
 
