@@ -10,13 +10,13 @@ from functools import partial
 from itertools import chain
 
 from mlflow import MlflowClient
-from mlflow.entities import LifecycleStage, Run
-from mlflow.exceptions import MlflowException
+from mlflow.entities import Run
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from clear_mlflow.core.errors import ClearError, RecordError
 from clear_mlflow.core.record import Record
-from clear_mlflow.metrics import ALL_METRICS, Metric, anytime, of_score
+from clear_mlflow.learning.parameters.logged import is_of_a_training
+from clear_mlflow.metrics import ALL_METRICS, anytime, of_score
 from clear_mlflow.metrics import from_predictions as predicted
 from clear_mlflow.runs.lifecycle import close_abandoned
 from clear_mlflow.runs.logged_models import log_models
@@ -68,16 +68,13 @@ class ScoringResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """How runs are scored."""
+class Evaluation(Scoring):
+    """How runs are scored; *thorough* where they are named."""
 
     # The runs were asked for one by one: each is read from its artifacts, and one without rows is
     # a problem. Found by a search, one of another program is only passed over.
     named: bool = False
     dry_run: bool = False  # write nothing
-    metrics: Sequence[Metric] = ()  # these three as Scoring has them
-    joint: Record | None = None
-    prediction_metrics: Sequence[predicted.PredictionMetric] = predicted.METRICS
     jobs: int | None = None  # runs under way at once; None: as many as suits the store
     # Called with each run before its rows are read; not in a dry run.
     prepare: Callable[[MlflowClient, Run], object] | None = None
@@ -115,9 +112,6 @@ class Evaluation:
                 with one_writer(client.tracking_uri):
                     close_abandoned(client, run)
         except ClearError as error:
-            if _is_deleted(client, run_id):
-                why = "was deleted while it was scored; restore it to score it"
-                return _failed(run_id, name, why)
             detail = str(error)
             if abandoned and not self.dry_run:
                 detail += f"; {_try_to_close(client, run)}"
@@ -130,7 +124,10 @@ class Evaluation:
             if self.named or ours:
                 return _failed(run_id, name, why)
             return ScoringResult(run_id, name, "skipped", why, scores)
-        notes = list(_describe(scores, self.dry_run))
+        gaps = scores.record.missing if scores.record else ()
+        if not is_of_a_training(run.data.params):  # a loop need not test its untrained model
+            gaps = tuple(row for row in gaps if row)
+        notes = list(_describe(scores, gaps, self.dry_run))
         if abandoned:
             closed = "would be closed" if self.dry_run else "run closed"
             notes.append(f"its process is gone: {closed} as KILLED")
@@ -141,7 +138,7 @@ class Evaluation:
             "scored" if changed else "unchanged",
             "; ".join(notes),
             scores,
-            is_problem=bool(_gaps(scores) or scores.problem is not None or scores.failed),
+            is_problem=bool(gaps or scores.problem is not None or scores.failed),
             is_partial=scores.rows_state != "complete",
             undefined=tuple(
                 name for name in _own_without_value(scores) if name not in scores.failed
@@ -151,18 +148,13 @@ class Evaluation:
     def _scored(self, client: MlflowClient, run: Run) -> Scores:
         if self.prepare is not None and not self.dry_run:
             self.prepare(client, run)
-        scoring = Scoring(
-            metrics=self.metrics,
-            joint=self.joint,
-            prediction_metrics=self.prediction_metrics,
-            thorough=self.named,
-        )
-        scores = read_scores(client, run, scoring)
-        if not self.dry_run and not scores.plan.is_empty:
+        scores = read_scores(client, run, replace(self, thorough=self.named))
+        if self.dry_run:
+            return scores
+        if not scores.plan.is_empty:
             with one_writer(client.tracking_uri):
                 write_scores(client, scores)
-        if not self.dry_run:
-            log_models(client, run, scores)
+        log_models(client, run, scores)
         return scores
 
 
@@ -201,13 +193,13 @@ def _suitable_jobs(client: MlflowClient, first: Run | MissingRun) -> int:
     return _JOBS_REMOTE
 
 
-def _describe(scores: Scores, dry_run: bool) -> Iterator[str]:
+def _describe(scores: Scores, gaps: Sequence[int], dry_run: bool) -> Iterator[str]:
     if scores.record is None:
         yield "no rows"
         return
     matrix = scores.record.matrix
     yield f"{matrix.num_rows} of {matrix.num_buckets} rows"
-    if gaps := _gaps(scores):
+    if gaps:
         yield f"missing {', '.join(f'row {row}' for row in gaps)}"
     if dry_run and not scores.plan.is_empty:
         yield f"would write {scores.plan}"
@@ -228,21 +220,6 @@ def _own_without_value(scores: Scores) -> list[str]:
     built_in = {m.name for m in of_score(ALL_METRICS, scores.record.matrix.score)}
     own = scores.versions.keys() - built_in - _BUILT_IN
     return [name for name in scores.reasons if name in own]
-
-
-def _gaps(scores: Scores) -> tuple[int, ...]:
-    """Rows that are missing below one that is there; a run that just ended early has none."""
-    return scores.record.missing if scores.record else ()
-
-
-def _is_deleted(client: MlflowClient, run_id: str) -> bool:
-    """Whether a run that was there when it was listed is there no more."""
-    try:
-        return bool(client.get_run(run_id).info.lifecycle_stage == LifecycleStage.DELETED)
-    except MlflowException as error:
-        return bool(error.error_code == "RESOURCE_DOES_NOT_EXIST")
-    except Exception:  # the store does not answer, which has been reported already
-        return False
 
 
 def _try_to_close(client: MlflowClient, run: Run) -> str:

@@ -38,7 +38,6 @@ from clear_mlflow.runs.training_run import open_training_run
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.client import log_tags, mlflow_errors, preflight, use_store
-from clear_mlflow.store.compat import is_generated
 
 
 def train_supervised(
@@ -205,14 +204,9 @@ def _describe_resume(client: MlflowClient, run_id: str) -> str | None:
         run = client.get_run(beside)
         if MLFLOW_PROJECT_ENTRY_POINT not in run.data.tags:
             return None
-        tags = {
-            names.KIND_TAG: names.KIND_RESUME,
-            names.RESUMED_TAG: run_id,
-            MLFLOW_RUN_NOTE: f"Resumes run {run_id}, which holds all that was measured.",
-        }
-        log_tags(client, beside, tags)
-        if is_generated(run.info.run_name):
-            client.update_run(beside, name=f"resume of {run_id}")
+        note = f"Resumes run {run_id}, which holds all that was measured."
+        tags = {names.KIND_TAG: names.KIND_RESUME, names.RESUMED_TAG: run_id}
+        log_tags(client, beside, {**tags, MLFLOW_RUN_NOTE: note})
     return str(beside)
 
 

@@ -158,23 +158,6 @@ def test_a_damaged_test_is_told_and_the_rows_are_scored(store, finished):
     assert values_of(store.get_run(finished.info.run_id)) == pytest.approx(EXPECTED)
 
 
-def test_a_training_that_breaks_off_inside_a_bucket_loses_no_test(store, experiment_id):
-    """What was measured of the bucket is there, and changes none of the numbers."""
-
-    class Broken(KnownTraining):
-        def rows(self, on_curve=None, on_test=None):
-            yield from super().rows(on_test=on_test)
-            on_test(TESTS[3][0])
-            raise RuntimeError("out of power")
-
-    tests = {bucket: TESTS[bucket] for bucket in (1, 2)}
-    with pytest.raises(RuntimeError, match="out of power"):
-        train_in_process(store, Broken(FOUR_BUCKETS[:3], tests=tests), {})
-    run = only_run(store, experiment_id)
-    assert stored_tests(run) == [*TESTS[1], *TESTS[2], TESTS[3][0]]
-    assert values_of(run) == pytest.approx(anytime.summarize(MATRIX.after(2)))
-
-
 class LosingStore(KnownTraining):
     """Loses its artifact store inside the third bucket."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import statistics
 from collections.abc import Iterator
@@ -14,18 +13,15 @@ from feature_streams import config, rows_of, training
 from forked import run_forked
 
 import clear_mlflow
-from clear_mlflow.core.errors import ConfigError, DivergedError, TrainingError
+from clear_mlflow.core.errors import ConfigError, TrainingError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
-from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.learning.measured import MeasuredRow, ignore
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import TrainingProgress
 from clear_mlflow.learning.session import check
-from clear_mlflow.process import messages
 from clear_mlflow.runs.in_process import train_ensemble_in_process, train_in_process
 from clear_mlflow.store import names
-from clear_mlflow.store.search import Selection, select
 
 ASKED = {"features": "made_up", "epochs": "7", "seeds": "4,2", "batch_size": "6"}
 
@@ -129,20 +125,6 @@ def test_the_run_above_holds_the_curve_of_members_that_step_together(finished, s
     assert steps[-1] == 7 * (5 + 3 + 4)  # epochs; batches of each bucket
 
 
-def test_evaluate_scores_members_and_passes_their_parent_over(finished, store):
-    """It is no run that lost its rows."""
-    parent, members = finished
-    verdicts = {
-        verdict.run_id: verdict.action
-        for verdict in Evaluation(named=False, dry_run=False).over(
-            store, select(store, Selection())
-        )
-    }
-    assert verdicts.keys() == {run.info.run_id for run in members.values()}
-    assert parent.info.run_id not in verdicts
-    assert set(verdicts.values()) == {"unchanged"}
-
-
 class Breaking:
     """An ensemble whose second bucket never ends well; it looks at the store as it goes."""
 
@@ -197,17 +179,6 @@ def test_whatever_ends_an_ensemble_closes_all_its_runs(store, experiment_id, err
     assert mlflow.active_run() is None
 
 
-def test_only_the_member_that_diverged_is_tagged_so(store, experiment_id):
-    """And the run above, which failed for that reason; the other members merely failed."""
-    error = messages.Refusal.of(DivergedError("seed 2 is infinite", 2)).as_error()
-    with pytest.raises(DivergedError):
-        train_ensemble_in_process(store, Breaking(error), ASKED)
-    parent, members = runs_of(store, experiment_id)
-    assert parent.data.tags[names.DIVERGED_TAG] == "true"
-    assert members[2].data.tags[names.DIVERGED_TAG] == "true"
-    assert names.DIVERGED_TAG not in members[4].data.tags
-
-
 def test_an_active_run_is_joined_as_the_one_above(store):
     """It stays open, and its members are closed."""
     with mlflow.start_run(run_name="mine") as active:
@@ -217,13 +188,6 @@ def test_an_active_run_is_joined_as_the_one_above(store):
     assert parent.info.run_id == active.info.run_id
     assert parent.info.run_name == "mine"
     assert {run.info.status for run in members.values()} == {"FINISHED"}
-
-
-def test_a_row_carries_its_seed_through_the_pipe():
-    """What the training process says is what the supervisor hears."""
-    for measured in list(training(config(**ASKED)).rows())[-2:]:
-        pipe = io.BytesIO(b"".join(messages.encode("row", measured)))
-        assert messages.decode(pipe.read) == ("row", measured)
 
 
 def test_matrices_by_seed_from_python(store):

@@ -3,7 +3,6 @@
 import json
 from pathlib import Path
 
-import mlflow
 import pytest
 from stored_runs import histories, rows_folder, stored_run
 from trainings import FOUR_BUCKETS
@@ -33,16 +32,6 @@ def everything(store, run_id):
         if path.is_file()
     }
     return run.data.tags, run.data.params, histories(store, run_id), files, run.info.status
-
-
-def test_evaluating_twice_changes_nothing(store, experiment_id):
-    """Not a tag, not a point of a series, not a file."""
-    run = stored_run(store, experiment_id)
-    run_evaluate(store, run.info.run_id)
-    before = everything(store, run.info.run_id)
-    (verdict,) = run_evaluate(store, run.info.run_id)
-    assert verdict.action == "unchanged"
-    assert everything(store, run.info.run_id) == before
 
 
 def test_what_was_removed_comes_back(store, experiment_id, tmp_path):
@@ -128,13 +117,3 @@ def test_only_the_run_of_a_dead_process_is_closed(store, experiment_id, alive):
     else:
         assert (verdict.action, run.info.status) == ("scored", "KILLED")
         assert run.data.metrics["clear/in_domain_accuracy"] == pytest.approx((0.90 + 0.92) / 2)
-
-
-def test_active_mlflow_run_is_untouched(store, experiment_id):
-    """Evaluating inside a run of the user's own logs nothing into that."""
-    run = stored_run(store, experiment_id)
-    with mlflow.start_run() as active:
-        run_evaluate(store, run.info.run_id)
-    mine = store.get_run(active.info.run_id)
-    assert not mine.data.metrics
-    assert not any(key.startswith("clear_mlflow") for key in mine.data.tags)

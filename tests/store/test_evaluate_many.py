@@ -89,18 +89,6 @@ def test_each_damaged_run_is_named_and_every_other_is_scored(store, many, jobs, 
         assert metrics["clear/in_domain_accuracy"] == pytest.approx((11 + 29) / 200)
 
 
-def test_a_run_that_is_deleted_while_others_are_scored_is_named(store, many):
-    """It was listed when it was there; the runs before and behind it are scored."""
-    first, deleted, last = many("first", "deleted", "last")
-    verdicts = Evaluation(jobs=1).over(store, select(store, Selection(experiment="test")))
-    assert next(verdicts).run_id == last.info.run_id
-    store.delete_run(deleted.info.run_id)
-    second, third = verdicts
-    assert (second.action, second.is_problem) == ("failed", True)
-    assert second.detail == "was deleted while it was scored; restore it to score it"
-    assert (third.run_id, third.action) == (first.info.run_id, "scored")
-
-
 def test_another_metric_writes_that_metric_alone(store, many):
     """No other point, no picture, no table of the run is touched; the second time, nothing."""
     (run,) = many("one")
@@ -227,35 +215,3 @@ def test_the_summary_of_many_runs_names_those_that_lack_something(store, many, c
     assert "18 failed, 2 scored, 34 unchanged" in out
     assert "18 runs lack rows" in out
     assert f"error: run {damaged.info.run_id}: row_004.json" in err
-
-
-@pytest.mark.parametrize("all_shown", [50, 1])
-def test_what_an_own_metric_lacks_is_told_of_few_runs_and_of_many(
-    store, many, tmp_path, monkeypatch, all_shown
-):
-    """One that fails is a problem of each run; one not defined is counted."""
-    from click.testing import CliRunner
-
-    from clear_mlflow.cli import main
-    from clear_mlflow.cli import scoring_output as verdicts
-
-    monkeypatch.setattr(verdicts, "_ALL_SHOWN", all_shown)
-    runs = many("one", "two")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "lab_of_two.py").write_text(
-        "from clear_mlflow.core.errors import UndefinedMetricError\n"
-        "def failing(matrix): return matrix.no_such\n"
-        "def undefined(matrix): raise UndefinedMetricError('needs more')\n"
-    )
-
-    def command(metric):
-        return CliRunner().invoke(main, ["evaluate", "--experiment", "test", "--metric", metric])
-
-    failed = command("lab_of_two:failing")
-    assert failed.exit_code == 2
-    for run in runs:
-        told = [line for line in failed.output.splitlines() if run.info.run_id in line]
-        assert sum("lab_of_two:failing raised AttributeError" in line for line in told) == 2
-    undefined = command("lab_of_two:undefined")
-    assert undefined.exit_code == 0
-    assert "; 2 runs have no lab_of_two/undefined" in undefined.output

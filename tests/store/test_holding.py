@@ -6,12 +6,10 @@ import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from click.testing import CliRunner
 from mlflow.entities import Metric
 from stored_runs import histories, row_texts, rows_folder
 from trainings import FOUR_BUCKETS, KnownTraining
 
-from clear_mlflow.cli import main
 from clear_mlflow.core.errors import TrackingError
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.journal.journal import Journal, default_root
@@ -220,11 +218,3 @@ def test_a_clock_that_is_set_makes_nobody_dead(store, experiment_id, monkeypatch
     assert not liveness.is_abandoned(store, store.get_run(here))
     assert not liveness.is_abandoned(store, store.get_run(there))
     Hold(store).check(here)
-
-
-def test_what_is_said_of_a_resume_is_refused_without_one():
-    """Else a run of its own would be trained, and the dead one waited for."""
-    done = CliRunner().invoke(main, ["train", "--assume-dead", "yes"])
-    assert done.exit_code == 2
-    assert "assume_dead is 'yes' and resume is 'none'" in done.stderr
-    assert len(done.stderr.splitlines()) == 1

@@ -73,15 +73,6 @@ def test_an_end_says_why_and_forgets_the_process(store, experiment_id):
     assert names.PROCESS_TAG not in store.get_run(left).data.tags
 
 
-def test_the_active_run_is_ended_for_mlflow_too(store):
-    """The next one is a run of its own."""
-    run_id = open_run(store, "a run", lambda run: None)
-    assert mlflow.active_run().info.run_id == run_id
-    end(store, run_id, "KILLED")
-    assert mlflow.active_run() is None
-    assert store.get_run(run_id).info.status == "KILLED"
-
-
 def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch):
     """Also where the environment names it; it is left as it is."""
     run_id = running(store, experiment_id)

@@ -18,7 +18,7 @@ from released_layout import write_released
 from safetensors.numpy import load_file, save_file
 
 from clear_mlflow.api import train_ensemble
-from clear_mlflow.core.errors import DataError, RecordError
+from clear_mlflow.core.errors import RecordError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions, predictions_file_name
 from clear_mlflow.evaluation.rescore import Evaluation
 from clear_mlflow.learning.inference.description import ModelDescription, read_description
@@ -139,13 +139,6 @@ def test_a_server_answers_about_raw_images_of_any_size(store, run, photos):
     assert answer.status_code == 200, answer.text
     assert [told["label"] for told in answer.json()["predictions"]] == direct["label"].tolist()
     assert all(0 < told["probability"] <= 1 for told in answer.json()["predictions"])
-
-
-def test_an_image_that_is_none_is_named(store, run, photos):
-    model = mlflow.pyfunc.load_model(f"models:/{stored_models(store, run)[3].model_id}")
-    photo = next(photos.rglob("*.jpg")).read_bytes()
-    with pytest.raises(DataError, match="image 2 of 2 cannot be decoded"):
-        model.predict(pd.DataFrame({"image": [photo, b"no image"]}))
 
 
 def test_nothing_in_a_model_is_a_pickle(store, run):

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from learning_streams import config, random_stream
 from released_layout import write_released
 
 from clear_mlflow.cli import main
@@ -17,7 +16,7 @@ from clear_mlflow.evaluation.reevaluate_models import reevaluate
 from clear_mlflow.learning.parameters.config import TrainConfig
 from clear_mlflow.learning.prepare import prepare
 from clear_mlflow.learning.progress import progress_for
-from clear_mlflow.learning.session import StreamTraining, check
+from clear_mlflow.learning.session import check
 from clear_mlflow.process.parent import TrainingProcess
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.logged_models import stored_models, weights_folder
@@ -78,20 +77,6 @@ def test_predictions_are_stored_and_count_what_the_rows_say(store, experiment_id
     assert images.buckets == rows[0].row.buckets
     assert images.names[0] == "235821044"
     assert len(list((artifacts(run) / "models").iterdir())) == 1
-
-
-def test_the_evaluation_set_is_of_the_files_contents(tmp_path):
-    """So that two runs are paired by what was shown to the model, wherever the files lie."""
-    one, _ = random_stream(tmp_path / "one", train=(4,), test=(5,), side=8)
-    same, _ = random_stream(tmp_path / "two", train=(4,), test=(5,), side=8)
-    other, _ = random_stream(tmp_path / "three", train=(4,), test=(5,), side=8, seed=1)
-    digests = []
-    for stream in (one, same, other):
-        training = StreamTraining(check(config()), stream, "made up", progress_for(open_null()))
-        path = tmp_path / "evaluation_set.safetensors"
-        path.write_bytes(training.facts.evaluation_set)
-        digests.append(EvaluationSet.load(path).digest)
-    assert digests[0] == digests[1] != digests[2]
 
 
 def open_null():

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-from mlflow.exceptions import MlflowException
-from mlflow.protos.databricks_pb2 import BAD_REQUEST, INTERNAL_ERROR
 from stored_runs import row_texts, rows_folder, stored_run
 
 from clear_mlflow.core.errors import RecordError, StateError, TrackingError
@@ -20,14 +18,13 @@ from clear_mlflow.store import heartbeat as liveness
 from clear_mlflow.store import names, search, states
 from clear_mlflow.store.artifacts import log_durably
 from clear_mlflow.store.client import bound_retries, mlflow_errors
-from clear_mlflow.store.conflicts import retry_on_conflict
 from clear_mlflow.store.heartbeat import (
     _started,
     heartbeat,
     is_abandoned,
     trains_now,
 )
-from clear_mlflow.store.rows import read_rows, refuse_foreign_rows, row_sizes
+from clear_mlflow.store.rows import read_rows, row_sizes
 from clear_mlflow.store.search import MissingRun, Selection, select
 from clear_mlflow.store.states import (
     Manifest,
@@ -113,15 +110,6 @@ def test_who_is_never_called_abandoned(store, experiment_id):
     for run in (others, damaged, store.get_run(ended.info.run_id)):
         assert not is_abandoned(store, run)
     assert not trains_now(store, others)
-
-
-def test_a_row_is_refused_where_one_is(store, experiment_id):
-    """Training into the same run again would contradict it."""
-    empty = store.get_run(store.create_run(experiment_id).info.run_id)
-    refuse_foreign_rows(store, empty)
-    run = stored_run(store, experiment_id)
-    with pytest.raises(TrackingError, match=r"already holds 5 rows \(row_000.json to row_004"):
-        refuse_foreign_rows(store, run)
 
 
 def test_rows_come_in_their_order_and_other_files_are_not_looked_at(store, experiment_id):
@@ -253,23 +241,6 @@ def test_a_listing_brings_each_run_once_however_many_start_at_once(
         list(select(store, Selection(experiment="none")))
     with pytest.raises(TrackingError, match="cannot list the runs"):
         list(select(store, Selection(filter="nonsense")))
-
-
-def test_who_was_faster_is_asked_again_once():
-    """Another program made what is shared: looking again finds it. Other refusals stay refusals."""
-    answers = [MlflowException("there", BAD_REQUEST), "made"]
-
-    def make():
-        found = answers.pop(0)
-        if isinstance(found, Exception):
-            raise found
-        return found
-
-    assert retry_on_conflict(make) == "made"
-    answers = [MlflowException("down", INTERNAL_ERROR), "made"]
-    with pytest.raises(MlflowException, match="down"):
-        retry_on_conflict(make)
-    assert answers == ["made"]
 
 
 def test_a_dead_server_is_given_up_within_seconds(monkeypatch):

@@ -27,6 +27,8 @@ def sweep(store, experiment_id, tmp_path):
     for planned in grid.runs:
         run_id = stored_run(store, experiment_id, seed=planned.config.seed).info.run_id
         store.set_tag(run_id, names.SWEEP_RUN_TAG, planned.fingerprint)
+        store.set_tag(run_id, "strategy", "naive")
+        store.set_tag(run_id, "dataset", "digits")
         score(store, run_id)
     return lambda client=store: Sweep(grid=grid).over(client, experiment_id, ENGINE)
 

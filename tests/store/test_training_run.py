@@ -39,26 +39,6 @@ def finished(store, experiment_id):
     return the_run(store, experiment_id)
 
 
-def test_each_metric_is_a_series_over_buckets(store, finished):
-    """Its value at step k is that of the run cut off after k buckets, the last one the run's."""
-    assert finished.info.status == "FINISHED"
-    for name, value in summarize(EXPECTED).items():
-        assert finished.data.metrics[name] == value
-        assert history(store, finished.info.run_id, name) == {
-            k: summarize(EXPECTED.after(k))[name]
-            for k in range(1, 5)
-            if name in summarize(EXPECTED.after(k))
-        }
-
-
-def test_each_bucket_has_a_series_of_test_accuracies(store, finished):
-    """From the initialisation, step 0, to the last bucket."""
-    for j in range(4):
-        assert history(store, finished.info.run_id, f"test_accuracy/bucket_0{j + 1}") == {
-            step: row[j] / NUM_TEST for step, row in enumerate(FOUR_BUCKETS)
-        }
-
-
 def test_rows_are_artifacts(store, finished):
     """One JSON file a row, the initialisation first."""
     for i, correct in enumerate(FOUR_BUCKETS):

@@ -113,19 +113,6 @@ def test_a_run_says_everywhere_what_it_was_measured_on(store, experiment_id, tmp
     assert again.record.matrix.values[-1].tolist() == record.matrix.values[-1].tolist()
 
 
-def test_a_run_on_test_images_is_stored_as_ever(store, experiment_id):
-    """Its rows need not say so, its input is the training's."""
-    with clear_mlflow.track(buckets=4, num_instances=NUM_TEST) as run:
-        run.log_row(0, FOUR_BUCKETS[0])
-    (stored,) = runs_of(store, experiment_id, "train")
-    (row,) = rows_of(stored).values()
-    assert row.split == "test"
-    assert "split" not in json.loads(row.to_json())
-    assert stored.data.tags["split"] == "test"
-    (entry,) = stored.inputs.dataset_inputs
-    assert [tag.value for tag in entry.tags] == ["training"]
-
-
 def test_own_loops_say_what_they_measure_on(store, experiment_id):
     """And are not continued as something else."""
     loop = {"buckets": 4, "num_instances": NUM_TEST}
@@ -143,17 +130,6 @@ def test_own_loops_say_what_they_measure_on(store, experiment_id):
         pass
     with pytest.raises(ConfigError, match="split is 'valid'; expected one of test, validation"):
         clear_mlflow.track(**loop, split="valid")
-
-
-def test_imported_runs_say_it_too(store, experiment_id, tmp_path):
-    """A matrix of another program, told to be of validation images."""
-    file = tmp_path / "matrix.csv"
-    file.write_text("0.9,0.8\n0.7,0.9\n")
-    done = invoke("import", str(file), "--experiment", "test", "--split", "validation")
-    assert done.exit_code == 0, done.output
-    (run,) = runs_of(store, experiment_id, "train")
-    assert {row.split for row in rows_of(run).values()} == {"validation"}
-    assert run.data.tags["split"] == "validation"
 
 
 def test_validation_runs_are_never_set_beside_test_runs(store, experiment_id):
