@@ -330,13 +330,15 @@ def _counts(keys: tuple[str, ...], values: object, name: str = "num_instances") 
 def _values(keys: tuple[str, ...], values: object, what: str) -> tuple[float, ...]:
     cells = _plain(values)
     if isinstance(cells, Mapping):
-        cells = {**dict.fromkeys(keys), **cells}  # a bucket that is not named was not measured
+        # A bucket that is not named was not measured.
+        cells = {**dict.fromkeys(keys), **{str(key): value for key, value in cells.items()}}
     plain = map(_plain, _per_bucket(what, keys, cells))
     return tuple(math.nan if value is None else value for value in plain)
 
 
 def _per_bucket(name: str, keys: tuple[str, ...], values: object) -> Sequence[Any]:
     if isinstance(values, Mapping):
+        values = {str(key): value for key, value in values.items()}  # as the keys themselves
         if strangers := [key for key in values if key not in keys]:
             raise ConfigError(
                 f"{name} names bucket {shown(strangers[0])}; the buckets are {', '.join(keys)}"

@@ -41,7 +41,9 @@ def bucket_metric_names(buckets: Sequence[str], begin: str = names.BUCKET_SERIES
     for position, key in enumerate(buckets):
         label = re.sub(r"[^A-Za-z0-9_.-]", "_", key.zfill(width) if key.isdecimal() else key)
         name = f"{begin}{label}"
-        found[name if name not in found else f"{name}.{position}"] = None
+        while name in found:
+            name += f".{position}"
+        found[name] = None
     return list(found)
 
 

@@ -368,12 +368,8 @@ def rewrite(path, change):
 
 
 def test_another_version_is_refused(interrupted, tmp_path):
-    """Of the package that trained, as the run and its state tell."""
+    """Of the package that trained, as the run tells."""
     client, run_id = interrupted
-    (manifest,) = artifacts(client.get_run(run_id)).glob("training_state/*.json")
-    rewrite(manifest, lambda told: told.update(package_version="0.0.7"))
-    with pytest.raises(TrackingError, match=r"trained with clear_mlflow 0\.0\.7"):
-        read_resume_point(client, run_id, tmp_path)
     client.set_tag(run_id, "clear_mlflow.version", "99.1")
     with pytest.raises(TrackingError, match=r"trained with clear_mlflow 99\.1"):
         read_resume_point(client, run_id, tmp_path)
@@ -462,7 +458,7 @@ def test_a_claim_of_a_process_that_is_gone_blocks_nobody(interrupted, tmp_path):
     assert "resumed/2" in run.data.params
 
 
-def test_a_heartbeat_from_the_future_blocks_nobody(interrupted, tmp_path, capfd, monkeypatch):
+def test_a_heartbeat_from_the_future_blocks_nobody(interrupted, tmp_path, monkeypatch):
     """A process that is told to live in a year is gone; one whose clock is a little ahead lives."""
     monkeypatch.setattr(liveness, "WATCH_SECONDS", 0.0)
     client, run_id = interrupted
@@ -470,13 +466,9 @@ def test_a_heartbeat_from_the_future_blocks_nobody(interrupted, tmp_path, capfd,
     train_elsewhere(client, run_id, beat(2))
     with pytest.raises(TrackingError, match="another process trains into run"):
         read_resume_point(client, run_id, tmp_path)
-    assert not capfd.readouterr().err
     train_elsewhere(client, run_id, beat(60 * 24 * 365))
     take_over(client, read_resume_point(client, run_id, tmp_path))
     assert client.get_run(run_id).data.tags[names.RESUMES_TAG] == "1"
-    said = capfd.readouterr().err
-    assert re.search(r"warning: run .* holds a heartbeat from 52\d{4} minutes ahead", said), said
-    assert said.count("warning: ") == 1
 
 
 @pytest.fixture

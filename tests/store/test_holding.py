@@ -110,9 +110,12 @@ def test_a_stored_row_is_never_overwritten(store, experiment_id):
     put_row(store, run, name, first)
     put_row(store, run, name, first.replace(b"2026-01-31", b"2027-01-31"))
     assert (rows_folder(run) / name).read_bytes() == first
-    other = row_texts([[0] * 4 for _ in FOUR_BUCKETS])[name].encode()
-    with pytest.raises(RowConflictError, match=r"row_002.json of run .* stays as it is"):
-        put_row(store, run, name, other)
+    for other in (
+        row_texts([[0] * 4 for _ in FOUR_BUCKETS])[name],
+        row_texts(digest="sha256:" + "cd" * 32)[name],  # as many right, of other images
+    ):
+        with pytest.raises(RowConflictError, match=r"row_002.json of run .* stays as it is"):
+            put_row(store, run, name, other.encode())
     assert [path.read_bytes() for path in rows_folder(run).iterdir()] == [first]
 
 

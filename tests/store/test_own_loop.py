@@ -249,6 +249,14 @@ def test_the_images_of_a_continued_run_are_the_same(store):
     assert run.matrix.num_rows == 2
 
 
+def test_buckets_may_be_years(store):
+    """As numbers, wherever a bucket is named."""
+    with clear_mlflow.track(buckets=[2004, 2005], num_instances={2004: 50, 2005: 20}) as run:
+        run.log_row(1, {2004: 25, 2005: 5})
+        run.log_row(2, values={2005: 0.5})
+    np.testing.assert_equal(run.matrix.values, [[0.5, 0.25], [np.nan, 0.5]])
+
+
 def test_two_runs_on_the_same_named_images_have_the_same_evaluation_set():
     """By keys, names, labels and classes; another label is another set."""
     one = evaluation_set_of(("1", "2"), [[0], [1]], [["a"], ["b"]])

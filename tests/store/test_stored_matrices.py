@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -49,6 +50,20 @@ def test_ten_rows_of_ten_buckets_fit_into_a_tag():
         text = matrix_tag("run", {name: t.encode() for name, t in texts.items()}, records)
         assert (text is not None) is fits
         assert text is None or len(text) < 8_000
+
+
+def test_a_tag_is_as_long_as_mlflow_keeps_one():
+    """8,000 characters; one more, and MLflow would cut it off without a word."""
+
+    def tag_with(length):
+        changed = {
+            name: replace(record, extra={"note": "x" * length}) for name, record in RECORDS.items()
+        }
+        return matrix_tag("run", ROWS, changed)
+
+    fits = 8_000 - len(tag_with(0))
+    assert len(tag_with(fits)) == 8_000
+    assert tag_with(fits + 1) is None
 
 
 def test_a_tag_of_another_run_is_none():

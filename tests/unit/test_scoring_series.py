@@ -63,3 +63,9 @@ def test_a_long_stream_charts_a_bounded_number_of_buckets(num_buckets):
     matrix = AccuracyMatrix(np.full((2, num_buckets), 0.5) if num_buckets > 1 else [[0.5]])
     names = bucket_metric_names(matrix.buckets)
     assert set(all_series(matrix, {})) == {names[j] for j in chosen}
+
+
+def test_buckets_whose_names_mlflow_does_not_take_have_a_series_each():
+    """However many become the same when it is cleaned, and whatever others are called."""
+    for keys in (("a b", "a/b", "a?b"), ("a_b.2", "a b", "a/b"), ("a_b.1", "a b", "a?b")):
+        assert len(set(bucket_metric_names(keys))) == 3
