@@ -107,7 +107,7 @@ def train_ensemble(**options: Unpack[TrainOptions]) -> dict[int, TrainedRun]:
 def track(
     *,
     buckets: int | Sequence[object],
-    num_instances: int | Sequence[int] | Mapping[str, int] | None = None,
+    num_instances: int | Sequence[int] | Mapping[Any, int] | None = None,
     dataset: str = "own",
     dataset_digest: str | None = None,
     protocol: str = "iid",

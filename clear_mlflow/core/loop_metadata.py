@@ -47,7 +47,7 @@ class LoopMetadata:
 def describe_loop(
     *,
     buckets: int | Sequence[object],
-    num_instances: int | Sequence[int] | Mapping[str, int] | None = None,
+    num_instances: int | Sequence[int] | Mapping[Any, int] | None = None,
     dataset: str = "own",
     dataset_digest: str | None = None,
     protocol: str = "iid",
