@@ -40,10 +40,7 @@ class Process(Protocol):
 
 
 def start_program(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> Process:
-    """Start ``clear-mlflow ARGUMENTS`` in a new interpreter and a session of its own.
-
-    The log is a file for what it says on standard error; its standard output is dropped.
-    """
+    """Start ``clear-mlflow ARGUMENTS`` in a session of its own; standard error goes to a file."""
     with open(log, "ab") as said:  # noqa: PTH123  (a name, as that of a temporary file is)
         return subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "clear_mlflow", *arguments],
@@ -142,10 +139,7 @@ class LocalEngine:
 
 
 def _visible_gpus() -> tuple[str, ...]:
-    """The GPUs that trainings may use, as CUDA_VISIBLE_DEVICES names them; none without a driver.
-
-    The driver's own program is asked: torch would take seconds to load, for this alone.
-    """
+    """GPUs as CUDA_VISIBLE_DEVICES names them, asked of the driver: loading torch takes seconds."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     if given is not None:
         return tuple(name.strip() for name in given.split(",") if name.strip())

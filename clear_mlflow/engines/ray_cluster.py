@@ -25,11 +25,7 @@ _KNOCK_SECONDS = 10.0
 
 
 class RayCluster:
-    """A connection to Ray, closed at the exit where it was opened here.
-
-    The address ``local`` starts Ray on this machine; others are as ``ray.init`` takes them. One
-    piece of work needs *cpus* and *gpus*.
-    """
+    """A connection to Ray, closed where it was opened; a piece of work needs *cpus* and *gpus*."""
 
     def __init__(self, address: str = LOCAL, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
         self.address, self.cpus, self.gpus = address, cpus, gpus
@@ -111,10 +107,7 @@ def _knock(address: str) -> None:
 
 
 def refuse_far_file(tracking_uri: str, nodes: Iterable[Mapping[str, Any]], here: str) -> None:
-    """Raise ConfigError where the store is a file of this machine and workers are elsewhere.
-
-    Nodes are as ``ray.nodes()`` reports them; *here* is the id of the one that this process is on.
-    """
+    """Raise ConfigError where the store is a file of this machine and workers are elsewhere."""
     if urlsplit(tracking_uri).scheme not in ("sqlite", "file", ""):
         return
     hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in nodes}

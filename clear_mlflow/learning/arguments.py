@@ -18,12 +18,7 @@ _YES_NO = {"yes": True, "no": False}
 
 
 def parse_arguments(parameter: str, of: str, kind: type[T], given: Mapping[str, Argument]) -> T:
-    """What a parameter like ``strategy_args`` says, as values of their types.
-
-    *of* is what the arguments are of, as ``strategy replay``, for messages. *kind* is a frozen
-    dataclass whose fields are ``int``, ``float``, ``bool`` or ``str``, each with a default; its
-    ``__post_init__`` may raise ConfigError. Booleans are yes and no; values of their type stay.
-    """
+    """What a parameter like ``strategy_args`` says, as *kind*, a dataclass with defaults."""
     hints = get_type_hints(kind)
     names = [f.name for f in dataclasses.fields(kind)]  # type: ignore[arg-type]
     values: dict[str, Argument] = {}
@@ -61,10 +56,7 @@ def check_above_zero(arguments: object, *names: str) -> None:
 def dataset_arguments(
     dataset: str, data_root: str, given: Mapping[str, Argument]
 ) -> dict[str, Argument]:
-    """What ``dataset_args`` says, as values of their types, with all that it leaves out.
-
-    A stream is called as its folder where it is given no name.
-    """
+    """What ``dataset_args`` says, with all that it leaves out; a stream is called as its folder."""
     kind = source_of(dataset).Arguments
     arguments: Any = parse_arguments("dataset_args", f"dataset {dataset}", kind, given)
     values = dataclasses.asdict(arguments)

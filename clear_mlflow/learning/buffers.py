@@ -43,11 +43,7 @@ class Buffer(ABC):
         return len(self.picks)
 
     def offer(self, position: int, labels: NDArray[np.int64]) -> NDArray[np.int64]:
-        """A bucket is done: its images, of (N,) classes in their order, compete for the buffer.
-
-        Gives (len(self),), what is held now, as indices into what was held before followed by the
-        bucket's images: what is kept along with each image is chosen by them.
-        """
+        """A bucket's images compete; gives what is held, indices into what was and the bucket."""
         kept = self._choose(labels, generator(self.seed, RngPurpose.BUFFER, position))
         candidates = joined(self.picks, whole_bucket(position, len(labels)))
         self.picks = candidates.take(kept)

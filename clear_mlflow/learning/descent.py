@@ -61,10 +61,7 @@ class GradientDescent:
         self._optimizer = None
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed training continues with: steps, and the state of an optimiser that stays.
-
-        ``optimizer`` is by the names of its weights; None where the next bucket's starts anew.
-        """
+        """Steps, and the optimiser's state by its weights' names where it stays; else None."""
         kept = None
         if self._optimizer is not None and self._config.optimizer_state == "keep":
             known = {id(weight): name for name, weight in self._model.named_parameters()}
@@ -76,11 +73,7 @@ class GradientDescent:
         return {"steps": self.curve.steps, "optimizer": kept}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from what :meth:`state_dict` gave, whose tensors lie on the CPU.
-
-        The optimiser moves to the device what belongs there. A count of steps does not: at every
-        step the host would wait for it, once per weight.
-        """
+        """Continue; counts of steps stay on the host, which would wait for each at every step."""
         self.curve.steps = int(state["steps"])
         if (kept := state["optimizer"]) is not None:
             known = dict(self._model.named_parameters())
@@ -92,11 +85,7 @@ class GradientDescent:
             self._optimizer.load_state_dict(fresh)
 
     def run(self, samples: Samples, *, position: int, hooks: Any) -> None:
-        """Train on *samples* for all epochs of a bucket; the hooks are those of a Strategy.
-
-        The schedule starts anew at every bucket, as in the CLEAR authors' own example; so does the
-        optimiser, unless ``optimizer_state`` is keep.
-        """
+        """Train on *samples* for all epochs of a bucket, with a new schedule; hooks: a Strategy."""
         epochs = hooks.epochs(self._config, hooks.arguments)
         config = replace(self._config, epochs=epochs)
         bounds = batch_bounds(len(samples), config.batch_size)
@@ -168,12 +157,7 @@ class GradientDescent:
         nn.utils.clip_grad_norm_(weights, norm)
 
     def _spread(self) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
-        """The model as a step calls it, on a batch of any size and on a full one.
-
-        Compiled, if at all, for the size of full batches alone: with the rest of an epoch torch
-        would go over to a graph for any size, and use it for full batches, too, which is slower.
-        To be made anew where a strategy has frozen weights.
-        """
+        """The model for any batch, and for full ones, which alone are compiled: one size."""
         self._learning = _learning(self._model)
         spread = self._group.spread(self._model)
         if self._config.compile == "off":
@@ -200,11 +184,7 @@ def _optimizer_of(weights: list[nn.Parameter], config: TrainConfig) -> torch.opt
 
 
 def learning_rate(config: TrainConfig, epoch: int) -> float:
-    """The learning rate of an epoch within its bucket.
-
-    The warm-up rises linearly and reaches ``lr`` in its last epoch; cosine falls from ``lr`` in the
-    epoch after it towards 0 after the last. Epochs count from 0.
-    """
+    """The rate of an epoch, from 0: warm-up rises to ``lr``, cosine falls from it towards 0."""
     warm = config.warmup_epochs
     if epoch < warm:
         return config.lr * (epoch + 1) / warm

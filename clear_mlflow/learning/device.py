@@ -87,10 +87,7 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
 
 @contextlib.contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Let GPUs round what they multiply to TF32's ten bits, or forbid it; afterwards as before.
-
-    By default, torch allows it in convolutions and not in products of matrices.
-    """
+    """Let GPUs round what they multiply to TF32's ten bits, or forbid it; afterwards as before."""
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = allowed
     try:

@@ -48,11 +48,7 @@ def member_configs(config: TrainConfig) -> tuple[TrainConfig, ...]:
 def train_ensemble(
     stream: TrainingStream, config: TrainConfig, *, progress: TrainingProgress
 ) -> Iterator[tuple[int, Trained]]:
-    """Train all members: gives (seed, row) of every member, then of every member the next row.
-
-    Each member has its own strategy and buffer and draws its own order; the rows of the first are
-    shown.
-    """
+    """Train all members: gives (seed, row) of every member, then of every member the next row."""
     members = member_configs(config)
     heads = [cast("nn.Linear", fresh_model(stream, member)) for member in members]
     seeds = [member.seed for member in members]
@@ -105,10 +101,7 @@ class Stack(nn.Module):
 
 
 class HeadsDescent(GradientDescent):
-    """Trains heads through the stream, a step of all of them at a time.
-
-    The order of each head's images follows from its seed as it would alone; the curve is the mean.
-    """
+    """Trains heads a step of all at a time, each in its own order; the curve is their mean."""
 
     def __init__(
         self,

@@ -64,11 +64,7 @@ def train(
     group: ProcessGroup = ALONE,
     saved: SavedTraining | None = None,
 ) -> Iterator[Trained]:
-    """Test before the first bucket and after each: rows from 0 on, or those after a saved one.
-
-    The next bucket begins only when the next row is asked for. Each process of a group gets all
-    rows. On a CPU, the same configuration on the same machine gives the same rows, to the bit.
-    """
+    """Rows from 0 on, or those after a saved one; the next bucket waits until it is asked for."""
     model = group.synchronize(fresh_model(stream, config))
     arguments = check_strategy(config)
     strategy = load_strategy(config.strategy)(config, stream, model, arguments)
@@ -108,11 +104,7 @@ def train(
 
 
 def fresh_model(stream: TrainingStream, config: TrainConfig, *where: int) -> nn.Module:
-    """The untrained model that a configuration names, on its device.
-
-    *where* is nothing for the model that a run starts from, else the position of the bucket at
-    which a strategy starts anew.
-    """
+    """The untrained model on its device; *where*: the bucket at which a strategy starts anew."""
     seed_everything(config.seed, RngPurpose.WEIGHTS, *where)
     model = load_strategy(config.strategy).build_model(config, stream)
     if model is None and isinstance(stream, FeatureStream):
@@ -166,10 +158,7 @@ def measure(
     probabilities: bool = False,
     group: ProcessGroup = ALONE,
 ) -> Tested | None:
-    """Test a model on all buckets in one pass, and leave it in evaluation mode.
-
-    Each process of a group gets the whole answer. None where an output is no finite number.
-    """
+    """Test a model on all buckets in one pass; None where an output is no finite number."""
     truth, side = held_out.labels, held_out.side
     start, stop = group.share(0, len(truth))
     normalise = None if side is None else Normaliser(side, device)

@@ -86,10 +86,5 @@ class Training(Protocol):
         ...
 
     def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
-        """Train, and give each row as soon as it is measured.
-
-        A resumed training first gives the row that it resumes from once more. The next bucket
-        begins only when the next row is asked for; an ensemble gives a row of each member before.
-        *on_curve* is given the points of a bucket that takes long; each row brings the rest.
-        """
+        """Rows as they are measured; a resumed training first repeats the last one."""
         ...

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import urllib.error
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,12 @@ from torch import Tensor, nn
 from clear_mlflow.core.errors import ConfigError, DataError
 from clear_mlflow.core.text import nearest
 from clear_mlflow.data.files import path_text
-from clear_mlflow.learning.inference.backbone import fill, read_weights
+from clear_mlflow.learning.inference.backbone import (
+    DEFAULT_WEIGHTS,
+    downloaded,
+    fill,
+    read_weights,
+)
 from clear_mlflow.learning.parameters.recipes import NONE
 
 SMALL_CNN = "small_cnn"  # the linear head on features is no model of images: linear_head
@@ -35,15 +40,10 @@ def model_names() -> tuple[str, ...]:
 def build_model(
     name: str, *, num_classes: int, image_size: int, weights: str = NONE, freeze: str = NONE
 ) -> nn.Module:
-    """Build a model; what is not read from *weights* is drawn from torch's process-wide generator.
-
-    From (N, 3, image_size, image_size) to logits (N, num_classes). *weights* is ``none``;
-    ``DEFAULT`` for torchvision's best pretrained ones, with a fresh head; or a file of weights, of
-    which the head may be missing: then it is fresh.
-    """
+    """A model from (N, 3, size, size) to logits; weights: none, DEFAULT, or a file, head or not."""
     _check_name(name)
     try:
-        if weights == "DEFAULT":
+        if weights == DEFAULT_WEIGHTS:
             model = _pretrained(name, num_classes=num_classes, image_size=image_size)
         else:
             model = _build(name, num_classes=num_classes, image_size=image_size)
@@ -100,11 +100,7 @@ def logits_in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def trainable(model: nn.Module, freeze: str) -> None:
-    """Put a model into training mode, but for what is frozen.
-
-    Frozen layers stay in evaluation mode: otherwise batch normalisation would keep changing its
-    running statistics, and dropout would keep disturbing features that no longer learn.
-    """
+    """Training mode, but evaluation for what is frozen: its statistics stay, dropout is off."""
     model.train()
     if freeze == "backbone":
         model.eval()
@@ -112,11 +108,7 @@ def trainable(model: nn.Module, freeze: str) -> None:
 
 
 def linear_head(width: int, *, num_classes: int) -> nn.Linear:
-    """The model ``linear``: one layer on stored features, all of it zero before it is trained.
-
-    A convex problem needs no random start, and without one the initialisation row is the same for
-    all seeds: every image is predicted to be of the first class.
-    """
+    """One layer on stored features, zero before it is trained: the same for all seeds."""
     head = nn.Linear(width, num_classes)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)
@@ -124,11 +116,7 @@ def linear_head(width: int, *, num_classes: int) -> nn.Linear:
 
 
 def check_model(name: str, *, image_size: int, batch_size: int) -> None:
-    """Pass made-up images through a model, so that a bad choice shows before any data is read.
-
-    Costs milliseconds: shapes are computed, numbers are not (but for the few models that torch
-    cannot build so). *batch_size* is of the smallest training batch that will occur.
-    """
+    """Pass made-up images through a model, in milliseconds; *batch_size*: of the smallest batch."""
     _check_name(name)
     reason = _refusal(name, image_size, batch_size=1, training=False)
     if reason is not None:
@@ -187,33 +175,42 @@ def _check_name(name: str) -> None:
 def _build(name: str, *, num_classes: int, image_size: int) -> nn.Module:
     if name == SMALL_CNN:
         return _small_cnn(num_classes)
-    options: dict[str, Any] = {}
+    return torchvision_model(name, image_size=image_size, num_classes=num_classes)
+
+
+def torchvision_model(name: str, *, image_size: int, **options: Any) -> nn.Module:
+    """A model for a size, of the same layers and input whatever its weights come from."""
     if name.startswith("vit_"):
         options["image_size"] = image_size
     if name.startswith("maxvit_"):
         options["input_size"] = (image_size, image_size)
+    if name in _WITH_AUXILIARY_HEADS and "weights" not in options:
+        options |= {"aux_logits": False, "init_weights": True, "transform_input": True}
+    model: Any = _torchvision_models().get_model(name, **options)
     if name in _WITH_AUXILIARY_HEADS:
-        options.update(aux_logits=False, init_weights=True)
-    model: nn.Module = _torchvision_models().get_model(
-        name, weights=None, num_classes=num_classes, **options
-    )
-    return model
+        model.aux_logits, model.AuxLogits = False, None
+    return cast("nn.Module", model)
 
 
-def _pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
+def default_weights(name: str) -> Path:
+    """The file of torchvision's best weights, from torch's own cache or from where they are."""
     if name == SMALL_CNN:
         raise ConfigError(
             "weights is DEFAULT, but nobody has published weights of small_cnn; pass weights=none"
         )
-    options = {"image_size": image_size} if name.startswith("vit_") else {}
-    try:
-        get_model = _torchvision_models().get_model
-        model: nn.Module = get_model(name, weights="DEFAULT", **options)
-    except (urllib.error.URLError, OSError) as error:
-        raise ConfigError(
-            f"torchvision's weights of {name} cannot be downloaded ({error}); pass a file of "
-            "weights, or weights=none"
-        ) from error
+    url = str(_torchvision_models().get_model_weights(name)["DEFAULT"].url)
+    return downloaded(url, hash_prefix=hash_in(url))
+
+
+def hash_in(url: str) -> str | None:
+    """The first characters of a file's SHA-256, which torchvision puts into its name."""
+    match = re.search(r"-([0-9a-f]{8,64})\.", url)
+    return match[1] if match else None
+
+
+def _pretrained(name: str, *, num_classes: int, image_size: int) -> nn.Module:
+    default_weights(name)  # torchvision itself would wait for ever for a server that says nothing
+    model = torchvision_model(name, image_size=image_size, weights=DEFAULT_WEIGHTS)
     place, head = named_head(model)
     fresh: nn.Module
     if isinstance(head, nn.Linear):
@@ -245,11 +242,7 @@ def _load_weights(model: nn.Module, path: Path, *, name: str) -> None:
 
 
 def _small_cnn(num_classes: int) -> nn.Module:
-    """Three convolutions for small images, of 4 pixels and more: 34 thousand weights on digits.
-
-    The head sees a grid of 4 x 4 places, whatever the image's size. A single place, as larger
-    networks have, forgets where strokes are, and learns digits several times more slowly.
-    """
+    """For images from 4 pixels on; its head sees 4 x 4 places: one learns digits slowly."""
     grid = 4
     return nn.Sequential(
         *_convolution(3, 16),

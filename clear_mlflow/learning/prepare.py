@@ -29,12 +29,7 @@ def fetch(config: TrainConfig, progress: TrainingProgress) -> None:
 def prepare(
     config: TrainConfig, progress: TrainingProgress, group: ProcessGroup = ALONE
 ) -> StreamTraining:
-    """Read the dataset that a checked configuration names, and decode its images into the cache.
-
-    What cannot be decoded is found here, before anything is trained on. Stored features need no
-    decoded images. Each process of a group comes here; of those that share a cache, one builds what
-    is missing in it and the others wait.
-    """
+    """Read the dataset and decode it into the cache; what cannot be decoded is found here."""
     stream = load_stream(
         config.dataset,
         config.data_root,

@@ -91,10 +91,7 @@ class LineProgress(TrainingProgress):
 
 
 class CollectingProgress(TrainingProgress):
-    """Shows what *shown* shows, and keeps the curve for whoever stores it.
-
-    *on_curve* is called at most once in some seconds; *shown* is entered by its owner.
-    """
+    """Shows what *shown* does, and keeps the curve, handed over at most once in some seconds."""
 
     def __init__(self, shown: TrainingProgress, on_curve: OnCurve, on_test: OnTest) -> None:
         for name in ("images_decoded", "bucket_started", "steps_planned", "step_done"):

@@ -48,10 +48,7 @@ _LESS_MEMORY = "pass a smaller batch_size, image_size or memory"
 
 
 def check(config: TrainConfig, place: DistributedEnv = ALONE_HERE) -> TrainConfig:
-    """Check all that can be known without data: strategy, device, and model on made-up images.
-
-    Gives the configuration with its device, precision and all arguments resolved.
-    """
+    """Check all that can be known without data; gives the configuration, all of it resolved."""
     arguments = check_strategy(config)
     of_dataset = dataset_arguments(config.dataset, config.data_root, config.dataset_args)
     device = resolve_device(config.device)
@@ -182,10 +179,7 @@ class StreamTraining:
         return evaluation_set(self.stream)
 
     def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
-        """Train, and give each row as soon as it is measured; see :func:`train`.
-
-        Of several processes, the first one's *on_curve* and *on_test* are called.
-        """
+        """Train, and give each row as soon as it is measured."""
         arithmetic = tf32(self.config.precision == "tf32")
         with translate_oom(_LESS_MEMORY), arithmetic, self.progress as shown:
             if self.group.rank > 0:
@@ -256,10 +250,7 @@ class StreamTraining:
         return MeasuredRow(saved.row, saved.predictions, model)
 
     def _model_file(self, state: Mapping[str, Tensor], row: AccuracyRow) -> bytes:
-        """The weights, and what they are of: enough to build the model again and to ask it.
-
-        Of a network of a strategy's own making there is nothing to say: its class builds it.
-        """
+        """The weights, and what they are of: enough to build the model again and to ask it."""
         config = self.config
         tensors = {name: tensor.contiguous() for name, tensor in state.items()}
         if load_strategy(config.strategy).makes_its_model():

@@ -29,11 +29,7 @@ _GRACE_SECONDS = 10.0
 
 
 def run(down_end: int, up_end: int) -> None:
-    """Train as the parameters say, one row for every cue, and exit.
-
-    Parameters and cues are read from one descriptor; where it ends before the parameters, no
-    training is wanted. Messages are written to the other.
-    """
+    """Train as the parameters in one descriptor say, one row a cue; messages go to the other."""
     signal.signal(signal.SIGTERM, _stop)
     # A Ctrl-C is the supervisor's to hand on; the child has a session of its own, but a debugger
     # or a shell may still send it.
@@ -88,11 +84,7 @@ def _train(config: TrainConfig, cues: queue.SimpleQueue[bytes], say: Callable[..
 
 
 def _cues(stream: RawIOBase) -> queue.SimpleQueue[bytes]:
-    """The supervisor's cues, read by a thread that ends this process when the stream ends.
-
-    In the middle of a bucket the main thread is deep in arithmetic; without this, training would
-    continue for a supervisor that is no longer there to store its rows.
-    """
+    """The supervisor's cues, read by a thread that ends this process when the stream ends."""
     cues: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def read() -> None:

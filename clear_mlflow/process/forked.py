@@ -44,11 +44,7 @@ _waiting: list[TrainingChild] = []
 
 
 def fork_training_process() -> None:
-    """Fork a training process that waits until it is wanted, or until this process ends.
-
-    To be called once, in a process that has one thread and has loaded what a training needs: later
-    there are threads of MLflow, and a fork in their midst is not safe.
-    """
+    """Fork one that waits until it is wanted; once, while this process has a single thread."""
     child_down, down = os.pipe()
     up, child_up = os.pipe()
     context = multiprocessing.get_context("fork")

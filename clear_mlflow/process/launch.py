@@ -12,10 +12,7 @@ from clear_mlflow.learning.parameters.config import TrainConfig
 
 
 def processes_to_start(asked: int | None, config: TrainConfig) -> int:
-    """How many processes train together here: as asked, or one per GPU, or 2 on CPUs.
-
-    Checks that they can, and all of the configuration that shows without data.
-    """
+    """How many train together: as asked, or one per GPU, or 2; all that can be is checked."""
     import torch
 
     from clear_mlflow.core.distributed import DistributedEnv
@@ -33,12 +30,7 @@ def processes_to_start(asked: int | None, config: TrainConfig) -> int:
 
 
 def launch(processes: int, arguments: Sequence[str]) -> int:
-    """Run ``clear-mlflow train`` in several processes, and wait until all have ended.
-
-    The same as ``torchrun --standalone --nproc-per-node PROCESSES -m clear_mlflow train
-    ARGUMENTS``, but for its many lines about a failure that rank 0 reports in one, and with as
-    many threads per process as there are cores for. Gives the exit code of the first that failed.
-    """
+    """``torchrun -m clear_mlflow train``, with one line on failure; gives its exit code."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main

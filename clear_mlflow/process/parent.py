@@ -65,11 +65,7 @@ def _start() -> TrainingChild:
 
 
 class TrainingProcess:
-    """A ``Training`` in a child process, which starts at once and checks its parameters.
-
-    The child is in a session of its own: a Ctrl-C or a signal to the process group reaches the
-    supervisor alone, which hands it on once (:meth:`stop`). What is ``auto`` the child decides.
-    """
+    """A ``Training`` in a child, in a session of its own: signals reach it through :meth:`stop`."""
 
     def __init__(self, config: TrainConfig) -> None:
         started = waiting_training_process() or _start()

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from learning_streams import config, random_stream
 from strategy_runs import feature_stream, on_features, trained
 
 from clear_mlflow.core.errors import ConfigError
+from clear_mlflow.data.decoding.decode import OwnTransform
 from clear_mlflow.learning.checkpoint import capture, read_state, restore
 from clear_mlflow.learning.descent import GradientDescent
 from clear_mlflow.learning.device import resolve_precision
-from clear_mlflow.learning.inference.backbone import Geometry
 from clear_mlflow.learning.inference.extract import features_of
 from clear_mlflow.learning.loop import fresh_model
 from clear_mlflow.learning.progress import TrainingProgress
@@ -123,6 +124,9 @@ def test_float32_on_a_gpu_is_float32(tmp_path, monkeypatch, precision, allowed):
     assert found == {(allowed, allowed)}
 
 
+EIGHT = OwnTransform(lambda image: np.zeros((3, 8, 8), np.float32), side=8, text="zeros")
+
+
 def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
     """Whatever the device, so that one name and key stand for the same numbers."""
     stream, _ = random_stream(tmp_path, train=(2,), test=(1,), side=8)
@@ -130,7 +134,7 @@ def test_features_are_extracted_in_float32(tmp_path, monkeypatch):
     found = watched_arithmetic(
         monkeypatch,
         lambda: features_of(
-            model, stream.buckets[0].train, geometry=Geometry(8, 8), device=torch.device("cpu")
+            model, stream.buckets[0].train, geometry=EIGHT, device=torch.device("cpu")
         ),
     )
     assert found == {(False, False)}

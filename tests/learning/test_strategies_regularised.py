@@ -71,7 +71,6 @@ def test_nothing_in_a_step_waits_for_the_device(name):
         strategy._curvature = strategy._vertex = strategy._stiffness = weights
     elif name == "lwf":
         strategy._old = model
-        strategy._answers = torch.empty(9, CLASSES, device=nowhere)
     elif name == "derpp":
         strategy._logits = strategy._answers = torch.empty(9, CLASSES, device=nowhere)
         strategy._recording = True

@@ -106,7 +106,7 @@ def _described(folder: Path) -> Iterator[tuple[Path, Mapping[str, Any]]]:
             about = described(path)
         except (UnusableFileError, OSError) as error:
             raise _unusable(str(error), folder) from None
-        if not {*_DECIDING, "contents"} <= about.keys():
+        if not {*_DECIDING, "contents", "decoder"} <= about.keys():
             raise _unusable(f"{path_text(path)} is not as it was written", folder)
         yield path.with_suffix(".npy"), about
 
@@ -122,7 +122,11 @@ class ExtractedFeatures:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._contents = {path: about["contents"] for path, about in _described(folder)}
+        self._contents = {
+            path: about["contents"]
+            for path, about in _described(folder)
+            if about["decoder"] == decoder_version()  # others are of other pixels
+        }
         self._places = {
             content: (path, row)
             for path, contents in self._contents.items()
@@ -168,7 +172,7 @@ def find_extracted(stream: BucketStream, name: str, *, cache_dir: Path) -> Extra
             return extracted
     if found:
         raise DataError(
-            f"features {name} were extracted, but not of all images of this dataset as it is now; "
-            "run 'clear-mlflow data features' on its folder again"
+            f"features {name} were extracted, but not of all images of this dataset as it is now "
+            "and with this version of Pillow; run 'clear-mlflow data features' on its folder again"
         )
     return None

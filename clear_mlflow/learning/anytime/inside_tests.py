@@ -14,11 +14,7 @@ from clear_mlflow.learning.anytime.schedule import EvalInterval
 
 
 class InsideTests:
-    """Tests a model while a bucket is trained on, at each multiple of an interval.
-
-    Not at the bucket's end, where its row is measured. ``test`` gives right test images per bucket,
-    or None where an output is no finite number; ``done`` is given each test.
-    """
+    """Tests a model at each multiple of an interval inside a bucket; its end is its row's."""
 
     def __init__(
         self,
@@ -80,10 +76,7 @@ class InsideTests:
 
 @contextmanager
 def _as_it_was(model: nn.Module) -> Iterator[None]:
-    """Give each part of a model its mode back, and torch the states of its random numbers.
-
-    The test itself draws no random numbers, but a layer of your own may.
-    """
+    """Give each part its mode back, and torch its random numbers: a layer of your own may draw."""
     modes = [(part, part.training) for part in model.modules()]
     device = next(model.parameters()).device
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

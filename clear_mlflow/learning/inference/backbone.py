@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.text import shown
+from clear_mlflow.core.text import one_line, shown
 from clear_mlflow.core.untrusted import MAX_WEIGHTS_BYTES, sha256_of, size_text
 from clear_mlflow.data.decoding.decode import OwnTransform
 from clear_mlflow.data.features.torch_files import holds_all, is_plain, load_torch_file
@@ -23,21 +24,10 @@ DEFAULT_WEIGHTS = "DEFAULT"
 RANDOM_WEIGHTS = "none"
 RANDOM_SEED = 0
 
-_WEIGHT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_COUNT_TYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")  # of GoogLeNet and Inception
+_OF_OLD_DENSENET = re.compile(r"(denselayer\d+\.(?:norm|conv))\.(\d)")
 
 _DOWNLOAD_TIMEOUT = 30.0  # seconds without a byte
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """How an image becomes a backbone's input: shorter side to *resize*, central square *crop*."""
-
-    resize: int = 256
-    crop: int = 224
-
-    def __str__(self) -> str:
-        return f"resize {self.resize}, centre crop {self.crop}, ImageNet mean and deviation"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +37,7 @@ class Backbone:
     model: nn.Module  # from (N, 3, H, W) to (N, width)
     name: str
     weights: str  # sha256: and the hash of the weights file, or random:SEED
-    geometry: Geometry | OwnTransform
+    geometry: OwnTransform  # how an image becomes its input
     weights_tag: str = ""  # as the library calls these weights, where they are its own
 
 
@@ -95,38 +85,27 @@ def fill(
     *,
     path: Path,
     name: str,
-    may_lack: Collection[str] = (),
+    may_lack: Mapping[str, Tensor] | None = None,
 ) -> None:
-    """Load a state dict whose names, shapes and kinds of number are those of the model."""
-    expected = model.state_dict()
-    foreign = sorted(found.keys() - expected.keys())
-    # Files of old torch versions lack these counters, which nothing here reads.
-    missing = sorted(
-        key
-        for key in expected.keys() - found.keys() - set(may_lack)
-        if not key.endswith("num_batches_tracked")
-    )
-    if missing or foreign:
-        first = f"lacks {shown(missing[0])}" if missing else f"has {shown(foreign[0])} beyond it"
-        raise DataError(
-            f"{path_text(path)} is no state dict of {name}: it {first} ({len(missing)} names are "
-            f"missing, {len(foreign)} are foreign); pass the model that it is of"
-        )
-    for key, value in found.items():
-        wanted = expected[key]
-        if value.shape != wanted.shape:
-            raise DataError(
-                f"{path_text(path)} is no state dict of {name}: {shown(key)} is "
-                f"{tuple(value.shape)}, expected {tuple(wanted.shape)}; pass the model that it is "
-                "of"
-            )
-        kinds = _WEIGHT_TYPES if wanted.is_floating_point() else _COUNT_TYPES
-        if value.dtype not in kinds or not torch.isfinite(value).all():
+    """Load a state dict of finite numbers; of *may_lack*, own values stay; auxiliary heads go."""
+    state = {
+        _OF_OLD_DENSENET.sub(r"\1\2", key): value
+        for key, value in found.items()
+        if not key.startswith(_AUXILIARY)
+    }
+    for key, value in state.items():
+        if not torch.isfinite(value).all():
             raise DataError(
                 f"{path_text(path)} cannot be loaded: {shown(key)} is no plain tensor of finite "
                 "numbers; save the state_dict() of a model that was trained"
             )
-    model.load_state_dict(found, strict=False)
+    try:
+        model.load_state_dict({**(may_lack or {}), **state})
+    except RuntimeError as error:
+        problem = one_line(str(error).partition(":")[2], 300)
+        raise DataError(
+            f"{path_text(path)} is no state dict of {name}: {problem} Pass the model that it is of"
+        ) from None
 
 
 def hash_of(path: Path) -> str:

@@ -12,28 +12,21 @@ from torch import Tensor, nn
 
 from clear_mlflow.core.errors import DataError
 from clear_mlflow.core.untrusted import MAX_FEATURES_WIDTH
-from clear_mlflow.data.decoding.decode import OwnTransform, Resize, decode, decode_blocks, refusal
+from clear_mlflow.data.decoding.decode import OwnTransform, decode_blocks, refusal
 from clear_mlflow.data.features.extracted import Extraction, array_file
 from clear_mlflow.data.features.stored import refuse_taken_name
 from clear_mlflow.data.stream import BucketStream, ImageSet, counted, image_sets
 from clear_mlflow.learning.device import tf32, translate_oom
-from clear_mlflow.learning.inference.backbone import Backbone, Geometry
+from clear_mlflow.learning.inference.backbone import Backbone
 from clear_mlflow.learning.inference.timm_backbones import PREFIX, timm_backbone
 from clear_mlflow.learning.inference.torchvision_backbones import torchvision_backbone
-from clear_mlflow.learning.samples.decoded import Normaliser
 
-_IMAGES_AT_ONCE = 256  # decoded and held in memory; a whole bucket of CLEAR-100 is gigabytes
 _BATCH = {"cpu": 16, "cuda": 128}
 _LESS_MEMORY = "pass a smaller backbone or another device, or end what else runs on it"
 
 
 def load_backbone(name: str, weights: str) -> Backbone:
-    """Build a frozen backbone and give it its weights.
-
-    The name is of a torchvision classification model, or ``timm:`` and a model of timm's. *weights*
-    is a file with a state dict; ``DEFAULT`` for the library's own, downloaded where they are not
-    there yet; ``none`` for random ones (always the same), which are for trying out.
-    """
+    """A frozen backbone of torchvision's, or ``timm:NAME``; weights: a file, DEFAULT or none."""
     if name.startswith(PREFIX):
         return timm_backbone(name.removeprefix(PREFIX), weights)
     return torchvision_backbone(name, weights)
@@ -48,13 +41,7 @@ def extract(
     device: torch.device,
     on_image: Callable[[int, int], None] = lambda done, total: None,
 ) -> Path:
-    """Compute and store the features of all images of a stream, once.
-
-    Every set of images (a bucket's training or test images) is a file that exists whole or not
-    at all: an interrupted extraction resumes with the set that it was at.
-
-    Gives the folder that holds them; *on_image* takes the numbers of images done and to be done.
-    """
+    """Compute and store the features of all images, a set at a time, once; gives the folder."""
     extraction = Extraction(
         name,
         backbone.name,
@@ -94,22 +81,14 @@ def features_of(
     model: nn.Module,
     images: ImageSet,
     *,
-    geometry: Geometry | OwnTransform,
+    geometry: OwnTransform,
     device: torch.device,
     on_image: Callable[[int], None] = lambda done: None,
 ) -> NDArray[np.float32]:
-    """The features of a set of images, in its order: (N, width), float32.
-
-    The model is on the device in eval mode, from (N, 3, H, W) to (N, width).
-    """
-    batches = (
-        _transformed(images, geometry, device)
-        if isinstance(geometry, OwnTransform)
-        else _cropped(images, geometry, device)
-    )
+    """(N, width), float32, of a set of images in its order, by a model on the device."""
     found: list[NDArray[np.float32]] = []
     done = 0
-    for batch in batches:
+    for batch in _transformed(images, geometry, device):
         with torch.inference_mode(), tf32(False):
             features: Tensor = model(batch)
             found.append(features.float().cpu().numpy())
@@ -127,19 +106,6 @@ def features_of(
             "are damaged"
         )
     return array
-
-
-def _cropped(images: ImageSet, geometry: Geometry, device: torch.device) -> Iterator[Tensor]:
-    """Batches of (N, 3, crop, crop): the central squares of images, normalised on the device."""
-    normalise = Normaliser(geometry.crop, device)
-    margin = (geometry.resize - geometry.crop) // 2
-    inside = slice(margin, margin + geometry.crop)
-    for start in range(0, len(images), _IMAGES_AT_ONCE):
-        some = images.take(np.arange(start, min(start + _IMAGES_AT_ONCE, len(images))))
-        decoded = decode(some, Resize(geometry.resize, square=True))
-        cropped = torch.from_numpy(decoded.squares(geometry.resize))[:, inside, inside]
-        for first in range(0, len(some), _BATCH[device.type]):
-            yield normalise(cropped[first : first + _BATCH[device.type]].contiguous())
 
 
 def _transformed(images: ImageSet, own: OwnTransform, device: torch.device) -> Iterator[Tensor]:

@@ -39,11 +39,7 @@ class ServedModel:
         self._model = model.eval().to(device).to(memory_format=torch.channels_last)
 
     def predict(self, model_input: Any, params: dict[str, Any] | None = None) -> pd.DataFrame:
-        """Class (its number), label (its name) and probability of each of N images, as a table.
-
-        They are asked about in a table whose column ``image`` holds encoded images (JPEG, PNG ...)
-        as bytes; of a model on features, as (N, width) numbers.
-        """
+        """Class, label and probability of a table's encoded images, or of (N, width) features."""
         del params
         asked = self._features(model_input) if self.about.width else self._images(model_input)
         classes, likelihoods = [], []

@@ -33,11 +33,7 @@ _WEIGHTS_FILE = "model.safetensors"  # of every repository of timm's on the hub
 
 
 def timm_backbone(name: str, weights: str) -> Backbone:
-    """Build a backbone and give it its weights; its head is left out.
-
-    The name has the tag of its weights or none: its default ones. The transform is that of the tag,
-    whatever file is given. *weights* is as ``load_backbone`` takes it.
-    """
+    """A backbone without its head, with the transform of the tag in its name, or the default's."""
     try:
         import timm
     except ImportError:

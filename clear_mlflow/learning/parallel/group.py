@@ -111,11 +111,7 @@ ALONE = ProcessGroup()
 
 
 def check_devices(place: DistributedEnv, device: str, *, one_each: bool = False) -> None:
-    """Raise ConfigError unless each process on this machine has a GPU, where they train on GPUs.
-
-    A scheduler may show each process ``one_each`` alone, as Slurm does; that it is not the same one
-    is known when they meet.
-    """
+    """Raise ConfigError unless each process here has a GPU; Slurm may show it that one alone."""
     if device != "cuda":
         return
     present = torch.cuda.device_count()
@@ -134,11 +130,7 @@ def _too_few_gpus(processes: int, present: int) -> ConfigError:
 def process_group(
     place: DistributedEnv, device: str, *, precision: str = "off"
 ) -> Iterator[ProcessGroup]:
-    """Meet the other processes, over gloo on CPUs and NCCL on GPUs.
-
-    Raises ConfigError where two have the same GPU, or where what they have resolved the precision
-    ``auto`` to differs, and PeerLostError where one did not come.
-    """
+    """Meet the others, over gloo or NCCL; ConfigError where GPUs or precisions do not fit."""
     if place.size == 1:
         yield ALONE
         return

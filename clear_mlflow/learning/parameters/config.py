@@ -420,10 +420,7 @@ class TrainConfig:
 
     @property
     def without_role(self) -> frozenset[str]:
-        """Names of the parameters that mean nothing, given the others.
-
-        Nothing is known of what a strategy of your own uses, so none is named because of it.
-        """
+        """Parameters that mean nothing, given the others; a class of your own may use all."""
         return frozenset(n for n, about in PARAMETERS.items() if about["unused"](self))
 
     def to_json(self) -> str:

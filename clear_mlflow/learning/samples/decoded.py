@@ -191,10 +191,7 @@ class DecodedStream(TrainingStream):
 
 
 class FeatureStream(TrainingStream):
-    """A stream whose ``images`` are features, (N, width), float32.
-
-    Nothing about them is random: there are no crops, no flips, and no normalisation.
-    """
+    """A stream whose ``images`` are features, (N, width), float32; nothing of them is random."""
 
     def __init__(
         self, stream: BucketStream, features: StoredFeatures, *, device: torch.device
@@ -223,11 +220,7 @@ class FeatureStream(TrainingStream):
 
 
 class Normaliser:
-    """Bytes to the model's input, for images of one width in pixels, on one device.
-
-    Made once for many batches: its numbers are sent to the device when it is made, and a host that
-    sends them at every step waits for the device at every step.
-    """
+    """Bytes to the model's input, made once for many batches: a step must not send its numbers."""
 
     def __init__(self, width: int, device: torch.device) -> None:
         self._device = device
@@ -256,10 +249,7 @@ def training_batches(
     epoch: int,
     group: ProcessGroup = ALONE,
 ) -> Iterator[Batch]:
-    """One epoch: every sample once, in random order; photographs cropped and mirrored at random.
-
-    Order, crops and flips follow from (seed, position, epoch) alone; epochs count from 0.
-    """
+    """One epoch: every sample once, drawn from (seed, position, epoch from 0) alone."""
     return batches(
         samples,
         torch.randperm(len(samples), generator=generator(seed, RngPurpose.ORDER, position, epoch)),
@@ -281,12 +271,7 @@ def batches(
     draws: torch.Generator,
     group: ProcessGroup = ALONE,
 ) -> Iterator[Batch]:
-    """The samples in a given order, made the model's input on *device* a step at a time.
-
-    ``order``, (M,), int64, on a CPU, may repeat samples; ``bounds`` say where in it each step
-    starts and stops; of a group of processes, the batches are this one's shares. Crops and flips
-    are drawn for all steps at once, so that a step waits for nothing.
-    """
+    """Samples in an order, which may repeat, as inputs step by step; draws are made at once."""
     images = samples.images
     if isinstance(images, Photos):
         crops, normalise = images.training_crops(order, draws), Normaliser(image_size, device)
@@ -306,13 +291,6 @@ def batches(
         labels = samples.labels.index_select(0, chosen).to(device, non_blocking=True)
         whole = end - begin
         yield Batch(inputs(start, stop), labels, chosen, group.weight(stop - start, whole), whole)
-
-
-def looks_alike(images: Photos | Tensor) -> bool:
-    """Whether every epoch shows the same of these images; else they are cropped at random."""
-    if not isinstance(images, Photos):
-        return True
-    return not (images.augmentation.crop or images.augmentation.flip)
 
 
 def batch_bounds(count: int, batch_size: int | Literal["full"]) -> list[tuple[int, int]]:

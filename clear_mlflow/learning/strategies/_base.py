@@ -246,10 +246,7 @@ def _placed(value: Any, device: torch.device) -> Any:
 def share_of_mean(
     batch: Batch, logits: Tensor, mean: Callable[[Tensor, Tensor], Tensor], target: Tensor
 ) -> Tensor:
-    """What one process's share of a batch, maybe empty, adds to a mean over all of it.
-
-    The mean is of (logits, target) over the images of the share; logits are (B, classes).
-    """
+    """What a share, maybe empty, adds to a mean of (logits, target) over the whole batch."""
     if len(batch.labels) == 0:
         return logits.sum() * 0  # the other processes wait for this one's gradients
     return mean(logits, target) * batch.weight

@@ -64,12 +64,7 @@ def rehearsal_batches(
     *where: int,
     group: ProcessGroup = ALONE,
 ) -> Iterator[Batch]:
-    """One batch from a buffer for each step: ``batch_size`` samples, or all that are held.
-
-    The buffer is gone through in random order, and shuffled anew when all of it was used: each
-    image is rehearsed as often as any other, give or take one. The draws follow from *where*: the
-    bucket's position, the epoch, and, where a step takes several batches, which of them.
-    """
+    """A batch of a buffer for each step; all of it is used before it is shuffled anew."""
     draws = generator(config.seed, RngPurpose.MEMORY, *where)
     count = len(held)
     size = count if config.batch_size == "full" else min(config.batch_size, count)
@@ -87,9 +82,5 @@ def rehearsal_batches(
 
 
 def joined_inputs(*parts: Batch) -> Tensor:
-    """Inputs of several batches as one, in the memory layout of the first.
-
-    One pass through the model costs less than several, and its batch normalisation then sees the
-    mix of old and new on which it is tested, and not each by itself.
-    """
+    """Inputs of several batches as one: one pass costs less, and normalisation sees the mix."""
     return torch.cat([part.inputs for part in parts])

@@ -70,11 +70,7 @@ def rows_of(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Te
 
 
 def set_head(head: nn.Linear, weight: Tensor, bias: Tensor, seen: Tensor) -> None:
-    """Make a linear head answer with these numbers, and never with a class not yet seen.
-
-    Weight is (classes, width) and bias (classes,), float64; seen is (classes,), bool. What all
-    classes have in common decides nothing and is taken away: it would take digits from what does.
-    """
+    """Set (classes, width) and (classes,), less what all share; never answer the unseen."""
     weight = torch.where(seen[:, None], weight - weight[seen].mean(dim=0), 0)
     never = torch.finfo(torch.float32).min  # a finite number: an infinite one would be a divergence
     bias = torch.where(seen, bias - bias[seen].mean(), never)

@@ -12,10 +12,7 @@ def trained_weights(model: nn.Module) -> list[Tensor]:
 
 
 def gradients(weights: list[Tensor]) -> list[Tensor]:
-    """The gradients of *weights*, where the optimiser reads them.
-
-    A weight that the loss does not depend on gets a gradient of zeros.
-    """
+    """The gradients of *weights*, where the optimiser reads them; zeros where there is none."""
     found = []
     for weight in weights:
         if weight.grad is None:
@@ -38,11 +35,7 @@ def pull(weights: list[Tensor], anchor: list[Tensor], stiffness: list[Tensor]) -
 
 
 def stiffness(importance: list[Tensor], strength: float, *, lr: float) -> list[Tensor]:
-    """How firmly each weight is held: *strength* times its importance, and at most ``1 / lr``.
-
-    At ``1 / lr`` one step takes a weight all the way back. A parabola that is steeper than twice
-    that throws it beyond, each time further, and the training diverges.
-    """
+    """Strength times importance, at most ``1 / lr``: one step takes a weight all the way back."""
     held = torch._foreach_mul(importance, strength)
     torch._foreach_clamp_max_(held, 1 / lr)
     return list(held)

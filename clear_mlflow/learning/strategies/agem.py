@@ -78,10 +78,7 @@ class Agem(RehearsalStrategy):
 
 
 def project(gradient: list[Tensor], reference: list[Tensor]) -> None:
-    """Take from a gradient, in place, its part against a reference; where there is none, nothing.
-
-    Which of the two it is, is decided on the device: nothing waits for the answer.
-    """
+    """Take from a gradient, in place and without waiting, its part against a reference."""
     along = _dot(gradient, reference)
     # A reference of zeros has along = 0, too: what it is divided by does not matter.
     length = _dot(reference, reference).clamp_min(torch.finfo(torch.float32).tiny)

@@ -64,11 +64,7 @@ def classes_of(labels: Tensor, num_classes: int, group: ProcessGroup = ALONE) ->
 def cross_entropy_of_present(
     logits: Tensor, labels: Tensor, present: Tensor, smoothing: float = 0.0
 ) -> Tensor:
-    """Mean cross-entropy of a softmax over the classes that occur in a batch.
-
-    Logits are (N, classes), labels (N,), and *present* (classes,), bool. Smoothing is the share of
-    the target that is spread over the classes that occur.
-    """
+    """Mean over (N, classes) logits of a softmax over *present* classes, smoothed over them."""
     log_likelihood = logits.float().masked_fill(~present, -torch.inf).log_softmax(dim=1)
     loss = -log_likelihood.gather(1, labels[:, None]).mean()
     if smoothing:

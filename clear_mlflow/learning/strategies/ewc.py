@@ -116,12 +116,7 @@ class Ewc(Strategy):
         self._stiffness = stiffness(self._curvature, strength, lr=self.config.lr)
 
     def _fisher(self, position: int) -> list[Tensor]:
-        """The diagonal Fisher information, one tensor per weight.
-
-        Several processes measure it on a share of the images each. Measured by each for itself it
-        might differ in the last digit, and their models with it, from which no step brings them
-        back.
-        """
+        """The diagonal Fisher information; processes add up their shares, so all have the same."""
         samples = self.stream.train(position)
         draws = [generator(self.config.seed, RngPurpose.FISHER, position, n) for n in (0, 2)]
         order = torch.randperm(len(samples), generator=draws[0])[: self.arguments.images or None]
@@ -161,11 +156,7 @@ class Ewc(Strategy):
 def squared_gradients(
     model: nn.Module, inputs: Tensor, labels: Tensor, share: Tensor
 ) -> list[Tensor]:
-    """Square the gradients of each image's log-likelihoods, and add them up, one tensor per weight.
-
-    They are those of (B, K) labels, each square times its (B, K) share, and computed together. The
-    model is in evaluation mode, so that an image's answer does not depend on the others.
-    """
+    """Sums of squared gradients of (B, K) labels' log-likelihoods, times (B, K) shares."""
     weights = {
         name: weight.detach() for name, weight in model.named_parameters() if weight.requires_grad
     }

@@ -12,8 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from clear_mlflow.learning.arguments import check_above_zero, check_not_negative
 from clear_mlflow.learning.descent import GradientDescent
-from clear_mlflow.learning.device import autocast
-from clear_mlflow.learning.samples.decoded import Batch, Samples, batch_bounds, batches, looks_alike
+from clear_mlflow.learning.samples.decoded import Batch
 from clear_mlflow.learning.strategies._base import Strategy
 
 _ANSWERED_AT_ONCE = 256
@@ -31,9 +30,8 @@ class Lwf(Strategy):
     tasks, and the new task has one of its own; here one head is asked for all buckets, and both
     terms are about all of its classes. The old model answers in evaluation mode.
 
-    The paper writes the old answers down once. So does this, where every epoch shows the same
-    inputs (features, small images); where images are cropped at random, the old model answers each
-    batch anew.
+    The paper writes the old answers down once; here the old model answers each batch anew, since
+    images may be cropped at random.
 
     Source:
         Li and Hoiem, Learning without Forgetting, arXiv:1606.09282.
@@ -51,56 +49,29 @@ class Lwf(Strategy):
             check_above_zero(self, "temperature")
 
     several_processes = True
-    scratch = ("_old", "_answers")
+    scratch = ("_old",)
 
     def setup(self) -> None:
         """No teacher yet."""
-        # Both are of the bucket in training: what is carried to the next one is the model.
-        self._old: nn.Module | None = None
-        self._answers: Tensor | None = None  # (N, classes), logits; where the samples lie
+        self._old: nn.Module | None = None  # of the bucket in training
 
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Train with the model as it is now for a teacher; on the first bucket, without one."""
         if position > 0:
             self._old = copy.deepcopy(self.model).eval().requires_grad_(False)
         super().learn(position, descent)
-        self._old = self._answers = None
-
-    def training_set(self, position: int) -> Samples:
-        """The bucket's images; where they always look alike, the old model answers them all now."""
-        samples = super().training_set(position)
-        if self._old is not None and looks_alike(samples.images):
-            self._answers = self._answered(samples, self._old)
-        return samples
+        self._old = None
 
     def loss(self, forward: Callable[[Tensor], Tensor], batch: Batch) -> Tensor:
-        """Cross-entropy with the labels, and with the old answers."""
+        """Cross-entropy, and the distance to what the old model answers."""
         logits = forward(batch.inputs)
         learning = self.criterion(logits, batch.labels)
         if self._old is None:
             return learning
-        if self._answers is None:
-            with torch.no_grad():
-                old = self._old(batch.inputs)
-        else:
-            old = self._answers[batch.chosen].to(logits.device, non_blocking=True)
+        with torch.no_grad():
+            old = self._old(batch.inputs)
         own: Lwf.Arguments = self.arguments
         return learning + own.strength * distillation(logits, old, temperature=own.temperature)
-
-    @torch.no_grad()
-    def _answered(self, samples: Samples, model: nn.Module) -> Tensor:
-        answers = []
-        for batch in batches(
-            samples,
-            torch.arange(len(samples)),
-            batch_bounds(len(samples), _ANSWERED_AT_ONCE),
-            image_size=self.config.image_size,
-            device=self.stream.device,
-            draws=torch.Generator(),
-        ):
-            with autocast(self.stream.device, self.config.precision):
-                answers.append(model(batch.inputs).float())
-        return torch.cat(answers).to(samples.labels.device)
 
 
 def distillation(logits: Tensor, old: Tensor, *, temperature: float) -> Tensor:

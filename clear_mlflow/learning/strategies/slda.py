@@ -70,11 +70,7 @@ class Slda(ClosedFormStrategy):
         set_head(self._head, weight, -(weight * means).sum(dim=1) / 2, counts > 0)
 
     def _add_scatter(self, features: Tensor, labels: Tensor) -> None:
-        """The updates of many images in one matrix product.
-
-        Each image's distance is from the mean as it is just before that image: within these rows
-        that follows from a running sum of its class.
-        """
+        """The updates of many images at once; a running sum gives the mean before each."""
         means, counts = self._of_classes.means, self._of_classes.counts
         order = torch.argsort(labels, stable=True)
         of_class = labels[order]
