@@ -24,15 +24,32 @@ _STOP_SECONDS = 60.0
 _KNOCK_SECONDS = 10.0
 
 
-class RayCluster:
-    """A connection to Ray, closed where it was opened; a piece of work needs *cpus* and *gpus*."""
+class RayEngine:
+    """Trains each task in a Ray worker, which supervises a training process as the command does.
 
-    def __init__(self, address: str = LOCAL, *, cpus: float = 1.0, gpus: float = 0.0) -> None:
+    ``train_into`` is called in a worker with a task's parameters, run, experiment and tracking URI;
+    it gives the exit code, one line of what went wrong, and whether its process was killed. Of
+    *jobs* None, as many runs at a time as there is room for.
+    """
+
+    def __init__(
+        self,
+        train_into: Callable[[Mapping[str, str], str, str, str], tuple[int, str | None, bool]],
+        address: str = LOCAL,
+        *,
+        cpus: float = 1.0,
+        gpus: float = 0.0,
+        jobs: int | None = None,
+    ) -> None:
         self.address, self.cpus, self.gpus = address, cpus, gpus
         self._ray: Any = None  # the module
         self._opened = False
+        self._train_into = train_into
+        self._jobs = jobs
+        self._running: dict[Any, Task] = {}
+        self._train: Any = None
 
-    def __enter__(self) -> RayCluster:
+    def __enter__(self) -> RayEngine:
         if importlib.util.find_spec("ray") is None:
             raise ConfigError(
                 "engine is ray, which is not installed; pip install 'clear_mlflow[ray]', or pass "
@@ -70,9 +87,15 @@ class RayCluster:
                 f"Ray cluster has them (there are {', '.join(there[:5]) or 'no machines'}); ask "
                 "for less"
             )
+        # A dead worker's run has to be looked at before it is tried again: not Ray's to do.
+        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": 0}
+        self._train = self._ray.remote(**options)(self._train_into)
         return self
 
     def __exit__(self, *_: object) -> None:
+        if running := list(self._running):
+            self.stop()
+            self._ray.wait(running, num_returns=len(running), timeout=_STOP_SECONDS)
         if self._opened:
             self._ray.shutdown()
 
@@ -92,68 +115,6 @@ class RayCluster:
         """Raise ConfigError where the store is a file and workers are on other machines."""
         here = self._ray.get_runtime_context().get_node_id()
         refuse_far_file(tracking_uri, self.nodes(), here)
-
-
-def _first_line(error: Exception) -> str:
-    return shown(str(error).strip().split("\n")[0], 200)
-
-
-def _knock(address: str) -> None:
-    """Raise OSError where nobody answers at HOST:PORT; Ray itself would wait for minutes."""
-    place = urlsplit(address if "://" in address else f"ray://{address}")
-    if place.hostname is not None and place.port is not None:
-        with socket.create_connection((place.hostname, place.port), timeout=_KNOCK_SECONDS):
-            pass
-
-
-def refuse_far_file(tracking_uri: str, nodes: Iterable[Mapping[str, Any]], here: str) -> None:
-    """Raise ConfigError where the store is a file of this machine and workers are elsewhere."""
-    if urlsplit(tracking_uri).scheme not in ("sqlite", "file", ""):
-        return
-    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in nodes}
-    if far := sorted(set(hosts.values()) - {hosts.get(here)}):
-        raise ConfigError(
-            f"the tracking store {masked(tracking_uri)} is a file of this machine, and the Ray "
-            f"cluster has workers on {', '.join(far[:5])}, too; start a tracking server and set "
-            "MLFLOW_TRACKING_URI to its address"
-        )
-
-
-class RayEngine(RayCluster):
-    """Trains each task in a Ray worker, which supervises a training process as the command does.
-
-    ``train_into`` is called in a worker with a task's parameters, run, experiment and tracking URI;
-    it gives the exit code, one line of what went wrong, and whether its process was killed. Of
-    *jobs* None, as many runs at a time as there is room for.
-    """
-
-    def __init__(
-        self,
-        train_into: Callable[[Mapping[str, str], str, str, str], tuple[int, str | None, bool]],
-        address: str = LOCAL,
-        *,
-        cpus: float = 1.0,
-        gpus: float = 0.0,
-        jobs: int | None = None,
-    ) -> None:
-        super().__init__(address, cpus=cpus, gpus=gpus)
-        self._train_into = train_into
-        self._jobs = jobs
-        self._running: dict[Any, Task] = {}
-        self._train: Any = None
-
-    def __enter__(self) -> RayEngine:
-        super().__enter__()
-        # A dead worker's run has to be looked at before it is tried again: not Ray's to do.
-        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": 0}
-        self._train = self._ray.remote(**options)(self._train_into)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if running := list(self._running):
-            self.stop()
-            self._ray.wait(running, num_returns=len(running), timeout=_STOP_SECONDS)
-        super().__exit__()
 
     def room(self) -> int:
         """How many more tasks can be started now."""
@@ -189,3 +150,28 @@ class RayEngine(RayCluster):
             return Ended(run_id, 1, shown(str(bug.cause), 500))
         except errors.RayError as gone:
             return Ended(run_id, 137, f"its Ray worker is gone: {_first_line(gone)}", lost=True)
+
+
+def _first_line(error: Exception) -> str:
+    return shown(str(error).strip().split("\n")[0], 200)
+
+
+def _knock(address: str) -> None:
+    """Raise OSError where nobody answers at HOST:PORT; Ray itself would wait for minutes."""
+    place = urlsplit(address if "://" in address else f"ray://{address}")
+    if place.hostname is not None and place.port is not None:
+        with socket.create_connection((place.hostname, place.port), timeout=_KNOCK_SECONDS):
+            pass
+
+
+def refuse_far_file(tracking_uri: str, nodes: Iterable[Mapping[str, Any]], here: str) -> None:
+    """Raise ConfigError where the store is a file of this machine and workers are elsewhere."""
+    if urlsplit(tracking_uri).scheme not in ("sqlite", "file", ""):
+        return
+    hosts = {node["NodeID"]: node["NodeManagerHostname"] for node in nodes}
+    if far := sorted(set(hosts.values()) - {hosts.get(here)}):
+        raise ConfigError(
+            f"the tracking store {masked(tracking_uri)} is a file of this machine, and the Ray "
+            f"cluster has workers on {', '.join(far[:5])}, too; start a tracking server and set "
+            "MLFLOW_TRACKING_URI to its address"
+        )

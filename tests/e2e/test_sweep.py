@@ -23,7 +23,7 @@ from short_stream import BUCKETS, SLOWLY
 
 from clear_mlflow.cli import main
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.engines.ray_cluster import RayCluster, refuse_far_file
+from clear_mlflow.engines.ray_cluster import RayEngine, refuse_far_file
 from clear_mlflow.store import names
 from clear_mlflow.store.client import absolute_store
 from clear_mlflow.sweep import read_grid
@@ -395,7 +395,7 @@ def ray_head(*options):
 
 def answers(address, machines=1):
     """Whether a cluster is there, with so many machines that are up."""
-    with suppress(ConfigError), RayCluster(address) as cluster:
+    with suppress(ConfigError), RayEngine(print, address) as cluster:
         return len(cluster.nodes()) == machines
     return False
 
