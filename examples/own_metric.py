@@ -28,7 +28,9 @@ def main() -> None:
     experiments = [experiment.experiment_id for experiment in client.search_experiments()]
     runs = client.search_runs(experiments, "tags.`clear_mlflow.rows` = 'complete'")
     for stored in read_matrices(client, runs):
-        if stored.record is not None:
+        if stored.record is None:
+            print(f"{stored.run.info.run_name:40} {stored.problem}")
+        else:
             value = worst_learned(stored.record.matrix)
             print(f"{stored.run.info.run_name:40} worst learned bucket {value:.3f}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Any
 
@@ -32,6 +33,9 @@ class _Group(HeadedGroup):
         except ClearError as error:
             click.echo(f"error: {one_line(str(error))}", err=True)
             sys.exit(2)
+        except KeyboardInterrupt:
+            click.echo("error: stopped", err=True)
+            sys.exit(128 + signal.SIGINT)
 
 
 # MLflow hands an undeclared parameter on as --some_name; options are written --some-name.

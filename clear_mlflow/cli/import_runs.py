@@ -188,7 +188,8 @@ def import_runs(
             except ClearError as error:  # the others are imported all the same
                 lines.append((label, "", "", _FAILED, str(error)))
     _show(lines, stopped=bool(received))
-    print_places(client, [run_id for _, run_id, *_ in lines if run_id])
+    if made := [run_id for _, run_id, *_ in lines if run_id]:
+        print_places(client, made)
     if received:
         sys.exit(128 + received[0])
     if not lines or any(verdict == _FAILED for *_, verdict, _ in lines):

@@ -53,7 +53,7 @@ from clear_mlflow.statistics import CorrectMatrix
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
-from clear_mlflow.store.matrices import StoredMatrix, read_matrices
+from clear_mlflow.store.matrices import NO_ROWS, StoredMatrix, read_matrices
 from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.search import MissingRun
 from clear_mlflow.store.ui_urls import artifact_link, run_addresses
@@ -107,10 +107,10 @@ def read_comparison(
                 f"Tests inside buckets of {cut(_name(stored.run))} are not used: {problem}."
             )
         if stored.record is None:
-            if not stored.problem and _has_diverged(stored.run):
+            reason = str(stored.problem)
+            if reason == NO_ROWS and _has_diverged(stored.run):
                 rowless.append(_rowless(stored.run))
-            elif stored.problem or named:
-                reason = stored.problem or "holds no rows of an accuracy matrix"
+            elif reason != NO_ROWS or named:
                 left_out.append(LeftOut(stored.run.info.run_id, _name(stored.run), reason))
             continue
         experiment_id = experiment_id or stored.run.info.experiment_id

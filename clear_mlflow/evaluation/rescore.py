@@ -28,6 +28,7 @@ from clear_mlflow.store.artifacts import is_local
 from clear_mlflow.store.client import is_server, log_tags, mlflow_errors
 from clear_mlflow.store.conflicts import one_writer
 from clear_mlflow.store.heartbeat import is_abandoned, seems_abandoned, trains_now
+from clear_mlflow.store.matrices import NO_ROWS
 from clear_mlflow.store.pool import mapped
 from clear_mlflow.store.search import MissingRun
 
@@ -120,10 +121,9 @@ class Evaluation(Scoring):
                 return _failed(run_id, name, detail)
             return ScoringResult(run_id, name, "skipped", detail)
         if scores.record is None and not abandoned:
-            why = "holds no rows of an accuracy matrix"
             if self.named or ours:
-                return _failed(run_id, name, why)
-            return ScoringResult(run_id, name, "skipped", why, scores)
+                return _failed(run_id, name, NO_ROWS)
+            return ScoringResult(run_id, name, "skipped", NO_ROWS, scores)
         gaps = scores.record.missing if scores.record else ()
         if not is_of_a_training(run.data.params):  # a loop need not test its untrained model
             gaps = tuple(row for row in gaps if row)

@@ -11,6 +11,7 @@ from clear_mlflow.data.decoding.decoded_cache import DECODED_FOLDER, DecodedCach
 from clear_mlflow.data.embedded import EMBEDDED
 from clear_mlflow.data.features.stored import load_features
 from clear_mlflow.data.fetching.download import clear_folder
+from clear_mlflow.data.files import resolve_root
 from clear_mlflow.data.sources import CLEAR
 from clear_mlflow.learning.parallel.group import ALONE, ProcessGroup
 from clear_mlflow.learning.parameters.config import TrainConfig
@@ -21,9 +22,11 @@ from clear_mlflow.learning.session import StreamTraining
 
 
 def fetch(config: TrainConfig, progress: TrainingProgress) -> None:
-    """Download CLEAR where a configuration leaves its folder to us and it is not there."""
+    """Download CLEAR where its folder is left to us and not there; refuse one that is not there."""
     if config.data_root == AUTO and config.dataset in CLEAR:
         clear_folder(config.dataset, progress.downloading)
+    elif config.data_root != AUTO and ":" not in config.dataset:  # a function's own is its own
+        resolve_root(Path(config.data_root))
 
 
 def prepare(

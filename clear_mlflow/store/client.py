@@ -20,16 +20,20 @@ from mlflow.environment_variables import (
     MLFLOW_HTTP_REQUEST_MAX_RETRIES,
     MLFLOW_HTTP_REQUEST_TIMEOUT,
     MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER,
+    MLFLOW_RUN_CONTEXT,
     MLFLOW_RUN_ID,
     MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT,
 )
 from mlflow.exceptions import MlflowException
 
 from clear_mlflow.core.credentials import masked
-from clear_mlflow.core.errors import ClearError, TrackingError
+from clear_mlflow.core.errors import ClearError, RecordError, TrackingError
+from clear_mlflow.core.text import shown
+from clear_mlflow.core.untrusted import MAX_TAG_BYTES, json_object
 from clear_mlflow.store.conflicts import one_opens_at_a_time
 
 DEFAULT_EXPERIMENT_ID = "0"
+_SERVED = "/mlflow-artifacts/artifacts"
 
 
 def bound_retries() -> None:
@@ -47,6 +51,8 @@ def quiet_mlflow() -> None:
     os.environ.setdefault(MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR.name, "false")
     for name in ("mlflow", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    # A database that cannot be written: a traceback of 100 lines before our own line.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
 
 
 def set_up_mlflow() -> None:
@@ -65,6 +71,8 @@ def mlflow_errors(action: str) -> Iterator[None]:
     except Exception as error:  # what MLflow's stores and their plugins raise has no common base
         text = " ".join(str(error).split()) or type(error).__name__
         reason = masked(text, mlflow.get_tracking_uri())[:500]
+        if "database is locked" in reason:
+            reason += "; does a process write to it that was stopped (ps -o pid,stat,args)?"
         if not isinstance(error, MlflowException):
             reason = f"{type(error).__name__}: {reason}"
         raise TrackingError(
@@ -104,6 +112,13 @@ def preflight(*, opens_run: bool = True, experiment: str | None = None) -> Mlflo
         client.search_experiments(max_results=1)
     if not opens_run:
         return client
+    try:
+        json_object(MLFLOW_RUN_CONTEXT.get() or "{}", MAX_TAG_BYTES)
+    except RecordError as error:
+        raise TrackingError(
+            f"MLFLOW_RUN_CONTEXT is {shown(MLFLOW_RUN_CONTEXT.get(), 100)}, which {error}; "
+            'expected tags of runs as JSON, for example {"team": "vision"}: or unset it'
+        ) from error
     if experiment is not None:
         _check_experiment(client, experiment)
         return client
@@ -153,6 +168,12 @@ def _check_experiment(client: MlflowClient, wanted: str | None = None) -> None:
 
 def check_artifact_root(tracking_uri: str, whose: str, artifact_root: str) -> None:
     """Raise where artifacts are kept behind a server, and the tracking URI names none."""
+    if is_server(artifact_root) and _SERVED not in artifact_root:
+        raise TrackingError(
+            f"{whose} keeps its artifacts at {masked(artifact_root)}, which is no artifact store "
+            f"of MLflow; expected a folder, a bucket, or a tracking server's (...{_SERVED}): use "
+            "an experiment with another artifact location"
+        )
     # A server that was started on the same database writes its proxied root into the Default
     # experiment; without the server, uploads there fail (mlflow #7819).
     if urlsplit(artifact_root).scheme == "mlflow-artifacts" and not is_server(tracking_uri):

@@ -141,10 +141,15 @@ def seems_abandoned(run: Run) -> bool:
 
 
 def sign_of_life(run: Run) -> str | None:
-    """How old a heartbeat from elsewhere is, and until when it counts; None of one from here."""
+    """Which process of this machine trains, or how old a heartbeat from elsewhere is."""
     found = _trainer(run)
-    if found is None or found.is_here:
+    if found is None:
         return None
+    if found.is_here:
+        return (
+            f"process {found.pid} of this machine, stopped perhaps: 'kill -CONT {found.pid}' lets "
+            f"it continue, 'kill -KILL {found.pid}' ends it"
+        )
     seconds = max(0, round(found.age.total_seconds()))
     until = found.said_at.astimezone(timezone.utc) + SILENCE
     return (

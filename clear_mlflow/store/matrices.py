@@ -20,6 +20,7 @@ from clear_mlflow.store.rows import parse_rows, read_row_files
 
 # Requests under way at once where rows have to be fetched: a server answers no faster to more.
 _JOBS = 8
+NO_ROWS = "holds no rows of an accuracy matrix"
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,9 +28,9 @@ class StoredMatrix:
     """What a run holds, as far as it can be read."""
 
     run: Run
-    record: Record | None  # None: the run holds no row, or there is a problem
+    record: Record | None  # None: there is a problem
     summary: Mapping[str, float]  # every metric asked for that the record defines
-    problem: str | None  # one line: why there is no record though there should be
+    problem: str | None  # one line: why there is no record; NO_ROWS where the run holds none
     from_tag: bool  # read from the run's tag, not from its row artifacts
 
 
@@ -78,6 +79,8 @@ def _read_matrix(
             assembled = assemble(rows.records)
             summary = summarize(assembled.matrix, assembled.protocol, metrics)
             record = assembled
+        else:
+            problem = NO_ROWS
     except ClearError as error:
         problem = str(error)
     return StoredMatrix(run, record, summary, problem, from_tag)

@@ -459,10 +459,12 @@ def _close(client: MlflowClient, result: SweepResult, *, stopped: bool) -> None:
         tags, metrics = {MLFLOW_RUN_NOTE: _note(result)}, []
         if result.comparison_run is not None:
             compared, now = result.comparison_run.data, get_current_time_millis()
+            # Under the runs' own names, too: MLflow's list folds them below this one.
             metrics = [
-                Metric(name, value, now, 0)
+                Metric(called, value, now, 0)
                 for name, value in compared.metrics.items()
                 if name.startswith(names.LEADER_METRICS)
+                for called in (name, name.removeprefix(names.LEADER_METRICS))
             ]
             if names.LEADER_TAG in compared.tags:
                 tags[names.LEADER_TAG] = compared.tags[names.LEADER_TAG]

@@ -1,6 +1,7 @@
 """How a run of ours ends, whoever ends it: its status, what is said of it, and who is told."""
 
 import json
+import os
 import signal
 import statistics
 
@@ -76,8 +77,12 @@ def test_an_end_says_why_and_forgets_the_process(store, experiment_id):
 def test_a_run_that_is_trained_into_is_refused(store, experiment_id, monkeypatch):
     """Also where the environment names it; it is left as it is."""
     run_id = running(store, experiment_id)
-    with pytest.raises(TrackingError, match=r"another process trains into run .* now; wait"):
-        refuse_second(store, store.get_run(run_id), "wait")
+    told = (
+        rf"another process trains into run .* now \(process {os.getpid()} of this machine.*; wait"
+    )
+    for assume_dead in (False, True):  # its number says what to end: it is not dead
+        with pytest.raises(TrackingError, match=told):
+            refuse_second(store, store.get_run(run_id), "wait", assume_dead=assume_dead)
     monkeypatch.setenv("MLFLOW_RUN_ID", run_id)
     before = store.get_run(run_id).data.tags
     with pytest.raises(TrackingError, match="unset MLFLOW_RUN_ID"):

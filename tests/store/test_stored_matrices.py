@@ -106,6 +106,17 @@ def test_a_listing_alone_brings_the_matrices(store, experiment_id):
     assert from_tag.summary == from_rows.summary
 
 
+def test_a_run_without_a_matrix_says_why(store, experiment_id):
+    """One that holds no row, and one whose row is damaged."""
+    store.create_run(experiment_id)
+    run = stored_run(store, experiment_id)
+    (rows_folder(run) / "row_001.json").write_text("{")
+    damaged, empty = matrices(store)
+    assert (damaged.record, empty.record) == (None, None)
+    assert "row_001.json" in damaged.problem
+    assert empty.problem == "holds no rows of an accuracy matrix"
+
+
 def test_the_tag_of_a_run_that_can_grow_is_not_trusted(store, experiment_id):
     """A run that stopped early may be taken up again: its rows are looked for each time."""
     run = stored_run(store, experiment_id, FOUR_BUCKETS[:3])

@@ -232,6 +232,8 @@ def test_a_listing_brings_each_run_once_however_many_start_at_once(
     assert [made[run_id] for run_id in found] == sorted((made[r] for r in found), reverse=True)
     unscored = [r.info.run_id for r in select(store, Selection(unscored_only=True))]
     assert sorted(unscored) == sorted(set(found) - {scored})
+    named = Selection(run_ids=(*list(made)[3:5], scored), unscored_only=True)
+    assert [run.info.run_id for run in select(store, named)] == list(made)[3:5]
     one, missing, gone = select(store, Selection(run_ids=(scored, "0" * 32, deleted, scored)))
     assert one.info.run_id == scored
     assert isinstance(missing, MissingRun)

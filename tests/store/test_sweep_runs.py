@@ -37,6 +37,8 @@ def test_a_comparison_that_is_gone_is_made_again(store, sweep):
     """In the trash, or beyond it."""
     first = sweep()
     assert first.is_well
+    metrics = store.get_run(first.run_id).data.metrics
+    assert metrics["clear/challenge_score"] == metrics["leader/clear/challenge_score"]
     assert sweep().comparison_run.info.run_id == first.comparison_run.info.run_id
     for gone_for_good in (False, True):
         before = sweep().comparison_run.info.run_id

@@ -10,8 +10,12 @@ from trainings import EXPECTED, FOUR_BUCKETS, NUM_TEST, KnownTraining
 
 from clear_mlflow import summarize
 from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.process.parent import TrainingProcess
+from clear_mlflow.process.signals import StoppingSignals
 from clear_mlflow.runs.in_process import train_in_process
 from clear_mlflow.runs.run_writer import RunWriter
+from clear_mlflow.runs.supervised import train_supervised
 from clear_mlflow.scoring.scores import score
 from clear_mlflow.store import names
 from clear_mlflow.store.heartbeat import holding
@@ -185,6 +189,17 @@ def test_active_run_is_joined_and_left_open(store):
         run.data.metrics["clear/in_domain_accuracy"]
         == summarize(EXPECTED)["clear/in_domain_accuracy"]
     )
+
+
+def test_a_data_root_that_is_not_there_opens_no_run(store, experiment_id):
+    """It is found with the parameters."""
+    asked = {"dataset": "clear10", "data_root": "/no/where"}
+    with StoppingSignals(tell=False) as signals:
+        process = TrainingProcess(TrainConfig.resolve(asked))
+        result = train_supervised(process, asked, signals)
+    assert (result.exit_code, result.run_id) == (2, None)
+    assert "data root /no/where cannot be read" in result.error
+    assert store.search_runs([experiment_id]) == []
 
 
 def test_training_that_failed_before_its_first_row_says_so(store, experiment_id):

@@ -1,0 +1,55 @@
+"""What a store or an environment does that no command can go on with: one line, and exit code."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from click.testing import CliRunner
+from forked import run_forked
+from stored_runs import stored_run
+
+from clear_mlflow.cli import main
+from clear_mlflow.core.errors import TrackingError
+from clear_mlflow.store import client as connecting
+from clear_mlflow.store.client import preflight
+
+
+def test_tags_of_the_environment_that_are_no_json_are_one_line(store, monkeypatch):
+    """Before a run is opened."""
+    monkeypatch.setenv("MLFLOW_RUN_CONTEXT", "x")
+    with pytest.raises(TrackingError, match="MLFLOW_RUN_CONTEXT is 'x', which is no JSON"):
+        preflight()
+
+
+def test_an_address_that_keeps_no_artifacts_is_one_line(store, monkeypatch):
+    """MLflow takes it for an experiment, and fails at the first artifact."""
+    made = store.create_experiment("elsewhere", artifact_location="http://127.0.0.1:9/x")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", made)
+    with pytest.raises(TrackingError, match="http://127.0.0.1:9/x, which is no artifact store"):
+        preflight()
+
+
+@pytest.mark.parametrize("command", [["evaluate", "--only", "unscored"], ["import", "a.csv"]])
+def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
+    """In the first call to it."""
+
+    def hang(**options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(connecting, "preflight", hang)
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 130 or "Traceback" not in done.output
+    assert done.exit_code == 130
+
+
+def test_a_database_that_is_locked_is_one_line(store, experiment_id):
+    """Without MLflow's own traceback before it."""
+    run_id = stored_run(store, experiment_id).info.run_id
+    with closing(sqlite3.connect(store.tracking_uri.removeprefix("sqlite:///"))) as held:
+        held.execute("BEGIN EXCLUSIVE")
+        done = run_forked("evaluate", "--run-id", run_id, timeout=120)
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: ")
+    assert "database is locked" in line
+    assert "stopped" in line
