@@ -25,7 +25,7 @@ def test_an_address_that_keeps_no_artifacts_is_one_line(store, monkeypatch):
     """MLflow takes it for an experiment, and fails at the first artifact."""
     made = store.create_experiment("elsewhere", artifact_location="http://127.0.0.1:9/x")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", made)
-    with pytest.raises(TrackingError, match="http://127.0.0.1:9/x, which is no artifact store"):
+    with pytest.raises(TrackingError, match=r"http://127\.0\.0\.1:9/x, which is no artifact store"):
         preflight()
 
 
@@ -38,7 +38,6 @@ def test_ctrl_c_while_a_store_hangs_exits_with_130(command, monkeypatch):
 
     monkeypatch.setattr(connecting, "preflight", hang)
     done = CliRunner().invoke(main, command)
-    assert done.exit_code == 130 or "Traceback" not in done.output
     assert done.exit_code == 130
 
 
