@@ -15,7 +15,8 @@ from clear_mlflow.comparison.pairs import Pair
 from clear_mlflow.comparison.verdicts import Verdict, judge_pairs
 from clear_mlflow.metrics import Metric, anytime
 from clear_mlflow.metrics.anytime import AnytimeMetric
-from clear_mlflow.statistics import CorrectMatrix, ImageBootstrap, Interval, holm, mcnemar_cells
+from clear_mlflow.metrics.from_predictions import Predictions
+from clear_mlflow.statistics import ImageBootstrap, Interval, holm, mcnemar_cells
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -42,50 +43,41 @@ class Comparison(Arrangement):
 
 
 def compare(
-    arrangement: Arrangement, hits: Mapping[str, CorrectMatrix] | None = None
+    arrangement: Arrangement, predictions: Mapping[str, Predictions] | None = None
 ) -> Comparison:
     """Test groups against each other: over seeds, and single runs over their test images.
 
-    *hits* are run id to what its stored predictions got right.
+    *predictions* are run id to what it answered.
     """
     groups = arrangement.groups
     known = {
-        position: hits[group.counted[0].run_id]
+        position: predictions[group.counted[0].run_id]
         for position, group in enumerate(groups)
-        if hits and group.is_alone and group.counted[0].run_id in hits
+        if predictions and group.is_alone and group.counted[0].run_id in predictions
     }
     both = {(a, b): (known[a], known[b]) for a, b in arrangement.plan.pairs if {a, b} <= {*known}}
-    unlike = frozenset(p for p, (a, b) in both.items() if a.evaluation_set != b.evaluation_set)
-    correct = {pair: sides for pair, sides in both.items() if pair not in unlike}
-    bootstraps = [
-        ImageBootstrap(
-            metrics=arrangement.definitions, protocol=setting.protocol, level=arrangement.level
-        )
-        for setting in arrangement.settings
-    ]
+    unlike = frozenset(p for p, (a, b) in both.items() if a.images.digest != b.images.digest)
+    answered = {pair: sides for pair, sides in both.items() if pair not in unlike}
+    bootstrap = ImageBootstrap(metrics=arrangement.definitions, level=arrangement.level)
     verdicts: list[Verdict] = []
     for metric in _tested(arrangement):
-        if metric.name != arrangement.ranked_by:
-            continue
-        verdicts = judge_pairs(
-            groups,
-            arrangement.plan,
-            metric=metric,
-            bootstraps=bootstraps,
-            correct=correct,
-            level=arrangement.level,
-            margin=arrangement.margin,
-            in_percent=arrangement.score.is_accuracy,
-        )
+        if metric.name == arrangement.ranked_by:
+            verdicts = judge_pairs(
+                groups,
+                arrangement.plan,
+                metric=metric,
+                bootstrap=bootstrap,
+                answered=answered,
+                level=arrangement.level,
+                margin=arrangement.margin,
+                in_percent=arrangement.score.is_accuracy,
+            )
     return Comparison(
         **vars(arrangement),
         verdicts=tuple(verdicts),
-        cells={pair: _cell_tests(groups[pair[0]], *sides) for pair, sides in correct.items()},
+        cells={pair: _cell_tests(groups[pair[0]], *sides) for pair, sides in answered.items()},
         unlike=unlike,
-        image_intervals={
-            position: bootstraps[groups[position].setting].intervals(run)
-            for position, run in known.items()
-        },
+        image_intervals={position: bootstrap.intervals(run) for position, run in known.items()},
         warnings=tuple(warnings_of(arrangement, verdicts, unlike)),
     )
 
@@ -97,7 +89,7 @@ def _tested(arrangement: Arrangement) -> tuple[Metric | AnytimeMetric, ...]:
     return (*arrangement.definitions, *anytime.METRICS)
 
 
-def _cell_tests(group: Group, a: CorrectMatrix, b: CorrectMatrix) -> NDArray[np.float64]:
+def _cell_tests(group: Group, a: Predictions, b: Predictions) -> NDArray[np.float64]:
     """(T + 1, T): p of each cell, adjusted for the cells of the table; NaN = not tested."""
     found = np.full(group.grid.shape, np.nan)
     p_values = mcnemar_cells(a, b)

@@ -21,8 +21,8 @@ from clear_mlflow.comparison.sentences import (
 from clear_mlflow.comparison.subjects import RowlessRun, Subject
 from clear_mlflow.metrics import Metric
 from clear_mlflow.metrics.anytime import AnytimeMetric
+from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.statistics import (
-    CorrectMatrix,
     ImageBootstrap,
     Interval,
     TTest,
@@ -84,22 +84,22 @@ def judge_pairs(
     plan: PairPlan,
     *,
     metric: Metric | AnytimeMetric,
-    bootstraps: Sequence[ImageBootstrap],
-    correct: Mapping[Pair, tuple[CorrectMatrix, CorrectMatrix]],
+    bootstrap: ImageBootstrap,
+    answered: Mapping[Pair, tuple[Predictions, Predictions]],
     level: float,
     margin: float | None,
     in_percent: bool = True,
 ) -> list[Verdict]:
     """Verdicts on a metric, adjusted for all comparisons.
 
-    *bootstraps* are of each setting, *correct* is what pairs of single runs got right.
+    *answered* are the predictions of pairs of single runs.
     """
     known: dict[Pair, _Evidence] = {}
     for pair in plan.pairs:
         a, b = (groups[position] for position in pair)
         found = None
-        if pair in correct:
-            found = _over_images(*correct[pair], bootstraps[a.setting], metric.name)
+        if pair in answered:
+            found = _over_images(*answered[pair], bootstrap, metric.name)
         found = found or _over_seeds(a, b, metric.name)
         if found is not None:
             known[pair] = found
@@ -184,10 +184,10 @@ def _seed(run: Subject | RowlessRun) -> int | None:
 
 
 def _over_images(
-    a: CorrectMatrix, b: CorrectMatrix, bootstrap: ImageBootstrap, metric: str
+    a: Predictions, b: Predictions, bootstrap: ImageBootstrap, metric: str
 ) -> _Evidence | None:
     """The bootstrap's test of two runs of one length; None where it has none of the metric."""
-    t = bootstrap.test(a, b).get(metric) if a.num_rows == b.num_rows else None
+    t = bootstrap.test(a, b).get(metric) if a.k == b.k else None
     if t is None:
         return None
     counts = f"{t.n_a:,} test images of one training each, which says nothing about other seeds"

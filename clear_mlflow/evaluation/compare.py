@@ -47,9 +47,9 @@ from clear_mlflow.core.record import Record
 from clear_mlflow.core.score import Score
 from clear_mlflow.core.version import __version__
 from clear_mlflow.metrics import METRICS, Metric, undefined
+from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.runs.lifecycle import create_run, end
 from clear_mlflow.scoring.beside import read_anytime_scores, read_predictions
-from clear_mlflow.statistics import CorrectMatrix
 from clear_mlflow.store import names
 from clear_mlflow.store.client import mlflow_errors
 from clear_mlflow.store.compat import is_generated
@@ -217,7 +217,7 @@ def _read_matrices(
 
 def _correctness(
     client: MlflowClient, subject: Subject
-) -> tuple[Subject, CorrectMatrix | None, str | None]:
+) -> tuple[Subject, Predictions | None, str | None]:
     """A run's hits, None where it stored no predictions, and why they cannot be used."""
     try:
         with mlflow_errors(f"read run {subject.run_id}"):
@@ -225,7 +225,9 @@ def _correctness(
         found = read_predictions(client, run, subject.record)
         if found is None:
             return subject, None, None
-        return subject, CorrectMatrix.of(found.images, found.answers.values()), None
+        # Right and wrong is what is compared: probabilities would be a hundred times as much.
+        answers = {row: replace(x, probabilities=None) for row, x in found.answers.items()}
+        return subject, replace(found, answers=answers), None
     except ClearError as error:
         return subject, None, str(error)
 

@@ -5,7 +5,6 @@ unit: McNemar's test and the paired bootstrap, from stored predictions. *Is this
 that one?* has seeds as its unit: t-tests. docs/statistics.md says which to use when.
 """
 
-from clear_mlflow.statistics.correctness import CorrectMatrix
 from clear_mlflow.statistics.intervals import Interval
 from clear_mlflow.statistics.multiple import holm, holm_factors
 from clear_mlflow.statistics.paired import (
@@ -23,7 +22,6 @@ from clear_mlflow.statistics.seeds import (
 )
 
 __all__ = [
-    "CorrectMatrix",
     "ImageBootstrap",
     "Interval",
     "SeedSummary",

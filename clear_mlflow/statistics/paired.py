@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import binom
 
-from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.core.matrix import AccuracyMatrix
+from clear_mlflow.core.errors import ConfigError, RecordError
+from clear_mlflow.core.matrix import AccuracyMatrix, AccuracyRow
 from clear_mlflow.core.text import shown
 from clear_mlflow.metrics import METRICS, Metric
 from clear_mlflow.metrics._common import evaluated
-from clear_mlflow.statistics.correctness import CorrectMatrix, check_same_images
+from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.statistics.intervals import Interval, check_level
 from clear_mlflow.statistics.seeds import TTest
 
@@ -28,7 +28,7 @@ from clear_mlflow.statistics.seeds import TTest
 _BLOCK = 1 << 16
 
 
-def mcnemar_cells(a: CorrectMatrix, b: CorrectMatrix) -> NDArray[np.float64]:
+def mcnemar_cells(a: Predictions, b: Predictions) -> NDArray[np.float64]:
     """Exact McNemar in every cell that both runs measured: do the models differ on its images?
 
     Only images that exactly one got right matter: the sign test, ``scipy.stats.binomtest`` with
@@ -44,14 +44,14 @@ def mcnemar_cells(a: CorrectMatrix, b: CorrectMatrix) -> NDArray[np.float64]:
     Source:
         McNemar 1947.
     """
-    check_same_images(a, b)
-    width = len(a.buckets)
-    found = np.full((min(a.num_rows, b.num_rows) + 1, width), np.nan)
-    here = np.unique(a.bucket)
-    for row in sorted(set(a.rows) & set(b.rows)):
-        one, other = a.right[a.rows.index(row)], b.right[b.rows.index(row)]
+    _check_same_images(a, b)
+    images, width = a.images, len(a.images.buckets)
+    found = np.full((min(max(a.answers), max(b.answers)) + 1, width), np.nan)
+    here = np.unique(images.bucket)
+    for row in a.answers.keys() & b.answers.keys():
+        one, other = a.answers[row].hits(images), b.answers[row].hits(images)
         only_a, only_b = (
-            np.bincount(a.bucket[alone], minlength=width)[here]
+            np.bincount(images.bucket[alone], minlength=width)[here]
             for alone in (one & ~other, other & ~one)
         )
         found[row, here] = 2 * binom.cdf(np.minimum(only_a, only_b), only_a + only_b, 0.5)
@@ -70,7 +70,6 @@ class ImageBootstrap:
 
     Args:
         metrics: to look at; any function of the matrix.
-        protocol: ``iid`` or ``streaming``, of all runs.
         level: of confidence, between 0 and 1.
         resamples: how many draws of test images.
         seed: of the draws.
@@ -86,7 +85,6 @@ class ImageBootstrap:
         self,
         *,
         metrics: Sequence[Metric] = METRICS,
-        protocol: str = "iid",
         level: float = 0.95,
         resamples: int = 2000,
         seed: int = 0,
@@ -95,14 +93,13 @@ class ImageBootstrap:
         if resamples < 1:
             raise ConfigError(f"resamples is {shown(resamples)}; expected a number of at least 1")
         self._metrics = tuple(metrics)
-        self._protocol = protocol
         self._level = level
         self._resamples = resamples
         self._seed = seed
         # As long as a run is in here, no other one has its number.
-        self._drawn: dict[tuple[int, int], tuple[CorrectMatrix, _Side]] = {}
+        self._drawn: dict[tuple[int, int], tuple[Predictions, _Side]] = {}
 
-    def test(self, a: CorrectMatrix, b: CorrectMatrix) -> dict[str, TTest]:
+    def test(self, a: Predictions, b: Predictions) -> dict[str, TTest]:
         """The difference of each metric that is defined for both runs, by the metric's name.
 
         Both runs are cut off after as many buckets as the shorter one was trained on. The error is
@@ -111,10 +108,9 @@ class ImageBootstrap:
 
         Raises:
             RecordError: the runs were tested on different images, or share no row's number.
-            ConfigError: the protocol is unknown.
         """
-        check_same_images(a, b)
-        last, n = min(a.num_rows, b.num_rows), len(a.bucket)
+        _check_same_images(a, b)
+        last, n = min(max(a.answers), max(b.answers)), len(a.images)
         of_a, of_b = (self._side(run, last) for run in (a, b))
         found = {}
         for metric in self._metrics:
@@ -126,31 +122,30 @@ class ImageBootstrap:
                     found[name] = TTest(difference, error, math.inf, n, n, paired=True)
         return found
 
-    def intervals(self, run: CorrectMatrix) -> dict[str, Interval]:
-        """A percentile interval of each metric that is defined for one run, by its name.
-
-        Raises:
-            ConfigError: the protocol is unknown.
-        """
-        side, found = self._side(run, run.num_rows), {}
+    def intervals(self, run: Predictions) -> dict[str, Interval]:
+        """A percentile interval of each metric that is defined for one run, by its name."""
+        side, found = self._side(run, max(run.answers)), {}
         for name, drawn in side.drawn.items():
             defined = drawn[~np.isnan(drawn)]
             if len(defined):
                 found[name] = _percentiles(defined, self._level)
         return found
 
-    def _side(self, run: CorrectMatrix, last: int) -> _Side:
+    def _side(self, run: Predictions, last: int) -> _Side:
         """A run, cut off after *last* buckets, on draws of its images."""
         key = id(run), last
         if key not in self._drawn:
-            cut = run.after(last)
-            matrix = cut.matrix()
-            values = evaluated(matrix.masked(self._protocol), self._metrics)[0]
+            cut, images = run.after(last), run.images
+            matrix = AccuracyMatrix.from_rows(
+                AccuracyRow(row, images.buckets, answer.correct(images), images.num_instances)
+                for row, answer in cut.answers.items()
+            )
+            values = evaluated(matrix.masked(run.protocol), self._metrics)[0]
             metrics = [metric for metric in self._metrics if metric.name in values]
             drawn = {name: np.full(self._resamples, np.nan) for name in values}
             for i, cells in enumerate(_resampled_cells(cut, self._resamples, self._seed)):
                 on_draw = AccuracyMatrix(cells[1:], cells[0], matrix.num_instances, matrix.buckets)
-                for name, value in evaluated(on_draw.masked(self._protocol), metrics)[0].items():
+                for name, value in evaluated(on_draw.masked(run.protocol), metrics)[0].items():
                     drawn[name][i] = value
             self._drawn[key] = run, _Side(values, drawn)
         return self._drawn[key][1]
@@ -164,17 +159,18 @@ class _Side:
     drawn: dict[str, NDArray[np.float64]]  # (resamples,), on each draw; NaN = not defined
 
 
-def _resampled_cells(run: CorrectMatrix, resamples: int, seed: int) -> NDArray[np.float64]:
+def _resampled_cells(run: Predictions, resamples: int, seed: int) -> NDArray[np.float64]:
     """(resamples, k + 1, T): the cells of a run on draws of its images; NaN without images.
 
     How often an image was drawn is a weight: a bucket's cells on all draws are a matrix product.
     """
-    draws = np.random.default_rng(seed)
+    draws, images = np.random.default_rng(seed), run.images
+    rows = list(run.answers)
     # Whole numbers up to 2**24 are exact in single precision: the sums of weights are.
-    right = run.right.T.astype(np.float32)
-    found = np.full((resamples, run.num_rows + 1, len(run.buckets)), np.nan)
-    for j in np.unique(run.bucket).tolist():
-        hits = right[run.bucket == j]
+    right = np.stack([run.answers[row].hits(images) for row in rows], axis=1).astype(np.float32)
+    found = np.full((resamples, rows[-1] + 1, len(images.buckets)), np.nan)
+    for j in np.unique(images.bucket).tolist():
+        hits = right[images.bucket == j]
         n = len(hits)
         size = max(1, _BLOCK // n)
         for start in range(0, resamples, size):
@@ -183,10 +179,19 @@ def _resampled_cells(run: CorrectMatrix, resamples: int, seed: int) -> NDArray[n
             chosen += n * np.arange(count)[:, np.newaxis]
             weights = np.bincount(chosen.ravel(), minlength=count * n)
             correct = weights.reshape(count, n).astype(np.float32) @ hits
-            found[start : start + count, list(run.rows), j] = correct.astype(np.float64) / n
+            found[start : start + count, rows, j] = correct.astype(np.float64) / n
     return found
 
 
 def _percentiles(drawn: NDArray[np.float64], level: float) -> Interval:
     low, high = np.quantile(drawn, [0.5 - level / 2, 0.5 + level / 2])
     return Interval(float(low), float(high))
+
+
+def _check_same_images(a: Predictions, b: Predictions) -> None:
+    one, other = a.images.digest, b.images.digest
+    if one != other:
+        raise RecordError(
+            f"the runs were tested on different images ({one[:24]}... and {other[:24]}...) and "
+            "cannot be paired; re-test one of them"
+        )

@@ -18,7 +18,9 @@ from clear_mlflow.comparison.leaderboard import leaderboard_csv, leaderboard_tab
 from clear_mlflow.comparison.note import comparison_note
 from clear_mlflow.comparison.page import comparison_page
 from clear_mlflow.core.errors import ConfigError
-from clear_mlflow.statistics import CorrectMatrix, holm
+from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
+from clear_mlflow.metrics.from_predictions import Predictions
+from clear_mlflow.statistics import holm
 
 BY = ("strategy", "dataset")
 SCORE = "clear/challenge_score"
@@ -29,20 +31,23 @@ def compared(subjects, by=BY, **options):
     return compare(arrange(subjects, by, **options))
 
 
-def hits_of(correct, *, offset=0, digest="one"):
-    """Hits that count up to the rows."""
+def hits_of(correct, *, classes=("wrong", "right")):
+    """Predictions that count up to the rows."""
     width = len(correct[0])
-    right = np.zeros((len(correct), width, NUM_TEST), np.bool_)
-    for i, row in enumerate(correct):
-        for j, count in enumerate(row):
-            right[i, j, (offset + np.arange(count)) % NUM_TEST] = True
-    return CorrectMatrix(
-        evaluation_set=digest,
+    count = width * NUM_TEST
+    images = EvaluationSet(
         buckets=tuple(str(j + 1) for j in range(width)),
+        class_names=classes,
         bucket=np.repeat(np.arange(width), NUM_TEST).astype(np.uint16),
-        rows=tuple(range(len(correct))),
-        right=right.reshape(len(correct), -1),
+        label=np.ones(count, np.uint16),
+        content=np.zeros((count, 16), np.uint8),
+        names=tuple(map(str, range(count))),
     )
+    answers = {}
+    for i, row in enumerate(correct):
+        labels = np.concatenate([np.arange(NUM_TEST) < right for right in row]).astype(np.uint8)
+        answers[i] = RowPredictions(row=i, labels=labels, evaluation_set=images.digest)
+    return Predictions(images, answers)
 
 
 def test_the_better_group_leads():
@@ -155,7 +160,7 @@ def test_other_test_images_are_not_paired():
     cells = {"a": counts(180, 0), "b": counts(120, 0)}
     arrangement = arrange([subject(name, c) for name, c in cells.items()], BY)
     found = compare(
-        arrangement, {f"{name}-0": hits_of(c, digest=name) for name, c in cells.items()}
+        arrangement, {f"{name}-0": hits_of(c, classes=(name, "right")) for name, c in cells.items()}
     )
     assert found.verdicts == ()
     assert found.cells == {}

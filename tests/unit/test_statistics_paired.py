@@ -14,8 +14,8 @@ from clear_mlflow import AccuracyMatrix, metrics, summarize
 from clear_mlflow.core.errors import ConfigError, RecordError, UndefinedMetricError
 from clear_mlflow.core.predictions import EvaluationSet, RowPredictions
 from clear_mlflow.metrics import ALL_METRICS, METRICS, Metric
+from clear_mlflow.metrics.from_predictions import Predictions
 from clear_mlflow.statistics import (
-    CorrectMatrix,
     ImageBootstrap,
     TTest,
     mcnemar_cells,
@@ -26,79 +26,62 @@ FORGETTING = "renate/forgetting"
 BACKWARD = "clear/backward_transfer"
 
 
-def paired_bootstrap(a: CorrectMatrix, b: CorrectMatrix, **options: Any) -> dict[str, TTest]:
+def paired_bootstrap(a: Predictions, b: Predictions, **options: Any) -> dict[str, TTest]:
     return ImageBootstrap(**options).test(a, b)
 
 
 def hits(
-    right: np.ndarray, counts: tuple[int, ...], first_row: int = 0, digest: str = "d"
-) -> CorrectMatrix:
-    return CorrectMatrix(
-        evaluation_set=digest,
-        buckets=tuple(str(j + 1) for j in range(len(counts))),
-        bucket=np.repeat(np.arange(len(counts)), counts).astype(np.uint16),
-        rows=tuple(range(first_row, first_row + len(right))),
-        right=right,
-    )
-
-
-def random_hits(
-    seed: int, counts: tuple[int, ...] = (7, 5, 6), share: float = 0.6
-) -> CorrectMatrix:
-    draws = np.random.default_rng(seed)
-    return hits(draws.random((len(counts) + 1, sum(counts))) < share, counts)
-
-
-def test_hits_of_stored_predictions_count_up_to_the_matrix() -> None:
-    """From the files' objects, in any order of rows, to accuracies; a missing row stays NaN."""
+    right: np.ndarray, counts: tuple[int, ...], first_row: int = 0, protocol: str = "iid"
+) -> Predictions:
+    count = sum(counts)
     images = EvaluationSet(
-        buckets=("1", "2"),
-        class_names=("a", "b"),
-        bucket=np.array([0, 0, 1], np.uint16),
-        label=np.array([0, 1, 1], np.uint16),
-        content=np.zeros((3, 16), np.uint8),
-        names=("x", "y", "z"),
+        buckets=tuple(str(j + 1) for j in range(len(counts))),
+        class_names=("wrong", "right"),
+        bucket=np.repeat(np.arange(len(counts)), counts).astype(np.uint16),
+        label=np.ones(count, np.uint16),
+        content=np.zeros((count, 16), np.uint8),
+        names=tuple(map(str, range(count))),
     )
-    answers = [
-        RowPredictions(row=row, labels=np.array(labels, np.uint8), evaluation_set=images.digest)
-        for row, labels in [(2, [0, 1, 1]), (0, [0, 0, 0])]
-    ]
-    found = CorrectMatrix.of(images, answers)
-    assert found.rows == (0, 2)
-    assert found.evaluation_set == images.digest
-    expected = AccuracyMatrix([[np.nan] * 2, [1, 1]], [0.5, 0], [2, 1])
-    assert found.matrix().equals(expected)
-    assert found.after(1).rows == (0,)
-    for wrong, message in [([], "no predictions"), ([answers[0]] * 2, "arrived twice")]:
-        with pytest.raises(RecordError, match=message):
-            CorrectMatrix.of(images, wrong)
-    foreign = RowPredictions(row=1, labels=np.zeros(3, np.uint8), evaluation_set="other")
-    with pytest.raises(RecordError, match="another evaluation set"):
-        CorrectMatrix.of(images, [foreign])
+    answers = {
+        row: RowPredictions(row=row, labels=labels, evaluation_set=images.digest)
+        for row, labels in enumerate(right.astype(np.uint8), start=first_row)
+    }
+    return Predictions(images, answers, protocol)
+
+
+def random_hits(seed: int, share: float = 0.6, protocol: str = "iid") -> Predictions:
+    draws = np.random.default_rng(seed)
+    return hits(draws.random((4, 18)) < share, (7, 5, 6), protocol=protocol)
+
+
+def matrix_of(run: Predictions) -> AccuracyMatrix:
+    cells = np.array([answer.correct(run.images) for answer in run.answers.values()]) / (7, 5, 6)
+    return AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))
 
 
 def test_mcnemar_in_every_cell_is_the_sign_test() -> None:
     """Of scipy, on images that one model alone got right; a row that one run lacks is NaN."""
     a, b = random_hits(1), random_hits(2)
-    short = CorrectMatrix(b.evaluation_set, b.buckets, b.bucket, b.rows[1:3], b.right[1:3])
+    short = Predictions(b.images, {row: b.answers[row] for row in (1, 2)})
     cells = mcnemar_cells(a, short)
     assert cells.shape == (3, 3)
     assert np.isnan(cells[0]).all()
     assert np.array_equal(cells, mcnemar_cells(short, a), equal_nan=True)
     assert (mcnemar_cells(a, a) == 1).all()
     for row, j in itertools.product((1, 2), range(3)):
-        one, other = (run.right[row, a.bucket == j] for run in (a, b))
+        here = a.images.bucket == j
+        one, other = (run.answers[row].hits(a.images)[here] for run in (a, b))
         only_a, apart = int((one & ~other).sum()), int((one != other).sum())
         assert cells[row, j] == pytest.approx(binomtest(only_a, apart).pvalue if apart else 1.0)
 
 
 def by_loops(
-    a: CorrectMatrix, b: CorrectMatrix | None, metric: Metric, resamples: int, seed: int
+    a: Predictions, b: Predictions | None, metric: Metric, resamples: int, seed: int
 ) -> list[float]:
     """A metric, or its differences, image by image; draws in the same order as the quick one."""
     draws, drawn = np.random.default_rng(seed), {}
-    for j in range(len(a.buckets)):
-        places = np.flatnonzero(a.bucket == j)
+    for j in range(3):
+        places = np.flatnonzero(a.images.bucket == j)
         for r in range(resamples):
             drawn[r, j] = places[draws.integers(0, len(places), size=len(places))]
     found = []
@@ -107,13 +90,12 @@ def by_loops(
         for run in filter(None, (a, b)):
             cells = [
                 [
-                    sum(bool(run.right[i, m]) for m in drawn[r, j]) / len(drawn[r, j])
-                    for j in range(len(run.buckets))
+                    sum(int(answer.labels[m]) for m in drawn[r, j]) / len(drawn[r, j])
+                    for j in range(3)
                 ]
-                for i in range(len(run.rows))
+                for answer in run.answers.values()
             ]
-            counts = run.matrix().num_instances
-            values.append(metric.function(AccuracyMatrix(cells[1:], cells[0], counts)))
+            values.append(metric.function(AccuracyMatrix(cells[1:], cells[0], (7, 5, 6))))
         found.append(values[0] - sum(values[1:]))
     return found
 
@@ -121,8 +103,8 @@ def by_loops(
 def test_the_bootstrap_is_its_slow_twin(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every metric, forgetting included, to the bit of its draws; however it is cut in blocks."""
     a, b = random_hits(3), random_hits(4, share=0.7)
-    values_a = summarize(a.matrix(), metrics=ALL_METRICS)
-    values_b = summarize(b.matrix(), metrics=ALL_METRICS)
+    values_a = summarize(matrix_of(a), metrics=ALL_METRICS)
+    values_b = summarize(matrix_of(b), metrics=ALL_METRICS)
     intervals = ImageBootstrap(metrics=ALL_METRICS, resamples=60, seed=9, level=0.8).intervals(a)
     found = paired_bootstrap(a, b, metrics=ALL_METRICS, resamples=60, seed=9, level=0.8)
     monkeypatch.setattr(paired, "_BLOCK", 8)
@@ -172,7 +154,7 @@ def test_metrics_that_fail_on_a_draw_are_computed_on_the_others() -> None:
 
 def two_models(
     draws: np.random.Generator, ahead: float, n: int = 80
-) -> tuple[CorrectMatrix, CorrectMatrix]:
+) -> tuple[Predictions, Predictions]:
     """Models that find the same images hard; the first is better by *ahead*."""
     counts = (n, n, n)
     hard = draws.random(3 * n)
@@ -209,16 +191,17 @@ def test_runs_of_other_lengths_and_protocols() -> None:
     """Both are cut off after the shorter one; under streaming the future alone is compared."""
     a, b = random_hits(6), random_hits(7).after(2)
     found = paired_bootstrap(a, b, resamples=20)
-    expected = [metrics.renate.average_accuracy(run.matrix()) for run in (a.after(2), b)]
+    expected = [metrics.renate.average_accuracy(matrix_of(run)) for run in (a.after(2), b)]
     test = found["renate/average_accuracy"]
     assert test.difference == pytest.approx(expected[0] - expected[1])
-    streaming = paired_bootstrap(a, b, resamples=20, protocol="streaming")
-    assert streaming.keys() == summarize(a.matrix(), "streaming").keys()
+    a, b = (random_hits(seed, protocol="streaming") for seed in (6, 7))
+    streaming = paired_bootstrap(a, b, resamples=20)
+    assert streaming.keys() == summarize(matrix_of(a), "streaming").keys()
 
 
 def test_input_that_cannot_be_is_one_line() -> None:
     """Other images are never paired, whatever their number."""
-    a, other = random_hits(1), hits(random_hits(2).right, (7, 5, 6), digest="e")
+    a, other = random_hits(1), hits(np.ones((4, 18), bool), (7, 6, 5))
     for call in (paired_bootstrap, mcnemar_cells):
         with pytest.raises(RecordError, match=r"different images .* cannot be paired"):
             call(a, other)
@@ -226,7 +209,3 @@ def test_input_that_cannot_be_is_one_line() -> None:
         paired_bootstrap(a, a, level=0)
     with pytest.raises(ConfigError, match="resamples is 0"):
         ImageBootstrap(resamples=0)
-    with pytest.raises(RecordError, match="truth value for each of 1 rows and 2 images"):
-        hits(np.ones((1, 3), bool), (1, 1))
-    with pytest.raises(RecordError, match="rows, ascending"):
-        CorrectMatrix("d", ("1",), np.zeros(1, np.uint16), (2, 1), np.ones((2, 1), bool))
