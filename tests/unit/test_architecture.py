@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
         *("store", "scoring", "journal"),
     },
     "evaluation": {
-        *("core", "metrics", "statistics", "comparison", "importers", "learning"),
+        *("core", "metrics", "comparison", "importers", "learning"),
         *("store", "scoring", "runs"),
     },
     "sweep": {
