@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO, Protocol
+from typing import IO, Any, TypeAlias
 
 from clear_mlflow.core.distributed import threads_for_each
 from clear_mlflow.engines import Ended, Task
@@ -23,20 +23,7 @@ _GRACE_SECONDS = 60.0
 _LONGEST_LOG = 20_000  # bytes at the end of what a training printed, in which its error is sought
 
 
-class Process(Protocol):
-    """What is used of :class:`subprocess.Popen`, which says more of each."""
-
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Wait for its exit code."""
-
-    def terminate(self) -> None:
-        """Send SIGTERM."""
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
+Process: TypeAlias = Any  # subprocess.Popen, or what can be asked as it is
 
 
 def start_program(arguments: Sequence[str], environment: Mapping[str, str], log: str) -> Process:
@@ -61,12 +48,7 @@ class _Running:
 
 
 class LocalEngine:
-    """Runs ``clear-mlflow train``, as a user would, in up to *jobs* processes at a time.
-
-    Each is in a session of its own: a Ctrl-C reaches the sweep alone, which hands it on. With more
-    than one at a time, each gets its share of the cores, and sees one GPU: that on which the fewest
-    of them run.
-    """
+    """Runs ``clear-mlflow train`` *jobs* at a time, each with its share of cores and one GPU."""
 
     def __init__(
         self,

@@ -64,7 +64,7 @@ def reevaluate(client: MlflowClient, run: Run, *, data_root: str) -> Scores:
         asked = _configuration(client, run) | {"data_root": data_root}
         config = check(TrainConfig.resolve(asked))
         training = prepare(config, progress_for(sys.stderr))
-        again = Reevaluation(training, models, record.matrix.buckets)
+        again = Reevaluation.of(training, models, record.matrix.buckets)
         name = f"{run.info.run_name or run_id}, models re-tested"
         tags = {MLFLOW_PARENT_RUN_ID: run_id, names.RETESTED_TAG: run_id, **holding()}
         with mlflow_errors(f"open a run below {run_id}"):

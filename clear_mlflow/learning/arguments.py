@@ -38,19 +38,15 @@ def parse_arguments(parameter: str, of: str, kind: type[T], given: Mapping[str, 
 def check_not_negative(arguments: object, *names: str) -> None:
     """Raise ConfigError unless each of these arguments is 0 or more."""
     for name in names:
-        if getattr(arguments, name) < 0:
-            raise ConfigError(
-                f"{name} is {getattr(arguments, name)} in strategy_args; pass 0 or more"
-            )
+        if (value := getattr(arguments, name)) < 0:
+            raise ConfigError(f"{name} is {value} in strategy_args; pass 0 or more")
 
 
 def check_above_zero(arguments: object, *names: str) -> None:
     """Raise ConfigError unless each of these arguments is above 0."""
     for name in names:
-        if getattr(arguments, name) <= 0:
-            raise ConfigError(
-                f"{name} is {getattr(arguments, name)} in strategy_args; pass a number above 0"
-            )
+        if (value := getattr(arguments, name)) <= 0:
+            raise ConfigError(f"{name} is {value} in strategy_args; pass a number above 0")
 
 
 def dataset_arguments(

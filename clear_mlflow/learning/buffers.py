@@ -23,11 +23,7 @@ from clear_mlflow.learning.samples.indices import SampleIndices, joined, whole_b
 
 
 class Buffer(ABC):
-    """A bounded memory of training images, kept as indices.
-
-    It holds at most *capacity* images. What is drawn follows from the run's seed and the bucket's
-    position alone; *alpha* is how much a biased reservoir prefers what is new, ``none`` for others.
-    """
+    """A bounded memory of images, kept as indices; draws follow from seed and position alone."""
 
     counted: ClassVar[tuple[str, ...]] = ()  # attributes of a subclass that it chooses by
 

@@ -206,13 +206,7 @@ def num_points(num_steps: int) -> int:
 
 
 class LossCurve:
-    """The loss while a bucket is trained on: means over windows of steps, at most so many a bucket.
-
-    The steps add their loss to a number that lies where the model does; it is read once a window.
-    The windows of a bucket are equally long (by a step), and its last step ends the last of them;
-    they follow from the number of steps alone, so that runs have points at the same steps. The loss
-    is that of the whole batch over all processes, and the mean over models that step together.
-    """
+    """Means of the loss over windows of steps, read once a window; all runs have the same steps."""
 
     def __init__(
         self,

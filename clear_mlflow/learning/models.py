@@ -77,11 +77,7 @@ def named_head(model: nn.Module) -> tuple[str, nn.Linear | nn.Conv2d]:
 
 @contextmanager
 def logits_in_float32(model: nn.Module) -> Iterator[None]:
-    """Have the layer that gives the logits computed in float32, also where the others are bfloat16.
-
-    A logit of bfloat16 has eight bits of mantissa: the largest two of an image are often equal
-    then, and a tie goes to the class of the lower number. A model without such a layer stays.
-    """
+    """The logits' layer in float32, where others are bfloat16: its ties go to the first class."""
     heads = [m for m in model.modules() if isinstance(m, (nn.Linear, nn.Conv2d))][-1:]
     for head in heads:
 
@@ -118,26 +114,22 @@ def linear_head(width: int, *, num_classes: int) -> nn.Linear:
 def check_model(name: str, *, image_size: int, batch_size: int) -> None:
     """Pass made-up images through a model, in milliseconds; *batch_size*: of the smallest batch."""
     _check_name(name)
-    reason = _refusal(name, image_size, batch_size=1, training=False)
-    if reason is not None:
-        fitting = (
-            s for s in _USUAL_SIZES if _refusal(name, s, batch_size=1, training=False) is None
-        )
+    if reason := _refusal(name, image_size, batch_size=1, training=False):
+        fitting = (s for s in _USUAL_SIZES if not _refusal(name, s, batch_size=1, training=False))
         smallest = next(fitting, None)
-        advice = "another model" if smallest is None else f"image_size={smallest}, which it takes"
+        advice = f"image_size={smallest}, which it takes" if smallest else "another model"
         raise ConfigError(
             f"model {name} cannot take images of {image_size} pixels ({reason}); pass {advice}"
         )
-    reason = _refusal(name, image_size, batch_size=batch_size, training=True)
-    if reason is not None:
+    if reason := _refusal(name, image_size, batch_size=batch_size, training=True):
         raise ConfigError(
             f"model {name} cannot train on a batch of {batch_size} at {image_size} pixels "
             f"({reason}); pass a larger batch_size or image_size"
         )
 
 
-def _refusal(name: str, image_size: int, *, batch_size: int, training: bool) -> str | None:
-    """Why a model fails on a batch of this size, in torch's words; None where it does not fail."""
+def _refusal(name: str, image_size: int, *, batch_size: int, training: bool) -> str:
+    """Why a model fails on a batch of this size, in torch's words; empty where it does not."""
     num_classes = 3
     try:
         try:
@@ -152,7 +144,7 @@ def _refusal(name: str, image_size: int, *, batch_size: int, training: bool) -> 
         return str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
     if not isinstance(logits, Tensor) or logits.shape != (batch_size, num_classes):
         return "it does not return one row of logits per image"
-    return None
+    return ""
 
 
 def _torchvision_models() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from clear_mlflow.core.cache_dir import default_cache_dir
@@ -41,6 +42,9 @@ def prepare(
         protocol=config.protocol,
         split=config.split,
     )
+    training = partial(
+        StreamTraining, config=config, source=stream.source, progress=progress, group=group
+    )
     if config.features != NONE:
         with progress:
             features = load_features(
@@ -49,14 +53,7 @@ def prepare(
                 cache_dir=default_cache_dir(),
                 on_image=progress.images_decoded,
             )
-        return StreamTraining(
-            config=config,
-            stream=stream,
-            source=stream.source,
-            progress=progress,
-            features=features,
-            group=group,
-        )
+        return training(stream=stream, features=features)
     cache = DecodedCache(default_cache_dir() / DECODED_FOLDER)
     with progress:
         sound = sound_stream(
@@ -67,13 +64,9 @@ def prepare(
             root=default_cache_dir() if config.dataset in EMBEDDED else Path(stream.source),
             on_image=progress.images_decoded,
         )
-    return StreamTraining(
-        config=config,
+    return training(
         stream=sound.stream,
-        source=stream.source,
-        progress=progress,
         cache=cache,
         left_out=sound.left_out,
         num_left_out=sound.num_left_out,
-        group=group,
     )

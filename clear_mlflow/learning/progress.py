@@ -19,10 +19,7 @@ _SECONDS_BETWEEN_POINTS = 5.0
 
 
 class TrainingProgress:
-    """What a training reports while it runs. This one shows nothing; others show what they like.
-
-    It is entered when the training begins, and left however that ends.
-    """
+    """What a training reports; this one shows nothing. Entered when it begins, left at its end."""
 
     def __enter__(self) -> TrainingProgress:
         return self

@@ -137,11 +137,13 @@ def downloaded(url: str, *, hash_prefix: str | None) -> Path:
     return path
 
 
-def not_downloaded(what: str, url: str, error: Exception) -> ConfigError:
+def not_downloaded(
+    what: str, url: str, error: Exception, elsewhere: str = "pass the file by --weights PATH"
+) -> ConfigError:
     """The error of weights that cannot be had from here, with the file to fetch elsewhere."""
     cause = getattr(error, "reason", None)  # a URLError holds what really happened
     why = reason(cause if isinstance(cause, BaseException) else error)
     return ConfigError(
-        f"the weights {what} cannot be downloaded ({why}); fetch {url} on a "
-        "machine with network and pass --weights PATH"
+        f"the weights {what} cannot be downloaded ({why}); fetch {url} on a machine with network "
+        f"and {elsewhere}"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -13,52 +13,44 @@ from torch import nn
 from clear_mlflow.core.errors import DataError, RecordError
 from clear_mlflow.learning.device import tf32, translate_oom
 from clear_mlflow.learning.loop import fresh_model, measure_row
-from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnTest, StreamMetadata, ignore
-from clear_mlflow.learning.parameters.config import TrainConfig
+from clear_mlflow.learning.measured import MeasuredRow, OnCurve, OnTest, ignore
 from clear_mlflow.learning.session import StreamTraining
 
 _LESS_MEMORY = "end what else runs on it, or set CUDA_VISIBLE_DEVICES= to test on the CPU"
 
 
 @dataclass(frozen=True, eq=False)
-class Reevaluation:
-    """A :class:`~clear_mlflow.learning.measured.Training` whose rows come from stored models."""
+class Reevaluation(StreamTraining):
+    """A training on the stream to test on, whose rows come from stored models."""
 
-    training: StreamTraining  # on the stream to test on, configured as the models were trained
-    models: Mapping[int, Path]  # files of weights by their rows, in order
-    trained_on: tuple[str, ...]  # keys of the buckets that they were trained through, in order
+    models: Mapping[int, Path] = field(default_factory=dict)  # weights by their rows, in order
 
-    def __post_init__(self) -> None:
-        keys = self.training.facts.buckets
-        needed = self.trained_on[: max(self.models, default=0)]
+    @classmethod
+    def of(
+        cls, training: StreamTraining, models: Mapping[int, Path], trained_on: tuple[str, ...]
+    ) -> Reevaluation:
+        """Test models as *training* would, which were trained through these buckets, in order."""
+        keys = training.facts.buckets
+        needed = trained_on[: max(models, default=0)]
         if keys[: len(needed)] != needed:
             raise DataError(
                 f"the models were trained through buckets {', '.join(needed)}, but those of the "
                 f"dataset are {', '.join(keys)}; pass a data_root whose buckets begin with them"
             )
-
-    @property
-    def config(self) -> TrainConfig:
-        """What the models were trained with, and where they are tested."""
-        return self.training.config
-
-    @property
-    def facts(self) -> StreamMetadata:
-        """The dataset that is tested on."""
-        return self.training.facts
+        return cls(**{f.name: getattr(training, f.name) for f in fields(training)}, models=models)
 
     def rows(self, on_curve: OnCurve = ignore, on_test: OnTest = ignore) -> Iterator[MeasuredRow]:
         """Test each model on all buckets."""
         config = self.config
         arithmetic = tf32(config.precision == "tf32")
-        with translate_oom(_LESS_MEMORY), arithmetic, self.training.progress as progress:
-            stream = self.training.on_device(progress)
+        with translate_oom(_LESS_MEMORY), arithmetic, self.progress as progress:
+            stream = self.on_device(progress)
             model = fresh_model(stream, config)
             for row, path in self.models.items():
                 _load(model, path)
                 trained = measure_row(model, stream, config, trained=row)
                 progress.row_measured(trained.row)
-                yield self.training.measured(trained)
+                yield self.measured(trained)
 
 
 def _load(model: nn.Module, path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +11,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from clear_mlflow.core.errors import ConfigError, DataError
-from clear_mlflow.core.text import one_line
+from clear_mlflow.core.errors import ConfigError
 from clear_mlflow.data.decoding.decode import OwnTransform
-from clear_mlflow.data.files import path_text, reason
 from clear_mlflow.learning.device import RngPurpose, seed_everything
 from clear_mlflow.learning.inference.backbone import (
     DEFAULT_WEIGHTS,
     RANDOM_SEED,
     RANDOM_WEIGHTS,
     Backbone,
-    downloaded,
     hash_of,
     not_downloaded,
     read_weights,
@@ -59,60 +55,26 @@ def timm_backbone(name: str, weights: str) -> Backbone:
     seed_everything(RANDOM_SEED, RngPurpose.WEIGHTS)
     if weights == RANDOM_WEIGHTS:
         model: nn.Module = timm.create_model(name, pretrained=False, num_classes=0)
-        digest, tag = f"random:{RANDOM_SEED}", ""
-    else:
-        is_own = weights == DEFAULT_WEIGHTS
-        path = _downloaded(config, full_name) if is_own else Path(weights).expanduser()
-        digest, tag = f"sha256:{hash_of(path)}", config.tag if is_own else ""
-        model = _loaded(name, path, config, full_name)
-    return Backbone(model.eval(), full_name, digest, _transform(config), tag)
-
-
-def _loaded(name: str, path: Path, config: Any, full_name: str) -> nn.Module:
-    """The model with a file's weights, as timm itself adapts them; none may be missing."""
-    import timm
-
-    state = read_weights(path, full_name)
-    for key in _of_heads(name, config, state):
-        del state[key]
-    if not state:
-        raise DataError(f"{path_text(path)} holds no weights; expected a state dict of {full_name}")
-    # As many classes as the model has, so that timm does not let weights be missing.
-    overlay = {"state_dict": state, "num_classes": 0, "custom_load": False}
-    try:
-        model: nn.Module = timm.create_model(
-            name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay
+        return Backbone(model.eval(), full_name, f"random:{RANDOM_SEED}", _transform(config))
+    if weights != DEFAULT_WEIGHTS:
+        raise ConfigError(
+            f"weights is {weights}, and timm's backbones take their own: pass --weights "
+            f"{DEFAULT_WEIGHTS}, or {RANDOM_WEIGHTS} to try things out"
         )
-    except Exception as error:  # what adapts weights of another network has no set of exceptions
-        raise DataError(
-            f"{path_text(path)} is no state dict of {full_name}: {one_line(reason(error), 200)}; "
-            "pass the backbone that it is of"
-        ) from None
-    return model
-
-
-def _of_heads(name: str, config: Any, state: Collection[str]) -> list[str]:
-    """The names of a file's weights that are of the model's heads."""
-    import timm
-
-    heads = (config.classifier,) if isinstance(config.classifier, str) else config.classifier or ()
-    found = {f"{head}.{part}" for head in heads for part in ("weight", "bias")}
-    # Some heads normalise before they classify; what of that is left without a head stays.
-    if within := tuple(head.rpartition(".")[0] + "." for head in heads if "." in head):
-        kept = timm.create_model(name, pretrained=False, num_classes=0).state_dict().keys()
-        found |= {key for key in state if key.startswith(within) and key not in kept}
-    return sorted(found & set(state))
+    path = _downloaded(config, full_name)
+    overlay = {"state_dict": read_weights(path, full_name), "custom_load": False}
+    model = timm.create_model(name, pretrained=True, num_classes=0, pretrained_cfg_overlay=overlay)
+    digest = f"sha256:{hash_of(path)}"
+    return Backbone(model.eval(), full_name, digest, _transform(config), config.tag)
 
 
 def _downloaded(config: Any, full_name: str) -> Path:
-    """The weights of a tag, from Hugging Face's own cache or hub, or from where they lie."""
+    """The weights of a tag, from Hugging Face's own cache or hub."""
     if not config.hf_hub_id:
-        if not config.url:
-            raise ConfigError(
-                f"there are no published weights of {full_name}; pass --weights PATH or "
-                f"{RANDOM_WEIGHTS}"
-            )
-        return downloaded(config.url, hash_prefix=None)
+        raise ConfigError(
+            f"there are no published weights of {full_name}; pass --weights {RANDOM_WEIGHTS}, or "
+            "another backbone"
+        )
     from huggingface_hub import (
         get_hf_file_metadata,
         hf_hub_download,
@@ -132,7 +94,9 @@ def _downloaded(config: Any, full_name: str) -> Path:
         get_hf_file_metadata(url)
         return Path(hf_hub_download(config.hf_hub_id, _WEIGHTS_FILE))
     except network_errors as error:
-        raise not_downloaded(f"of {full_name}", url, error) from None
+        raise not_downloaded(
+            f"of {full_name}", url, error, "copy the folder HF_HOME from a machine that has them"
+        ) from None
 
 
 def _transform(config: Any) -> OwnTransform:

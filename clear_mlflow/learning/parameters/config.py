@@ -98,11 +98,7 @@ def _parameter(
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """Everything that decides a training run's rows; all ``auto`` values but three are resolved.
-
-    ``data_root`` stays ``auto`` where the dataset is embedded, and ``device`` and ``precision``
-    until the training process has looked at the machine.
-    """
+    """Everything that decides a run's rows, resolved, but for what the machine decides (auto)."""
 
     dataset: str = _parameter(
         DATA,

@@ -27,12 +27,9 @@ def parameters_to_log(
 ) -> dict[str, str]:
     """The parameters to log to a run beside those that it holds already, which stay.
 
-    A parameter's own name (``lr``) has the value in force. What was asked for is ``asked/lr``,
-    where it does not name that value. A parameter that plays no role is logged only where it was
-    asked for, as ``asked/lr``. Where the run already holds ``lr`` and that is not the value in
-    force, this value is ``used/lr``: MLflow changes no parameter, and ``mlflow run`` logs each as
-    it was asked for. Of a run that it
-    opened (*of_project*), every parameter that may be ``auto`` is given as used: equal columns.
+    ``lr`` has the value in force, ``asked/lr`` what was asked for where it does not name that, or
+    plays no role; ``used/lr`` the value in force where the run holds another ``lr``, or ``mlflow
+    run`` opened it (*of_project*) and ``auto`` is possible: equal columns.
     """
     defaults, found, unused = parameter_defaults(), {}, config.without_role
     for name, text in config.as_text().items():

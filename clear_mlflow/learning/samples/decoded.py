@@ -79,11 +79,7 @@ class HeldOutImages:
 
 
 class TrainingStream(ABC):
-    """A stream whose images, or their stored features, are fetched when first asked for.
-
-    A strategy keeps which images it wants (:class:`SampleIndices`), and no pixels. What was fetched
-    last lies on the training device if it fits well into its free memory, else in main memory.
-    """
+    """A stream whose images or features are fetched when asked for; a strategy keeps indices."""
 
     def __init__(self, stream: BucketStream, device: torch.device) -> None:
         self.keys = tuple(bucket.key for bucket in stream.buckets)
@@ -138,12 +134,7 @@ class TrainingStream(ABC):
 
 
 class DecodedStream(TrainingStream):
-    """A stream whose images are decoded when first asked for, and each of them once.
-
-    On an accelerator they are copied to lie side by side. In main memory they stay where the cache
-    has mapped them, so that the system keeps as many of them in memory as it has room for, and a
-    stream may be larger than that. Without a cache they are decoded into memory.
-    """
+    """A stream of images, decoded once: on an accelerator copied, else left in the mapped cache."""
 
     def __init__(
         self,

@@ -51,12 +51,7 @@ def augmentation(name: str, image_size: int) -> Augmentation:
 
 @dataclass(frozen=True, eq=False)
 class Photos:
-    """Photographs on one device, and what is done to them.
-
-    In main memory they may be of several buckets, each left where its bucket's cache maps it: a
-    copy of what a strategy trains on would take gigabytes, for the cumulative one of the whole
-    stream.
-    """
+    """Photographs on one device; in main memory each stays where its bucket's cache maps it."""
 
     parts: tuple[Tensor, ...]  # each (bytes,), uint8; on an accelerator one
     part: NDArray[np.int64]  # (N,), which of them an image lies in

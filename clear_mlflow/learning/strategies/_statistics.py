@@ -6,7 +6,7 @@ last three digits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import ClassVar, cast
 
 import torch
@@ -19,46 +19,30 @@ from clear_mlflow.learning.strategies._base import Strategy
 _ROWS = 1024
 
 
-class ClassMeans:
-    """Running means of the features of each class; *width* numbers per image."""
-
-    def __init__(self, num_classes: int, width: int, device: torch.device) -> None:
-        self.means = torch.zeros(num_classes, width, dtype=torch.float64, device=device)
-        self.counts = torch.zeros(num_classes, dtype=torch.int64, device=device)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """What a resumed run continues with."""
-        return {"means": self.means, "counts": self.counts}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Continue from what :meth:`state_dict` gave."""
-        self.means.copy_(state["means"])
-        self.counts.copy_(state["counts"])
-
-    def update(self, features: Tensor, labels: Tensor) -> None:
-        """Count (N, width), float64, and (N,): as mu += (x - mu) / (n + 1), one after another."""
-        new = torch.bincount(labels, minlength=len(self.counts))
-        # Of the differences, not of the features: what is summed is small.
-        differences = torch.zeros_like(self.means)
-        differences.index_add_(0, labels, features - self.means[labels])
-        self.counts += new
-        self.means += differences / self.counts.clamp(min=1)[:, None]
-
-
 class ClosedFormStrategy(Strategy):
     """Counts each bucket's features once and sets a linear head from it; no gradient descends."""
 
     needs_features = True
     several_processes = True
     descends_in_every_bucket = False
-    keeps: ClassVar[tuple[str, ...]] = ("_of_classes",)
+    keeps: ClassVar[tuple[str, ...]] = ("_means", "_counts")
     scratch = ("_head",)
 
     def setup(self) -> None:
-        """The head, and the means that it is set from."""
+        """The head, and the running mean of each class that it is set from."""
         self._head = cast("nn.Linear", self.model)
-        classes, width = self._head.weight.shape
-        self._of_classes = ClassMeans(classes, width, self.stream.device)
+        shape, device = self._head.weight.shape, self.stream.device
+        self._means = torch.zeros(shape, dtype=torch.float64, device=device)
+        self._counts = torch.zeros(shape[0], dtype=torch.int64, device=device)
+
+    def count(self, features: Tensor, labels: Tensor) -> None:
+        """Count (N, width), float64, and (N,): as mu += (x - mu) / (n + 1), one after another."""
+        new = torch.bincount(labels, minlength=len(self._counts))
+        # Of the differences, not of the features: what is summed is small.
+        differences = torch.zeros_like(self._means)
+        differences.index_add_(0, labels, features - self._means[labels])
+        self._counts += new
+        self._means += differences / self._counts.clamp(min=1)[:, None]
 
 
 def rows_of(samples: Samples, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:

@@ -23,8 +23,8 @@ class Ncm(ClosedFormStrategy):
     def learn(self, position: int, descent: GradientDescent) -> None:
         """Count the bucket's images into the means."""
         for features, labels in rows_of(self.training_set(position), self.stream.device):
-            self._of_classes.update(features, labels)
-        means, seen = self._of_classes.means, self._of_classes.counts > 0
+            self.count(features, labels)
+        means, seen = self._means, self._counts > 0
         # Around a point in their middle, where the square of a mean is as small as can be.
         middle = means[seen].mean(dim=0)
         away = means - middle

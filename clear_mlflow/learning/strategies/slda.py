@@ -61,8 +61,8 @@ class Slda(ClosedFormStrategy):
         """Count the bucket's images into the means and the covariance."""
         for features, labels in rows_of(self.training_set(position), self.stream.device):
             self._add_scatter(features, labels)
-            self._of_classes.update(features, labels)
-        means, counts = self._of_classes.means, self._of_classes.counts
+            self.count(features, labels)
+        means, counts = self._means, self._counts
         shrinkage = self.arguments.shrinkage
         covariance = self._scatter * ((1 - shrinkage) / counts.sum())
         covariance.diagonal().add_(shrinkage)
@@ -71,7 +71,7 @@ class Slda(ClosedFormStrategy):
 
     def _add_scatter(self, features: Tensor, labels: Tensor) -> None:
         """The updates of many images at once; a running sum gives the mean before each."""
-        means, counts = self._of_classes.means, self._of_classes.counts
+        means, counts = self._means, self._counts
         order = torch.argsort(labels, stable=True)
         of_class = labels[order]
         new = torch.bincount(labels, minlength=len(counts))
